@@ -1,8 +1,8 @@
 """The agent on an emulated ARM board beside this machine: `make test-arm64`.
 
-`write FOLDER` exports a bundle of every family in both formats and trains it here. `check FOLDER`,
-which runs under qemu-user, trains them there with every runtime and compares, continues a killed
-training, and profiles and calibrates.
+`write FOLDER` exports a bundle of every family in both formats, trains it here in float64 and with
+every runtime, and compares. `check FOLDER`, which runs under qemu-user, trains them there with
+every runtime and compares with float64, continues a killed training, and profiles and calibrates.
 """
 
 import json
@@ -59,7 +59,7 @@ rounding becomes a step of full length."""
 
 
 def write(folder: Path) -> None:
-    """Export bundles and train them in float64."""
+    """Export bundles, train them in float64, and compare this machine's updates with those."""
     import torch
     from exact_training import exact_sessions
     from torch import nn
@@ -85,7 +85,7 @@ def write(folder: Path) -> None:
     order = np.random.default_rng(0)
     x = order.standard_normal((18, *INPUT_SHAPE), dtype=np.float32)
     np.savez(folder / "local.npz", x=x, y=order.integers(CLASSES, size=18))
-    for suffix, (format, _) in FORMATS.items():
+    for suffix, (format, runtime) in FORMATS.items():
         model = {"dense": dense, "wide": wide_cnn()}.get(suffix, cnn)
         source = from_model(model)
         for name, spec in SPECS.items():
@@ -95,6 +95,7 @@ def write(folder: Path) -> None:
             export(submodel.program, values, bundle, base=base, format=format, check=False)
             with exact_sessions(submodel, values):
                 trained(bundle, folder / f"{name}.{suffix}.expected")
+            compare(bundle, runtime)
 
 
 def trained(

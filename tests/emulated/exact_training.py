@@ -1,4 +1,4 @@
-"""Trainings in float64, by PyTorch: what updates of a board are compared with."""
+"""Trainings in float64, with PyTorch's own gradients: what a board's updates are compared with."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.training import signature_runs
 from exporters.programs.program import ProgramSignature
 from exporters.programs.traced_graph import in_double_precision
-from exporters.programs.tracing import trace
+from exporters.programs.tracing import trace_for_torch
 from toolkit.submodels.submodel import Submodel
 
 
@@ -22,7 +22,7 @@ class ExactSession:
     def __init__(
         self, signature: ProgramSignature, inputs: frozenset[str], values: Mapping[str, np.ndarray]
     ) -> None:
-        self.graph = in_double_precision(trace(signature))
+        self.graph = in_double_precision(trace_for_torch(signature))
         self.ports = signature.inputs
         self.names = [port.name for port in signature.outputs]
         self.inputs, self.outputs, self.values = inputs, frozenset(self.names), values

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from bundles import SAMPLE_SHAPE, TRAINING, BundleOf, write_data
 from commands import Agent
@@ -26,7 +26,7 @@ from device_agent.training.schedule_interpreter import OnEpoch
 from device_agent.training.standalone_training import train
 from edgetailor import split
 from exporters.export import export
-from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+from models_for_tests import CLASSES, INPUT_SHAPE, Reader, smooth_cnn
 from profiles.cost_model.memory_rule import OPENVINO
 from refusals import refused
 from toolkit.submodels.global_model import from_model
@@ -189,18 +189,6 @@ def test_a_checkpoint_of_another_runtime_is_not_continued(
         on_epoch=lambda epoch, of, loss: heard.append(epoch),
     )
     assert heard == [1, 2]
-
-
-class Reader(nn.Module):
-    """An LSTM and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(6, 4, batch_first=True)
-        self.classifier = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.lstm(x[:, 0])[0][:, -1])
 
 
 def test_a_loop_over_time_is_refused(tmp_path: Path) -> None:

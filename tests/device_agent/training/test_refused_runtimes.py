@@ -19,6 +19,7 @@ from device_agent.training.runtime_trial import Request, Trial
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
 from exporters.export import export
+from models_for_tests import Reader
 from profiles.errors import BundleError
 from refusals import refused
 from runtime_trials import IDLE, OTHER, OWN, Clocked, choose, never
@@ -33,18 +34,6 @@ def export_model(model: nn.Module, out: Path) -> Bundle:
     submodel, source = split(model, "full", SAMPLE_SHAPE, config), from_model(model)
     export(submodel.program, submodel.cut(source), out, base=source.fingerprint(), check=False)
     return open_bundle(out)
-
-
-class Reader(nn.Module):
-    """An LSTM, which OpenVINO cannot read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(6, 4, batch_first=True)
-        self.classifier = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.lstm(x[:, 0])[0][:, -1])
 
 
 def test_a_runtime_that_refuses_the_graph_is_passed_over(
