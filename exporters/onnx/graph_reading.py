@@ -9,6 +9,8 @@ DOMAIN = "com.microsoft.nchwc"
 Dims = tuple[int | None, ...]
 """The shape of a tensor; None for a size that is not known."""
 CHANNELS_LAST = (0, 2, 3, 1)
+POINTWISE = {"kernel_shape": [1, 1], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}
+"""The window of a convolution that reads one pixel for each."""
 SWAP = (1, 0, 2, 3)
 """The permutation that exchanges the input and output channels of a weight."""
 
@@ -41,6 +43,14 @@ def swapped(value: Value | None) -> Value | None:
     if swap is None or swap.op_type != "Transpose":
         return None
     return swap.inputs[0] if tuple(swap.attributes["perm"].as_ints()) == SWAP else None
+
+
+def transposed(value: Value | None) -> Value | None:
+    """The matrix of which `value` is the transpose."""
+    turn = value.producer() if value is not None else None
+    if turn is None or turn.op_type != "Transpose":
+        return None
+    return turn.inputs[0] if tuple(turn.attributes["perm"].as_ints()) == (1, 0) else None
 
 
 def rows_of(node: Node) -> tuple[Value | None, list[int]]:
