@@ -20,6 +20,8 @@ from toolkit.submodels.global_model import from_model
 
 CLOSE = 2e-5
 CLASSES = 4
+FIRST_BATCH = 5
+"""Samples in the first of two steps; the second has fewer."""
 
 
 def tail(channels: int) -> list[nn.Module]:
@@ -78,8 +80,8 @@ def check_in_runtime(case: Case, graph: bytes, form: bytes, file: Path, seed: in
     states = {port.state: port.name for port in signature.inputs if port.state is not None}
     assert in_place_of(form) == in_place_of(graph)
     over = {n: states[n.removesuffix("+")] for n in in_place_of(form)}
-    feeds = case.feeds(seed, 5)
-    for batch in (5, 3):
+    feeds = case.feeds(seed, FIRST_BATCH)
+    for batch in (FIRST_BATCH, 3):
         feeds |= case.feeds(seed, batch, state=False)
         given = {key: value.numpy().copy() for key, value in feeds.items()}
         came = {key: value.copy() for key, value in session.run(given, over).items()}

@@ -1,14 +1,13 @@
-"""Elementwise operators and sums over pixels, on images in ONNX Runtime's blocked layout."""
+"""Elementwise operators on images in ONNX Runtime's blocked layout."""
 
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir import Node, Value
 
-from exporters.onnx.graph_reading import DOMAIN, Dims, dims_of, whole_numbers
+from exporters.onnx.graph_reading import Dims, dims_of, value_of
 
 if TYPE_CHECKING:
     from exporters.onnx.forms.blocked_layout import BlockedLayout
@@ -21,6 +20,12 @@ ELEMENTWISE = {
     *("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Where", "And", "Or"),
     *("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"),
 }
+SLOPES = {"Greater": 1.0, "Less": -1.0}
+"""Comparisons, and whether their mask rises or falls at the limit."""
+LARGEST = 127
+"""The largest exponent of a float32."""
+LEAST_LIMIT = 2.0**-100
+"""Between limits that are smaller, but not 0, there are less than 1 / slope."""
 LONGEST_RUN = 64
 """Most pixels for which a vector is repeated."""
 
@@ -31,8 +36,43 @@ def unary(layout: "BlockedLayout", node: Node) -> bool:
     result = node.outputs[0]
     if value not in layout.images or not layout.fits(result):
         return False
+    if (found := mask(layout, node)) is not None:
+        return layout.computed(result, found)
     copy = like(layout, node, [layout.images[value], *rest], result.shape)
     return layout.computed(result, copy)
+
+
+def mask(layout: "BlockedLayout", node: Node) -> Value | None:
+    """1 where an image is greater, or less, than a number and 0 elsewhere, if `node` casts that.
+
+    One hard sigmoid takes less time: it makes one pass, and ONNX Runtime casts with one thread.
+    """
+    compared, result = node.inputs[0], node.outputs[0]
+    maker = layout.images[compared].producer() if compared is not None else None
+    if maker is None or maker.op_type not in SLOPES or result.dtype != ir.DataType.FLOAT:
+        return None
+    image, limit = maker.inputs[0], value_of(maker.inputs[1])
+    line = None if limit is None or limit.size != 1 else steep_line(float(limit.item()))
+    if line is None or dims_of(image) != dims_of(result):
+        return None
+    slope, offset = (SLOPES[maker.op_type] * number for number in line)
+    return layout.add("HardSigmoid", [image], {"alpha": slope, "beta": offset}, shape=result.shape)
+
+
+def steep_line(limit: float) -> tuple[float, float] | None:
+    """The slope and the offset of a line that is at least 1 for every float32 above `limit`.
+
+    It is 0 or less for the others. The slope is a power of two, so products with it are exact; that
+    with the limit is finite. Only subnormal numbers beside the limit 0 are between 0 and 1. None if
+    there is no such line.
+
+    >>> steep_line(3.0) == (2.0**125, -3 * 2.0**125)
+    True
+    """
+    if not math.isfinite(limit) or 0 < abs(limit) < LEAST_LIMIT:
+        return None
+    slope = 2.0 ** (LARGEST - max(math.frexp(limit)[1], 0))
+    return slope, -slope * limit
 
 
 def like(
@@ -78,6 +118,8 @@ def elementwise(layout: "BlockedLayout", node: Node) -> bool:
         flat = layout.reshaped(layout.plain(vector), int(channels or 0))
         if node.op_type == "Sub":
             flat = layout.add("Neg", [flat], shape=flat.shape)
+        if node.op_type != "Mul" and layout.bias(node, first, flat):
+            return True
         given = [flat] if node.op_type == "Mul" else [None, flat]
         return layout.computed(result, layout.by_channel(result, layout.image(first), *given))
     return in_runs(layout, node, images, vectors)
@@ -124,32 +166,3 @@ def repeated(layout: "BlockedLayout", vector: Value, pixels: int) -> Value:
         found = layout.add("Expand", [found, times], shape=(known, *rows))
     row = (blocks, 1, pixels * layout.block)
     return layout.reshaped(found, -1, *row, dims=(known, *row))
-
-
-def reduction(layout: "BlockedLayout", node: Node) -> bool:
-    """A sum or mean over pixels, or over pixels and samples."""
-    value, axes = (*node.inputs, None)[:2]
-    if value not in layout.images or value is None:
-        return False
-    over, keep = whole_numbers(axes), node.attributes["keepdims"].as_int()
-    batch, channels, rows, columns = (size or 0 for size in dims_of(value))
-    if over not in ([0, 2, 3], [2, 3]) or (keep and over == [0, 2, 3]):
-        return False
-    known = batch or None
-    # The runtime's mean of blocked pixels takes less time than its sum over an axis with gaps.
-    found = layout.add(
-        "GlobalAveragePool",
-        [layout.images[value]],
-        shape=(known, channels, 1, 1),
-        domain=DOMAIN,
-    )
-    if over == [0, 2, 3]:
-        given, shape = [found, layout.constant(over)], (channels,)
-        found = layout.add(node.op_type, given, {"keepdims": 0}, shape=shape)
-    elif not keep:
-        found = layout.reshaped(found, -1, channels, dims=(known, channels))
-    if node.op_type == "ReduceSum":
-        pixels = layout.constant(np.array(rows * columns, np.float32))
-        found = layout.add("Mul", [found, pixels], shape=found.shape)
-    found.shape = node.outputs[0].shape
-    return layout.replaced(node.outputs[0], found)

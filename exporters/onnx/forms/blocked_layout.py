@@ -23,14 +23,15 @@ from exporters.onnx.forms.blocked_elements import (
     ELEMENTWISE,
     UNARY,
     elementwise,
-    reduction,
     unary,
 )
 from exporters.onnx.forms.blocked_pixels import PIXELS, with_zeros_between
+from exporters.onnx.forms.blocked_sums import reduction
 from exporters.onnx.forms.blocked_weight_gradient import gradient_of, weight_gradient
 from exporters.onnx.forms.graph_rewriting import GraphRewriting, rewritten
 from exporters.onnx.graph_reading import (
     DOMAIN,
+    POINTWISE,
     before_swap,
     dims_of,
     is_all,
@@ -39,7 +40,6 @@ from exporters.onnx.graph_reading import (
     value_of,
 )
 
-POINTWISE = {"kernel_shape": [1, 1], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}
 FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
 
@@ -98,6 +98,7 @@ class BlockedLayout(GraphRewriting):
         self.restored: dict[Value, Value] = {}
         self.filters: dict[tuple[Value, bool], Value] = {}
         self.from_lengths: dict[object, Value] = {}
+        self.full: dict[object, Value] = {}
         self.lengths = {length for value in graph.inputs for length in value.shape or ()}
         # Read before the nodes between an image and the gradient are rewritten.
         self.gradients = {node: gradient_of(node) for node in graph}
@@ -396,6 +397,19 @@ class BlockedLayout(GraphRewriting):
                 inputs = [*maker.inputs, *missing, self.images[other]]
                 return self.computed(result, self.convolved(result, inputs, numbers(maker)))
         return False
+
+    def bias(self, node: Node, value: Value, shift: Value) -> bool:
+        """A sum with the vector `shift` that the convolution of `value` computes, too.
+
+        So a batch norm's image is made again for the backward pass, when its mean is known.
+        """
+        maker = self.only_read(value)
+        if maker is None or len(maker.inputs) > 2:
+            return False
+        self.nodes.remove(maker)
+        result = node.outputs[0]
+        inputs = [*maker.inputs, shift]
+        return self.computed(result, self.convolved(result, inputs, numbers(maker)))
 
     def scaled_summand(self, node: Node) -> bool:
         """A product by a number that is then added: as one convolution with the sum."""

@@ -98,11 +98,15 @@ class GraphRewriting(ABC):
         node = ir.node(operator, inputs, attributes, domain=domain)  # type: ignore[arg-type]
         (value,) = node.outputs
         assert dtype is not None
-        value.name, value.type = f"{self.prefix}_{self.made}", ir.TensorType(dtype)
+        value.name, value.type = self.new_name(), ir.TensorType(dtype)
         value.shape = ir.Shape(shape) if isinstance(shape, tuple) else shape
-        self.made += 1
         self.nodes.append(node)
         return value
+
+    def new_name(self) -> str:
+        """A name that no other value has."""
+        self.made += 1
+        return f"{self.prefix}_{self.made - 1}"
 
     def constant(self, value: Sequence[int] | np.ndarray) -> Value:
         """A constant; whole numbers or an array of float32."""

@@ -25,11 +25,11 @@ from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
 from exporters.memory.liveness import execution_order
-from exporters.onnx.forms import blocked_weight_gradient
+from exporters.onnx.forms import blocked_sums, blocked_weight_gradient
 from exporters.onnx.forms.blocked_layout import DOMAIN, blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import Recomputation
-from form_cases import Case, check, check_in_runtime, tail
+from form_cases import FIRST_BATCH, Case, check, check_in_runtime, tail
 
 CLOSE = 2e-5
 
@@ -303,15 +303,16 @@ def operators(block: int) -> list[type[OpRun]]:
     return [ReorderInput, ReorderOutput, Conv, MaxPool, GlobalAveragePool, Pad]
 
 
-def cut_into_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let also batches of small images be cut into several strips."""
+def treat_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let also batches of small images be cut into strips, and sum products by convolutions."""
     monkeypatch.setattr(blocked_weight_gradient, "LONGEST_STRIP", 500)
+    monkeypatch.setattr(blocked_sums, "LEAST_BYTES", 0)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_blocked_forms_by_definition(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(seed)
-    cut_into_strips(monkeypatch)
+    treat_as_large(monkeypatch)
     case = case_of(name)
     signature = case.signature
     graph = to_onnx(signature)
@@ -323,7 +324,7 @@ def test_blocked_forms_by_definition(name: str, seed: int, monkeypatch: pytest.M
         assert sum(map(is_convolution, model.graph.node)) >= MODELS[name][2]
         assert all(n.domain == DOMAIN for n in model.graph.node if n.op_type == "MaxPool")
         assert [v.name for v in model.graph.output] == [p.name for p in signature.outputs]
-        for batch in (5, block + 3):
+        for batch in (5, halves * block):
             feeds = case.feeds(seed, batch)
             runtime = ReferenceEvaluator(model, new_ops=operators(block))
             outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
@@ -353,16 +354,17 @@ def is_convolution(node: onnx.NodeProto) -> bool:
 
 
 @pytest.mark.skipif(block_size() is None, reason="this ONNX Runtime has no blocked convolutions")
+@pytest.mark.parametrize("made_for", ["two blocks", "the first batch"])
 @pytest.mark.parametrize("name", MODELS)
 def test_blocked_forms_in_the_runtime(
-    name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, made_for: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two steps in a row, with new state written over the old."""
-    cut_into_strips(monkeypatch)
+    treat_as_large(monkeypatch)
     torch.manual_seed(seed)
     case, block = case_of(name), block_size() or 0
     graph = to_onnx(case.signature)
-    form = blocked(graph, block, 2 * block)
+    form = blocked(graph, block, FIRST_BATCH if made_for == "the first batch" else 2 * block)
     assert form is not None
     check_in_runtime(
         case, graph, form, tmp_path / form_file("train.onnx", blocked_form(block)), seed

@@ -1,0 +1,75 @@
+"""Masks of blocked images, as hard sigmoids, are those of a comparison."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from torch import nn
+
+from device_agent.runtime.onnx_runtime import open_model
+from exporters.onnx.forms.blocked_elements import LEAST_LIMIT, steep_line
+from exporters.onnx.forms.blocked_layout import blocked
+from exporters.onnx.onnx_writer import to_onnx
+from form_cases import Case, tail
+
+NUMBERS = st.floats(width=32, allow_nan=False, allow_subnormal=False)
+LIMITS = st.floats(width=32, allow_nan=False, allow_infinity=False).filter(
+    lambda limit: limit == 0 or abs(limit) >= LEAST_LIMIT
+)
+
+
+def hard_sigmoid(x: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    """What ONNX Runtime makes of `x` (3, 2)."""
+    shape = list(x.shape)
+    graph = helper.make_graph(
+        [helper.make_node("HardSigmoid", ["x"], ["y"], alpha=alpha, beta=beta)],
+        "mask",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return np.asarray(open_model(model.SerializeToString(), 1).run(None, {"x": x})[0])
+
+
+@given(limit=LIMITS, others=st.lists(NUMBERS, min_size=3, max_size=3))
+@example(limit=0.0, others=[0.0, -0.0, 2.0**-126])
+@example(limit=3.0, others=[math.inf, -math.inf, -3.0])
+@example(limit=float(np.finfo(np.float32).max), others=[0.0, math.inf, 1.0])
+@example(limit=LEAST_LIMIT, others=[0.0, -LEAST_LIMIT, 1.0])
+def test_masks_are_exact(limit: float, others: list[float]) -> None:
+    """Beside the limit, too: at itself and at the numbers before and after it."""
+    with np.errstate(over="ignore"):  # infinity follows the largest number
+        near = np.nextafter(np.float32(limit), np.array([-np.inf, np.inf], np.float32))
+    if limit == 0:  # neighbours that are not subnormal
+        near = np.array([-1, 1], np.float32) * np.finfo(np.float32).tiny
+    x = np.array([others, [limit, *near]], np.float32)
+    line = steep_line(limit)
+    assert line is not None
+    for sign, expected in ((1, x > limit), (-1, x < limit)):
+        found = hard_sigmoid(x, sign * line[0], sign * line[1])
+        np.testing.assert_array_equal(found, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("limit", [LEAST_LIMIT / 2, -math.inf, math.nan])
+def test_limits_without_a_steep_line(limit: float) -> None:
+    assert steep_line(limit) is None
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Hardswish])
+def test_blocked_steps_do_not_compare(activation: type[nn.Module]) -> None:
+    layers = [nn.Conv2d(3, 16, 3), activation(), nn.Conv2d(16, 16, 3), activation()]
+    graph = to_onnx(Case.of(nn.Sequential(*layers, *tail(16)), (3, 8, 8)).signature)
+    form = blocked(graph, 8, 8)
+    assert form is not None
+    before, after = (
+        Counter(node.op_type for node in onnx.load_from_string(data).graph.node)
+        for data in (graph, form)
+    )
+    assert before["Greater"] + before["Less"] == 2
+    assert after["Greater"] == after["Less"] == 0
+    assert after["HardSigmoid"] == before["HardSigmoid"] + 2
