@@ -238,7 +238,8 @@ def operators(block: int) -> list[type[OpRun]]:
     class ReorderInput(OpRun):
         op_domain = DOMAIN
 
-        def _run(self, x):
+        def _run(self, x, channels_last=0):
+            x = np.moveaxis(x, -1, 1) if channels_last else x
             missing = -x.shape[1] % block
             return (in_blocks(np.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0))), block),)
 
