@@ -35,6 +35,8 @@ inside the step has such an effect, too."""
 
 BATCHES = (5, 3)
 """Samples of each consecutive step: the last batch of local data may be smaller."""
+CHOICE = b"then_branch"
+"""What a graph says that computes full batches in another way."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -58,13 +60,17 @@ def run_steps(
     """Run a signature in its runtime on random samples; once, or two steps if it trains.
 
     The second step runs on new samples and on the state after the first. With `form`, the runtime
-    opens this form of `graph`.
+    opens this form of `graph`. The first batch is full if the form computes full ones in another
+    way.
     """
     state = {port.name for port in signature.inputs if port.state is not None}
     batches = BATCHES if signature.trains else BATCHES[:1]
+    data = graph.forms[form].data if form else graph.data
+    if form and CHOICE in data:
+        batches = (program.largest_batch, *batches[1:])
     with TemporaryDirectory() as folder:
         file = Path(folder, form_file(graph.file, form) if form else graph.file)
-        file.write_bytes(graph.forms[form].data if form else graph.data)
+        file.write_bytes(data)
         session = open_session(graph.runtime, file, signature.name, THREADS)
     runs: list[Run] = []
     feeds: dict[str, Tensor] = {}

@@ -7,14 +7,16 @@ from functools import partial
 import onnx
 import pytest
 import torch
+from torch import nn
 
 from device_agent.formats.graph_forms import WINOGRAD, blocked_form
 from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
 from exporters.export import compile_graphs, traced, with_forms
+from exporters.onnx.forms import blocked_sums
 from exporters.runtime_graph import Form
 from exporters.verification.verify import verify
-from form_cases import with_negative_kernels
+from form_cases import tail, with_negative_kernels
 from models_for_tests import INPUT_SHAPE, wide_cnn
 from toolkit.submodels.global_model import from_model
 
@@ -28,6 +30,17 @@ def without_biases(data: bytes) -> bytes:
     return model.SerializeToString()
 
 
+def with_negative_sums(data: bytes) -> bytes:
+    """The graph `data`, whose sums over full batches have the other sign."""
+    model = onnx.load_from_string(data)
+    for node in model.graph.node:
+        for full in (one.g for one in node.attribute if one.name == "then_branch"):
+            result = full.output[0].name
+            full.node[-1].output[0] = f"{result}_positive"
+            full.node.append(onnx.helper.make_node("Neg", [f"{result}_positive"], [result]))
+    return model.SerializeToString()
+
+
 FORMS = {WINOGRAD: with_negative_kernels}
 if (block := block_size()) is not None:
     FORMS[blocked_form(block)] = without_biases
@@ -36,8 +49,25 @@ if (block := block_size()) is not None:
 @pytest.mark.parametrize(("form", "spoil"), FORMS.items())
 def test_a_wrong_form_does_not_pass(form: str, spoil: Callable[[bytes], bytes], seed: int) -> None:
     torch.manual_seed(seed)
-    model = wide_cnn()
-    submodel = split(model, "full", INPUT_SHAPE, TrainingConfig(batch_size=4))
+    check_that_it_fails(wide_cnn(), INPUT_SHAPE, form, spoil)
+
+
+@pytest.mark.skipif(block is None, reason="this ONNX Runtime has no blocked convolutions")
+def test_what_only_full_batches_compute_is_verified(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(seed)
+    monkeypatch.setattr(blocked_sums, "LEAST_BYTES", 0)
+    layers = [nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.Tanh()]
+    form = blocked_form(block or 0)
+    check_that_it_fails(nn.Sequential(*layers, *tail(16)), (3, 9, 9), form, with_negative_sums)
+
+
+def check_that_it_fails(
+    model: nn.Module, shape: tuple[int, ...], form: str, spoil: Callable[[bytes], bytes]
+) -> None:
+    """The training step of `model` passes, and does not when its `form` is spoiled."""
+    submodel = split(model, "full", shape, TrainingConfig(batch_size=4))
     [train] = [one for one in submodel.program.signatures if one.name == "train"]
     program = replace(submodel.program, signatures=(train,))
     graphs = with_forms(program, compile_graphs(program))
