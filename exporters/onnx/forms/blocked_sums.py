@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from exporters.onnx.forms.blocked_layout import BlockedLayout
 
 LEAST_BYTES = 2**21
-"""Products of smaller images are pooled: their sum by a convolution gains less than its choice."""
+"""Products of smaller images are pooled: a convolution gains less than the choice costs."""
 
 
 def reduction(layout: "BlockedLayout", node: Node) -> bool:
