@@ -27,7 +27,7 @@ from exporters.onnx.forms.blocked_elements import (
 )
 from exporters.onnx.forms.blocked_pixels import PIXELS, with_zeros_between
 from exporters.onnx.forms.blocked_sums import reduction
-from exporters.onnx.forms.blocked_transposition import matrices, turned_matrices
+from exporters.onnx.forms.blocked_transposition import matrices
 from exporters.onnx.forms.blocked_weight_gradient import gradient_of, weight_gradient
 from exporters.onnx.forms.graph_rewriting import GraphRewriting, rewritten
 from exporters.onnx.graph_reading import (
@@ -330,7 +330,7 @@ class BlockedLayout(GraphRewriting):
             if pixels > 1 and second % b == 0:
                 parts = self.add("ReorderInput", [parts], shape=parts.shape, domain=DOMAIN)
             if not swap:
-                found = turned_matrices(self, parts, first // b, b, second * pixels)
+                found = self.permuted(self.reshaped(parts, first // b, b, second * pixels), 0, 2, 1)
             elif first % b:
                 apart = self.reshaped(parts, first, second // b, pixels, b)
                 found = self.permuted(apart, 1, 0, 2, 3)

@@ -65,10 +65,7 @@ def turned_matrices(
 ) -> Value:
     """The transposes (count, columns, rows) of `value` (count, rows, columns)."""
     b = layout.block
-    if rows == b:  # what blocks are: b channels side by side
-        image = layout.reshaped(value, count, b, 1, columns)
-        found = layout.add("ReorderInput", [image], shape=image.shape, domain=DOMAIN)
-    elif columns % b == 0:
+    if columns % b == 0:
         image = layout.reshaped(value, count, 1, rows, columns)
         last, shape = {"channels_last": 1}, (count, columns, 1, rows)
         found = layout.add("ReorderInput", [image], last, shape=shape, domain=DOMAIN)
