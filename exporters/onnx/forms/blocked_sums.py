@@ -21,23 +21,23 @@ def reduction(layout: "BlockedLayout", node: Node) -> bool:
     value, axes = (*node.inputs, None)[:2]
     if value not in layout.images or value is None:
         return False
-    over, keep = [axis % 4 for axis in whole_numbers(axes)], node.attributes["keepdims"].as_int()
-    over.sort()
+    over = sorted(axis % 4 for axis in whole_numbers(axes))
+    keep = node.attributes["keepdims"].as_int()
     batch, channels, rows, columns = (size or 0 for size in dims_of(value))
     if over not in ([0, 2, 3], [2, 3]) or (keep and over == [0, 2, 3]):
         return False
     known, pixels = batch or None, rows * columns
     # The runtime's mean of blocked pixels takes less time than its sum over an axis with gaps.
-    found, factor = sum_of_products(layout, value), 1 / pixels
-    if found is None:
-        found, factor = pooled(layout, layout.images[value]), pixels
+    total = sum_of_products(layout, value)
+    found = pooled(layout, layout.images[value]) if total is None else total
     if over == [0, 2, 3]:
         given, shape = [found, layout.constant(over)], (channels,)
         found = layout.add(node.op_type, given, {"keepdims": 0}, shape=shape)
     elif not keep:
         found = layout.reshaped(found, -1, channels, dims=(known, channels))
-    if (node.op_type == "ReduceSum") == (factor == pixels):
-        number = layout.constant(np.array(factor, np.float32))
+    summed, sums = total is not None, node.op_type == "ReduceSum"
+    if summed != sums:
+        number = layout.constant(np.array(pixels if sums else 1 / pixels, np.float32))
         found = layout.add("Mul", [found, number], shape=found.shape)
     found.shape = node.outputs[0].shape
     return layout.replaced(node.outputs[0], found)
