@@ -99,7 +99,6 @@ class BlockedLayout(GraphRewriting):
         self.restored: dict[Value, Value] = {}
         self.filters: dict[tuple[Value, bool], Value] = {}
         self.from_lengths: dict[object, Value] = {}
-        self.full: dict[object, Value] = {}
         self.lengths = {length for value in graph.inputs for length in value.shape or ()}
         # Read before the nodes between an image and the gradient are rewritten.
         self.gradients = {node: gradient_of(node) for node in graph}

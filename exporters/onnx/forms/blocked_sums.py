@@ -1,12 +1,11 @@
 """Sums and means over pixels, of images in ONNX Runtime's blocked layout."""
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir import Node, Value
 
+from exporters.onnx.forms.blocked_batches import by_batch
 from exporters.onnx.graph_reading import DOMAIN, POINTWISE, dims_of, whole_numbers
 
 if TYPE_CHECKING:
@@ -53,68 +52,34 @@ def sum_of_products(layout: "BlockedLayout", value: Value) -> Value | None:
     """The sum over pixels (N, C, 1, 1) of `value`, if it is a large product of two images.
 
     One of them is the kernel of a depthwise convolution of the other one, which reads each once and
-    writes no product. The convolution says how many channels it has in all samples, so a graph for
-    any number of samples chooses it for as many as the form is made for. None if the product is
-    computed anyway, because others read it, or is small.
+    writes no product. The convolution has as many groups as a full batch has channels in all. None
+    if the product is computed anyway, because others read it, or is small.
     """
     product = layout.images[value].producer()
-    batch, channels, rows, columns = dims_of(value)
-    samples = layout.batch
     if product is None or product.op_type != "Mul" or len(value.uses()) != 1:
         return None
     first, second = product.inputs
     assert first is not None
     assert second is not None
-    assert channels
-    assert rows
-    assert columns
-    if not dims_of(first) == dims_of(second) == dims_of(value) or batch not in (None, samples):
+    if not dims_of(first) == dims_of(second) == dims_of(value):
         return None
-    if rows * columns == 1 or 4 * samples * channels * rows * columns < LEAST_BYTES:
+    batch, *rest = dims_of(value)
+    channels, rows, columns = (int(size or 0) for size in rest)
+    pixels, groups = rows * columns, layout.batch * channels
+    if pixels == 1 or 4 * groups * pixels < LEAST_BYTES:
         return None
-    every = samples * channels
-    window: Mapping[str, int | list[int]] = {
-        **POINTWISE,
-        "kernel_shape": [rows, columns],
-        "group": every,
-    }
-    image, kernel, sums = (1, every, rows, columns), (every, 1, rows, columns), (1, every, 1, 1)
-    if batch is not None:
-        given = [layout.reshaped(first, *image), layout.reshaped(second, *kernel)]
-        found = layout.add("Conv", given, window, shape=sums, domain=DOMAIN)
-        return layout.reshaped(found, samples, channels, 1, 1)
-    shapes = [layout.constant(shape) for shape in (image, kernel, (samples, channels, 1, 1))]
-    parts = [ir.node("Reshape", pair) for pair in zip((first, second), shapes, strict=False)]
-    given = [part.outputs[0] for part in parts]
-    fused = ir.node("Conv", given, window, domain=DOMAIN)
-    whole = ir.node("Reshape", [fused.outputs[0], shapes[2]])
-    apart = ir.node("Mul", [first, second])
-    mean = ir.node("GlobalAveragePool", apart.outputs, domain=DOMAIN)
-    pixels = layout.constant(np.array(rows * columns, np.float32))
-    total = ir.node("Mul", [mean.outputs[0], pixels])
-    branches = {
-        "then_branch": branch(layout, [*parts, fused, whole]),
-        "else_branch": branch(layout, [apart, mean, total]),
-    }
-    return layout.add("If", [is_full(layout, first)], branches, shape=(None, channels, 1, 1))
 
+    def full() -> Value:
+        image = layout.reshaped(first, 1, groups, rows, columns)
+        kernel = layout.reshaped(second, groups, 1, rows, columns)
+        window = {**POINTWISE, "kernel_shape": [rows, columns], "group": groups}
+        sums = (1, groups, 1, 1)
+        found = layout.add("Conv", [image, kernel], window, shape=sums, domain=DOMAIN)
+        return layout.reshaped(found, layout.batch, channels, 1, 1)
 
-def branch(layout: "BlockedLayout", nodes: Sequence[Node]) -> ir.Graph:
-    """One of two ways to compute the same float32 values, the outputs of the last of `nodes`."""
-    for node in nodes:
-        for value in node.outputs:
-            value.name, value.type = layout.new_name(), ir.TensorType(ir.DataType.FLOAT)
-    return ir.Graph([], nodes[-1].outputs, nodes=nodes, name=nodes[-1].outputs[0].name)
+    def any_batch() -> Value:
+        mean = pooled(layout, layout.add("Mul", [first, second], shape=value.shape))
+        number = layout.constant(np.array(pixels, np.float32))
+        return layout.add("Mul", [mean, number], shape=mean.shape)
 
-
-def is_full(layout: "BlockedLayout", image: Value) -> Value:
-    """Whether `image` has as many samples as the form is made for."""
-    assert image.shape is not None
-    count = image.shape[0]
-    key = count.value if isinstance(count, ir.SymbolicDim) and count.value else image
-    if key not in layout.full:
-        part = {"start": 0, "end": 1}
-        found = layout.add("Shape", [image], part, shape=(1,), dtype=ir.DataType.INT64)
-        given = [found, layout.constant([layout.batch])]
-        layout.full[key] = layout.add("Equal", given, shape=(1,), dtype=ir.DataType.BOOL)
-    return layout.full[key]
+    return by_batch(layout, first, (batch, channels, 1, 1), full, any_batch)

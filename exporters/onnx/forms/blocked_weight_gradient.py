@@ -1,14 +1,14 @@
 """Gradients of convolutions' weights by blocked convolutions."""
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir import Node, Value
 
-from exporters.onnx.graph_reading import DOMAIN, Dims, dims_of, numbers, rows_of, swapped
+from exporters.onnx.forms.blocked_batches import WHOLE, batch_of, count_of, filled
+from exporters.onnx.forms.blocked_depthwise_gradient import depthwise_gradient
+from exporters.onnx.graph_reading import DOMAIN, dims_of, numbers, rows_of, swapped
 
 if TYPE_CHECKING:
     from exporters.onnx.forms.blocked_layout import BlockedLayout
@@ -24,11 +24,8 @@ MOST_WASTED = 0.25
 """With more zeros for each sample in the last block of samples, the plain convolution is faster."""
 SHARED_ROWS = 4
 """Rows of results that threads can share; with fewer, each half of the batch has its own."""
-LONGEST_STRIP = 2**13
-"""Pixels of a strip of images that stay, with 16 channels, in a cache of 1 MB beside another's."""
 LONG_ROW = 16
 """Numbers of a row of channels from which gathering single rows takes no longer than merging."""
-WHOLE = ir.DataType.INT64
 
 
 class Gradient(NamedTuple):
@@ -322,97 +319,3 @@ def order(layout: "BlockedLayout", gradient: Gradient, halves: int, pixels: int)
     )
     layout.from_lengths[key] = found
     return found
-
-
-def batch_of(layout: "BlockedLayout", *values: Value) -> object:
-    """What stands for the number of samples of `values`, which have the same.
-
-    Two numbers are known to be equal if they are those of the same input.
-    """
-    lengths = [value.shape[0] for value in values if value.shape is not None]
-    return next((one for one in lengths if one in layout.lengths), values[0])
-
-
-def count_of(layout: "BlockedLayout", value: Value, axis: int) -> Value:
-    """The length of `value` along `axis`, (1,)."""
-    part = {"start": axis, "end": axis + 1}
-    return layout.add("Shape", [value], part, shape=(1,), dtype=WHOLE)
-
-
-def filled(count: int | None, unit: int) -> int | None:
-    """The next multiple of `unit`; None if the `count` is not known."""
-    return None if count is None else -(-count // unit) * unit
-
-
-def depthwise_gradient(layout: "BlockedLayout", gradient: Gradient, result: Dims) -> Value | None:
-    """The gradient of a depthwise convolution's weight: each channel's dot products.
-
-    `convolution.py` writes it as a convolution of the image by the gradient, with the batch
-    among the channels. Here the images of a batch lie below each other, with rows of zeros
-    between them, and so do the gradients: one depthwise convolution whose kernel is as high as
-    all of them. It computes K results for each channel, of whole blocks at a time.
-    """
-    image, grad, channels = gradient.image, gradient.moved, gradient.groups
-    if not (layout.fits(image) and layout.fits(grad)):
-        return None
-    _, _, height, width = (size or 0 for size in dims_of(image))
-    _, count, rows, columns = (size or 0 for size in dims_of(grad))
-    step, (kernel, _) = gradient.dilations[0], gradient.size
-    top, left, bottom, right = gradient.pads
-    # So far apart that no row of one image meets the gradient of the next one.
-    apart = -(-max(height + max(top, bottom), step * rows) // step) * step
-    below = kernel - top - step
-    if dims_of(image)[1] != channels or count != channels or below < 0 or top < 0:
-        return None
-    strips = strips_of(layout, apart // step * columns)
-    sizes = (strips * channels, *gradient.size)
-    found = layout.add(
-        "Conv",
-        [
-            strip(layout, image, strips, apart, (1, strips * channels, -1, width)),
-            strip(layout, grad, strips, apart // step, (strips * channels, 1, -1, columns)),
-        ],
-        {
-            "pads": [top, left, below, right],
-            "strides": [1, 1],
-            "dilations": gradient.dilations,
-            "group": strips * channels,
-        },
-        shape=(1, *sizes),
-        domain=DOMAIN,
-    )
-    if strips > 1:
-        each = layout.reshaped(found, strips, math.prod(sizes) // strips)
-        axes, shape = layout.constant([0]), (math.prod(sizes) // strips,)
-        found = layout.add("ReduceSum", [each, axes], {"keepdims": 0}, shape=shape)
-        found = layout.reshaped(found, 1, channels, *gradient.size)
-    plain = {"channels": channels}
-    return layout.add("ReorderOutput", [found], plain, shape=result, domain=DOMAIN)
-
-
-def strips_of(layout: "BlockedLayout", pixels: int) -> int:
-    """The number of strips to cut a batch into, so that each stays in the processor's cache."""
-    counts = [n for n in range(1, layout.batch + 1) if layout.batch % n == 0]
-    fitting = (n for n in counts if layout.batch // n * pixels <= LONGEST_STRIP)
-    return next(fitting, 1)
-
-
-def strip(
-    layout: "BlockedLayout", value: Value, strips: int, apart: int, shape: tuple[int, ...]
-) -> Value:
-    """The images of a batch below each other, one every `apart` rows, in `strips` of this shape."""
-    image = layout.apart(value, layout.image(value))
-    batch, blocks, rows, columns, block = (size and int(size) for size in dims_of(image))
-    more = [0] * 7 + [apart - (rows or 0), 0, 0]
-    if strips == 1:
-        found = layout.padded(layout.permuted(image, 1, 0, 2, 3, 4), *more)
-    else:
-        whole = with_whole_samples(layout, image, 0, more, strips, batch_of(layout, value))
-        samples = dims_of(whole)[0]
-        sizes = (strips, -1, int(blocks or 0), apart, int(columns or 0), int(block or 0))
-        dims = (strips, samples and samples // strips, *sizes[2:])
-        found = layout.permuted(layout.reshaped(whole, *sizes, dims=dims), 0, 2, 1, 3, 4, 5)
-        batch = samples and samples // strips
-    high = batch and batch * apart
-    known = tuple(high if size == -1 else size for size in shape)
-    return layout.reshaped(found, *shape, dims=known)

@@ -25,7 +25,7 @@ from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
 from exporters.memory.liveness import execution_order
-from exporters.onnx.forms import blocked_sums, blocked_weight_gradient
+from exporters.onnx.forms import blocked_depthwise_gradient, blocked_sums
 from exporters.onnx.forms.blocked_layout import DOMAIN, blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import Recomputation
@@ -136,6 +136,15 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         (3, 13, 15),
         8,
     ),
+    "depthwise, dilated": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 32, 3), nn.Tanh()),
+            *(nn.Conv2d(32, 32, 3, padding=2, dilation=2, groups=32), nn.Tanh()),
+            *(nn.Conv2d(32, 32, 3, 2, (1, 3), (2, 3), groups=32), nn.Tanh(), *tail(32)),
+        ),
+        (3, 13, 15),
+        7,
+    ),
     "one dimension behind two": (
         lambda: nn.Sequential(
             *(nn.Conv2d(3, 16, 3), nn.Tanh(), nn.Conv2d(16, 32, 3), nn.Tanh()),
@@ -206,8 +215,9 @@ def drawn(draw: random.Random) -> nn.Module:
         if groups > 1:
             groups, wide = channels, channels
         step, bias = (draw.randint(1, 2), 1), draw.random() < 0.5
-        edge = (window[0] // 2, window[1] // 2)
-        layers.append(nn.Conv2d(channels, wide, window, step, edge, groups=groups, bias=bias))
+        gaps = (draw.randint(1, 2), draw.randint(1, 2))
+        edge = (gaps[0] * (window[0] // 2), gaps[1] * (window[1] // 2))
+        layers.append(nn.Conv2d(channels, wide, window, step, edge, gaps, groups, bias))
         layers += draw.choice([[nn.BatchNorm2d(wide)], []])
         layers.append(draw.choice([nn.Tanh(), nn.SiLU(), nn.Softplus(), nn.AvgPool2d((1, 2), 1)]))
         channels = wide
@@ -305,8 +315,8 @@ def operators(block: int) -> list[type[OpRun]]:
 
 
 def treat_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let also batches of small images be cut into strips, and sum products by convolutions."""
-    monkeypatch.setattr(blocked_weight_gradient, "LONGEST_STRIP", 500)
+    """Let full batches of small images, too, be computed in a way of their own."""
+    monkeypatch.setattr(blocked_depthwise_gradient, "LEAST_BYTES", 0)
     monkeypatch.setattr(blocked_sums, "LEAST_BYTES", 0)
 
 
@@ -322,7 +332,7 @@ def test_blocked_forms_by_definition(name: str, seed: int, monkeypatch: pytest.M
         assert form is not None
         model = onnx.load_from_string(form)
         onnx.checker.check_model(model)
-        assert sum(map(is_convolution, model.graph.node)) >= MODELS[name][2]
+        assert sum(map(is_convolution, for_any_batch(model.graph))) >= MODELS[name][2]
         assert all(n.domain == DOMAIN for n in model.graph.node if n.op_type == "MaxPool")
         assert [v.name for v in model.graph.output] == [p.name for p in signature.outputs]
         for batch in (5, halves * block):
@@ -344,6 +354,12 @@ def test_convolutions_of_any_sizes(number: int, seed: int) -> None:
             outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
             found = dict(zip(runtime.output_names, outputs, strict=True))
             check(case.signature, found, feeds, close=1e-3)  # batch norms magnify rounding
+
+
+def for_any_batch(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes that compute a batch that is not full."""
+    others = [one.g for node in graph.node for one in node.attribute if one.name == "else_branch"]
+    return [node for one in (graph, *others) for node in one.node]
 
 
 def is_convolution(node: onnx.NodeProto) -> bool:
