@@ -9,6 +9,9 @@ from device_agent.formats.label_rule import IGNORED, LabelRule
 from device_agent.formats.manifest import SAFE_LIMIT, Port
 from exporters.programs.program import Program
 
+STATE = 1e-3
+"""Below this, numbers of an optimizer's state are drawn."""
+
 
 def examples(
     ports: Iterable[Port],
@@ -46,8 +49,9 @@ def example(
         return torch.randint(program.sample_limit or SAFE_LIMIT, shape, generator=generator)
     if port.kind == "samples":
         return torch.randn(shape, generator=generator)
-    # Optimizer state: second moments and step counts must not be negative.
-    return torch.rand(shape, generator=generator) * 0.1
+    # Optimizer state: second moments and step counts must not be negative. It is small, since a wrong
+    # gradient would not show beside a large velocity.
+    return torch.rand(shape, generator=generator) * STATE
 
 
 def random_labels(classes: int, shape: list[int], generator: torch.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from device_agent.formats.graph_forms import WINOGRAD, blocked_form
 from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
 from exporters.export import compile_graphs, traced, with_forms
-from exporters.onnx.forms import blocked_sums
+from exporters.onnx.forms import blocked_depthwise_gradient, blocked_sums
 from exporters.runtime_graph import Form
 from exporters.verification.verify import verify
 from form_cases import tail, with_negative_kernels
@@ -30,8 +30,8 @@ def without_biases(data: bytes) -> bytes:
     return model.SerializeToString()
 
 
-def with_negative_sums(data: bytes) -> bytes:
-    """The graph `data`, whose sums over full batches have the other sign."""
+def with_negative_branches(data: bytes) -> bytes:
+    """The graph `data`, where what only full batches compute has the other sign."""
     model = onnx.load_from_string(data)
     for node in model.graph.node:
         for full in (one.g for one in node.attribute if one.name == "then_branch"):
@@ -60,14 +60,33 @@ def test_what_only_full_batches_compute_is_verified(
     monkeypatch.setattr(blocked_sums, "LEAST_BYTES", 0)
     layers = [nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.Tanh()]
     form = blocked_form(block or 0)
-    check_that_it_fails(nn.Sequential(*layers, *tail(16)), (3, 9, 9), form, with_negative_sums)
+    check_that_it_fails(nn.Sequential(*layers, *tail(16)), (3, 9, 9), form, with_negative_branches)
+
+
+@pytest.mark.skipif(block is None, reason="this ONNX Runtime has no blocked convolutions")
+def test_a_small_gradient_shows_beside_the_velocity(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The depthwise layer's gradient is about 1e-4, far smaller than other layers'."""
+    torch.manual_seed(seed)
+    monkeypatch.setattr(blocked_depthwise_gradient, "LEAST_BYTES", 0)
+    layer = nn.Conv2d(16, 16, 3, padding=2, dilation=2, groups=16)
+    layers = [nn.Conv2d(3, 16, 3), nn.Tanh(), layer, nn.Tanh(), *tail(16)]
+    with torch.no_grad():
+        layers[-1].weight /= 4
+    form, model = blocked_form(block or 0), nn.Sequential(*layers)
+    check_that_it_fails(model, (3, 33, 33), form, with_negative_branches, momentum=0.9)
 
 
 def check_that_it_fails(
-    model: nn.Module, shape: tuple[int, ...], form: str, spoil: Callable[[bytes], bytes]
+    model: nn.Module,
+    shape: tuple[int, ...],
+    form: str,
+    spoil: Callable[[bytes], bytes],
+    momentum: float = 0,
 ) -> None:
     """The training step of `model` passes, and does not when its `form` is spoiled."""
-    submodel = split(model, "full", shape, TrainingConfig(batch_size=4))
+    submodel = split(model, "full", shape, TrainingConfig(batch_size=4, momentum=momentum))
     [train] = [one for one in submodel.program.signatures if one.name == "train"]
     program = replace(submodel.program, signatures=(train,))
     graphs = with_forms(program, compile_graphs(program))
