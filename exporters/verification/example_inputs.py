@@ -49,8 +49,8 @@ def example(
         return torch.randint(program.sample_limit or SAFE_LIMIT, shape, generator=generator)
     if port.kind == "samples":
         return torch.randn(shape, generator=generator)
-    # Optimizer state: second moments and step counts must not be negative. It is small, since a wrong
-    # gradient would not show beside a large velocity.
+    # Optimizer state. Second moments and step counts must not be negative. A wrong gradient would
+    # not show beside a large velocity.
     return torch.rand(shape, generator=generator) * STATE
 
 
