@@ -25,7 +25,8 @@ from exporters.onnx.forms.blocked_elements import (
     elementwise,
     unary,
 )
-from exporters.onnx.forms.blocked_pixels import PIXELS, with_zeros_between
+from exporters.onnx.forms.blocked_pixels import PIXELS
+from exporters.onnx.forms.blocked_strided_gradient import strided_gradient
 from exporters.onnx.forms.blocked_sums import reduction
 from exporters.onnx.forms.blocked_transposition import matrices
 from exporters.onnx.forms.blocked_weight_gradient import gradient_of, weight_gradient
@@ -108,7 +109,7 @@ class BlockedLayout(GraphRewriting):
         if self.convolves(node):
             return self.convolution(node)
         if node.op_type == "ConvTranspose":
-            return self.strided_depthwise_gradient(node)
+            return strided_gradient(self, node)
         gradient = self.gradients.get(node)
         if gradient is not None:
             return weight_gradient(self, node, gradient)
@@ -260,43 +261,6 @@ class BlockedLayout(GraphRewriting):
         given = self.plain(image) if few else self.read_again(image) if again else self.image(image)
         inputs = [given, self.filter(weight, transposed), *bias]
         return self.computed(node.outputs[0], self.convolved(node.outputs[0], inputs, attributes))
-
-    def strided_depthwise_gradient(self, node: Node) -> bool:
-        """The gradient of a strided depthwise layer's input, by a layer over a larger image.
-
-        A convolution over zeros between pixels is faster than the runtime's own operator.
-        """
-        value, weight, *bias = node.inputs
-        result, window = node.outputs[0], numbers(node)
-        shape, kernel = dims_of(result), dims_of(weight)
-        depthwise = window["group"] == [shape[1]] and kernel[:2] == (shape[1], 1)
-        if value not in self.images or not depthwise or bias or not self.fits(result):
-            return False
-        assert value is not None
-        assert weight is not None
-        steps = window["strides"]
-        spans = [
-            d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel[2:], strict=True)
-        ]
-        front = [span - pad for span, pad in zip(spans, window["pads"][:2], strict=True)]
-        old = [int(size or 0) * step for size, step in zip(dims_of(value)[2:], steps, strict=True)]
-        back = [
-            int(size or 0) - length - first + span
-            for size, length, first, span in zip(shape[2:], old, front, spans, strict=True)
-        ]
-        if min(front + back) < 0:
-            return False
-        image = with_zeros_between(self, self.images[value], steps)
-        turned = self.turned(self.plain(weight))
-        attributes = {
-            "kernel_shape": [int(size or 0) for size in kernel[2:]],
-            "strides": [1, 1],
-            "pads": front + back,
-            "dilations": window["dilations"],
-            "group": window["group"],
-        }
-        inputs = [image, self.filter(turned, swap=False)]
-        return self.computed(result, self.convolved(result, inputs, attributes))
 
     def turned(self, kernels: Value) -> Value:
         """`kernels` (.., .., H, W, ...) with rows and columns in reverse order."""

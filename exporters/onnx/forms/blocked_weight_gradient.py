@@ -1,6 +1,7 @@
 """Gradients of convolutions' weights by blocked convolutions."""
 
 from collections.abc import Sequence
+from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,6 +27,20 @@ SHARED_ROWS = 4
 """Rows of results that threads can share; with fewer, each half of the batch has its own."""
 LONG_ROW = 16
 """Numbers of a row of channels from which gathering single rows takes no longer than merging."""
+
+
+class Cut(NamedTuple):
+    """How samples and their rows become channels that a convolution sums over.
+
+    Attributes:
+        halves: Groups of channels, each with sums of its own.
+        strips: Strips of rows, each of which is a channel.
+        unit: The number of samples is a multiple of this one.
+    """
+
+    halves: int
+    strips: int
+    unit: int
 
 
 class Gradient(NamedTuple):
@@ -85,9 +100,13 @@ def dense_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value | None:
     image, moved = gradient.image, gradient.moved
     point = gradient.size == (1, 1) and dims_of(image)[2:] == dims_of(moved)[2:]
     if not point:
-        wasted = -layout.batch % layout.block > layout.batch * MOST_WASTED
-        fits = fast(layout, moved, layout.block) and not wasted
-        return sliding_gradient(layout, gradient) if fits else None
+        strips = strips_of(layout, moved, layout.block)
+        if (
+            strips is None
+            or -layout.batch * strips % layout.block > MOST_WASTED * layout.batch * strips
+        ):
+            return None
+        return sliding_gradient(layout, gradient, strips)
     channels, outputs = int(dims_of(image)[1] or 0), int(dims_of(moved)[1] or 0)
     if channels <= outputs:
         return point_gradient(layout, image, moved)
@@ -99,14 +118,21 @@ def dense_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value | None:
     return layout.reshaped(found, 1, outputs, 1, channels)
 
 
-def fast(layout: "BlockedLayout", kernel: Value, samples: int) -> bool:
-    """Whether a blocked convolution with this kernel is faster than a plain one.
+def strips_of(layout: "BlockedLayout", kernel: Value, samples: int) -> int | None:
+    """Into how many strips of rows a `kernel` is cut, so that its parts stay in the cache.
 
-    The runtime multiplies by `samples` at a time.
+    The runtime multiplies by `samples` at a time. None if a plain convolution is faster.
     """
     outputs, high, wide = (int(size or 0) for size in dims_of(kernel)[1:])
     part = min(outputs, PART * layout.block) * high * wide * samples
-    return layout.fits(kernel) and part <= LARGEST_KERNEL and outputs <= MOST_OUTPUTS
+    if not layout.fits(kernel) or outputs > MOST_OUTPUTS:
+        return None
+    return next((n for n in divisors(high) if part <= LARGEST_KERNEL * n), None)
+
+
+def divisors(number: int) -> list[int]:
+    """What divides `number`, ascending."""
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Value | None:
@@ -120,7 +146,7 @@ def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Valu
     parts = int(channels or 0) // b
     few = parts * -(-outputs // (PART * b)) < SHARED_ROWS
     halves = 2 if few and pixels % (2 * b) == 0 else 1
-    if not layout.fits(image) or not fast(layout, kernel, 1) or pixels % b:
+    if not layout.fits(image) or strips_of(layout, kernel, 1) != 1 or pixels % b:
         return None
     column, known = pixels // (halves * b), None if batch is None else batch * b
     runs = batch and batch * parts * halves * column
@@ -141,19 +167,22 @@ def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Valu
     return joined(layout, found, halves, outputs, 1, b)
 
 
-def sliding_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value:
+def sliding_gradient(layout: "BlockedLayout", gradient: Gradient, strips: int) -> Value:
     """The gradient of a layer with a window, as `convolution.py` writes it.
 
-    The channels that the convolution sums over are the samples. An image of C / b blocks becomes
-    C / b images (N, H, W * b), which threads can share.
+    The channels that the convolution sums over are the samples, or the `strips` of rows of each
+    sample. An image of C / b blocks becomes C / b images (N, H, W * b), which threads can share.
     """
     outputs, (high, wide) = int(dims_of(gradient.moved)[1] or 0), gradient.size
     rows, pixel = in_rows(layout, gradient.image)
     parts = int(dims_of(rows)[0] or 0)
     few = parts * -(-outputs // (PART * layout.block)) * high < SHARED_ROWS
-    halves = 2 if few and layout.batch % (2 * layout.block) == 0 else 1
-    rows = padded_rows(layout, rows, gradient, pixel, halves)
-    filters = as_filters(layout, gradient, halves)
+    halves = 2 if few and layout.batch * strips % (2 * layout.block) == 0 else 1
+    filled_blocks = halves * layout.block
+    unit = filled_blocks // gcd(filled_blocks, strips)
+    rows = padded_rows(layout, rows, gradient, pixel, unit)
+    rows = in_strips(layout, rows, gradient, strips)
+    filters = as_filters(layout, gradient, Cut(halves, strips, unit))
     down, along = gradient.dilations
     found = correlation(
         layout,
@@ -221,16 +250,35 @@ def in_rows(layout: "BlockedLayout", image: Value) -> tuple[Value, int]:
 
 
 def padded_rows(
-    layout: "BlockedLayout", rows: Value, gradient: Gradient, pixel: int, halves: int
+    layout: "BlockedLayout", rows: Value, gradient: Gradient, pixel: int, unit: int
 ) -> Value:
-    """The `rows` (C / c, N, H, W * c) with padding, and with zeros that fill blocks of samples.
+    """The `rows` (C / c, N, H, W * c) with padding, and with samples of zeros that fill a `unit`.
 
     The runtime computes a result whose window reaches over an edge several times more slowly.
     """
     top, left, bottom, right = gradient.pads
     pads = [0, 0, top, left * pixel, 0, 0, bottom, right * pixel]
     batch = batch_of(layout, gradient.image, gradient.moved)
-    return with_whole_samples(layout, rows, 1, pads, halves * layout.block, batch)
+    return with_whole_samples(layout, rows, 1, pads, unit, batch)
+
+
+def in_strips(layout: "BlockedLayout", rows: Value, gradient: Gradient, strips: int) -> Value:
+    """The `rows` (C / c, N, H, W * c) in strips, (C / c, N * strips, h, W * c).
+
+    Each has the rows that the same strip of what moves meets, so they overlap.
+    """
+    if strips == 1:
+        return rows
+    parts, batch, high, wide = dims_of(rows)
+    lines = int(dims_of(gradient.moved)[2] or 0) // strips
+    (down, _), (step, _) = gradient.dilations, gradient.strides
+    length = (lines - 1) * down + (gradient.size[0] - 1) * step + 1
+    places = (np.arange(strips)[:, None] * lines * down + np.arange(length)).ravel()
+    if len(places) != high:
+        shape = (parts, batch, len(places), wide)
+        rows = layout.add("Gather", [rows, layout.constant(places)], {"axis": 2}, shape=shape)
+    dims = (parts, batch and batch * strips, length, wide)
+    return layout.reshaped(rows, int(parts or 0), -1, length, int(wide or 0), dims=dims)
 
 
 def with_whole_samples(
@@ -256,66 +304,77 @@ def with_whole_samples(
     return layout.add("Pad", [value, around], shape=tuple(shape))
 
 
-def as_filters(layout: "BlockedLayout", gradient: Gradient, halves: int) -> Value:
-    """What moves over the image, (N, O, H, W), as filters (halves * O, N / halves, H, W).
+def as_filters(layout: "BlockedLayout", gradient: Gradient, cut: Cut) -> Value:
+    """What moves over the image, (N, O, H, W), as filters (halves * O, N * strips / halves, h, W).
 
     Its rows of b channels are gathered: one pass, which threads share. If they are short, whole
-    parts (N, O / b, H * W * b) are gathered, and the runtime merges b of them row by row, as it
-    does with blocks of channels: two passes in less time. The last sample stands for those that
-    the blocks of a half lack; the image has zeros there.
+    parts (N, O / b, strips, h * W * b) are gathered, and the runtime merges b of them row by row,
+    as it does with blocks of channels: two passes in less time. The last sample stands for those
+    that the blocks of a half lack; the image has zeros there.
     """
     moved = gradient.moved
     b, (batch, outputs, high, wide) = layout.block, dims_of(moved)
-    blocks, rows, columns = (int(size or 0) for size in (outputs, high, wide))
-    blocks, merged = blocks // b, b < LONG_ROW
+    blocks, columns = int(outputs or 0) // b, int(wide or 0)
+    rows, merged = int(high or 0) // cut.strips, b < LONG_ROW
     pixels, length = (1, rows * columns * b) if merged else (rows * columns, b)
-    known = batch and batch * blocks * pixels
+    known = batch and batch * blocks * cut.strips * pixels
     parts = layout.reshaped(layout.image(moved), -1, length, dims=(known, length))
-    samples = filled(batch, halves * b)
-    size = (samples and samples * blocks * pixels, length)
-    places = order(layout, gradient, halves, pixels)
+    samples = filled(batch, cut.unit)
+    channels = samples and samples * cut.strips
+    size = (channels and channels * blocks * pixels, length)
+    places = order(layout, gradient, cut, pixels)
     found = layout.add("Gather", [parts, places], {"axis": 0}, shape=size)
     if merged:
-        groups, sizes = samples and samples * blocks // b, (rows, columns)
+        groups, sizes = channels and channels * blocks // b, (rows, columns)
         found = layout.reshaped(found, -1, b * b, *sizes, dims=(groups, b * b, *sizes))
         merge = {"channels": b * b, "channels_last": 1}
         shape = (groups, *sizes, b * b)
         found = layout.add("ReorderOutput", [found], merge, shape=shape, domain=DOMAIN)
-    dims = (halves * blocks * b, samples and samples // halves, rows, columns)
+    dims = (cut.halves * blocks * b, channels and channels // cut.halves, rows, columns)
     return layout.reshaped(found, dims[0], -1, rows, columns, dims=dims)
 
 
-def order(layout: "BlockedLayout", gradient: Gradient, halves: int, pixels: int) -> Value:
+def order(layout: "BlockedLayout", gradient: Gradient, cut: Cut, pixels: int) -> Value:
     """The numbers of the rows of what moves in the order of filters, for each half.
 
-    A blocked tensor (N, O / b, pixels, ...) becomes filters (O / b, N / b, pixels, b, ...).
+    A blocked tensor (N, O / b, strips, pixels, ...) becomes filters (O / b, N * strips / b, pixels,
+    b, ...).
     """
-    moved = gradient.moved
+    moved, (halves, strips, unit) = gradient.moved, cut
     b, (batch, outputs, _, _) = layout.block, dims_of(moved)
     blocks = int(outputs or 0) // b
-    key = (batch_of(layout, gradient.image, moved), blocks, pixels, halves)
+    key = (batch_of(layout, gradient.image, moved), blocks, pixels, cut)
     if key in layout.from_lengths:
         return layout.from_lengths[key]
 
     def whole(operator: str, inputs: list[Value], *shape: int | None) -> Value:
         return layout.add(operator, inputs, shape=shape, dtype=WHOLE)
 
-    zero, one = layout.constant(np.array(0)), layout.constant(np.array(1))
-    unit, samples = layout.constant(np.array(halves * b)), filled(batch, halves * b)
+    def number(value: int) -> Value:
+        return layout.constant(np.array(value))
+
+    samples = filled(batch, unit)
+    channels = samples and samples * strips
     count = whole("Squeeze", [count_of(layout, layout.image(moved), 0)])
-    missing = whole("Mod", [whole("Neg", [count]), unit])
-    places = whole("Range", [zero, whole("Add", [count, missing]), one], samples)
-    numbers = whole("Min", [places, whole("Sub", [count, one])], samples)
-    firsts = whole("Mul", [numbers, layout.constant(np.array(blocks * pixels))], samples)
-    firsts = layout.reshaped(
-        *(firsts, halves, 1, -1, 1, b), dims=(halves, 1, samples and samples // (halves * b), 1, b)
-    )
-    rows = layout.constant(np.arange(blocks * pixels).reshape(1, blocks, 1, pixels, 1))
-    shape = (halves, blocks, samples and samples // (halves * b), pixels, b)
+    missing = whole("Mod", [whole("Neg", [count]), number(unit)])
+    places = whole("Range", [number(0), whole("Add", [count, missing]), number(1)], samples)
+    numbers = whole("Min", [places, whole("Sub", [count, number(1)])], samples)
+    firsts = whole("Mul", [numbers, number(blocks * strips * pixels)], samples)
+    if strips > 1:
+        firsts = layout.reshaped(firsts, -1, 1, dims=(samples, 1))
+        offsets = layout.constant(np.arange(strips) * pixels)
+        firsts = whole("Add", [firsts, offsets], samples, strips)
+    groups = channels and channels // (halves * b)
+    firsts = layout.reshaped(firsts, halves, 1, -1, 1, b, dims=(halves, 1, groups, 1, b))
+    rows = np.arange(blocks)[:, None] * strips * pixels + np.arange(pixels)
     found = layout.reshaped(
-        whole("Add", [firsts, rows], *shape),
+        whole(
+            "Add",
+            [firsts, layout.constant(rows.reshape(1, blocks, 1, pixels, 1))],
+            *(halves, blocks, groups, pixels, b),
+        ),
         -1,
-        dims=(samples and samples * blocks * pixels,),
+        dims=(channels and channels * blocks * pixels,),
     )
     layout.from_lengths[key] = found
     return found

@@ -25,8 +25,13 @@ from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
 from exporters.memory.liveness import execution_order
-from exporters.onnx.forms import blocked_depthwise_gradient, blocked_sums
+from exporters.onnx.forms import (
+    blocked_depthwise_gradient,
+    blocked_sums,
+    blocked_weight_gradient,
+)
 from exporters.onnx.forms.blocked_layout import DOMAIN, blocked, blocked_footprint
+from exporters.onnx.forms.blocked_weight_gradient import divisors
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import Recomputation
 from form_cases import FIRST_BATCH, Case, check, check_in_runtime, tail
@@ -144,6 +149,29 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         ),
         (3, 13, 15),
         7,
+    ),
+    "strided, whole steps": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 32, 3, padding=1), nn.Tanh(), nn.Conv2d(32, 16, 3, 2, 1), nn.Tanh()),
+            *(nn.Conv2d(16, 32, (1, 3), (1, 2), (0, 1)), nn.Tanh()),
+            *(nn.Conv2d(32, 16, (3, 4), (3, 2), (0, 1)), *tail(16)),
+        ),
+        (3, 12, 24),
+        11,
+    ),
+    "strided, points": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 32, 1, 2), nn.Tanh()),
+            *(
+                nn.Conv2d(32, 16, 2, (2, 1)),
+                nn.Tanh(),
+                nn.Conv2d(16, 32, (3, 1), (1, 2)),
+                nn.Tanh(),
+            ),
+            *tail(32),
+        ),
+        (3, 12, 10),
+        11,
     ),
     "one dimension behind two": (
         lambda: nn.Sequential(
@@ -340,6 +368,34 @@ def test_blocked_forms_by_definition(name: str, seed: int, monkeypatch: pytest.M
             runtime = ReferenceEvaluator(model, new_ops=operators(block))
             outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
             check(signature, dict(zip(runtime.output_names, outputs, strict=True)), feeds)
+
+
+@pytest.mark.parametrize("name", ["residual", "strided", "few outputs", "narrow between"])
+def test_kernels_in_strips(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of weights sum over strips of rows, as many as divide the rows of a kernel."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    monkeypatch.setattr(blocked_weight_gradient, "divisors", lambda n: [draw.choice(divisors(n))])
+    case, block = case_of(name), draw.choice(BLOCKS)
+    graph, batch = to_onnx(case.signature), draw.choice([1, 2]) * block
+    form = blocked(graph, block, batch)
+    assert form is not None
+    for samples in (3, batch):
+        feeds = case.feeds(seed, samples)
+        runtime = ReferenceEvaluator(onnx.load_from_string(form), new_ops=operators(block))
+        outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
+        found = dict(zip(runtime.output_names, outputs, strict=True))
+        check(case.signature, found, feeds)
+
+
+@pytest.mark.parametrize("name", ["strided, whole steps", "strided, points"])
+def test_strided_gradients_are_blocked(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    graph = to_onnx(case_of(name).signature)
+    assert b"ConvTranspose" in graph
+    form = blocked(graph, 8, 8)
+    assert form is not None
+    assert b"ConvTranspose" not in form
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -31,11 +31,11 @@ def graph() -> bytes:
 def sums(nodes: list[ir.Node]) -> list[int]:
     """The numbers of channels of convolutions with one pixel as their result."""
     found = [n for n in nodes if n.op_type == "Conv" and n.domain == DOMAIN]
-    sizes = [n.attributes["kernel_shape"].as_ints() for n in found]
+    sized = [n for n in found if "kernel_shape" in n.attributes]
     return [
         n.attributes["group"].as_int()
-        for n, size in zip(found, sizes, strict=True)
-        if list(size) == [WIDTH, WIDTH]
+        for n in sized
+        if list(n.attributes["kernel_shape"].as_ints()) == [WIDTH, WIDTH]
     ]
 
 

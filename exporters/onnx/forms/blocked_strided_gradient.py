@@ -1,0 +1,198 @@
+"""Gradients of strided convolutions' inputs by blocked convolutions.
+
+ONNX Runtime's own operator for them, ConvTranspose, has no blocked form and uses one thread.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from onnx_ir import Node, Value
+
+from exporters.onnx.forms.blocked_pixels import with_zeros_between
+from exporters.onnx.graph_reading import DOMAIN, dims_of, numbers
+
+if TYPE_CHECKING:
+    from exporters.onnx.forms.blocked_layout import BlockedLayout
+
+MOST_WORK = 2
+"""How many times the multiplications of ConvTranspose a blocked convolution may take."""
+NONE = -1
+"""Stands for an element of the kernel that is zero."""
+
+
+class Axis(NamedTuple):
+    """One axis of the gradient: pixel i = s * i' + r sums over pixels i' - pad + m, m < `window`.
+
+    Attributes:
+        pixels: The number of i'.
+        kernels: For each r, the element of the kernel for each m, or `NONE`.
+        pads: Around the image.
+        zeros: How many times as many pixels the result gets, with zeros behind each.
+    """
+
+    pixels: int
+    kernels: list[list[int]]
+    pads: tuple[int, int]
+    zeros: int
+
+    @property
+    def window(self) -> int:
+        """The number of pixels that are summed."""
+        return len(self.kernels[0])
+
+
+def strided_gradient(layout: "BlockedLayout", node: Node) -> bool:
+    """Let a blocked convolution compute `node`, a strided ConvTranspose; False if none fits."""
+    value, weight, *bias = node.inputs
+    result, window = node.outputs[0], numbers(node)
+    if value is None or weight is None or bias or weight in layout.held or not layout.fits(result):
+        return False
+    if value in layout.images and window["group"] == [dims_of(result)[1]]:
+        return depthwise_gradient(layout, node)
+    if window["group"] == [1] and set(window["dilations"]) == {1} and layout.fits(value):
+        return dense_gradient(layout, node)
+    return False
+
+
+def dense_gradient(layout: "BlockedLayout", node: Node) -> bool:
+    """One convolution for the pixels of each remainder of a stride, as channels of their own."""
+    value, weight = node.inputs[:2]
+    assert value is not None
+    assert weight is not None
+    result = node.outputs[0]
+    batch, channels = dims_of(result)[:2]
+    axes = axes_of(node)
+    if axes is None or dims_of(value)[0] == 1:
+        return False
+    rows, columns = axes
+    b, blocks, across = layout.block, int(channels or 0) // layout.block, len(columns.kernels)
+    phases = len(rows.kernels) * across
+    image = layout.add(
+        "Conv",
+        [layout.image(value), phase_filters(layout, weight, rows, columns)],
+        {
+            "kernel_shape": [rows.window, columns.window],
+            "strides": [1, 1],
+            "pads": [rows.pads[0], columns.pads[0], rows.pads[1], columns.pads[1]],
+            "dilations": [1, 1],
+            "group": 1,
+        },
+        shape=(batch, phases * blocks * b, rows.pixels, columns.pixels),
+        domain=DOMAIN,
+    )
+    high, wide = rows.pixels * len(rows.kernels), columns.pixels * across
+    if phases > 1:
+        apart = (len(rows.kernels), across, rows.pixels, columns.pixels, b)
+        images = batch and batch * blocks
+        image = layout.reshaped(image, -1, *apart, dims=(images, *apart))
+        image = layout.permuted(image, 0, 3, 1, 4, 2, 5)
+        inside = (blocks * b, high, wide)
+        image = layout.reshaped(image, -1, *inside, dims=(batch, *inside))
+    if max(rows.zeros, columns.zeros) > 1:
+        image = with_zeros_between(layout, image, [rows.zeros, columns.zeros])
+    return layout.computed(result, image)
+
+
+def axes_of(node: Node) -> tuple[Axis, Axis] | None:
+    """The axes of the dense ConvTranspose `node`; None if a blocked convolution does not pay."""
+    window, kernel = numbers(node), dims_of(node.inputs[1])[2:]
+    image, result = dims_of(node.inputs[0])[2:], dims_of(node.outputs[0])[2:]
+    if None in kernel:
+        return None
+    front = window["pads"][:2]
+    sizes = zip(image, result, kernel, window["strides"], front, strict=True)
+    found = [axis(*(int(size or 0) for size in one)) for one in sizes]
+    rows, columns = found
+    if rows is None or columns is None:
+        return None
+    work = math.prod(len(one.kernels) * one.window for one in (rows, columns))
+    return (rows, columns) if work <= MOST_WORK * math.prod(int(k or 0) for k in kernel) else None
+
+
+def axis(image: int, result: int, kernel: int, stride: int, pad: int) -> Axis | None:
+    """An axis of these lengths; `pad` is in front of the result. None if it has no such form."""
+    if result % stride:
+        return None
+    if kernel == 1 and pad == 0:
+        return Axis(image, [[0]], (0, 0), stride) if image * stride == result else None
+    # Pixel i of the result sums over i + pad = stride * j + k, for pixels j of the image.
+    taps = [
+        [((r + pad - k) // stride, k) for k in range(kernel) if (r + pad - k) % stride == 0]
+        for r in range(stride)
+    ]
+    places = [place for tap in taps for place, _ in tap]
+    first, last = min(places), max(places)
+    pads = (-first, result // stride - 1 + last - (image - 1))
+    kernels = [[dict(tap).get(m, NONE) for m in range(first, last + 1)] for tap in taps]
+    return Axis(result // stride, kernels, pads, 1) if min(pads) >= 0 else None
+
+
+def phase_filters(layout: "BlockedLayout", weight: Value, rows: Axis, columns: Axis) -> Value:
+    """The filters of (C / b, rows, columns) times b outputs, from a `weight` (O, C, *kernel)."""
+    outputs, channels, high, wide = (int(size or 0) for size in dims_of(weight))
+    b, filters = layout.block, layout.filter(weight, swap=True)
+    if high == wide == 1:
+        return filters
+    # Elements of `filters` are b * b numbers, in the reverse order of the kernel's.
+    inputs, blocks = outputs // b, channels // b
+    count = blocks * inputs * high * wide
+    elements = np.arange(count).reshape(blocks, inputs, high, wide)[:, :, ::-1, ::-1]
+    with_none = np.pad(elements, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=count)
+    chosen = with_none[:, :, np.array(rows.kernels)][..., np.array(columns.kernels)]
+    order = chosen.transpose(0, 2, 4, 1, 3, 5)  # C / b, rows, columns, O / b, windows
+    elements_of = layout.padded(layout.reshaped(filters, count, b * b), 0, 0, 1, 0)
+    found = layout.add(
+        "Gather",
+        [elements_of, layout.constant(order.ravel())],
+        {"axis": 0},
+        shape=(order.size, b * b),
+    )
+    phases = len(rows.kernels) * len(columns.kernels)
+    return layout.reshaped(found, phases * channels, outputs, rows.window, columns.window)
+
+
+def depthwise_gradient(layout: "BlockedLayout", node: Node) -> bool:
+    """The gradient of a strided depthwise layer's input, by a layer over a larger image.
+
+    A convolution over zeros between pixels is faster than the runtime's own operator.
+    """
+    value, weight = node.inputs[:2]
+    assert value is not None
+    assert weight is not None
+    result, window = node.outputs[0], numbers(node)
+    shape, kernel = dims_of(result), dims_of(weight)
+    if kernel[:2] != (shape[1], 1):
+        return False
+    steps = window["strides"]
+    spans = [d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel[2:], strict=True)]
+    front = [span - pad for span, pad in zip(spans, window["pads"][:2], strict=True)]
+    back = behind(dims_of(value)[2:], shape[2:], steps, front, spans)
+    if min(front + back) < 0:
+        return False
+    image = with_zeros_between(layout, layout.images[value], steps)
+    turned = layout.turned(layout.plain(weight))
+    attributes = {
+        "kernel_shape": [int(size or 0) for size in kernel[2:]],
+        "strides": [1, 1],
+        "pads": front + back,
+        "dilations": window["dilations"],
+        "group": window["group"],
+    }
+    inputs = [image, layout.filter(turned, swap=False)]
+    return layout.computed(result, layout.convolved(result, inputs, attributes))
+
+
+def behind(
+    image: Sequence[int | None],
+    result: Sequence[int | None],
+    steps: Sequence[int],
+    front: Sequence[int],
+    spans: Sequence[int],
+) -> list[int]:
+    """The padding behind an image with zeros between its pixels, for a result of this size."""
+    return [
+        int(size or 0) - int(old or 0) * step - first + span
+        for size, old, step, first, span in zip(result, image, steps, front, spans, strict=True)
+    ]
