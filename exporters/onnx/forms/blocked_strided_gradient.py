@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_WORK = 2
 """How many times the multiplications of ConvTranspose a blocked convolution may take."""
 NONE = -1
-"""Stands for an element of the kernel that is zero."""
+"""Stands for an element of the kernel that is zero: a last one, behind the kernel's own."""
 
 
 class Axis(NamedTuple):
@@ -47,13 +47,13 @@ def strided_gradient(layout: "BlockedLayout", node: Node) -> bool:
     """Let a blocked convolution compute `node`, a strided ConvTranspose; False if none fits."""
     value, weight, *bias = node.inputs
     result, window = node.outputs[0], numbers(node)
-    if value is None or weight is None or bias or weight in layout.held or not layout.fits(result):
+    if value is None or weight is None or bias or not layout.fits(result):
         return False
     if value in layout.images and window["group"] == [dims_of(result)[1]]:
         return depthwise_gradient(layout, node)
-    if window["group"] == [1] and set(window["dilations"]) == {1} and layout.fits(value):
-        return dense_gradient(layout, node)
-    return False
+    plain = window["group"] == [1] and set(window["dilations"]) == {1}
+    fits = plain and weight not in layout.held and layout.fits(value)
+    return fits and dense_gradient(layout, node)
 
 
 def dense_gradient(layout: "BlockedLayout", node: Node) -> bool:
@@ -133,7 +133,7 @@ def phase_filters(layout: "BlockedLayout", weight: Value, rows: Axis, columns: A
     """The filters of (C / b, rows, columns) times b outputs, from a `weight` (O, C, *kernel)."""
     outputs, channels, high, wide = (int(size or 0) for size in dims_of(weight))
     b, filters = layout.block, layout.filter(weight, swap=True)
-    if high == wide == 1:
+    if rows.kernels == columns.kernels == [[0]]:
         return filters
     # Elements of `filters` are b * b numbers, in the reverse order of the kernel's.
     inputs, blocks = outputs // b, channels // b
