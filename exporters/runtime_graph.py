@@ -59,7 +59,7 @@ class Graph:
     @cached_property
     def in_place(self) -> tuple[str, ...]:
         """Outputs that may be written over the state that they replace, by name."""
-        return in_place_of(self.data) if self.runtime == "onnx" else ()
+        return in_place_of(self.data) if self.plan is None else tuple(sorted(self.plan.over))
 
 
 Graphs = Mapping[str, Graph]

@@ -66,29 +66,40 @@ class LitertSession:
         self._graph, self._ran = graph, False
         try:
             interpreter = Interpreter(str(graph), num_threads=threads or os.cpu_count() or 1)
-            self._runner = interpreter.get_signature_runner(signature)
+            runner = interpreter.get_signature_runner(signature)
         except (ValueError, RuntimeError, OSError) as error:
             raise runtime_error(error, graph, "is refused by", description()) from None
-        details = self._runner.get_output_details()
-        self._numbers = [name for name, about in details.items() if not len(about["shape"])]
-        names = interpreter.get_signature_list()[signature]
-        self.inputs, self.outputs = frozenset(names["inputs"]), frozenset(names["outputs"])
+        given, made = runner.get_input_details(), runner.get_output_details()
+        self._numbers = [name for name, about in made.items() if not len(about["shape"])]
+        self._given = {name: about["index"] for name, about in given.items()}
+        self._made = {name: about["index"] for name, about in made.items()}
+        self.inputs, self.outputs = frozenset(given), frozenset(made)
+        # LiteRT shows its memory for results only of a file's first signature, without a runner.
+        first = next(iter(interpreter.get_signature_list()))
+        self._runner = None if signature == first else runner
+        self._interpreter = interpreter
 
     def run(
         self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str] | None = None
     ) -> dict[str, np.ndarray]:
-        """See Session. LiteRT has its own memory for results, so it writes over no input."""
+        """See Session. LiteRT has its own memory for results; they are copied over inputs."""
         # LiteRT writes its INFO lines in the first run only; redirecting takes time.
         with nullcontext() if self._ran else without_remarks():
-            results = self._run(feeds)
+            results = self._run(feeds, over or {})
         self._ran = True
         return results
 
-    def _run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _run(
+        self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str]
+    ) -> dict[str, np.ndarray]:
         # Given a scalar for a scalar, LiteRT 2.3.0 ends the process on 64-bit ARM.
         given = {name: array.reshape(array.shape or 1) for name, array in feeds.items()}
         try:
-            results: dict[str, np.ndarray] = self._runner(**given)
+            results: dict[str, np.ndarray]
+            if self._runner is None:
+                results = self._run_first(given, {name: feeds[old] for name, old in over.items()})
+            else:
+                results = self._runner(**given)
         except (ValueError, RuntimeError) as error:
             # When memory runs out, the message may be empty.
             if not str(error) or ran_out(error) is not None:
@@ -96,3 +107,29 @@ class LitertSession:
             raise runtime_error(error, self._graph, "failed in", description()) from None
         # From such inputs it makes scalars with an axis.
         return results | {name: results[name].reshape(()) for name in self._numbers}
+
+    def _run_first(
+        self, given: Mapping[str, np.ndarray], replaced: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Run the file's first signature, and copy the results named in `replaced` there.
+
+        The arrays that a runner makes for its results are new: filling them takes longer than
+        copying, because the system has to provide their pages.
+        """
+        interpreter = self._interpreter
+        if given.keys() != self._given.keys():
+            raise ValueError(f"its inputs are {sorted(self._given)}, not {sorted(given)}")
+        for name, index in self._given.items():
+            interpreter.resize_tensor_input(index, given[name].shape)
+        interpreter.allocate_tensors()
+        for name, index in self._given.items():
+            interpreter.set_tensor(index, given[name])
+        interpreter.invoke()
+        results = {}
+        for name, index in self._made.items():
+            if name in replaced:
+                results[name] = replaced[name]
+                np.copyto(results[name], interpreter.tensor(index)().reshape(results[name].shape))
+            else:
+                results[name] = interpreter.get_tensor(index)
+        return results

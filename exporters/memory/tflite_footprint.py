@@ -59,7 +59,8 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     """A subgraph's tensors and operators, in order of execution, and the subgraphs that it runs.
 
     `inputs` and `outputs` are places of tensors. `file_operators` counts the operators of the whole
-    file, whose session holds all of them.
+    file, whose session holds all of them. `over` has the places of the outputs that the agent
+    copies over inputs, by name.
     """
 
     tensors: tuple[PlannedTensor, ...]
@@ -68,6 +69,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     outputs: tuple[int, ...]
     parts: tuple["MemoryPlan", ...] = ()
     file_operators: int = 0
+    over: dict[str, int] = {}
 
 
 def footprint(plan: MemoryPlan, batch: int) -> Footprint:
@@ -90,7 +92,14 @@ def footprint(plan: MemoryPlan, batch: int) -> Footprint:
     return Footprint(
         planned=inputs + found.planned,
         arena=arena,
-        process=run_growth(LITERT, inputs, found.outputs, arena, plan.file_operators),
+        process=run_growth(
+            LITERT,
+            inputs,
+            found.outputs,
+            arena,
+            plan.file_operators,
+            over=sum(sizes[i] for i in plan.over.values()),
+        ),
         alive=found.at_peak(),
     )
 

@@ -88,8 +88,13 @@ class ProgramSignature:
     @property
     def trains(self) -> bool:
         """Whether it returns new values of state that it reads."""
+        return bool(self.replacing)
+
+    @property
+    def replacing(self) -> tuple[str, ...]:
+        """The outputs that are new values of state that it reads."""
         read = {port.state for port in self.inputs if port.state is not None}
-        return any(port.state in read for port in self.outputs)
+        return tuple(port.name for port in self.outputs if port.state in read)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Lowering of operators that rearrange, slice, concatenate and pad."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ from exporters.tflite.tensor_layouts import UnsupportedError, Value, product
 aten = torch.ops.aten
 MAX_AXES = 5
 """Largest rank of a slice or concatenation; above it, axes are merged."""
+MAX_PARTS = 5
+"""Most values that XNNPACK concatenates at once."""
 SHORT_AXIS = 5
 """Largest axis that `flip` reverses with slices."""
 PAD_AXES = 5
@@ -159,7 +162,14 @@ def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
 
 
 def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
-    """Concatenate `values` along `axis`, in the layout of the first one."""
+    """Concatenate `values` along `axis`, in the layout of the first one.
+
+    More values than XNNPACK takes are concatenated in groups first.
+    """
+    while len(values) > MAX_PARTS:
+        most = math.ceil(len(values) / math.ceil(len(values) / MAX_PARTS))
+        groups = [values[first : first + most] for first in range(0, len(values), most)]
+        values = [concatenate(lowering, group, axis) for group in groups]
     if len(values) == 1:
         return values[0]
     axis %= len(values[0].shape)

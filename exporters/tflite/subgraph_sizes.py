@@ -1,5 +1,7 @@
 """The sizes of a TFLite subgraph's tensors, while they are still expressions of the batch."""
 
+from collections.abc import Collection
+
 import sympy
 from ai_edge_litert import schema_py_generated as schema
 
@@ -20,8 +22,11 @@ WIDTHS = {
 }
 
 
-def plan_of(subgraph: Subgraph, file_operators: int = 0) -> MemoryPlan:
-    """Memory plan of `subgraph` and the subgraphs that it calls, in a file of `file_operators`."""
+def plan_of(subgraph: Subgraph, file_operators: int = 0, over: Collection[str] = ()) -> MemoryPlan:
+    """Memory plan of `subgraph` and the subgraphs that it calls, in a file of `file_operators`.
+
+    `over` names the outputs that the agent copies over inputs.
+    """
     parts = list({id(part): part for _, part in subgraph.calls}.values())
     places = {id(part): place for place, part in enumerate(parts)}
     called = {id(options): places[id(part)] for options, part in subgraph.calls}
@@ -42,6 +47,7 @@ def plan_of(subgraph: Subgraph, file_operators: int = 0) -> MemoryPlan:
         outputs=tuple(tensor.index for tensor in subgraph.outputs.values()),
         parts=tuple(map(plan_of, parts)),
         file_operators=file_operators,
+        over={name: subgraph.outputs[name].index for name in over},
     )
 
 

@@ -58,16 +58,21 @@ def to_subgraph(signature: ProgramSignature) -> tuple[Subgraph, TracedGraph]:
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
-    """Lower all signatures of `program` to one file; see `exporters.export.compile_graphs`."""
+    """Lower all signatures of `program` to one file; see `exporters.export.compile_graphs`.
+
+    A signature that trains is the first: only of that an agent can have results without a copy.
+    """
     subgraphs, traced = {}, {}
-    for signature in program.signatures:
+    signatures = sorted(program.signatures, key=lambda signature: not signature.trains)
+    for signature in signatures:
         report(f"lowering {signature.name}")
         subgraphs[signature.name], traced[signature.name] = to_subgraph(signature)
     data = serialize(subgraphs, DESCRIPTION)
     operators = sum(len(part.operators) for part in with_parts(subgraphs.values()))
     graphs = {}
+    over = signatures[0].replacing
     for name, own in subgraphs.items():
-        plan = plan_of(own, operators)
+        plan, over = plan_of(own, operators, over), ()
         graphs[name] = Graph(
             "litert",
             FILE,

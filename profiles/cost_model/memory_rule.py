@@ -115,7 +115,9 @@ def training_growth(signatures: Sequence[SignatureMemory], state: int, session_b
     return session_bytes + state + batch + sum(one.kept for one in signatures)
 
 
-def run_growth(runtime: RuntimeOverhead, inputs: int, outputs: int, arena: int, nodes: int) -> int:
+def run_growth(
+    runtime: RuntimeOverhead, inputs: int, outputs: int, arena: int, nodes: int, over: int = 0
+) -> int:
     """Process peak of one signature that is open alone; a manifest's `peak_bytes`.
 
     Args:
@@ -124,11 +126,12 @@ def run_growth(runtime: RuntimeOverhead, inputs: int, outputs: int, arena: int, 
         outputs: Bytes of the outputs.
         arena: Bytes of the runtime arena.
         nodes: Nodes of the graph that stay in memory with it.
+        over: Bytes of the outputs that the agent has in the memory of inputs.
     """
     copies = (runtime.array_copies - 1) * (inputs + outputs)
     kept = copies + kept_bytes(arena, nodes, runtime.node_bytes)
     # Alone, a signature shares no state with others: all of its inputs count here.
-    alone = SignatureMemory(inputs=inputs, outputs=outputs, state=0, kept=kept)
+    alone = SignatureMemory(inputs=inputs, outputs=outputs - over, state=0, kept=kept)
     return training_growth([alone], 0, runtime.session_bytes)
 
 

@@ -145,7 +145,8 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
             if form := blocked(data, block, case.batch):
                 graph.with_name(form_file(graph.name, blocked_form(block))).write_bytes(form)
     fed = arrays(case, submodel, chosen.inputs)
-    fed["in place"] = np.array(() if runtime == "litert" else in_place_of(data), str)
+    replaced = chosen.replacing if runtime == "litert" else in_place_of(data)
+    fed["in place"] = np.array(replaced, str)
     np.savez(graph.with_suffix(".npz"), **fed)  # type: ignore[arg-type]
     return graph
 

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -129,10 +129,19 @@ def test_groups_do_not_make_a_convolution_larger(per_group: int) -> None:
     assert operators(3) == operators(30)
 
 
-def test_xnnpack_takes_the_step_as_a_whole() -> None:
+def wide_kernels() -> nn.Module:
+    """Its kernels' rows are of more slices than XNNPACK concatenates at once."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 11, padding=5), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(4 * 64, 10))
+
+
+@pytest.mark.parametrize(
+    "model", [partial(load_model, "toolkit.models:digits_cnn", seed=0), wide_kernels]
+)
+def test_xnnpack_takes_the_step_as_a_whole(model: Callable[[], nn.Module]) -> None:
     """Otherwise what is ready before an operator that it does not take is computed and kept."""
-    model = load_model("toolkit.models:digits_cnn", seed=0)
-    program = split(model, "full", (1, 8, 8), TRAINING).program
+    program = split(model(), "full", (1, 8, 8), TRAINING).program
     train = next(s for s in program.signatures if s.name == "train")
     run = Interpreter(model_content=to_tflite([train]), num_threads=1)
     run.allocate_tensors()
@@ -299,6 +308,50 @@ def test_one_session_runs_batches_of_any_size(bundle: Path, seed: int) -> None:
         expected: Tensor = model(x).detach()
         assert came.shape == (count, TINY_CLASSES)
         torch.testing.assert_close(torch.from_numpy(came), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["full", "slice:hidden"])
+def test_new_state_is_copied_over_the_old(spec: str, seed: int, tmp_path: Path) -> None:
+    """Batches of two sizes, because LiteRT moves its tensors for another size."""
+    model, source = tiny_model()
+    submodel = split(model, spec, TINY_SHAPE, TRAINING)
+    bundle = tmp_path / "bundle"
+    export(submodel.program, submodel.cut(source), bundle, base="", format="tflite", check=False)
+    opened = open_bundle(bundle)
+    trained = [name for name, own in opened.manifest.signatures.items() if own.in_place]
+    assert trained == ["train"]
+    signature = opened.manifest.signatures["train"]
+    over = signature.overwritten()
+    assert set(over) == {port.name for port in signature.outputs if port.state is not None}
+    draw = np.random.default_rng(seed)
+    ports = {port.kind: port for port in signature.inputs}
+
+    def batch(count: int) -> dict[str, np.ndarray]:
+        x = draw.standard_normal((count, *(ports["samples"].shape[1:])), dtype=np.float32)  # type: ignore[arg-type]
+        y = draw.integers(TINY_CLASSES, size=count)
+        return {ports["samples"].name: x, ports["labels"].name: y, "rate": np.float32([0.1])[0]}
+
+    stored = opened.load(e.name for e in opened.manifest.tensors if e.stored)
+    for_port = {
+        port.name: stored.get(str(port.state), np.zeros(port.shape, port.dtype))  # type: ignore[arg-type]
+        for port in signature.inputs
+        if port.kind == "state"
+    }
+    ours = {name: value.copy() for name, value in for_port.items()}
+    kept = dict(ours)
+    plain = LitertSession(bundle / "model.tflite", "train", 1)
+    session = LitertSession(bundle / "model.tflite", "train", 1)
+    for count in (8, 8, 3, 8):
+        given = batch(count)
+        expected = plain.run({**given, **for_port})
+        came = session.run({**given, **ours}, over)
+        assert came.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(came[name], value, err_msg=name)
+        for name, old in over.items():
+            assert came[name] is kept[old]
+            assert expected[name] is not for_port[old]
+            for_port[old] = expected[name]
 
 
 def test_a_file_that_litert_refuses(bundle: Path, tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ def test_what_else_is_written_to_stderr_meanwhile_is_kept(
     assert capfd.readouterr().err == "ERROR: it is on fire\nnot a whole line, and later ones\n"
 
 
-def test_inputs_that_the_graph_does_not_know(tmp_path: Path) -> None:
-    session = LitertSession(write_tiny(tmp_path / "b") / "model.tflite", "predict", 1)
+@pytest.mark.parametrize("signature", ["train", "predict"])
+def test_inputs_that_the_graph_does_not_know(signature: str, tmp_path: Path) -> None:
+    session = LitertSession(write_tiny(tmp_path / "b") / "model.tflite", signature, 1)
     with pytest.raises(BundleError, match=r"model\.tflite failed in ai-edge-litert .*inputs"):
         session.run({"x": np.zeros((4, *SAMPLE_SHAPE), np.float32)})

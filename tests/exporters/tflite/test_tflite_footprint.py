@@ -65,6 +65,13 @@ def test_a_chain_holds_two_tensors_and_its_ports() -> None:
     assert [buffer.size for buffer in found.alive] == [row(256), row(128)]
 
 
+def test_outputs_copied_over_inputs_are_held_once_less() -> None:
+    graph = doubled("chain", 4)
+    apart, over = footprint(plan_of(graph, 4), BATCH), footprint(plan_of(graph, 4, ["y"]), BATCH)
+    assert apart.process - over.process == row(256)
+    assert (over.planned, over.arena) == (apart.planned, apart.arena)
+
+
 def test_a_call_takes_its_own_tensors_while_it_runs() -> None:
     graph, part = begun("calls"), doubled("part", 2)
     (once,) = graph.call(part, [graph.inputs["x"]])
