@@ -88,6 +88,8 @@ def operators(block: int) -> list[type[OpRun]]:
             assert axes is None
             ends = pads.reshape(2, -1).T[::-1].reshape(-1).tolist()
             number = 0.0 if value is None else float(value)
-            return (F.pad(torch.tensor(x), ends, value=number).numpy(),)
+            # The reference reverses axes by strides below zero, which torch does not take.
+            padded = F.pad(torch.tensor(np.ascontiguousarray(x)), ends, value=number)
+            return (padded.numpy(),)
 
     return [ReorderInput, ReorderOutput, Conv, MaxPool, GlobalAveragePool, Pad]
