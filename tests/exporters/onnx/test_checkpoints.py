@@ -158,7 +158,7 @@ ARENAS = {
     "attention, yes": 0.7,
     "points, yes": 0.9,
     "normed, yes": 0.9,
-    "residual, some": 0.92,  # 0.81 plain, 0.90 in blocks of 16, 0.91 in blocks of 8
+    "residual, some": 0.9,
     "without norms, some": 0.9,
     "attention, some": 0.85,
 }
