@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 from onnx_ir import Node, Value
 
-from exporters.onnx.graph_reading import Dims, dims_of, value_of
+from exporters.onnx.graph_reading import DOMAIN, Dims, dims_of, is_all, value_of
+from exporters.programs.dropout import PRIME
 
 if TYPE_CHECKING:
     from exporters.onnx.forms.blocked_layout import BlockedLayout
@@ -91,6 +92,8 @@ def elementwise(layout: "BlockedLayout", node: Node) -> bool:
     result = node.outputs[0]
     if not layout.fits(result):
         return False
+    if node.op_type == "Where" and dropped(layout, node):
+        return True
     channels = dims_of(result)[1]
     vectors, images = [], []
     for value in node.inputs:
@@ -123,6 +126,34 @@ def elementwise(layout: "BlockedLayout", node: Node) -> bool:
         given = [flat] if node.op_type == "Mul" else [None, flat]
         return layout.computed(result, layout.by_channel(result, layout.image(first), *given))
     return in_runs(layout, node, images, vectors)
+
+
+def dropped(layout: "BlockedLayout", node: Node) -> bool:
+    """An image where a dropout keeps its elements, 0 elsewhere: the product with the mask.
+
+    The runtime's selection makes two more images, and is slower. Other selections stay: they may
+    hide elements that are not finite.
+    """
+    kept, value, other = node.inputs
+    result = node.outputs[0]
+    same = dims_of(kept) == dims_of(value) == dims_of(result)
+    if not (same and value in layout.images and is_all(other, 0) and keeps_at_random(kept)):
+        return False
+    assert value is not None
+    shape, float32 = result.shape, int(ir.DataType.FLOAT)
+    ones = layout.add("Cast", [kept], {"to": float32}, shape=shape)
+    ones = layout.add("ReorderInput", [ones], shape=shape, domain=DOMAIN)
+    return layout.computed(result, layout.add("Mul", [layout.images[value], ones], shape=shape))
+
+
+def keeps_at_random(mask: Value | None) -> bool:
+    """Whether `mask` compares random integers of `exporters/programs/dropout.py`."""
+    node = mask.producer() if mask is not None else None
+    if node is None or node.op_type != "GreaterOrEqual":
+        return False
+    while node is not None and node.op_type in ("GreaterOrEqual", "Reshape"):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node is not None and node.op_type == "Mod" and is_all(node.inputs[1], PRIME)
 
 
 def in_runs(

@@ -214,6 +214,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         (3, 12, 11),
         7,
     ),
+    "dropped out": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 16, 3), nn.Tanh(), nn.Dropout(0.3), nn.Conv2d(16, 32, 3), nn.Tanh()),
+            *(nn.Dropout(0.2), *tail(32)),
+        ),
+        (3, 8, 7),
+        3,
+    ),
     "hard": (  # far from the kinks of the activation
         lambda: nn.Sequential(
             *(nn.Conv2d(3, 32, 3), nn.Hardswish(), nn.Conv2d(32, 16, 3), nn.Hardswish(), *tail(16)),

@@ -6,10 +6,11 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from torch import nn
+from torch import Tensor, nn
 
 from device_agent.runtime.onnx_runtime import open_model
 from exporters.onnx.forms.blocked_elements import LEAST_LIMIT, steep_line
@@ -73,3 +74,25 @@ def test_blocked_steps_do_not_compare(activation: type[nn.Module]) -> None:
     assert before["Greater"] + before["Less"] == 2
     assert after["Greater"] == after["Less"] == 0
     assert after["HardSigmoid"] == before["HardSigmoid"] + 2
+
+
+class Limited(nn.Module):
+    """A selection that hides exponentials too large for a float."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x < 80, x.exp(), 0.0)
+
+
+@pytest.mark.parametrize(("layer", "selects"), [(nn.Dropout(0.3), False), (Limited(), True)])
+def test_only_a_dropout_multiplies_instead_of_selecting(layer: nn.Module, selects: bool) -> None:
+    """What a dropout leaves out is finite."""
+    layers = [nn.Conv2d(3, 16, 3), nn.Tanh(), layer, nn.Conv2d(16, 16, 3), nn.Tanh()]
+    graph = to_onnx(Case.of(nn.Sequential(*layers, *tail(16)), (3, 8, 8)).signature)
+    form = blocked(graph, 8, 8)
+    assert form is not None
+    before, after = (
+        sum(node.op_type == "Where" for node in onnx.load_from_string(data).graph.node)
+        for data in (graph, form)
+    )
+    assert before == 2
+    assert after == (2 if selects else 0)
