@@ -81,8 +81,8 @@ def open_bundle(folder: Path) -> Bundle:
     """Open and check the bundle in `folder`.
 
     Raises:
-        BundleError: A file is missing, truncated or altered, the manifest contradicts itself, or
-            this version does not read the format.
+        BundleError: A file is missing, truncated or altered, the manifest contradicts itself or
+            lacks a form of a graph, or this version does not read the format.
     """
     path = folder / MANIFEST
     data = manifest_bytes(folder)
@@ -93,6 +93,15 @@ def open_bundle(folder: Path) -> Bundle:
         if form_of(name) is not None and not (folder / name).exists():
             continue  # a form of a graph for other devices
         check_file(folder / name, expected.size, expected.sha256)
+    # A device runs the form of its runtime if the folder has it.
+    for file in sorted(folder.iterdir()):
+        if form_of(file.name) is not None and file.name not in manifest.files:
+            raise BundleError(
+                f"{file} is not a file of this bundle, perhaps one of a bundle that was in the "
+                "folder before. Delete it.",
+                code="bundle.foreign-file",
+                file=file.name,
+            )
     return Bundle(folder, manifest, fingerprint(data).sha256)
 
 

@@ -16,8 +16,9 @@ CLEAR = Path("/proc/self/clear_refs")
 RAN_OUT = re.compile(
     r"[Ff]ailed to allocate[^\n]*|[Cc]annot allocate memory|bad_alloc|bad allocation"
     r"|failed to map segment|failed to reshape runtime|failed to create XNNPACK runtime"
+    r"|can't alloc"
 )
-"""Messages of ONNX Runtime, LiteRT and the library loader about missing memory."""
+"""Messages of ONNX Runtime, LiteRT, OpenVINO and the library loader about missing memory."""
 
 
 def resident_bytes() -> int | None:

@@ -37,7 +37,14 @@ def decode_profile(data: bytes, origin: str) -> Profile:
     """Decode a profile. Raises InputError for a damaged, newer or older document."""
     try:
         # Read the version first: another version may have fields that this one refuses as unknown.
-        version = decode_json(data, dict[str, object]).get("version")
+        document = decode_json(data, dict[str, object])
+        if "calibration" in document:
+            raise InputError(
+                f"{origin} is the profile of a device, not of a bundle. Give a file that "
+                "`edgetailor-agent profile BUNDLE --out FILE` wrote.",
+                code="profile.malformed",
+            )
+        version = document.get("version")
         if not isinstance(version, int):
             raise InputError(
                 f"{origin} has no profile version, so it is not a profile. {AGAIN}",

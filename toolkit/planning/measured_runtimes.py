@@ -8,6 +8,9 @@ from profiles.documents.bundle_profile import Profile
 from profiles.documents.device_profile import DeviceProfile
 from profiles.text_formatting import format_bytes, format_seconds
 
+LITERT = "ai-edge-litert"
+"""The runtime of TFLite bundles, which `--runtime` does not choose."""
+
 
 def runtime_notes(device: DeviceProfile) -> list[str]:
     """A line for each bundle that was measured with several runtimes on the device.
@@ -28,10 +31,13 @@ def runtime_notes(device: DeviceProfile) -> list[str]:
 def line(group: list[Profile]) -> str:
     """Compare the fastest of `group`, profiles of one bundle with several runtimes, to the next."""
     fast, slow, *_ = sorted(group, key=lambda one: one.train.median_s)
+    if any(one.machine.runtime.startswith(LITERT) for one in (fast, slow)):
+        choice = "`edgetailor export --format` chooses between them"
+    else:
+        choice = "with `--runtime auto` the agent tries both on its submodel"
     return (
         f"measured on the device, perhaps with another model: a batch of {fast.submodel} takes "
-        f"{_figures(fast)}, {_figures(slow)}; with `--runtime auto` the agent tries both on its "
-        "submodel"
+        f"{_figures(fast)}, {_figures(slow)}; {choice}"
     )
 
 

@@ -57,7 +57,8 @@ def trades(plan: Plan) -> Iterator[str]:
         plain = rows.get(name.removesuffix(SUFFIX))
         if plain is None or plain is variant:
             continue
-        less = f"{format_bytes(plain.memory.value - variant.memory.value)} less memory"
+        saved = plain.memory.value - variant.memory.value
+        less = f"{format_bytes(saved)} less memory" if saved > 0 else "no less memory"
         cost = " and more time"
         if plain.step is not None and variant.step is not None:
             longer = 100 * (variant.step.value / plain.step.value - 1)

@@ -92,7 +92,7 @@ def elementwise(layout: "BlockedLayout", node: Node) -> bool:
     result = node.outputs[0]
     if not layout.fits(result):
         return False
-    if node.op_type == "Where" and dropped(layout, node):
+    if node.op_type == "Where" and layout.multiplies and dropped(layout, node):
         return True
     channels = dims_of(result)[1]
     vectors, images = [], []

@@ -10,19 +10,22 @@ is. Others see it as (N, C / b, H, W, b), which costs nothing.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_ir import Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from device_agent.formats.graph_forms import BLOCKS
 from exporters.memory.onnx_footprint import Footprint, footprint
 from exporters.onnx.forms.blocked_elements import (
     ELEMENTWISE,
     UNARY,
     elementwise,
+    keeps_at_random,
     unary,
 )
 from exporters.onnx.forms.blocked_pixels import PIXELS
@@ -41,6 +44,7 @@ from exporters.onnx.graph_reading import (
     swapped_pads,
     value_of,
 )
+from profiles.errors import ExportError
 
 FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
@@ -53,17 +57,38 @@ def blocked(graph: bytes, block: int, batch: int) -> bytes | None:
     runtime whose blocks have `block` channels; any other computes wrong numbers. It takes batches
     of any size, and is made for those of `batch` samples.
     """
-    return rewritten(graph, partial(rewrite, block=block, batch=batch))
+    return rewritten(graph, way_to_rewrite(graph, block, batch))
 
 
 def blocked_footprint(graph: bytes, block: int, batch: int) -> Footprint:
     """The memory that `blocked(graph, block, batch)` needs; errors as of `footprint`."""
-    return footprint(graph, batch, partial(rewrite, block=block, batch=batch))
+    return footprint(graph, batch, way_to_rewrite(graph, block, batch))
 
 
-def rewrite(model: ir.Model, block: int, batch: int) -> bool:
-    """Give `model` blocked convolutions; False if none fits. Shapes that are known stay known."""
-    fits = BlockedLayout(model.graph, block, batch).rewrite()
+@lru_cache(maxsize=len(BLOCKS))
+def way_to_rewrite(graph: bytes, block: int, batch: int) -> Callable[[ir.Model], bool]:
+    """`rewrite` for `graph`, with the dropouts that need less memory.
+
+    Products with masks need two buffers less than selections, but with other buffers around them
+    the gaps of the arena may be larger.
+    """
+    way = partial(rewrite, block=block, batch=batch)
+    nodes = ir.from_proto(onnx.load_from_string(graph)).graph
+    if not any(node.op_type == "Where" and keeps_at_random(node.inputs[0]) for node in nodes):
+        return way
+    selects = partial(way, multiplies=False)
+    try:
+        return min(way, selects, key=lambda one: footprint(graph, batch, one).arena)
+    except ExportError:  # nothing is known about the memory
+        return way
+
+
+def rewrite(model: ir.Model, block: int, batch: int, multiplies: bool = True) -> bool:
+    """Give `model` blocked convolutions; False if none fits. Shapes that are known stay known.
+
+    `multiplies` says whether dropouts may become products with their masks.
+    """
+    fits = BlockedLayout(model.graph, block, batch, multiplies).rewrite()
     RemoveUnusedNodesPass()(model)
     if fits:
         model.opset_imports[DOMAIN] = 1
@@ -88,10 +113,11 @@ class BlockedLayout(GraphRewriting):
 
     prefix = "blocked"
 
-    def __init__(self, graph: ir.Graph, block: int, batch: int) -> None:
+    def __init__(self, graph: ir.Graph, block: int, batch: int, multiplies: bool = True) -> None:
         super().__init__(graph)
         self.block = block
         self.batch = batch
+        self.multiplies = multiplies
         self.held = computed_from_constants(graph)
         self.images: dict[Value, Value] = {}
         self.made_again: dict[Value, Value] = {}

@@ -91,6 +91,7 @@ def test_an_internal_error_without_a_log(tmp_path: Path) -> None:
         ("OSError(12, 'Cannot allocate memory')", "[Errno 12] Cannot allocate memory"),
         ("ImportError('a.so: failed to map segment')", "a.so: failed to map segment"),
         ("ImportError('std::bad_alloc')", "std::bad_alloc"),
+        ('RuntimeError("can\'t alloc")', "can't alloc"),
     ],
 )
 def test_memory_that_runs_out_anywhere(tmp_path: Path, raised: str, reason: str) -> None:

@@ -94,6 +94,15 @@ def test_a_damaged_file_is_named(
         assert change in said
 
 
+def test_a_form_of_another_bundle_is_refused(copy: Path) -> None:
+    """Its hash is not in the manifest, and the device would run it in place of the graph."""
+    (copy / "train.winograd.onnx").write_bytes(b"")
+    (copy / "notes.txt").write_text("other files may lie beside a bundle")
+    with refused("bundle.foreign-file", file="train.winograd.onnx") as caught:
+        open_bundle(copy)
+    assert str(copy / "train.winograd.onnx") in str(caught.value)
+
+
 def test_no_bundle_at_all(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "nowhere", copy / "train.onnx", tmp_path / "empty"):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from made_calibration import DEVICE
 from made_profiles import MACHINE, full, made_phase, made_profile, sliced
 from profiles.documents import bundle_profile as profiling
 from profiles.documents import profile_schema
@@ -99,6 +100,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (b"{}", "pi.json has no profile version"),
         (b'{"version": "2"}', "pi.json has no profile version"),
         (encode_profile(full())[:500], "pi.json is damaged"),
+        (msgspec.json.encode(DEVICE), "pi.json is the profile of a device, not of a bundle"),
     ],
 )
 def test_what_cannot_be_read(tmp_path: Path, content: bytes, said: str) -> None:

@@ -33,6 +33,13 @@ def test_the_faster_runtime_is_named_with_its_memory() -> None:
     ]
 
 
+def test_the_runtime_of_the_other_format_is_not_said_to_be_tried() -> None:
+    litert = replace(full(2.0), machine=replace(MACHINE, runtime="ai-edge-litert 2.1.0"))
+    (note,) = notes(full(), litert)
+    assert "--runtime" not in note
+    assert note.endswith("; `edgetailor export --format` chooses between them")
+
+
 def test_only_comparable_measurements_are_compared() -> None:
     other = with_openvino(full(0.75))
     assert notes(full(), replace(other, batch_size=8)) == []

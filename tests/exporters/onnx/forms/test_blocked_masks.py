@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import onnx
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from torch import Tensor, nn
 
+from device_agent.formats.graph_forms import BLOCKS
 from device_agent.runtime.onnx_runtime import open_model
+from edgetailor import TrainingConfig, split
+from exporters.memory.onnx_footprint import footprint
 from exporters.onnx.forms.blocked_elements import LEAST_LIMIT, steep_line
-from exporters.onnx.forms.blocked_layout import blocked
+from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint, rewrite
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, tail
 
@@ -96,3 +100,20 @@ def test_only_a_dropout_multiplies_instead_of_selecting(layer: nn.Module, select
     )
     assert before == 2
     assert after == (2 if selects else 0)
+
+
+@pytest.mark.parametrize("spec", ["full,recompute=no", "full,recompute=yes"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_dropouts_take_the_form_that_needs_less_memory(spec: str, block: int) -> None:
+    """Which one that is depends on the gaps between all other buffers."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3)]
+    for _ in range(3):
+        layers += [nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(16, 16, 3)]
+    training = TrainingConfig(batch_size=32)
+    program = split(nn.Sequential(*layers, *tail(16)), spec, (3, 16, 16), training).program
+    graph = to_onnx(program.signatures[0])
+    arenas = [
+        footprint(graph, 32, partial(rewrite, block=block, batch=32, multiplies=way)).arena
+        for way in (True, False)
+    ]
+    assert blocked_footprint(graph, block, 32).arena == min(arenas)
