@@ -4,12 +4,10 @@ from collections import defaultdict
 
 from msgspec import UNSET
 
+from device_agent.runtime.litert_runtime import PACKAGE as LITERT
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.device_profile import DeviceProfile
 from profiles.text_formatting import format_bytes, format_seconds
-
-LITERT = "ai-edge-litert"
-"""The runtime of TFLite bundles, which `--runtime` does not choose."""
 
 
 def runtime_notes(device: DeviceProfile) -> list[str]:
@@ -31,6 +29,7 @@ def runtime_notes(device: DeviceProfile) -> list[str]:
 def line(group: list[Profile]) -> str:
     """Compare the fastest of `group`, profiles of one bundle with several runtimes, to the next."""
     fast, slow, *_ = sorted(group, key=lambda one: one.train.median_s)
+    # `--runtime` chooses among the runtimes of ONNX bundles only.
     if any(one.machine.runtime.startswith(LITERT) for one in (fast, slow)):
         choice = "`edgetailor export --format` chooses between them"
     else:
