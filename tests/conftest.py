@@ -14,9 +14,8 @@ import pytest
 from log_messages import logged
 
 VARIABLE = "EDGETAILOR_TEST_SEED"
+CACHE, CACHES = "EDGETAILOR_CACHE", "XDG_CACHE_HOME"
 
-
-CACHE = "EDGETAILOR_CACHE"
 # No test asserts a time: other processes on the machine decide how long an example takes.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -27,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # from the process that starts them, and so share the folder.
     if not hasattr(config, "workerinput"):
         os.environ[CACHE] = tempfile.mkdtemp(prefix="edgetailor-tests-")
+        os.environ[CACHES] = os.path.join(os.environ[CACHE], "user")
     # In the environment, so that all workers of one run draw from the same seed.
     os.environ.setdefault(VARIABLE, str(np.random.SeedSequence().generate_state(1)[0]))
     # A shell's background jobs ignore Ctrl-C, and so would the processes that tests interrupt.

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 
-from device_agent.runtime.blocked_probe import best_form
 from device_agent.runtime.litert_runtime import PACKAGE as LITERT
 from device_agent.runtime.litert_runtime import LitertSession
 from device_agent.runtime.litert_runtime import description as litert
@@ -70,7 +69,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
             code="bundle.unknown-runtime",
             runtime=runtime,
         )
-    return OnnxSession(best_form(graph), threads)
+    return OnnxSession(graph, threads)
 
 
 def alternatives(runtime: str) -> tuple[str, ...]:

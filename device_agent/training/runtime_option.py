@@ -8,7 +8,7 @@ import msgspec
 from device_agent.formats.bundle import Bundle
 from device_agent.formats.graph_forms import WINOGRAD, form_file
 from device_agent.formats.manifest import Manifest, Signature
-from device_agent.runtime.blocked_probe import block_size
+from device_agent.runtime.blocked_probe import best_form, block_size
 from device_agent.runtime.graph_form import device_form
 from device_agent.runtime.openvino_runtime import PACKAGE as OPENVINO
 from device_agent.training.memory_estimate import batch_of, size_of
@@ -23,7 +23,8 @@ def with_runtime(bundle: Bundle, chosen: str | None, fits: Fits = lambda manifes
     """`bundle` with the runtime `chosen`, and the memory that this one is predicted to need.
 
     Only graphs in ONNX format have a choice: "openvino", otherwise ONNX Runtime. That runs the
-    graphs in Winograd's form on devices that gain from it, unless this form does not fit.
+    graphs in blocked form if the device has its blocks, else in Winograd's form on devices that
+    gain from it, unless this form does not fit.
 
     Args:
         bundle: The bundle as it was opened.
@@ -38,7 +39,9 @@ def with_runtime(bundle: Bundle, chosen: str | None, fits: Fits = lambda manifes
     if manifest.runtime != "onnx":
         return bundle
     if chosen != OPENVINO:
-        block_size()  # Asked now: when memory is limited, the probe may fail and find no blocks.
+        # Asked now: when memory is limited, the probe may fail and find no blocks.
+        if block_size() is not None:
+            return in_blocked_form(bundle)
         other = in_winograd_form(bundle)
         return other if fits(other.manifest) else bundle
     if any(port.kind == "seed" for one in manifest.signatures.values() for port in one.inputs):
@@ -53,6 +56,18 @@ def with_runtime(bundle: Bundle, chosen: str | None, fits: Fits = lambda manifes
         for name, one in manifest.signatures.items()
     }
     return changed(bundle, runtime=OPENVINO, signatures=signatures)
+
+
+def in_blocked_form(bundle: Bundle) -> Bundle:
+    """`bundle` with the graphs that it has in blocks of this device's size.
+
+    Their predicted memory is that of the plain graphs: the manifest names the larger one.
+    """
+    forms = {
+        name: msgspec.structs.replace(one, graph=best_form(bundle.graph(name)).name)
+        for name, one in bundle.manifest.signatures.items()
+    }
+    return changed(bundle, signatures=forms) if forms != bundle.manifest.signatures else bundle
 
 
 def in_winograd_form(bundle: Bundle) -> Bundle:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import device_agent.training.bundle_training  # noqa: F401 - the agent as it is before a bundle is opened
+from device_agent.runtime.blocked_probe import best_form
 from device_agent.runtime.runtime_choice import open_session
 from device_agent.system import process_memory
 
@@ -23,7 +24,8 @@ def main(folder: Path, steps: dict[str, int]) -> None:
     process_memory.map_large_blocks()  # as training does
     idle = process_memory.resident_bytes()
     state = dict(np.load(folder / "state.npz"))
-    sessions = {name: open_session("onnx", folder / f"{name}.onnx", name, 1) for name in steps}
+    graphs = {name: best_form(folder / f"{name}.onnx") for name in steps}
+    sessions = {name: open_session("onnx", graph, name, 1) for name, graph in graphs.items()}
     about = {name: json.loads((folder / f"{name}.json").read_text()) for name in steps}
 
     def batch() -> None:

@@ -60,13 +60,15 @@ def agent(runtime: str, graph: str, threads: int) -> tuple[int, Step]:
     import numpy as np
     import numpy.random  # numpy loads it at its first use, and an idle agent has it
 
+    from device_agent.runtime.blocked_probe import best_form
     from device_agent.runtime.runtime_choice import open_session
     from device_agent.system.process_memory import map_large_blocks
 
     map_large_blocks()  # as training does
     idle = status("VmRSS")
     path = Path(graph)
-    session = open_session(runtime, path, path.stem, threads)
+    form = best_form(path) if runtime == "onnx" else path
+    session = open_session(runtime, form, path.stem, threads)
     feeds = dict(np.load(path.with_suffix(".npz")))
     over = {name: name.removesuffix("+") for name in feeds.pop("in place").tolist()}
 

@@ -23,6 +23,7 @@ from device_agent.runtime import blocked_probe, graph_form, winograd_probe
 from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.graph_form import device_form
 from device_agent.runtime.winograd_probe import PROBE, RUNS, gains, multiplies_faster
+from device_agent.training import runtime_option
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.memory_fit import fits, needed_bytes
 from device_agent.training.memory_limits import Ceiling, Usage
@@ -56,7 +57,8 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None, bool]
 
     def told(block: int | None, faster: bool) -> None:
         device_form.cache_clear()
-        monkeypatch.setattr(graph_form, "block_size", lambda: block)
+        for module in (graph_form, blocked_probe, runtime_option):
+            monkeypatch.setattr(module, "block_size", lambda: block)
         monkeypatch.setattr(graph_form, "multiplies_faster", lambda: faster)
 
     yield told
@@ -119,7 +121,8 @@ def test_the_graphs_that_are_opened(
     folder: Path, say: Callable[[int | None, bool], None], tmp_path: Path
 ) -> None:
     opened = open_bundle(folder)
-    cases = [(None, True, WINOGRAD), (None, False, None), (16, True, None), (8, False, None)]
+    cases = [(None, True, WINOGRAD), (None, False, None), (16, True, "nchwc16")]
+    cases.append((8, False, "nchwc8"))
     for block, faster, form in cases:
         say(block, faster)
         assert form_of(graph_of(with_runtime(opened, None))) == form

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from msgspec.structs import replace
 from torch import nn
 
 import edgetailor as et
@@ -10,7 +11,7 @@ from made_calibration import DEVICE
 from profiles.cost_model.submodel_choice import Budgets, Candidate, Figure
 from profiles.cost_model.submodel_choice import plan as choose
 from toolkit.planning.plan import Planned
-from toolkit.planning.recomputed_variants import saving, worth_recomputing
+from toolkit.planning.recomputed_variants import saving, trades, worth_recomputing
 
 SHAPE = (3, 32, 32)
 MB = 10**6
@@ -84,3 +85,14 @@ def test_only_stronger_submodels_that_memory_alone_excludes_are_tried() -> None:
     assert worth_recomputing(plan) == found
     variants = [made(found[0], 1.0, 190), made(found[1], 0.6, 100)]
     assert saving(plan, variants) == variants[1:]
+
+
+def test_a_variant_that_saves_nothing_says_so() -> None:
+    """Its bound may be lower all the same, so that it is in the plan."""
+    step, same = Figure(2.0, 2.0), Figure(100, 120)
+    full = replace(made("full", 1.0, 0), memory=same, step=step)
+    variant = replace(full, submodel="full,recompute=yes", memory=Figure(100, 110))
+    [note] = trades(choose([full, variant], Budgets(memory=115)))
+    assert note == (
+        "full,recompute=yes trains what full trains, with no less memory and no more time"
+    )

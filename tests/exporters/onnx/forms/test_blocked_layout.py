@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -29,8 +30,9 @@ from exporters.onnx.forms import (
     blocked_sums,
     blocked_weight_gradient,
 )
-from exporters.onnx.forms.blocked_layout import DOMAIN, blocked, blocked_footprint
+from exporters.onnx.forms.blocked_layout import DOMAIN, blocked, blocked_footprint, rewrite
 from exporters.onnx.forms.blocked_weight_gradient import divisors
+from exporters.onnx.forms.graph_rewriting import rewritten
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import Recomputation
 from form_cases import FIRST_BATCH, Case, check, check_in_runtime, tail
@@ -290,6 +292,25 @@ def test_blocked_forms_by_definition(name: str, seed: int, monkeypatch: pytest.M
             runtime = ReferenceEvaluator(model, new_ops=operators(block))
             outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
             check(signature, dict(zip(runtime.output_names, outputs, strict=True)), feeds)
+
+
+@pytest.mark.parametrize("multiplies", [True, False], ids=["products", "selections"])
+def test_both_ways_to_drop(multiplies: bool, seed: int, tmp_path: Path) -> None:
+    """Which of the two an export takes depends on their memory."""
+    torch.manual_seed(seed)
+    case = case_of("dropped out")
+    graph = to_onnx(case.signature)
+    feeds = case.feeds(seed, 5)
+    for block in BLOCKS:
+        way = partial(rewrite, block=block, batch=block, multiplies=multiplies)
+        form = rewritten(graph, way)
+        assert form is not None
+        runtime = ReferenceEvaluator(onnx.load_from_string(form), new_ops=operators(block))
+        outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
+        check(case.signature, dict(zip(runtime.output_names, outputs, strict=True)), feeds)
+        if block == block_size():
+            path = tmp_path / form_file("train.onnx", blocked_form(block))
+            check_in_runtime(case, graph, form, path, seed)
 
 
 @pytest.mark.parametrize("name", ["residual", "strided", "few outputs", "narrow between"])

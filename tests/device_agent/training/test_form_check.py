@@ -1,0 +1,131 @@
+"""A device compares a first step in its form of the graphs with that of the plain graphs."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from device_agent.formats.atomic_files import fingerprint_file
+from device_agent.formats.bundle import Bundle, open_bundle
+from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file, form_of
+from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.update import read_update
+from device_agent.runtime.blocked_probe import block_size
+from device_agent.training import form_check
+from device_agent.training.form_check import with_checked_form
+from device_agent.training.memory_limits import Usage
+from device_agent.training.runtime_option import with_runtime
+from device_agent.training.runtime_trial import Trial
+from device_agent.training.training_options import TrainingOptions
+from edgetailor import TrainingConfig, split
+from exporters.export import export
+from toolkit.submodels.global_model import from_model
+from trainings import train_bundle
+
+pytestmark = pytest.mark.skipif(block_size() is None, reason="this runtime has no blocks")
+SHAPE, CLASSES = (3, 7, 6), 4
+OPTIONS = TrainingOptions(threads=1)
+
+
+def cnn() -> nn.Module:
+    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 3 * 2, CLASSES))
+
+
+@pytest.fixture(scope="module", params=["full", "slice:2"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose training step has blocked forms."""
+    torch.manual_seed(5)
+    model = cnn()
+    submodel = split(model, request.param, SHAPE, TrainingConfig(batch_size=4, epochs=2))
+    out, base = tmp_path_factory.mktemp("forms") / "bundle", from_model(model)
+    export(submodel.program, submodel.cut(base), out, base=base.fingerprint(), check=False)
+    return out
+
+
+@pytest.fixture
+def data(tmp_path: Path, seed: int) -> str:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(11, *SHAPE)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=11))
+    return str(tmp_path / "data.npz")
+
+
+def with_other_block(bundle: Path, signature: str, out: Path) -> Bundle:
+    """A copy whose form of `signature` is that of another block, by the right name and hash."""
+    shutil.copytree(bundle, out)
+    graph, own = open_bundle(bundle).manifest.signatures[signature].graph, block_size()
+    [other] = [form_file(graph, blocked_form(block)) for block in BLOCKS if block != own]
+    form = form_file(graph, blocked_form(own or 0))
+    shutil.copy(out / other, out / form)
+    told = msgspec.json.decode((out / MANIFEST).read_bytes())
+    told["files"][form] = msgspec.to_builtins(fingerprint_file(out / form))
+    (out / MANIFEST).write_bytes(msgspec.json.encode(told))
+    return open_bundle(out)
+
+
+def checked(plain: Bundle, file: Path) -> bool:
+    """Whether the form of `plain` that this device runs is trusted."""
+    formed = with_runtime(plain, None)
+    assert formed is not plain
+    found = with_checked_form(plain, formed, OPTIONS, Usage.now(), file)
+    assert found in (plain, formed)
+    return found is formed
+
+
+def test_a_right_form_is_trusted_and_the_check_remembered(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    plain, file = open_bundle(exported), tmp_path / "trials.json"
+    assert checked(plain, file)
+    monkeypatch.setattr(form_check, "difference", lambda *given: pytest.fail("checked twice"))
+    assert checked(plain, file)
+    assert said == []
+
+
+def test_a_form_of_another_block_is_not_used(
+    exported: Path, tmp_path: Path, data: str, said: list[str]
+) -> None:
+    wrong = with_other_block(exported, "train", tmp_path / "wrong")
+    shutil.copytree(exported, tmp_path / "plain", ignore=shutil.ignore_patterns("*.nchwc*"))
+    for number in range(2):
+        updates = []
+        for bundle in (wrong.folder, tmp_path / "plain"):
+            out = tmp_path / f"{bundle.name}.{number}"
+            train_bundle(bundle, data, out, threads=1, trials=tmp_path / "trials.json")
+            updates.append(read_update(out)[1])
+        ours, theirs = updates
+        assert all(np.array_equal(ours[name], value) for name, value in theirs.items())
+    assert len([line for line in said if "trains the plain graphs" in line]) == 2
+
+
+def test_a_form_that_the_runtime_refuses_is_not_used(
+    exported: Path, tmp_path: Path, said: list[str]
+) -> None:
+    shutil.copytree(exported, tmp_path / "bundle")
+    plain = open_bundle(tmp_path / "bundle")
+    formed = with_runtime(plain, None)
+    for signature in formed.manifest.signatures:
+        if form_of(formed.graph(signature).name):
+            formed.graph(signature).write_bytes(b"no graph")
+    assert not checked(plain, tmp_path / "trials.json")
+    assert "trains the plain graphs" in said[-1]
+
+
+@pytest.mark.parametrize("stops", [MemoryError(), None], ids=["no memory", "not finite"])
+def test_a_check_that_proves_nothing_keeps_the_form(
+    stops: Exception | None, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = form_check.first_step
+
+    def other(bundle: Bundle, threads: int) -> Trial:
+        if stops is not None:
+            raise stops
+        return msgspec.structs.replace(step(bundle, threads), losses=(float("nan"),))
+
+    monkeypatch.setattr(form_check, "first_step", other)
+    assert checked(open_bundle(exported), tmp_path / "trials.json")
