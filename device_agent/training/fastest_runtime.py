@@ -42,6 +42,10 @@ CLOSE_STEP, SMALLEST_STEP = 0.01, 0.01
 """How far the changes of a tensor in the first step may differ: by this share of its change. A
 change below the other share of all changes counts as that large, because the gradient may be zero
 but for rounding. Flipped masks of ReLUs made differences of 0.003."""
+STEADY = CLOSE_STEP / 4
+"""A tensor is not compared if a nudge of all weights moves its change by more than this share: Adam
+divides a gradient by its own size, also one that is only rounding."""
+NUDGED = " nudged"
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def with_fastest_runtime(
             continue
         theirs = trials.of(name)
         ours = trials.of(own) if theirs.refused is None else theirs
-        against = theirs.refused or objection(ours, theirs)
+        against = theirs.refused or objection(ours, theirs, partial(trials.of, own + NUDGED))
         if against is not None:
             log.info("%s is passed over: %s", describe(name), against)
             continue
@@ -150,13 +154,14 @@ def check_agrees(
     be made, because memory is short, proves nothing. Arguments as of `with_fastest_runtime`.
     """
     trials = trials_of(bundle, options, idle, file, wait, measure)
-    ours, theirs = trials.of(bundle.manifest.runtime), trials.of(chosen)
+    own = bundle.manifest.runtime
+    ours, theirs = trials.of(own), trials.of(chosen)
     if ours.refused is None and theirs.refused is None:
-        against = objection(ours, theirs)
+        against = objection(ours, theirs, partial(trials.of, own + NUDGED))
         if against is not None:
             raise BundleError(
                 f"{describe(chosen)} computes other numbers for {bundle.manifest.submodel} than "
-                f"{describe(bundle.manifest.runtime)}: {against}. Train without --runtime.",
+                f"{describe(own)}: {against}. Train without --runtime.",
                 code="bundle.other-results",
                 runtime=chosen,
             )
@@ -172,14 +177,17 @@ def trials_of(
 ) -> Trials:
     """The trials of `bundle`; arguments as of `with_fastest_runtime`."""
 
-    def make(runtime: str) -> Trial:
+    def make(name: str) -> Trial:
         wait()
-        log.info("Trying %s on this bundle", describe(runtime))
+        runtime = name.removesuffix(NUDGED)
+        weights = "" if name == runtime else " with slightly other weights"
+        log.info("Trying %s on this bundle%s", describe(runtime), weights)
         limit = options.max_memory
         return measure(
             Request(
                 folder=str(bundle.folder),
                 runtime=runtime,
+                nudged=name != runtime,
                 threads=options.threads,
                 max_memory=None if limit is None else limit - idle.resident,
             )
@@ -211,10 +219,10 @@ def beside(limits: Sequence[Ceiling], idle: Usage) -> list[Ceiling]:
     ]
 
 
-def objection(ours: Trial, theirs: Trial) -> str | None:
+def objection(ours: Trial, theirs: Trial, nudged: Callable[[], Trial]) -> str | None:
     """Why `theirs` cannot be compared with the trial of the bundle's own runtime, or must not.
 
-    None if the losses agree.
+    None if the losses agree. `nudged` makes a trial of the own runtime with nudged weights.
     """
     if ours.refused is not None:
         return f"there is nothing to compare it with: {ours.refused}"
@@ -224,13 +232,25 @@ def objection(ours: Trial, theirs: Trial) -> str | None:
         allowed = CLOSE_LOSS * abs(mine) + CLOSE_CHANGE * abs(mine - ours.losses[0])
         if not abs(mine - other) <= allowed:  # true for a loss that is not a number, too
             return f"in its first steps the loss is {other:.6g} instead of {mine:.6g}"
-    everything = rms([number for sums in ours.changes.values() for number in sums])
-    for name, sums in ours.changes.items():
-        apart = rms(np.subtract(theirs.changes[name], sums))
-        if not apart <= CLOSE_STEP * max(rms(sums), SMALLEST_STEP * everything):
-            share = apart / max(rms(sums), rms(theirs.changes[name]))
+    apart = shares(ours, theirs)
+    if all(share <= CLOSE_STEP for share in apart.values()):
+        return None
+    again = nudged()
+    moved = shares(ours, again) if again.refused is None and comparable(ours, again) else {}
+    for name, share in apart.items():
+        if not (share <= CLOSE_STEP or moved.get(name, 0.0) > STEADY):
             return f"its first step changes {name!r} otherwise, by {share:.0%} of the change"
     return None
+
+
+def shares(ours: Trial, theirs: Trial) -> dict[str, float]:
+    """How far the change of each tensor in `theirs` is from that in `ours`, by its size there."""
+    least = SMALLEST_STEP * rms([number for sums in ours.changes.values() for number in sums])
+    found = {}
+    for name, sums in ours.changes.items():
+        apart = rms(np.subtract(theirs.changes[name], sums))
+        found[name] = apart / max(rms(sums), least) if apart else 0.0
+    return found
 
 
 def comparable(ours: Trial, theirs: Trial) -> bool:

@@ -22,7 +22,7 @@ from device_agent.system.process_memory import release_unused
 from device_agent.training.fastest_runtime import objection
 from device_agent.training.memory_estimate import open_at_once, untouched_bytes
 from device_agent.training.memory_limits import Usage, enforce_memory_limit
-from device_agent.training.random_run import random_run
+from device_agent.training.random_run import nudge, random_run
 from device_agent.training.remembered_trials import Trials, key_of
 from device_agent.training.runtime_trial import Trial, projected
 from device_agent.training.training_options import TrainingOptions
@@ -82,18 +82,24 @@ def difference(plain: Bundle, formed: Bundle, threads: int) -> str | None:
     if not np.isfinite([*ours.losses, *chain(*ours.changes.values())]).all():
         return None
     try:
-        return objection(ours, first_step(formed, threads))
+        theirs = first_step(formed, threads)
     except BundleError as error:
         return str(error)
+    return objection(ours, theirs, lambda: first_step(plain, threads, nudged=True))
 
 
-def first_step(bundle: Bundle, threads: int) -> Trial:
-    """The losses of all training work for one batch of random data, and what it changes."""
+def first_step(bundle: Bundle, threads: int, nudged: bool = False) -> Trial:
+    """The losses of all training work for one batch of random data, and what it changes.
+
+    With `nudged`, all weights differ a little.
+    """
     training = training_of(bundle)
     recorded = [] if training.source == SAMPLES else [training.source]
     with tempfile.TemporaryDirectory() as scratch:
         run = random_run(bundle, recorded, Path(scratch), threads)
         sessions = run.open_sessions(training)
+        if nudged:
+            nudge(run.state.values())
         before = projected(run.state)
         losses = run.train_batch(training, sessions, np.arange(len(run.local)))
         after = projected(run.state)

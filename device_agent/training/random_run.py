@@ -3,7 +3,7 @@
 Neither time nor memory depends on the values of samples, recorded activations or weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +73,14 @@ def random_run(
         recording.append(generator.standard_normal(shape, dtype=np.float32))
         recording.close()
     return run
+
+
+NUDGE = 1e-5
+
+
+def nudge(tensors: Iterable[np.ndarray]) -> None:
+    """Change the numbers in `tensors` by about what roundings of another runtime change results."""
+    draw = np.random.default_rng(2)
+    for tensor in tensors:
+        if tensor.dtype == np.float32:
+            tensor *= 1 + NUDGE * draw.standard_normal(tensor.shape, dtype=np.float32)

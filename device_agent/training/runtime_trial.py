@@ -23,7 +23,7 @@ from device_agent.system.child_processes import failure
 from device_agent.system.process_memory import map_large_blocks
 from device_agent.training.memory_estimate import open_at_once, untouched_bytes
 from device_agent.training.memory_limits import Usage, enforce_memory_limit
-from device_agent.training.random_run import random_run
+from device_agent.training.random_run import nudge, random_run
 from device_agent.training.runtime_option import with_runtime
 from profiles.errors import EdgeTailorError
 from profiles.json_decoding import MalformedError, decode_json
@@ -51,12 +51,14 @@ class Request(Struct, frozen=True, kw_only=True):
         runtime: The library that runs its graphs, as in TrainingOptions.
         threads: Threads of the runtime; 0 for one per core.
         max_memory: Bytes of memory that the trial's process may use. None means no limit.
+        nudged: Whether all weights differ a little, to see which changes roundings decide.
     """
 
     folder: str
     runtime: str
     threads: int
     max_memory: int | None = None
+    nudged: bool = False
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -174,6 +176,8 @@ def _measured(request: Request, clock: Clock) -> Trial:
 
         def open_training() -> Callable[[], object]:
             opened = run.open_sessions(training)
+            if request.nudged:
+                nudge(run.state.values())
             before = projected(run.state)
 
             def train() -> None:

@@ -143,6 +143,29 @@ def test_a_runtime_given_by_name_has_to_agree(full: Bundle, tmp_path: Path) -> N
         check("other", Trial(losses=(1.0, 0.9)))
 
 
+@pytest.mark.parametrize(
+    ("nudged", "agree"),
+    [
+        (Trial(losses=(1.0,), changes={"w": [-1.0, 1.0, 1.0, -1.0], "v": [1.0] * 4}), True),
+        (Trial(losses=(1.0,), changes={"w": [1.001] * 4, "v": [-1.0] * 4}), False),
+        (Trial(refused="memory ran out"), False),
+    ],
+    ids=["rounding", "steady", "unknown"],
+)
+def test_changes_that_roundings_decide_are_not_compared(
+    nudged: Trial, agree: bool, full: Bundle, file: Path, said: list[str]
+) -> None:
+    """Adam divides a gradient by its own size, also one that is only rounding."""
+    made = {
+        (OWN, False): Trial(train_s=2.0, losses=(1.0,), changes={"w": [1.0] * 4, "v": [1.0] * 4}),
+        (OWN, True): nudged,
+        (OTHER, False): Trial(losses=(1.0,), changes={"w": [-1.0] * 4, "v": [1.0] * 4}),
+    }
+    found = choose(full, file, lambda request: made[request.runtime, request.nudged])
+    assert found == (OTHER if agree else OWN)
+    assert any("changes 'w' otherwise, by 200%" in line for line in said) != agree
+
+
 class Residual(nn.Module):
     """A residual block with layer norm before its layers, as in transformers."""
 
