@@ -116,6 +116,19 @@ def check_file_place(out: Path, force: bool = False) -> None:
             path=str(out),
         )
     refuse_existing(out, force)
+    if nearest is not None:
+        # Folders such as /proc, and long names, refuse it although the mode allows it.
+        longest = max(out.relative_to(nearest).parts, key=len)
+        try:
+            handle, name = tempfile.mkstemp(dir=nearest, prefix=f".{longest}.")
+        except OSError as error:
+            raise InputError(
+                f"{out} cannot be written: {error.strerror}. Give another place.",
+                code="file.refused",
+                path=str(out),
+            ) from None
+        os.close(handle)
+        os.unlink(name)
 
 
 def write_folder(

@@ -78,6 +78,18 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         )
 
 
+@pytest.mark.parametrize(
+    "place", ["/proc/b", "x" * 250, f"{'x' * 250}/b"], ids=["no folder for files", "file", "folder"]
+)
+def test_a_place_that_the_system_refuses(tmp_path: Path, place: str) -> None:
+    """Temporary files have longer names, so these are too long."""
+    for check in (check_file_place, check_bundle_place):
+        with refused_by("file.refused", path=str(tmp_path / place)):
+            check(tmp_path / place)
+    check_file_place(tmp_path / "b")
+    assert everything(tmp_path) == {}
+
+
 def full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
