@@ -10,7 +10,7 @@ from device_agent.data.data_source import Data
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.update import Evaluation
 from device_agent.training.bundle_training import local_data
-from device_agent.training.runtime_option import with_runtime
+from device_agent.training.runtime_option import in_blocked_form
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 
@@ -40,7 +40,7 @@ def evaluate_bundle(
         BundleError: The bundle cannot be used or has no signature for evaluation.
         DataError: The data do not fit the bundle.
     """
-    bundle = with_runtime(open_bundle(Path(folder)), None)
+    bundle = in_blocked_form(open_bundle(Path(folder)))
     local = local_data(bundle, data)
     with tempfile.TemporaryDirectory() as scratch:
         options = TrainingOptions(threads=threads)

@@ -21,7 +21,7 @@ from device_agent.system.process_memory import map_large_blocks, ran_out
 from device_agent.training.batching import held_out
 from device_agent.training.checkpoint import Checkpoints, training_key
 from device_agent.training.fastest_runtime import check_agrees, with_fastest_runtime, work_of
-from device_agent.training.form_check import with_checked_form
+from device_agent.training.form_check import with_right_forms
 from device_agent.training.memory_estimate import open_at_once, untouched_bytes
 from device_agent.training.memory_fit import check_fits, fits, spare_bytes
 from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
@@ -118,12 +118,15 @@ def train_bundle(
                 log.warning("%s", remark)
             validated = held_out(len(local), options.validation)
             where = (idle, trials or default_trials())
+            opened = with_right_forms(
+                *(opened, options, *where), fits=fitting, scratch=scratch, wait=on_batch
+            )
+            bundle = with_runtime(opened, options.runtime, fitting)
             if options.runtime == AUTO:
                 work = work_of(bundle, len(local), len(validated))
                 bundle = with_fastest_runtime(opened, work, options, limits, *where, wait=on_batch)
             elif bundle.manifest.runtime != opened.manifest.runtime:
                 check_agrees(opened, bundle.manifest.runtime, options, *where, wait=on_batch)
-            bundle = with_checked_form(opened, bundle, options, *where)
             run = ScheduleRun(
                 *(bundle, local, scratch, options, dict(personal or {}), on_epoch),
                 held_out=validated,

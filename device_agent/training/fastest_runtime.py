@@ -24,7 +24,7 @@ from device_agent.training.memory_estimate import batch_of
 from device_agent.training.memory_fit import check_fits, fits
 from device_agent.training.memory_limits import DATA, SPACE, Ceiling, Usage
 from device_agent.training.remembered_trials import Trials, key_of
-from device_agent.training.runtime_option import with_runtime
+from device_agent.training.runtime_option import has_forms, with_runtime
 from device_agent.training.runtime_trial import Request, Trial, in_child
 from device_agent.training.training_options import TrainingOptions
 from profiles.errors import BundleError, DoesNotFitError
@@ -42,8 +42,8 @@ CLOSE_STEP, SMALLEST_STEP = 0.01, 0.01
 """How far the changes of a tensor in the first step may differ: by this share of its change. A
 change below the other share of all changes counts as that large, because the gradient may be zero
 but for rounding. Flipped masks of ReLUs made differences of 0.003."""
-STEADY = CLOSE_STEP / 4
-"""A tensor is not compared if a nudge of all weights moves its change by more than this share: Adam
+ROUNDINGS = 10
+"""Changes may also differ by this many times what a nudge of all weights makes of them: Adam
 divides a gradient by its own size, also one that is only rounding."""
 NUDGED = " nudged"
 
@@ -188,6 +188,7 @@ def trials_of(
                 folder=str(bundle.folder),
                 runtime=runtime,
                 nudged=name != runtime,
+                plain=not has_forms(bundle),
                 threads=options.threads,
                 max_memory=None if limit is None else limit - idle.resident,
             )
@@ -238,7 +239,7 @@ def objection(ours: Trial, theirs: Trial, nudged: Callable[[], Trial]) -> str | 
     again = nudged()
     moved = shares(ours, again) if again.refused is None and comparable(ours, again) else {}
     for name, share in apart.items():
-        if not (share <= CLOSE_STEP or moved.get(name, 0.0) > STEADY):
+        if not share <= max(CLOSE_STEP, ROUNDINGS * moved.get(name, 0.0)):
             return f"its first step changes {name!r} otherwise, by {share:.0%} of the change"
     return None
 

@@ -8,13 +8,13 @@ of frozen stages have no other form.
 
 import logging
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.bundle import Bundle, training_of
 from device_agent.formats.graph_forms import form_of
 from device_agent.formats.manifest import SAMPLES
@@ -24,6 +24,7 @@ from device_agent.training.memory_estimate import open_at_once, untouched_bytes
 from device_agent.training.memory_limits import Usage, enforce_memory_limit
 from device_agent.training.random_run import nudge, random_run
 from device_agent.training.remembered_trials import Trials, key_of
+from device_agent.training.runtime_option import Fits, with_runtime, without_forms
 from device_agent.training.runtime_trial import Trial, projected
 from device_agent.training.training_options import TrainingOptions
 from profiles.errors import BundleError
@@ -31,72 +32,87 @@ from profiles.errors import BundleError
 log = logging.getLogger(__name__)
 
 
-def with_checked_form(
-    plain: Bundle, formed: Bundle, options: TrainingOptions, idle: Usage, file: Path
+def with_right_forms(
+    bundle: Bundle,
+    options: TrainingOptions,
+    idle: Usage,
+    file: Path,
+    *,
+    fits: Fits,
+    scratch: Path,
+    wait: Callable[[], object] = lambda: None,
 ) -> Bundle:
-    """`formed`, or `plain` with a warning if the first steps of the two differ.
+    """`bundle`, or if a first step in this device's form differs, `bundle` without forms.
 
     A check for which there is too little memory, or in which numbers are not finite, proves
     nothing; then the form is used.
 
     Args:
-        plain: The bundle as it was opened.
-        formed: The same bundle as this device runs it.
+        bundle: The bundle as it was opened.
         options: Threads and memory limit of the training.
         idle: Memory of this process before its first training.
         file: Where the result is remembered.
+        fits: Whether the form fits, see `with_runtime`.
+        scratch: Folder for temporary files.
+        wait: Called before the check, which starts when it returns.
     """
-    graphs = {formed.graph(step.signature).name for step in training_of(formed).steps}
+    formed = with_runtime(bundle, bundle.manifest.runtime, fits)
+    graphs = (formed.graph(step.signature).name for step in training_of(formed).steps)
     forms = {form for name in graphs if (form := form_of(name)) is not None}
     if not forms:
-        return formed
+        return bundle
 
     def make(name: str) -> Trial:
-        sessions, untouched = open_at_once(plain.manifest), untouched_bytes(plain.manifest)
+        wait()
+        sessions, untouched = open_at_once(formed.manifest), untouched_bytes(formed.manifest)
         try:
             with enforce_memory_limit(
                 options.max_memory, options.threads, sessions, idle, untouched
             ):
-                return Trial(refused=difference(plain, formed, options.threads))
-        except MemoryError:
-            return Trial()
+                return Trial(refused=difference(bundle, formed, options.threads, scratch))
         finally:
             release_unused()
 
-    files = [(name, formed.manifest.files[name].sha256) for name in sorted(graphs)]
-    key = fingerprint(msgspec.json.encode((key_of(plain, options), files))).sha256
-    against = Trials(file, key, make).of(form := min(forms)).refused
-    if against is None:
-        return formed
-    log.warning(
-        "This device trains the plain graphs, because their form %s computes other numbers: %s. "
-        "Please report it with the output of `edgetailor-agent doctor`.",
-        *(form, against),
-    )
-    return plain
-
-
-def difference(plain: Bundle, formed: Bundle, threads: int) -> str | None:
-    """How the first steps of two forms of a bundle differ; None if they agree."""
-    ours = first_step(plain, threads)
-    if not np.isfinite([*ours.losses, *chain(*ours.changes.values())]).all():
-        return None
+    (form,) = forms
     try:
-        theirs = first_step(formed, threads)
+        against = Trials(file, key_of(bundle, options), make).of(form).refused
+    except (MemoryError, FloatingPointError):
+        return bundle
+    if against is None:
+        return bundle
+    log.warning(
+        "%s trains its plain graphs here, because their form %s computes other numbers: %s. Please "
+        "report it with the output of `edgetailor-agent doctor`. Delete %s to compare again.",
+        *(bundle.manifest.submodel, form, against, file),
+    )
+    return without_forms(bundle)
+
+
+def difference(plain: Bundle, formed: Bundle, threads: int, scratch: Path) -> str | None:
+    """How the first steps of two forms of a bundle differ; None if they agree.
+
+    Raises FloatingPointError if the plain graphs compute numbers that are not finite.
+    """
+    step = partial(first_step, threads=threads, scratch=scratch)
+    ours = step(plain)
+    if not np.isfinite([*ours.losses, *chain(*ours.changes.values())]).all():
+        raise FloatingPointError
+    try:
+        theirs = step(formed)
     except BundleError as error:
         return str(error)
-    return objection(ours, theirs, lambda: first_step(plain, threads, nudged=True))
+    return objection(ours, theirs, partial(step, plain, nudged=True))
 
 
-def first_step(bundle: Bundle, threads: int, nudged: bool = False) -> Trial:
+def first_step(bundle: Bundle, threads: int, scratch: Path, nudged: bool = False) -> Trial:
     """The losses of all training work for one batch of random data, and what it changes.
 
     With `nudged`, all weights differ a little.
     """
     training = training_of(bundle)
     recorded = [] if training.source == SAMPLES else [training.source]
-    with tempfile.TemporaryDirectory() as scratch:
-        run = random_run(bundle, recorded, Path(scratch), threads)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        run = random_run(bundle, recorded, Path(folder), threads)
         sessions = run.open_sessions(training)
         if nudged:
             nudge(run.state.values())

@@ -75,11 +75,12 @@ def random_run(
     return run
 
 
-NUDGE = 1e-5
+NUDGE = 1e-6
+"""About what roundings change. With ten times as much, masks of ReLUs in deep nets flip."""
 
 
 def nudge(tensors: Iterable[np.ndarray]) -> None:
-    """Change the numbers in `tensors` by about what roundings of another runtime change results."""
+    """Change the numbers in `tensors` at random by the share NUDGE."""
     draw = np.random.default_rng(2)
     for tensor in tensors:
         if tensor.dtype == np.float32:

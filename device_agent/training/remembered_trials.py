@@ -9,6 +9,7 @@ import msgspec
 
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file, write_file
 from device_agent.formats.bundle import Bundle, structure, training_of
+from device_agent.formats.graph_forms import form_of
 from device_agent.formats.manifest import Struct
 from device_agent.runtime.runtime_choice import alternatives, describe, versions
 from device_agent.training.runtime_trial import Trial, faster_of
@@ -23,7 +24,7 @@ KEPT = 50
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
-    """The content of the file: trials by key (see `key_of`) and by the runtime's name."""
+    """The content of the file: trials by key (see `key_of`) and by name of a runtime or form."""
 
     version: int = VERSION
     trials: dict[str, dict[str, Trial]]
@@ -41,9 +42,11 @@ def key_of(bundle: Bundle, options: TrainingOptions) -> str:
     It is the same in all rounds of one submodel, as long as the server writes the same graphs.
     """
     own, training = bundle.manifest.runtime, training_of(bundle)
+    files = sorted(bundle.manifest.files.items())
     about = (
         structure(bundle.manifest),
         [fingerprint_file(bundle.graph(step.signature)).sha256 for step in training.steps],
+        [(name, one.sha256) for name, one in files if form_of(name) is not None],
         training.batch_size,
         options.threads,
         options.max_memory,  # a trial that ran out of memory may have enough with another limit
@@ -60,7 +63,7 @@ class Trials:
     Args:
         file: The file.
         key: What the trials are of, see `key_of`.
-        make: Makes the trial of a runtime.
+        make: Makes the trial of a runtime or form.
     """
 
     def __init__(self, file: Path, key: str, make: Callable[[str], Trial]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 
 from device_agent.formats.bundle import Bundle
-from device_agent.formats.graph_forms import WINOGRAD, form_file
+from device_agent.formats.graph_forms import WINOGRAD, form_file, form_of
 from device_agent.formats.manifest import Manifest, Signature
 from device_agent.runtime.blocked_probe import best_form, block_size
 from device_agent.runtime.graph_form import device_form
@@ -64,10 +64,12 @@ def in_blocked_form(bundle: Bundle) -> Bundle:
     Their predicted memory is that of the plain graphs: the manifest names the larger one.
     """
     forms = {
-        name: msgspec.structs.replace(one, graph=best_form(bundle.graph(name)).name)
+        name: msgspec.structs.replace(one, graph=file)
         for name, one in bundle.manifest.signatures.items()
+        if (file := best_form(bundle.graph(name)).name) in bundle.manifest.files
+        and file != one.graph
     }
-    return changed(bundle, signatures=forms) if forms != bundle.manifest.signatures else bundle
+    return changed(bundle, signatures=bundle.manifest.signatures | forms) if forms else bundle
 
 
 def in_winograd_form(bundle: Bundle) -> Bundle:
@@ -83,6 +85,17 @@ def in_winograd_form(bundle: Bundle) -> Bundle:
     if not forms or device_form() != WINOGRAD:
         return bundle
     return changed(bundle, signatures=bundle.manifest.signatures | forms)
+
+
+def has_forms(bundle: Bundle) -> bool:
+    """Whether the manifest lists other forms of a graph."""
+    return any(form_of(name) is not None for name in bundle.manifest.files)
+
+
+def without_forms(bundle: Bundle) -> Bundle:
+    """`bundle` as if it had its graphs in no other form."""
+    files = bundle.manifest.files.items()
+    return changed(bundle, files={name: one for name, one in files if form_of(name) is None})
 
 
 def changed(bundle: Bundle, **fields: object) -> Bundle:

@@ -24,7 +24,7 @@ from device_agent.system.process_memory import map_large_blocks
 from device_agent.training.memory_estimate import open_at_once, untouched_bytes
 from device_agent.training.memory_limits import Usage, enforce_memory_limit
 from device_agent.training.random_run import nudge, random_run
-from device_agent.training.runtime_option import with_runtime
+from device_agent.training.runtime_option import with_runtime, without_forms
 from profiles.errors import EdgeTailorError
 from profiles.json_decoding import MalformedError, decode_json
 
@@ -52,6 +52,7 @@ class Request(Struct, frozen=True, kw_only=True):
         threads: Threads of the runtime; 0 for one per core.
         max_memory: Bytes of memory that the trial's process may use. None means no limit.
         nudged: Whether all weights differ a little, to see which changes roundings decide.
+        plain: Whether the bundle's graphs run as they are, in no other form.
     """
 
     folder: str
@@ -59,6 +60,7 @@ class Request(Struct, frozen=True, kw_only=True):
     threads: int
     max_memory: int | None = None
     nudged: bool = False
+    plain: bool = False
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -94,9 +96,9 @@ def projected(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         sums = np.zeros(PROJECTIONS)
         for start in range(0, len(flat), CHUNK):
             part = flat[start : start + CHUNK].astype(np.float64)
-            bits = draw.integers(256, size=len(part), dtype=np.uint8)
-            for number in range(PROJECTIONS):
-                sums[number] += part.sum() - 2 * part[(bits >> number) & 1 == 1].sum()
+            bits = draw.integers(256, size=(len(part), 1), dtype=np.uint8)
+            signs = np.unpackbits(bits, axis=1, count=PROJECTIONS, bitorder="little")
+            sums += part @ (1 - 2.0 * signs)
         found[name] = sums
     return found
 
@@ -154,7 +156,8 @@ def try_runtime(request: Request, clock: Clock = time.perf_counter) -> Trial:
 def _measured(request: Request, clock: Clock) -> Trial:
     map_large_blocks()  # as a training does
     idle = Usage.now()
-    bundle = with_runtime(open_bundle(Path(request.folder)), request.runtime)
+    bundle = open_bundle(Path(request.folder))
+    bundle = with_runtime(without_forms(bundle) if request.plain else bundle, request.runtime)
     stages = [one for one in bundle.manifest.schedule if isinstance(one, Record)]
     sessions = open_at_once(bundle.manifest)
     with (

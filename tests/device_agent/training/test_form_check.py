@@ -1,7 +1,9 @@
 """A device compares a first step in its form of the graphs with that of the plain graphs."""
 
+import itertools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,10 +18,11 @@ from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.update import read_update
 from device_agent.runtime.blocked_probe import block_size
 from device_agent.training import form_check
-from device_agent.training.form_check import with_checked_form
+from device_agent.training.fastest_runtime import check_agrees, objection
+from device_agent.training.form_check import with_right_forms
 from device_agent.training.memory_limits import Usage
-from device_agent.training.runtime_option import with_runtime
-from device_agent.training.runtime_trial import Trial
+from device_agent.training.runtime_option import has_forms, with_runtime, without_forms
+from device_agent.training.runtime_trial import Request, Trial, try_runtime
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
 from exporters.export import export
@@ -76,22 +79,22 @@ def with_other_block(bundle: Path, signature: str, out: Path) -> Bundle:
     return open_bundle(out)
 
 
-def checked(plain: Bundle, file: Path) -> bool:
+def checked(plain: Bundle, folder: Path) -> bool:
     """Whether the form of `plain` that this device runs is trusted."""
-    formed = with_runtime(plain, None)
-    assert formed is not plain
-    found = with_checked_form(plain, formed, OPTIONS, Usage.now(), file)
-    assert found in (plain, formed)
-    return found is formed
+    assert with_runtime(plain, None) is not plain
+    where = (Usage.now(), folder / "trials.json")
+    found = with_right_forms(plain, OPTIONS, *where, fits=lambda manifest: True, scratch=folder)
+    assert has_forms(found) == (found is plain)
+    return has_forms(found)
 
 
 def test_a_right_form_is_trusted_and_the_check_remembered(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    plain, file = open_bundle(exported), tmp_path / "trials.json"
-    assert checked(plain, file)
+    plain = open_bundle(exported)
+    assert checked(plain, tmp_path)
     monkeypatch.setattr(form_check, "difference", lambda *given: pytest.fail("checked twice"))
-    assert checked(plain, file)
+    assert checked(plain, tmp_path)
     assert said == []
 
 
@@ -108,7 +111,7 @@ def test_a_form_of_another_block_is_not_used(
             updates.append(read_update(out)[1])
         ours, theirs = updates
         assert all(np.array_equal(ours[name], value) for name, value in theirs.items())
-    assert len([line for line in said if "trains the plain graphs" in line]) == 2
+    assert len([line for line in said if "trains its plain graphs" in line]) == 2
 
 
 def test_a_form_that_the_runtime_refuses_is_not_used(
@@ -120,20 +123,73 @@ def test_a_form_that_the_runtime_refuses_is_not_used(
     for signature in formed.manifest.signatures:
         if form_of(formed.graph(signature).name):
             formed.graph(signature).write_bytes(b"no graph")
-    assert not checked(plain, tmp_path / "trials.json")
-    assert "trains the plain graphs" in said[-1]
+    assert not checked(plain, tmp_path)
+    assert "trains its plain graphs" in said[-1]
 
 
-@pytest.mark.parametrize("stops", [MemoryError(), None], ids=["no memory", "not finite"])
-def test_a_check_that_proves_nothing_keeps_the_form(
-    stops: Exception | None, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stops", [MemoryError, None], ids=["no memory", "not finite"])
+def test_a_check_that_proves_nothing_keeps_the_form_and_is_repeated(
+    stops: type[Exception] | None,
+    exported: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: list[str],
 ) -> None:
     step = form_check.first_step
 
-    def other(bundle: Bundle, threads: int, **more: bool) -> Trial:
+    def other(*given: Any, **more: Any) -> Trial:
         if stops is not None:
             raise stops
-        return msgspec.structs.replace(step(bundle, threads, **more), losses=(float("nan"),))
+        return msgspec.structs.replace(step(*given, **more), losses=(float("nan"),))
 
+    wrong = with_other_block(exported, "train", tmp_path / "wrong")
     monkeypatch.setattr(form_check, "first_step", other)
-    assert checked(open_bundle(exported), tmp_path / "trials.json")
+    assert checked(wrong, tmp_path)
+    assert said == []
+    monkeypatch.undo()
+    assert not checked(wrong, tmp_path)
+
+
+def test_no_other_runtime_is_compared_with_a_wrong_form(exported: Path, tmp_path: Path) -> None:
+    """Its trials would blame that runtime."""
+    wrong = with_other_block(exported, "train", tmp_path / "wrong")
+    about = {"folder": str(wrong.folder), "runtime": "onnx", "threads": 1}
+    plain, formed = (try_runtime(Request(**about, plain=plain)) for plain in (True, False))
+    right = try_runtime(Request(**{**about, "folder": str(exported)}, plain=True))
+    assert plain.changes == right.changes
+    assert plain.changes != formed.changes
+    requests: list[Request] = []
+
+    def measure(request: Request) -> Trial:
+        requests.append(request)
+        return Trial()
+
+    where = (Usage.now(), tmp_path / "trials.json")
+    for bundle in (wrong, without_forms(wrong)):
+        check_agrees(bundle, "openvino", OPTIONS, *where, measure=measure)
+    assert [request.plain for request in requests] == [False, False, True, True]
+
+
+def test_a_wrong_gradient_of_a_deep_net_is_seen(tmp_path: Path) -> None:
+    """Nudges of the weights flip masks of ReLUs in such nets, which must not excuse it."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for number in range(12):
+        layers += [nn.Conv2d(3 if number == 0 else 16, 16, 3, padding=1, bias=False)]
+        layers += [nn.BatchNorm2d(16), nn.ReLU(), *([nn.MaxPool2d(2)] if number % 4 == 3 else [])]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, CLASSES))
+    submodel = split(model, "full", (3, 16, 16), TrainingConfig(batch_size=4))
+    base = from_model(model)
+    export(
+        submodel.program, submodel.cut(base), tmp_path / "b", base=base.fingerprint(), check=False
+    )
+    bundle = open_bundle(tmp_path / "b")
+    formed = with_runtime(bundle, None)
+    ours = form_check.first_step(bundle, 1, tmp_path)
+    theirs = form_check.first_step(formed, 1, tmp_path)
+    assert objection(ours, theirs, lambda: pytest.fail("they are close")) is None
+    nudged = form_check.first_step(bundle, 1, tmp_path, nudged=True)
+    for name, factor in itertools.product(ours.changes, (-1.0, 0.0, 2.0, float("nan"))):
+        changes = theirs.changes | {name: [factor * change for change in theirs.changes[name]]}
+        wrong = msgspec.structs.replace(theirs, changes=changes)
+        assert objection(ours, wrong, lambda: nudged) is not None, name
