@@ -25,9 +25,10 @@ from device_agent.runtime.graph_form import device_form
 from device_agent.runtime.winograd_probe import PROBE, RUNS, gains, multiplies_faster
 from device_agent.training import runtime_option
 from device_agent.training.bundle_training import train_bundle
+from device_agent.training.form_check import with_right_forms
 from device_agent.training.memory_fit import fits, needed_bytes
 from device_agent.training.memory_limits import Ceiling, Usage
-from device_agent.training.runtime_option import with_runtime
+from device_agent.training.runtime_option import has_forms, with_runtime
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
 from exporters.export import export
@@ -219,6 +220,24 @@ def test_both_forms_train_to_the_same_update(
     assert any((ours[name] != plain[name]).any() for name in plain)  # two forms, indeed
     for name, value in plain.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_wrong_form_is_not_trained(
+    folder: Path, say: Callable[[int | None, bool], None], tmp_path: Path
+) -> None:
+    say(None, True)
+    shutil.copytree(folder, tmp_path / "wrong")
+    graph = tmp_path / "wrong" / "train.winograd.onnx"
+    graph.write_bytes(with_negative_kernels(graph.read_bytes()))
+    right = open_bundle(folder)
+    for bundle in (right, replace(right, folder=tmp_path / "wrong")):
+        where = (Usage.now(), tmp_path / bundle.folder.name)
+        found = with_right_forms(
+            *(bundle, TrainingOptions(threads=1), *where),
+            fits=lambda manifest: True,
+            scratch=tmp_path,
+        )
+        assert has_forms(found) is (bundle is right)
 
 
 def test_the_probe_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
