@@ -5,10 +5,10 @@ from itertools import count
 from pathlib import Path
 
 from device_agent.formats.bundle import Bundle
-from device_agent.training.fastest_runtime import Measure, Work, with_fastest_runtime
 from device_agent.training.memory_limits import OPTION, Ceiling, Usage
-from device_agent.training.runtime_trial import Request, Trial, try_runtime
 from device_agent.training.training_options import TrainingOptions
+from device_agent.training.trials.fastest_runtime import Measure, Work, with_fastest_runtime
+from device_agent.training.trials.runtime_trial import Request, Trial, try_runtime
 
 OWN, OTHER = "onnx", "openvino"
 IDLE = Usage(resident=60_000_000, space=0, data=0)

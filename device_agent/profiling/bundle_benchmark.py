@@ -16,10 +16,10 @@ from device_agent.profiling.calibration import device_profile
 from device_agent.profiling.profile_text import table
 from device_agent.profiling.profiler import profile_bundle
 from device_agent.runtime.runtime_choice import all_versions, alternatives, describe
-from device_agent.training.fastest_runtime import beside, half_of_memory
 from device_agent.training.memory_fit import check_fits
 from device_agent.training.memory_limits import Usage, ceilings
 from device_agent.training.runtime_option import with_runtime
+from device_agent.training.trials.fastest_runtime import beside, half_of_memory
 from profiles.documents.bundle_profile import Duration, Profile
 from profiles.documents.calibration_record import Calibration
 from profiles.documents.device_profile import DeviceProfile

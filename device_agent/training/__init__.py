@@ -8,6 +8,6 @@ Start with `standalone_training.py` (the command `train`) and `bundle_training.p
 - `training_folder.py`, `checkpoint.py`: temporary files, and resuming a killed training.
 - `memory_limits.py`, `memory_estimate.py`, `memory_fit.py`: the limits of this process, the memory
   that a training needs, and whether it fits.
-- `runtime_option.py`, `fastest_runtime.py`, `form_check.py`: the runtime and the graphs' form.
+- `runtime_option.py`: the runtime and the form of the graphs; `trials/` compares them first.
 - `personal_model.py`, `round_profile.py`, `bundle_evaluation.py`: what else a round may need.
 """

@@ -20,19 +20,19 @@ from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
 from device_agent.training.batching import held_out
 from device_agent.training.checkpoint import Checkpoints, training_key
-from device_agent.training.fastest_runtime import check_agrees, with_fastest_runtime, work_of
-from device_agent.training.form_check import with_right_forms
 from device_agent.training.memory_estimate import open_at_once, untouched_bytes
 from device_agent.training.memory_fit import check_fits, fits, spare_bytes
 from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
 from device_agent.training.personal_model import personal_entries
-from device_agent.training.remembered_trials import default_trials
 from device_agent.training.round_profile import RoundProfile
 from device_agent.training.runtime_option import with_runtime
 from device_agent.training.schedule_interpreter import OnEpoch, ScheduleRun, ignore_epoch
 from device_agent.training.signature_runs import OnBatch, at_once
 from device_agent.training.training_folder import CHECKPOINT, UNPACKED, working_folder
 from device_agent.training.training_options import AUTO, DEFAULT_OPTIONS, TrainingOptions
+from device_agent.training.trials.fastest_runtime import check_agrees, with_fastest_runtime, work_of
+from device_agent.training.trials.form_check import with_right_forms
+from device_agent.training.trials.remembered_trials import default_trials
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import LimitError, UpdateError
 

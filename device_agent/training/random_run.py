@@ -1,4 +1,4 @@
-"""A run of a bundle on one batch of random data, to measure what a training takes.
+"""A run of a bundle on one batch of random data, to measure a training or compare its first steps.
 
 Neither time nor memory depends on the values of samples, recorded activations or weights.
 """

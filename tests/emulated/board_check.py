@@ -28,10 +28,10 @@ from device_agent.runtime.blocked_probe import best_form, block_size
 from device_agent.runtime.graph_form import device_form
 from device_agent.runtime.openvino_probe import keeps_kernels
 from device_agent.training import schedule_interpreter
-from device_agent.training.remembered_trials import default_trials
 from device_agent.training.runtime_option import with_runtime
 from device_agent.training.schedule_interpreter import OnEpoch, ignore_epoch
 from device_agent.training.standalone_training import train
+from device_agent.training.trials.remembered_trials import default_trials
 from profiles.cost_model.prediction import TimeModel
 from refusals import refused
 

@@ -128,7 +128,7 @@ def test_a_runtime_that_does_not_take_a_bundle_has_a_reason_and_no_line(
     if why == "refused":
         monkeypatch.setattr(bundle_benchmark, "with_runtime", refuse)
     else:
-        few = "device_agent.training.fastest_runtime.available_bytes"
+        few = "device_agent.training.trials.fastest_runtime.available_bytes"
         monkeypatch.setattr(few, lambda: 2 * 10**8)
         monkeypatch.setattr(bundle_benchmark, "ceilings", list)
     done = measured(bundle_of("full"))

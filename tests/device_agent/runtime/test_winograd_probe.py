@@ -22,14 +22,16 @@ from device_agent.formats.update import read_update
 from device_agent.runtime import blocked_probe, graph_form, winograd_probe
 from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.graph_form import device_form
+from device_agent.runtime.runtime_choice import Session
 from device_agent.runtime.winograd_probe import PROBE, RUNS, gains, multiplies_faster
-from device_agent.training import runtime_option
+from device_agent.training import runtime_option, signature_runs
+from device_agent.training.bundle_evaluation import evaluate_bundle
 from device_agent.training.bundle_training import train_bundle
-from device_agent.training.form_check import with_right_forms
 from device_agent.training.memory_fit import fits, needed_bytes
 from device_agent.training.memory_limits import Ceiling, Usage
 from device_agent.training.runtime_option import has_forms, with_runtime
 from device_agent.training.training_options import TrainingOptions
+from device_agent.training.trials.form_check import with_right_forms
 from edgetailor import TrainingConfig, split
 from exporters.export import export
 from exporters.runtime_probes import write
@@ -238,6 +240,27 @@ def test_a_wrong_form_is_not_trained(
             scratch=tmp_path,
         )
         assert has_forms(found) is (bundle is right)
+
+
+@pytest.mark.parametrize("block", [None, *BLOCKS])
+def test_evaluation_takes_no_form_that_needs_more_memory(
+    block: int | None,
+    folder: Path,
+    say: Callable[[int | None, bool], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No limit is checked before it."""
+    say(block, True)
+    opened: list[str] = []
+    run = signature_runs.open_session
+
+    def open_plain(runtime: str, graph: Path, signature: str, threads: int) -> Session:
+        opened.append(graph.name)
+        return run(runtime, folder / f"{signature}.onnx", signature, threads)
+
+    monkeypatch.setattr(signature_runs, "open_session", open_plain)
+    evaluate_bundle(folder, (np.zeros((4, *SHAPE), np.float32), np.zeros(4, np.int64)), threads=1)
+    assert opened == ["evaluate.onnx" if block is None else f"evaluate.nchwc{block}.onnx"]
 
 
 def test_the_probe_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from commands import Agent
 from device_agent.formats.bundle import Bundle, open_bundle
 from device_agent.formats.manifest import Record
 from device_agent.formats.update import TENSORS, read_update
-from device_agent.training.fastest_runtime import LEAST_GAIN, Work, work_of
-from device_agent.training.runtime_trial import Request, Trial
 from device_agent.training.training_options import TrainingOptions
+from device_agent.training.trials.fastest_runtime import LEAST_GAIN, Work, work_of
+from device_agent.training.trials.runtime_trial import Request, Trial
 from parameters import some_long
 from runtime_trials import OTHER, OWN, Clocked, Made, choose, never
 from trainings import train_bundle
@@ -80,7 +80,7 @@ def test_what_was_not_tried_is_tried(
             full.graph("train").write_bytes(full.graph("train").read_bytes() + b"\x12\x00")
         case "version":
             monkeypatch.setattr(
-                "device_agent.training.remembered_trials.describe", lambda name: f"{name} 99"
+                "device_agent.training.trials.remembered_trials.describe", lambda name: f"{name} 99"
             )
         case _:
             file.write_bytes(file.read_bytes()[:-3])

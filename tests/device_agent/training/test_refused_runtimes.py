@@ -14,9 +14,9 @@ from device_agent.formats.bundle import Bundle, open_bundle
 from device_agent.formats.update import TENSORS
 from device_agent.runtime import openvino_runtime
 from device_agent.runtime.runtime_choice import alternatives
-from device_agent.training.fastest_runtime import check_agrees
-from device_agent.training.runtime_trial import Request, Trial
 from device_agent.training.training_options import TrainingOptions
+from device_agent.training.trials.fastest_runtime import check_agrees
+from device_agent.training.trials.runtime_trial import Request, Trial
 from edgetailor import TrainingConfig, split
 from exporters.export import export
 from models_for_tests import Reader

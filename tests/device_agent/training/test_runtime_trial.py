@@ -12,8 +12,8 @@ from torch import nn
 
 from bundles import BATCH, SAMPLE_SHAPE, tiny_model
 from device_agent.formats.bundle import Bundle
-from device_agent.training import runtime_trial
-from device_agent.training.runtime_trial import LOSSES, Request, in_child
+from device_agent.training.trials import runtime_trial
+from device_agent.training.trials.runtime_trial import LOSSES, Request, in_child
 from runtime_trials import OTHER, OWN
 
 pytest.importorskip("openvino", reason="needs the extra [openvino]")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from device_agent.formats.bundle import Bundle
-from device_agent.training.fastest_runtime import beside, with_fastest_runtime
 from device_agent.training.memory_fit import needed_bytes
 from device_agent.training.memory_limits import DATA, OPTION, SPACE, Ceiling, Usage
 from device_agent.training.runtime_option import with_runtime
 from device_agent.training.training_options import TrainingOptions
+from device_agent.training.trials.fastest_runtime import beside, with_fastest_runtime
 from runtime_trials import IDLE, LONG, OTHER, OWN, Made, choose, never
 
 pytest.importorskip("openvino", reason="needs the extra [openvino]")
@@ -47,7 +47,7 @@ def test_without_limits_half_of_the_memory_is_left(
     full: Bundle, file: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "device_agent.training.fastest_runtime.available_bytes", lambda: 200_000_000
+        "device_agent.training.trials.fastest_runtime.available_bytes", lambda: 200_000_000
     )
     options = TrainingOptions(threads=1)
     chosen = with_fastest_runtime(full, LONG, options, [], Usage.now(), file, measure=never)

@@ -104,6 +104,14 @@ def projected(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
+def changed_since(
+    before: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
+) -> dict[str, list[float]]:
+    """The projections of what changed in `tensors` since they were projected to `before`."""
+    after = projected(tensors)
+    return {name: (after[name] - sums).tolist() for name, sums in before.items()}
+
+
 def faster_of(one: Trial, other: Trial) -> Trial:
     """The shorter times of two trials of the same runtime."""
     return replace(
@@ -187,8 +195,7 @@ def _measured(request: Request, clock: Clock) -> Trial:
             def train() -> None:
                 losses.extend(run.train_batch(training, opened, whole))
                 if not changes:
-                    after = projected(run.state)
-                    changes.update({n: (after[n] - sums).tolist() for n, sums in before.items()})
+                    changes.update(changed_since(before, run.state))
 
             return train
 
@@ -212,7 +219,7 @@ def in_child(request: Request) -> Trial:
     encoded = msgspec.json.encode(request).decode()
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "device_agent.training.runtime_trial", encoded],
+            [sys.executable, "-m", "device_agent.training.trials.runtime_trial", encoded],
             capture_output=True,
             timeout=LONGEST_S,
         )

@@ -12,8 +12,8 @@ from device_agent.formats.bundle import Bundle, structure, training_of
 from device_agent.formats.graph_forms import form_of
 from device_agent.formats.manifest import Struct
 from device_agent.runtime.runtime_choice import alternatives, describe, versions
-from device_agent.training.runtime_trial import Trial, faster_of
 from device_agent.training.training_options import TrainingOptions
+from device_agent.training.trials.runtime_trial import Trial, faster_of
 from profiles.documents.bundle_profile import this_machine
 from profiles.json_decoding import MalformedError, decode_json
 

@@ -19,14 +19,14 @@ from device_agent.formats.bundle import Bundle, training_of
 from device_agent.formats.graph_forms import form_of
 from device_agent.formats.manifest import SAMPLES
 from device_agent.system.process_memory import release_unused
-from device_agent.training.fastest_runtime import objection
 from device_agent.training.memory_estimate import open_at_once, untouched_bytes
 from device_agent.training.memory_limits import Usage, enforce_memory_limit
 from device_agent.training.random_run import nudge, random_run
-from device_agent.training.remembered_trials import Trials, key_of
 from device_agent.training.runtime_option import Fits, with_runtime, without_forms
-from device_agent.training.runtime_trial import Trial, projected
 from device_agent.training.training_options import TrainingOptions
+from device_agent.training.trials.fastest_runtime import objection
+from device_agent.training.trials.remembered_trials import Trials, key_of
+from device_agent.training.trials.runtime_trial import Trial, changed_since, projected
 from profiles.errors import BundleError
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,4 @@ def first_step(bundle: Bundle, threads: int, scratch: Path, nudged: bool = False
             nudge(run.state.values())
         before = projected(run.state)
         losses = run.train_batch(training, sessions, np.arange(len(run.local)))
-        after = projected(run.state)
-    changes = {name: (after[name] - sums).tolist() for name, sums in before.items()}
-    return Trial(losses=tuple(losses), changes=changes)
+        return Trial(losses=tuple(losses), changes=changed_since(before, run.state))

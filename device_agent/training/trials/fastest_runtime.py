@@ -23,10 +23,10 @@ from device_agent.training.batching import batches
 from device_agent.training.memory_estimate import batch_of
 from device_agent.training.memory_fit import check_fits, fits
 from device_agent.training.memory_limits import DATA, SPACE, Ceiling, Usage
-from device_agent.training.remembered_trials import Trials, key_of
 from device_agent.training.runtime_option import has_forms, with_runtime
-from device_agent.training.runtime_trial import Request, Trial, in_child
 from device_agent.training.training_options import TrainingOptions
+from device_agent.training.trials.remembered_trials import Trials, key_of
+from device_agent.training.trials.runtime_trial import Request, Trial, in_child
 from profiles.errors import BundleError, DoesNotFitError
 from profiles.text_formatting import format_seconds
 
