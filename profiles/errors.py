@@ -1,29 +1,61 @@
 """All errors of EdgeTailor. Each class has the exit code that a command ends with."""
 
+import os
+import re
+from collections.abc import Mapping
 from typing import Any
+
+_FIELD = re.compile(r"\{(\w+)(![rs])?(:[^{}]*)?\}")
+
+
+def filled(template: str, values: Mapping[str, Any]) -> str:
+    """`template` with `{name}`, `{name!r}` and `{name:.1f}` replaced by the values of these names.
+
+    Other braces stay as they are: a path or a text that a value brings in may hold some.
+
+    Examples:
+        >>> filled("{path} holds {count:.1f} of {these}.", {"path": "a.npz", "count": 2})
+        'a.npz holds 2.0 of {these}.'
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in values:
+            return match[0]
+        return f"{{0{match[2] or ''}{match[3] or ''}}}".format(values[name])
+
+    return _FIELD.sub(replaced, template)
 
 
 class EdgeTailorError(Exception):
     """An error that a person can act on: the message says the rule, what came and what to do.
 
+    The message is a template: names in braces are filled in from `values`.
+
     Attributes:
+        template: The message before it is filled in, as `docs/reference/errors.md` shows it.
         code: A stable name for programs, for example `spec.unknown-family`.
             `docs/reference/errors.md` lists all codes.
         values: The values that the message names, as JSON can hold them.
         exit_code: The exit code of a command that ends with this error.
 
     Examples:
-        >>> error = SpecError("Unknown family 'x'.", code="spec.unknown-family", family="x")
-        >>> error.code, error.values
-        ('spec.unknown-family', {'family': 'x'})
+        >>> error = SpecError("Unknown family {name!r}.", code="spec.unknown-family", name="x")
+        >>> str(error), error.code, error.values
+        ("Unknown family 'x'.", 'spec.unknown-family', {'name': 'x'})
     """
 
     exit_code = 2
 
-    def __init__(self, message: str = "", *, code: str = "", **values: Any) -> None:
-        super().__init__(message)
+    def __init__(self, template: str = "", *, code: str = "", **values: Any) -> None:
+        plain = {
+            name: os.fspath(value) if isinstance(value, os.PathLike) else value
+            for name, value in values.items()
+        }
+        super().__init__(filled(template, plain))
+        self.template = template
         self.code = code
-        self.values = values
+        self.values: dict[str, Any] = plain
 
 
 class InputError(EdgeTailorError):

@@ -1,0 +1,27 @@
+"""Messages of errors: templates that are filled in from their values."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.errors import InputError
+
+
+@given(st.text())
+def test_a_value_stands_in_the_message_as_it_is(text: str):
+    error = InputError("The file {path} holds {text}.", code="x.y", path=Path("a"), text=text)
+    assert str(error) == f"The file a holds {text}."
+    assert error.template == "The file {path} holds {text}."
+    assert error.values == {"path": "a", "text": text}
+
+
+def test_values_are_written_in_the_form_that_the_template_names():
+    error = InputError("{name!r} took {seconds:.1f} s.", code="x.y", name="a", seconds=2.25)
+    assert str(error) == "'a' took 2.2 s."
+
+
+def test_braces_that_name_no_value_stay():
+    assert str(InputError("Write {x}, {} or {not this}.", code="x.y")) == (
+        "Write {x}, {} or {not this}."
+    )
