@@ -20,7 +20,7 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     state folder. Its options are in a file that you can edit: /etc/edgetailor-agent.toml, or
     ~/.config/edgetailor-agent.toml with --user.
     """
-    from device_agent.federation.device_state import DeviceState
+    from device_agent.federation.start_checks import check_start
     from device_agent.service import systemd_service
 
     options = systemd_service.with_absolute_paths(RunOptions.from_flat(**given))
@@ -33,7 +33,8 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
         if note is not None:
             say(note)
         return
-    DeviceState(options.state).member()
+    # Nothing is written before: in the journal, nobody would look for what the service refuses.
+    check_start(options, data=note is None)
     systemd_service.install(options, user)
     if note is not None:
         say(note)

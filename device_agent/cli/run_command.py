@@ -45,6 +45,8 @@ def run_command(**given: Any) -> None:
     options = RunOptions.from_flat(**given)
     signal.signal(signal.SIGTERM, _end)
     notifier = Notifier()
+    # Before the imports of a minute on a small board, which units of `Type=notify` would wait for.
+    notifier.alive()
 
     # `systemctl status` shows the last line of the log.
     def write(line: str) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
-from device_agent.data.local_data import check_source
 from device_agent.federation.device_state import DeviceState, default_state
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
 from device_agent.federation.run_options import RunOptions
+from device_agent.federation.start_checks import check_start
 from device_agent.federation.training_attempts import (
     MAX_FAILURES,
     Attempts,
@@ -24,7 +24,7 @@ from device_agent.formats.update import RECORD, TENSORS
 from device_agent.log_format import fields
 from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.bundle_training import train_bundle
-from device_agent.training.memory_limits import Usage, ceilings, check_idle
+from device_agent.training.memory_limits import Usage
 from device_agent.training.training_options import round_seed
 from profiles.text_formatting import counted, have_joined, in_a_row
 
@@ -64,17 +64,14 @@ def run(
     Raises:
         InputError: The device has not joined, a limit cannot be kept on this machine, or another
             agent uses the state folder.
+        BundleError: The runtime of the options is not installed.
         DataError: No bundle could be trained on these data.
         LimitError: The agent alone already uses `max_memory`.
         ClientError: The coordinator is away for too long, or does not accept this device.
         TrustError: Work came that this device's coordinator has not signed.
     """
     folder = DeviceState(options.state or default_state())
-    identity = folder.member()
-    check_source(options.data)
-    # Measured before the first training: afterwards the process keeps the runtime's memory.
-    idle = Usage.now()
-    check_idle(ceilings(options.training.max_memory, idle))
+    identity, idle = check_start(options)
 
     def rest(seconds: float) -> None:
         alive()

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,17 @@ def description() -> str:
         return f"{PACKAGE} {version(PACKAGE)}"
     except PackageNotFoundError:
         return PACKAGE
+
+
+def check_installed() -> None:
+    """Raise BundleError if OpenVINO is not installed. It is not loaded, which takes memory."""
+    if find_spec(PACKAGE) is None:
+        raise BundleError(
+            "OpenVINO is not installed on this device. Install it with "
+            "`pip install 'edgetailor[openvino]'`, or leave out --runtime openvino.",
+            code="bundle.runtime-missing",
+            runtime=PACKAGE,
+        )
 
 
 def load_core() -> "openvino.Core":

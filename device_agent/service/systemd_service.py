@@ -21,8 +21,8 @@ UNIT = f"{NAME}.service"
 SYSTEM_UNITS = Path("/etc/systemd/system")
 SYSTEM_OPTIONS = Path("/etc")
 WATCHDOG_S = 900
-"""The agent reports progress after each batch, piece of a file and wait. Only loading a graph takes
-longer: minutes on a small board."""
+"""The agent reports progress after each batch, piece of a file and wait. Only its start and loading
+a graph take longer: minutes on a small board."""
 RESTART_STEPS_VERSION = 254
 """First version of systemd with RestartSteps."""
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -109,10 +109,14 @@ def unit_text(options: RunOptions, place: ServicePlace, version: int) -> str:
         "Description=EdgeTailor agent: trains this device's part of a federation",
         # Without a limit: an agent whose data appear a day later must start then.
         "StartLimitIntervalSec=0",
-        *([] if place.user else ["Wants=network-online.target", "After=network-online.target"]),
+        # The agent waits for its coordinator itself. Waiting for a network would hold up the boot.
+        *([] if place.user else ["After=network.target"]),
         "",
         "[Service]",
-        "Type=notify",
+        # Started once the program runs: with `notify`, systemd would wait for Python, end it after
+        # 90 s on a small board, and finish the boot only afterwards.
+        "Type=exec",
+        "NotifyAccess=main",
         f"ExecStart={_quoted(sys.executable)} -m device_agent.cli run --config "
         f"{_quoted(str(place.options))}",
         *_environment(),
@@ -232,7 +236,7 @@ def _environment() -> list[str]:
 def _restarts(version: int) -> list[str]:
     # Growing pauses protect a small board from a failure that repeats.
     if version < RESTART_STEPS_VERSION:
-        return ["RestartSec=60"]
+        return ["RestartSec=300"]
     return ["RestartSec=10", "RestartSteps=6", "RestartMaxDelaySec=600"]
 
 

@@ -99,7 +99,7 @@ def test_a_pause_is_reported_once_and_ends(tmp_path: Path, said: list[str]) -> N
 
 def test_a_limit_that_cannot_be_kept(tmp_path: Path) -> None:
     with refused("option.no-temperature-sensor"):
-        Pauses(OwnerLimits(max_temperature=70), print, print, root=tmp_path)
+        OwnerLimits(max_temperature=70).check(tmp_path)
 
 
 def test_training_can_be_delayed_before_each_batch(

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bundles import everything
-from commands import Done, refusal, run
+from bundles import everything, write_data
+from commands import Done, command, environment, refusal, run
+from device_agent.cli import main_group
 from device_agent.federation.device_state import DeviceState, Identity
 from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.run_options import RunOptions, read_options
@@ -40,8 +41,7 @@ OPTIONS = RunOptions(
     log_json=True,
 )
 GIVEN = (
-    "--data", "local.npz", "--runtime", "openvino", "--threads", 2,
-    "--max-memory", "256MB", "--max-temperature", 70.5,
+    "--data", "local.npz", "--runtime", "openvino", "--threads", 2, "--max-memory", "256MB",
     "--nice", 10, "--only-when-charging", "--quiet-hours", "22:00-07:00", "--log-json",
 )  # fmt: skip
 
@@ -49,7 +49,7 @@ GIVEN = (
 def member(folder: Path) -> Path:
     known = Identity(url="http://127.0.0.1:1", device="d", secret="s", name="n", submodel="full")
     DeviceState(folder / "state").remember(known)
-    (folder / "local.npz").touch()
+    write_data(folder / "local.npz")
     return folder / "state"
 
 
@@ -89,7 +89,7 @@ def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
     assert tomllib.loads(options.read_text()) == {
         "data": str(tmp_path / "local.npz"), "state": str(tmp_path / "state"),
         "runtime": "openvino", "threads": 2,
-        "max_memory": 256_000_000, "max_temperature": 70.5, "nice": 10,
+        "max_memory": 256_000_000, "nice": 10,
         "only_when_charging": True, "quiet_hours": "22:00-07:00", "log_json": True,
     }  # fmt: skip
     assert f"--config {options}\n" in unit.read_text()
@@ -102,6 +102,36 @@ def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
     ]  # fmt: skip
     again = service(tmp_path, "uninstall-service", "--user")
     assert again == Done(0, "There is no service edgetailor-agent here.\n", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        (("--max-temperature", 70), "option.no-temperature-sensor"),
+        (("--runtime", "openvino"), "bundle.runtime-missing"),
+        (("--max-memory", "1MB"), "limit.below-agent"),
+        (("--data", "broken.npz"), "data.unreadable-file"),
+        (("--data", "nothing:loads"), "data.function-not-loaded"),
+    ],
+)
+def test_what_run_would_refuse_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[object, ...], code: str
+) -> None:
+    member(tmp_path)
+    (tmp_path / "broken.npz").write_bytes(b"no archive")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("device_agent.system.sensors.temperature_c", lambda root: None)
+    monkeypatch.setattr("device_agent.runtime.openvino_runtime.find_spec", lambda name: None)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    written: list[object] = []
+    monkeypatch.setattr(
+        "device_agent.service.systemd_service.install", lambda *given: written.append(given)
+    )
+    for name in ("install-service", "run"):
+        arguments = [name, "--data", "local.npz", "--state", "state", *map(str, given)]
+        with refused(code):
+            main_group.main([*arguments, *["--user"][: name != "run"]], standalone_mode=False)
+    assert not written
 
 
 def test_where_systemd_does_not_run(tmp_path: Path) -> None:
@@ -125,7 +155,16 @@ def test_a_device_that_has_not_joined_is_refused(tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     member(tmp_path)
-    done = service(tmp_path, "install-service", "--state", "state", *GIVEN, "--dry-run")
+    done = service(
+        tmp_path,
+        "install-service",
+        "--state",
+        "state",
+        *GIVEN,
+        "--max-temperature",
+        70,
+        "--dry-run",
+    )
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.startswith('# /etc/edgetailor-agent.toml\ndata = "')
     assert "\n# /etc/systemd/system/edgetailor-agent.service\n[Unit]\n" in done.stdout
@@ -187,13 +226,13 @@ def test_the_settings_of_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "MemoryMax" not in text
     lines = set(text.splitlines())
     assert {
-        "Type=notify", "WatchdogSec=900", "Restart=on-failure", "RestartSteps=6",
+        "Type=exec", "NotifyAccess=main", "WatchdogSec=900", "Restart=on-failure", "RestartSteps=6",
         "RestartMaxDelaySec=600", "NoNewPrivileges=yes", f"ReadWritePaths={tmp_path}/state",
     } <= lines  # fmt: skip
     assert f'--config "{tmp_path}/edgetailor agent 100%%.toml"' in text
     monkeypatch.setattr("device_agent.service.systemd_service.has_memory_cgroup", lambda: True)
     text = written(tmp_path, user=True, version=252)
-    assert {"MemoryMax=256000000", "RestartSec=60"} <= set(text.splitlines())
+    assert {"MemoryMax=256000000", "RestartSec=300"} <= set(text.splitlines())
     assert not re.search("RestartSteps|User=|Capability|Protect", text)
 
 
@@ -258,6 +297,25 @@ def test_notifications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract
         with pytest.raises(BlockingIOError):
             listening.recv(100)
     notifier.status("nobody listens any more")
+
+
+def test_the_service_reports_before_it_loads_libraries(tmp_path: Path) -> None:
+    """Units of `Type=notify` wait 90 s for the report; loading takes a minute on a small board."""
+    (tmp_path / "numpy.py").write_text(f"open({str(tmp_path / 'loading')!r}).read()\n")
+    os.mkfifo(tmp_path / "loading")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(60)
+        variables = environment(NOTIFY_SOCKET=str(tmp_path / "notify"))
+        variables["PYTHONPATH"] = f"{tmp_path}:{variables['PYTHONPATH']}"
+        words = command("edgetailor-agent", "run", "--data", "x.npz", "--state", "s")
+        agent = subprocess.Popen(words, cwd=tmp_path, env=variables)
+        try:
+            assert listening.recv(100) == b"READY=1"
+            assert agent.poll() is None
+        finally:
+            agent.kill()
+            agent.wait()
 
 
 def test_places(monkeypatch: pytest.MonkeyPatch) -> None:

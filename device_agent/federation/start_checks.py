@@ -1,0 +1,36 @@
+"""What `run` checks before its first request, also before a service with its options is written."""
+
+import device_agent.training.bundle_training  # noqa: F401 - the idle agent has the runtime loaded
+from device_agent.data.local_data import check_source
+from device_agent.federation.device_state import DeviceState, Identity, default_state
+from device_agent.federation.run_options import RunOptions
+from device_agent.runtime import openvino_runtime
+from device_agent.training.memory_limits import Usage, ceilings, check_idle
+
+
+def check_start(options: RunOptions, *, data: bool = True) -> tuple[Identity, Usage]:
+    """Check that this device has joined and can keep to `options`.
+
+    Args:
+        options: The options of `run`.
+        data: Whether to check the data, too.
+
+    Returns:
+        The device's identity, and the memory of this process before its first training.
+
+    Raises:
+        InputError: The device has not joined, or a limit cannot be kept on this machine.
+        BundleError: The runtime is not installed.
+        DataError: No bundle could be trained on these data.
+        LimitError: The agent alone already uses `max_memory`.
+    """
+    identity = DeviceState(options.state or default_state()).member()
+    options.limits.check()
+    if options.training.runtime == openvino_runtime.PACKAGE:
+        openvino_runtime.check_installed()
+    if data:
+        check_source(options.data)
+    # Measured before the first training: afterwards the process keeps the runtime's memory.
+    idle = Usage.now()
+    check_idle(ceilings(options.training.max_memory, idle))
+    return identity, idle
