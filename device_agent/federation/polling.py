@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 SHORTEST_S = 0.25
 LONGEST_S = 2.0
+LONGEST_ASKED_S = 300.0
+"""The longest wait that a coordinator can ask for."""
 ROUND_CHECK_S = 60.0
 """How often a running training checks whether its round is still open."""
 JITTER = 0.2
@@ -17,9 +19,10 @@ def jittered(seconds: float) -> float:
 
 
 class Polling:
-    """Waits between two questions, each twice as long as the one before.
+    """Waits between two questions: as long as the coordinator asks for.
 
-    Rounds of a fast fleet follow one another closely, so polling starts fast and slows down.
+    For a coordinator that asks for nothing each wait is twice as long as the one before. Rounds of
+    a fast fleet follow one another closely, so polling starts fast and slows down.
     """
 
     def __init__(self, sleep: Callable[[float], None]) -> None:
@@ -30,7 +33,10 @@ class Polling:
         """Start again with the shortest wait."""
         self._next_s = SHORTEST_S
 
-    def wait(self) -> None:
-        """Wait until the next question."""
+    def wait(self, asked_s: float = 0) -> None:
+        """Wait until the next question, for `asked_s` seconds if that is positive."""
+        if asked_s > 0:
+            self._sleep(min(asked_s, LONGEST_ASKED_S))
+            return
         self._sleep(self._next_s)
         self._next_s = min(2 * self._next_s, LONGEST_S)

@@ -148,7 +148,7 @@ class _Rounds:
                 sent += self._take_part(work)
                 polling.restart()
             else:
-                polling.wait()
+                polling.wait(work.ask_again_s)
 
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""

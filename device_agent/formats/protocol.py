@@ -127,7 +127,8 @@ class Work:
 
     The first round opens after `expected` devices have joined; `joined` of them have. Both are 0
     afterwards. Work to train was `issued` at the coordinator's time, in seconds since 1970.
-    `signature` is the coordinator's over `signed_work.work_text`: raw Ed25519 in base64.
+    `signature` is the coordinator's over `signed_work.work_text`: raw Ed25519 in base64. A device
+    that waits asks again after `ask_again_s` seconds; 0 leaves the time to the device.
     """
 
     state: Literal["train", "wait", "finished"]
@@ -138,6 +139,7 @@ class Work:
     submodel: str = ""
     issued: int = 0
     signature: str = ""
+    ask_again_s: float = 0
 
 
 @dataclass(frozen=True, kw_only=True)

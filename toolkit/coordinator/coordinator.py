@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -46,6 +47,7 @@ from toolkit.coordinator.devices.wrong_credentials import operator_joins, unknow
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
 from toolkit.coordinator.rounds import upload_validation
+from toolkit.coordinator.rounds.asking_again import AskingAgain
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
@@ -82,6 +84,7 @@ class Coordinator:
         activity: What each device was last seen doing.
         lock: Protects `rounds`, `bundles`, `bundles_made`, `preparations` and `activity`.
         changed: Wakes the round worker, for example after an update.
+        asking_again: Says when a waiting device asks again.
     """
 
     config: CoordinatorConfig
@@ -98,6 +101,10 @@ class Coordinator:
     wall_clock: Callable[[], float] = time.time
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     changed: threading.Event = field(default_factory=threading.Event, repr=False)
+    asking_again: AskingAgain = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.asking_again = AskingAgain(self.clock)
 
     def check_join_token(self, token: str) -> None:
         """Raise RefusalError (403) unless `token` is one of this federation's join tokens."""
@@ -208,19 +215,40 @@ class Coordinator:
         """What `device` should do now."""
         with self.lock:
             task, round_ = self.rounds.task(device.id), self.rounds.round
+            if task != "train":
+                return self._nothing_to_train(device, task)
             submodel = self.submodel(device)
-            bundle = self.bundles[submodel] if task == "train" else {}
-            activity = self.activity[device.id]
-            if task == "train":
-                activity.round = round_
-            else:
-                activity.state, activity.note = "waiting" if task == "wait" else task, None
-            joined, expected = self.rounds.places
+            bundle = self.bundles[submodel]
+            self.activity[device.id].round = round_
         files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
-        work = Work(state=task, round=round_, files=files, joined=joined, expected=expected)
-        if task != "train":
-            return work
-        return self.key.signed(replace(work, submodel=submodel), self.wall_clock())
+        work = Work(state=task, round=round_, files=files, submodel=submodel)
+        return self.key.signed(work, self.wall_clock())
+
+    def work_at_once(self, device: Device) -> Work | None:
+        """The same for a device that has nothing to train; None if it has, or if that takes time.
+
+        It is called for every poll of a fleet that waits, in the thread that all requests share.
+        """
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            task = self.rounds.task(device.id)
+            return None if task == "train" else self._nothing_to_train(device, task)
+        finally:
+            self.lock.release()
+
+    def _nothing_to_train(self, device: Device, task: Literal["wait", "finished"]) -> Work:
+        """The work of a `device` that waits or has finished; needs the lock."""
+        activity = self.activity[device.id]
+        activity.state, activity.note = "waiting" if task == "wait" else task, None
+        joined, expected = self.rounds.places
+        return Work(
+            state=task,
+            round=self.rounds.round,
+            joined=joined,
+            expected=expected,
+            ask_again_s=self.asking_again.seconds(self.rounds) if task == "wait" else 0,
+        )
 
     def file(self, device: Device, sha256: str) -> tuple[Path, int]:
         """Path and size of a file that `device` is offered now. Raises RefusalError (404)."""
