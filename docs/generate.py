@@ -4,8 +4,9 @@
 """
 
 import ast
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,14 +18,37 @@ FORWARDING = {"RefusedError"}
 PAGES = ROOT / "docs" / "reference"
 
 
+FIELD = re.compile(r"\{(\w+)(?:![rs])?(?::[^{}]*)?\}")
+"""A name in braces, which the value of this name replaces."""
+UNCONVERTED: tuple[str, ...] = (
+    *("device_agent/", "toolkit/aggregation/", "toolkit/cli/", "toolkit/coordinator/"),
+    *("toolkit/data_table.py", "toolkit/demo/", "toolkit/exporting/", "toolkit/flower/"),
+    *("toolkit/model_evaluation.py", "toolkit/slicing/", "toolkit/splitting.py"),
+    *("toolkit/toml_files.py", "toolkit/web/"),
+)
+
+
 @dataclass(frozen=True)
 class ErrorSite:
-    """One place that raises an error: its code, class, message with {names} and values."""
+    """One place that makes an error.
 
-    code: str
+    Attributes:
+        place: File and line.
+        code: The error's code; None if it is another error's.
+        kind: The error's class, or the function that makes it.
+        template: The message with {names}; None if the source does not spell it out.
+        values: The names of the values.
+        forwards: Whether there may be other values than these.
+        passed_on: Whether the message is a name, of a template that came from elsewhere.
+    """
+
+    place: str
+    code: str | None
     kind: str
-    message: str
+    template: str | None
     values: tuple[str, ...]
+    forwards: bool
+    passed_on: bool
 
 
 def sources() -> Iterator[Path]:
@@ -33,16 +57,33 @@ def sources() -> Iterator[Path]:
         yield from sorted((ROOT / package).rglob("*.py"))
 
 
-def error_sites() -> list[ErrorSite]:
-    """Every call in the packages that has a literal `code=` like `spec.unknown-family`."""
+@cache
+def error_sites() -> tuple[ErrorSite, ...]:
+    """Every call in the packages that makes an error, or an answer with an error's code."""
+    makers = error_classes() | forwarding_functions()
     found = []
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        tree = ast.parse(path.read_text("utf-8"))
+        texts = known_texts(tree)
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call):
-                site = error_site(node)
+                place = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"
+                site = error_site(node, place, makers, texts)
                 if site is not None:
                     found.append(site)
-    return found
+    return tuple(found)
+
+
+def unreadable_errors() -> Iterator[str]:
+    """Errors whose message the source does not spell out, or names a value that is not given."""
+    for site in error_sites():
+        if site.place.startswith(UNCONVERTED):
+            continue
+        if site.template is None and (site.code is not None or not site.passed_on):
+            yield f"{site.place}: the message of {site.code or site.kind} is not a literal"
+        missing = set(FIELD.findall(site.template or "")) - set(site.values)
+        if missing and not site.forwards:
+            yield f"{site.place}: no value for {', '.join(sorted(missing))}"
 
 
 def raises_without_code() -> Iterator[str]:
@@ -57,6 +98,7 @@ def raises_without_code() -> Iterator[str]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}: {kind}"
 
 
+@cache
 def error_classes() -> set[str]:
     """Names of `EdgeTailorError` and all classes derived from it."""
     bases: dict[str, set[str]] = {}
@@ -70,32 +112,60 @@ def error_classes() -> set[str]:
     return own
 
 
-def error_site(call: ast.Call) -> ErrorSite | None:
+def forwarding_functions() -> set[str]:
+    """Names of functions that make an error of the template that they are given."""
+    return {
+        node.name
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name != "__init__"
+        if node.args.args and node.args.args[0].arg == "template"
+        if ast.unparse(node.returns or ast.Constant("")).rpartition(".")[2] in error_classes()
+    }
+
+
+def error_site(
+    call: ast.Call, place: str, makers: Set[str], texts: Mapping[str, str]
+) -> ErrorSite | None:
     """The error that `call` makes; None if it makes none."""
-    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    code = literal(given.pop("code", None))
-    if code is None or "." not in code:
-        return None
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    code = literal(given.pop("code", None), texts)
     kind = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
-    texts = [template(argument) for argument in call.args]
-    message = max((text for text in texts if text), key=len, default="")
-    return ErrorSite(code, kind, " ".join(message.split()), tuple(given))
+    if not (kind in makers or (code and re.fullmatch(r"[a-z]+\.[a-z0-9-]+", code))):
+        return None
+    message = call.args[0] if call.args else given.pop("message", None)
+    template = literal(message, texts)
+    if template is None and place.startswith(UNCONVERTED):
+        template = rebuilt(message, texts) or None
+    values = tuple(name for name in given if name and name != "status")
+    passed_on = isinstance(message, ast.Name | ast.Attribute | None)
+    return ErrorSite(place, code, kind, template, values, None in given, passed_on)
 
 
-def literal(node: ast.expr | None) -> str | None:
-    """The text of a literal, or of a constant of the protocol; None for other expressions."""
+def literal(node: ast.expr | None, texts: Mapping[str, str]) -> str | None:
+    """The text of a literal or of a constant in `texts`; None for other expressions."""
     match node:
         case ast.Constant(value=str(text)):
             return text
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return protocol_codes().get(name)
+        case ast.Name(id=name):
+            return texts.get(name)
     return None
 
 
-@cache
-def protocol_codes() -> dict[str, str]:
-    """Codes and messages that agent and coordinator share, by the names of their constants."""
-    tree = ast.parse((ROOT / "device_agent/formats/protocol.py").read_text("utf-8"))
+def known_texts(tree: ast.Module) -> dict[str, str]:
+    """The texts with a name in the module `tree` and those that it imports from the packages."""
+    texts = constant_texts(tree)
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            path = ROOT / f"{(node.module or '').replace('.', '/')}.py"
+            if path.is_file():
+                there = constant_texts(ast.parse(path.read_text("utf-8")))
+                texts |= {a.asname or a.name: there[a.name] for a in node.names if a.name in there}
+    return texts
+
+
+def constant_texts(tree: ast.Module) -> dict[str, str]:
+    """The texts in the module `tree` that have a name."""
     return {
         target.id: node.value.value
         for node in tree.body
@@ -105,19 +175,19 @@ def protocol_codes() -> dict[str, str]:
     }
 
 
-def template(node: ast.expr) -> str:
+def rebuilt(node: ast.expr | None, texts: Mapping[str, str]) -> str:
     """The text of a string in the source, with {} around what is filled in; "" for other nodes."""
     match node:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=values):
-            return "".join(map(template, values))
+            return "".join(rebuilt(value, texts) for value in values)
         case ast.Name(id=name):
-            return protocol_codes().get(name, "")
+            return texts.get(name, "")
         case ast.FormattedValue(value=value):
             return f"{{{placeholder(value)}}}"
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return template(left) + template(right)
+            return rebuilt(left, texts) + rebuilt(right, texts)
     return ""
 
 
@@ -141,7 +211,8 @@ def error_page() -> str:
     """`errors.md`: every error code with its class, message and values, by area."""
     areas: dict[str, dict[str, list[ErrorSite]]] = defaultdict(lambda: defaultdict(list))
     for site in error_sites():
-        areas[site.code.partition(".")[0]][site.code].append(site)
+        if site.code is not None:
+            areas[site.code.partition(".")[0]][site.code].append(site)
     lines = [
         "# Errors",
         "",
@@ -159,10 +230,16 @@ def error_page() -> str:
             with_values = f" Values: {', '.join(f'`{value}`' for value in values)}." * bool(values)
             kinds = ", ".join(sorted({f"`{site.kind}`" for site in sites}))
             lines += [f"### `{code}`", "", f"{kinds}.{with_values}", ""]
-            messages = sorted({site.message for site in sites if site.message})
-            lines += [f"- {message}".replace("<", "&lt;") for message in messages]
+            messages = sorted({site.template for site in sites if site.template})
+            lines += [f"- {shown(message)}" for message in messages]
             lines += [""] * bool(messages)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def shown(template: str) -> str:
+    """`template` as the page shows it: names in braces without the form of their values."""
+    plain = FIELD.sub(r"{\1}", template)
+    return " ".join(plain.split()).replace("<", "&lt;")
 
 
 def folders() -> Iterator[tuple[str, str]]:

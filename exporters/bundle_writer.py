@@ -48,17 +48,17 @@ def bundle_files(
             value = values[entry.name]
             if tuple(value.shape) != entry.shape:
                 raise ExportError(
-                    f"The tensor {entry.name!r} has shape {tuple(value.shape)}; the program needs "
-                    f"{entry.shape}. Cut the weights for this program.",
+                    "The tensor {tensor!r} has shape {shape}; the program needs {expected}. Cut "
+                    "the weights for this program.",
                     code="export.wrong-shape",
                     tensor=entry.name,
-                    shape=list(value.shape),
-                    expected=list(entry.shape),
+                    shape=tuple(value.shape),
+                    expected=entry.shape,
                 )
             if value.dtype != DTYPES[entry.dtype]:
                 raise ExportError(
-                    f"The tensor {entry.name!r} has type {value.dtype}; the program needs "
-                    f"{entry.dtype}. Cut the weights for this program.",
+                    "The tensor {tensor!r} has type {dtype}; the program needs {expected}. Cut "
+                    "the weights for this program.",
                     code="export.wrong-type",
                     tensor=entry.name,
                     dtype=str(value.dtype).removeprefix("torch."),

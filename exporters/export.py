@@ -101,8 +101,8 @@ def compile_units(
     """
     if program.int8 and format != "onnx":
         raise ExportError(
-            f"{program.submodel} has 8-bit weights, which only ONNX graphs can hold. Export it "
-            "with --format onnx, or without frozen=int8.",
+            "{submodel} has 8-bit weights, which only ONNX graphs can hold. Export it with "
+            "--format onnx, or without frozen=int8.",
             code="export.eight-bit-needs-onnx",
             submodel=program.submodel,
             format=format,
@@ -111,8 +111,8 @@ def compile_units(
     chosen = [one.recompute for one in signatures if one.recompute is not None]
     if format != "onnx" and any(one.most_work is None for one in chosen):
         raise ExportError(
-            f"{program.submodel} computes activations again, which only ONNX graphs can do. Export "
-            "it with --format onnx, or without recompute=yes.",
+            "{submodel} computes activations again, which only ONNX graphs can do. Export it with "
+            "--format onnx, or without recompute=yes.",
             code="export.recomputation-needs-onnx",
             submodel=program.submodel,
             format=format,
@@ -149,9 +149,10 @@ def lower(program: Program, report: Report, format: Format) -> dict[str, Graph]:
         from exporters.tflite import tflite_writer
     except ImportError as error:
         raise ExportError(
-            f"TFLite graphs cannot be written here: {error}. Install the writer with "
-            "`pip install 'edgetailor[tflite]'`, or export with --format onnx.",
+            "TFLite graphs cannot be written here: {reason}. Install the writer with `pip install "
+            "'edgetailor[tflite]'`, or export with --format onnx.",
             code="export.tflite-not-installed",
+            reason=str(error),
         ) from error
     try:
         return tflite_writer.compile_graphs(program, report)
@@ -160,8 +161,9 @@ def lower(program: Program, report: Report, format: Format) -> dict[str, Graph]:
     except Exception as error:  # a lowering rule may meet an operand that it was not written for
         raise_if_interrupted(error)
         raise ExportError(
-            f"The model has no TFLite form: {first_line(error)}. Export it with --format onnx.",
+            "The model has no TFLite form: {reason}. Export it with --format onnx.",
             code="export.no-tflite-form",
+            reason=first_line(error),
         ) from error
 
 
@@ -226,7 +228,7 @@ def export(
         if not verdict.passed:
             write_bundle(kept, files, force=True)
             raise VerificationError(
-                f"{verdict}. The bundle is kept as {kept}; do not deploy it.",
+                "{verdict}. The bundle is kept as {kept}; do not deploy it.",
                 code="verification.failed",
                 error=verdict.error,
                 tolerance=verdict.tolerance,
@@ -236,6 +238,7 @@ def export(
                 step=verdict.step,
                 seed=verdict.seed,
                 kept=str(kept),
+                verdict=str(verdict),
             )
         keep_verdicts(fresh, found, store)
         verdicts += found
@@ -314,8 +317,9 @@ def write_bundle(out: Path, files: Mapping[str, bytes], force: bool) -> None:
         write_folder(out, files, force)
     except OSError as error:
         raise InputError(
-            f"The bundle cannot be written to {out}: {error.strerror}. No part of it is left; make "
-            "room there, or give another place.",
+            "The bundle cannot be written to {path}: {reason}. No part of it is left; make room "
+            "there, or give another place.",
             code="file.not-writable",
             path=str(out),
+            reason=error.strerror,
         ) from error

@@ -11,7 +11,8 @@ _FIELD = re.compile(r"\{(\w+)(![rs])?(:[^{}]*)?\}")
 def filled(template: str, values: Mapping[str, Any]) -> str:
     """`template` with `{name}`, `{name!r}` and `{name:.1f}` replaced by the values of these names.
 
-    Other braces stay as they are: a path or a text that a value brings in may hold some.
+    A list is written with commas. Other braces stay as they are: a path or a text that a value
+    brings in may hold some.
 
     Examples:
         >>> filled("{path} holds {count:.1f} of {these}.", {"path": "a.npz", "count": 2})
@@ -22,7 +23,10 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
         name = match[1]
         if name not in values:
             return match[0]
-        return f"{{0{match[2] or ''}{match[3] or ''}}}".format(values[name])
+        value = values[name]
+        if isinstance(value, list) and not match[2]:
+            value = ", ".join(map(str, value))
+        return f"{{0{match[2] or ''}{match[3] or ''}}}".format(value)
 
     return _FIELD.sub(replaced, template)
 

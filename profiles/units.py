@@ -10,8 +10,6 @@ UNITS: dict[str, int] = {
     **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)},
 }
 LARGEST = 2**63
-LONGEST_SHOWN = 100
-"""Characters of the text in the values of an error."""
 SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -35,18 +33,18 @@ def parse_bytes(text: str) -> int:
     unit = found and UNITS.get(found[2].upper())
     if not found or not unit:
         raise InputError(
-            f"Invalid size {text!r}: write a number and a unit (kB, MB, GB, KiB, MiB, GiB), for "
+            "Invalid size {text!r}: write a number and a unit (kB, MB, GB, KiB, MiB, GiB), for "
             "example 256MB.",
             code="option.invalid-size",
-            text=text[:LONGEST_SHOWN],
+            text=text,
         )
     # Very long numbers become infinite here, which the limit refuses.
     amount = float(found[1]) * unit
     if not (amount < LARGEST and round(amount)):
         raise InputError(
-            f"Invalid size {text!r}: it must be at least one byte and below 8 EiB.",
+            "Invalid size {text!r}: it must be at least one byte and below 8 EiB.",
             code="option.invalid-size",
-            text=text[:LONGEST_SHOWN],
+            text=text,
         )
     return round(amount)
 
@@ -70,8 +68,8 @@ def parse_duration(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip())
     if not found:
         raise InputError(
-            f"Invalid time span {text!r}: write a number and s, m, h or d, for example 10m.",
+            "Invalid time span {text!r}: write a number and s, m, h or d, for example 10m.",
             code="option.invalid-duration",
-            text=text[:LONGEST_SHOWN],
+            text=text,
         )
     return float(found[1]) * SPANS[found[2]]

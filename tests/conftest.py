@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from log_messages import logged
+from refusals import ErrorAudit
 
+AUDIT = ErrorAudit()
 VARIABLE = "EDGETAILOR_TEST_SEED"
 CACHE, CACHES = "EDGETAILOR_CACHE", "XDG_CACHE_HOME"
 
@@ -22,6 +24,7 @@ hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    AUDIT.install()
     # Fresh for each run, so that no test sees graphs of other code. Workers inherit the variable
     # from the process that starts them, and so share the folder.
     if not hasattr(config, "workerinput"):
@@ -53,6 +56,14 @@ def seed() -> int:
     value = int(os.environ[VARIABLE])
     print(f"repeat with {VARIABLE}={value}")
     return value
+
+
+@pytest.fixture(autouse=True)
+def complete_errors() -> Iterator[None]:
+    """Every error that a test meets is one that people and programs can read."""
+    AUDIT.faults.clear()
+    yield
+    assert not AUDIT.faults
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The documentation against the code: generated pages, links, notebooks and examples."""
 
+import ast
 import doctest
 import importlib
 import re
@@ -39,13 +40,39 @@ def test_contributing_lists_every_folder() -> None:
 
 
 def test_every_error_has_a_code_of_the_agreed_form() -> None:
-    codes = {site.code for site in generate.error_sites()}
+    codes = {site.code for site in generate.error_sites() if site.code is not None}
     assert len(codes) > 50
     assert not [code for code in codes if not re.fullmatch(r"[a-z]+\.[a-z]+(-[a-z0-9]+)*", code)]
 
 
 def test_no_error_is_raised_without_a_code() -> None:
     assert not list(generate.raises_without_code())
+
+
+def test_the_source_spells_out_every_message_and_gives_its_values() -> None:
+    assert not list(generate.unreadable_errors())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'InputError(f"No {path}.", code="x.y", path=path)',
+        'InputError("No " + path, code="x.y", path=path)',
+        'InputError("No {}.".format(path), code="x.y", path=path)',
+        'InputError(message, code="x.y", path=path)',
+        'InputError("No {path}.", code="x.y", file=path)',
+        "InputError(f'[{key}] {error}', code=error.code, **error.values)",
+    ],
+)
+def test_messages_that_are_no_templates_are_found(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = ast.parse(call, mode="eval").body
+    assert isinstance(node, ast.Call)
+    site = generate.error_site(node, "a.py:1", {"InputError"}, {})
+    assert site is not None
+    monkeypatch.setattr(generate, "error_sites", lambda: (site,))
+    assert list(generate.unreadable_errors())
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])

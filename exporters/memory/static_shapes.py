@@ -81,8 +81,8 @@ def shape_of(value: Value | None) -> tuple[int, ...]:
     assert value is not None
     if not known(value):
         raise ExportError(
-            f"Peak memory needs the shape of every tensor, but that of {value.name!r} does not "
-            "follow from the batch.",
+            "Peak memory needs the shape of every tensor, but that of {tensor!r} does not follow "
+            "from the batch.",
             code="export.unknown-shape",
             tensor=value.name,
         )

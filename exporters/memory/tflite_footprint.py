@@ -144,8 +144,8 @@ def evaluate(expression: Expression, batch: int) -> Any:
     operation, *arguments = expression
     if operation not in OPERATIONS:
         raise ExportError(
-            f"The memory of the TFLite graph cannot be predicted: the size of a tensor depends on "
-            f"the batch by {operation}. Export with --format onnx to get a prediction.",
+            "The memory of the TFLite graph cannot be predicted: the size of a tensor depends on "
+            "the batch by {operation}. Export with --format onnx to get a prediction.",
             code="export.unpredictable-memory",
             operation=operation,
         )

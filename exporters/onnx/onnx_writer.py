@@ -95,9 +95,10 @@ def lower(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
         raise_if_interrupted(error)
         reason = source_lines.first_line(error)
         raise ExportError(
-            f"Signature {signature.name!r} has no ONNX form: {reason}",
+            "Signature {signature!r} has no ONNX form: {reason}",
             code="export.no-onnx-form",
             signature=signature.name,
+            reason=reason,
         ) from error
 
 
@@ -140,18 +141,21 @@ def no_form(signature: ProgramSignature, reason: str) -> ExportError:
     if named is None:
         first = reason.strip().splitlines()[0]
         return ExportError(
-            f"Signature {signature.name!r} has no ONNX form: {first}",
+            "Signature {signature!r} has no ONNX form: {reason}",
             code="export.no-onnx-form",
             signature=signature.name,
+            reason=first,
         )
     name = f"aten::{named[1]}"
     place = source_lines.place_of_operator(signature.source, name)
     return ExportError(
-        f"Signature {signature.name!r} needs the operator {name}{place}, "
-        f"which has no ONNX form: {suggest_alternative(name)}",
+        "Signature {signature!r} needs the operator {operator}{place}, which has no ONNX form: "
+        "{alternative}",
         code="export.unsupported-operator",
         signature=signature.name,
         operator=name,
+        place=place,
+        alternative=suggest_alternative(name),
     )
 
 
@@ -203,8 +207,8 @@ def finish(
     foreign = sorted({node.domain or "" for node in nodes} - {""})
     if foreign:
         raise ExportError(
-            f"Signature {signature.name!r} needs operators outside ONNX's default domain, of "
-            f"{', '.join(foreign)}. Use other layers.",
+            "Signature {signature!r} needs operators outside ONNX's default domain, of {domains}. "
+            "Use other layers.",
             code="export.foreign-operators",
             signature=signature.name,
             domains=foreign,
@@ -258,8 +262,9 @@ def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
     ):
         if [value.name for value in values] != [port.name for port in ports]:
             raise ExportError(
-                f"Signature {signature.name!r}: the {kind} of the graph are not those of the "
-                "program. Please report this.",
+                "Signature {signature!r}: the {kind} of the graph are not those of the program. "
+                "Please report this.",
                 code="export.wrong-ports",
                 signature=signature.name,
+                kind=kind,
             )

@@ -211,15 +211,16 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
         if len(shape) != 2 or shape[1] < 2:
             raise ModelError(
                 "The loss 'ctc' needs logits (batch, t, n) of two classes or more, of which class "
-                f"0 is the blank; this model's output is {('batch', *shape)}.",
+                "0 is the blank; this model's output is {output}.",
                 code="model.loss-mismatch",
                 loss=loss,
                 shape=list(shape),
+                output=("batch", *shape),
             )
         return Objective(found.loss, None, LabelRule(shape[1], shape[:1], sequence=True))
     if not shape:
         raise ModelError(
-            f"The loss {loss!r} needs logits with a class axis: (batch, n), (batch, t, n) or "
+            "The loss {loss!r} needs logits with a class axis: (batch, n), (batch, t, n) or "
             "(batch, n, h, w). This model's output is (batch,). Give it an axis for the classes, "
             "of size 1 if there are two.",
             code="model.loss-mismatch",
@@ -229,8 +230,8 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
     classes = class_count(shape)
     if loss == "binary-cross-entropy" and classes != 1:
         raise ModelError(
-            f"The loss {loss!r} needs a model with one output, a logit for two classes; this model "
-            f'has {classes}. Use "cross-entropy", or give the last layer one output.',
+            "The loss {loss!r} needs a model with one output, a logit for two classes; this model "
+            'has {outputs}. Use "cross-entropy", or give the last layer one output.',
             code="model.loss-mismatch",
             loss=loss,
             outputs=classes,

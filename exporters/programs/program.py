@@ -78,8 +78,8 @@ class ProgramSignature:
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
             raise ModelError(
-                f"The signature {self.name!r} already has an input or output {twice[0]!r}; "
-                f"the model's parameter or buffer {twice[0]!r} needs another name.",
+                "The signature {signature!r} already has an input or output {name!r}; the model's "
+                "parameter or buffer {name!r} needs another name.",
                 code="model.reserved-name",
                 name=twice[0],
                 signature=self.name,
@@ -166,7 +166,7 @@ def with_preprocessing(program: Program, preprocessing: Preprocessing | None) ->
     )
     if wrong is not None:
         raise InputError(
-            f"[data] does not fit the model: {wrong}.", code="config.data-misfit", reason=wrong
+            "[data] does not fit the model: {reason}.", code="config.data-misfit", reason=wrong
         )
     return replace(program, preprocessing=preprocessing)
 

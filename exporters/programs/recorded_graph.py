@@ -28,7 +28,7 @@ def input_node(graph: GraphModule) -> Node:
     nodes = graph.graph.find_nodes(op="placeholder")
     if len(nodes) != 1:
         raise ModelError(
-            f"The model takes {len(nodes)} inputs; it must take one tensor.",
+            "The model takes {inputs} inputs; it must take one tensor.",
             code="model.wrong-inputs",
             inputs=len(nodes),
         )

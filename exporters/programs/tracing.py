@@ -92,16 +92,17 @@ def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModul
         raise_if_interrupted(error)
         reason = source_lines.first_line(error)
         raise ExportError(
-            f"Signature {signature.name!r} cannot be traced: {reason}",
+            "Signature {signature!r} cannot be traced: {reason}",
             code="export.cannot-trace",
             signature=signature.name,
+            reason=reason,
         ) from error
     # A branch on the batch size makes torch replace the symbol by the example's size.
     if batch.node.expr.is_number:
         raise ExportError(
-            f"Signature {signature.name!r} works only for a batch of {EXAMPLE_BATCH} samples, the "
-            "size it was traced with: the model's code reads the number of samples. Do not branch "
-            "on len(x) or x.shape[0].",
+            "Signature {signature!r} works only for a batch of {batch} samples, the size it was "
+            "traced with: the model's code reads the number of samples. Do not branch on len(x) "
+            "or x.shape[0].",
             code="export.fixed-batch",
             signature=signature.name,
             batch=EXAMPLE_BATCH,
@@ -162,11 +163,13 @@ def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
         if "backward" in name or name.endswith("_") or name in TRAINING_OPERATORS:
             place = source_lines.place_of_operator(signature.source, name)
             raise ExportError(
-                f"Signature {signature.name!r} needs the operator {name}{place}, which has no "
-                f"forward form: {suggest_alternative(name)}",
+                "Signature {signature!r} needs the operator {operator}{place}, which has no "
+                "forward form: {alternative}",
                 code="export.unsupported-operator",
                 operator=name,
                 signature=signature.name,
+                place=place,
+                alternative=suggest_alternative(name),
             )
 
 

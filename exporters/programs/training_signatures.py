@@ -164,10 +164,11 @@ def class_mask(graph: GraphModule) -> Port | None:
     if len(shape) != 1:
         raise ModelError(
             "masked needs one class for each sample, an output (batch, n): it leaves out classes "
-            f"that a device has no samples of. This model's output is {('batch', *shape)}. Train "
-            "without masked.",
+            "that a device has no samples of. This model's output is {output}. Train without "
+            "masked.",
             code="model.masked-output",
             shape=list(shape),
+            output=("batch", *shape),
         )
     return present_port(shape[0]) if shape[0] > 1 else None
 

@@ -207,8 +207,9 @@ def record(
     except RuntimeError as error:
         raise ModelError(
             "The model cannot be copied. If it uses torch.nn.utils.weight_norm, use "
-            f"torch.nn.utils.parametrizations.weight_norm instead: {error}",
+            "torch.nn.utils.parametrizations.weight_norm instead: {reason}",
             code="model.cannot-copy",
+            reason=str(error),
         ) from error
     return_trained_output(twin)
     return record_current_mode(twin.train(training), sample_shape, dtype)
@@ -234,10 +235,11 @@ def record_current_mode(
         if draws.line:
             raise decides_at_random(draws.line) from error
         raise ModelError(
-            "The model's Python code reads values that it computes from the samples"
-            f"{source_lines.place_of_error(error)}; it must run the same operators for every "
-            "batch. Choose with torch.where, or move the decision out of the model.",
+            "The model's Python code reads values that it computes from the samples{place}; it "
+            "must run the same operators for every batch. Choose with torch.where, or move the "
+            "decision out of the model.",
             code="model.data-dependent-code",
+            place=source_lines.place_of_error(error),
         ) from error
     except ModelError:  # of joined inputs
         raise
@@ -253,11 +255,15 @@ def record_current_mode(
             ". Write -1 for the batch in reshape and view." if "for input of size" in reason else ""
         )
         raise ModelError(
-            f"The model cannot be recorded for {kind}samples of shape {sample_shape}: {reason}"
-            f"{source_lines.place_of_error(error)}{remedy}",
+            "The model cannot be recorded for {kind}samples of shape {shape}: "
+            "{reason}{place}{remedy}",
             code="model.cannot-record",
-            shape=list(sample_shape),
+            shape=sample_shape,
             dtype=dtype,
+            kind=kind,
+            reason=reason,
+            place=source_lines.place_of_error(error),
+            remedy=remedy,
         ) from error
     if draws.outside_torch():
         raise draws_outside_torch()
@@ -275,7 +281,7 @@ def fixed_batch_error(reason: str) -> ModelError:
     limit = re.search(r"\.size\(\)\[0\] <= (\d+)", reason)
     if limit is not None:
         return ModelError(
-            f"The model computes differently for batches of more than {limit[1]} samples, as "
+            "The model computes differently for batches of more than {limit} samples, as "
             "torch.cdist does; one recording must serve all batch sizes. Write distances as sums "
             "of squared differences, and do not branch on len(x) or x.shape[0].",
             code="model.fixed-batch",

@@ -54,14 +54,15 @@ def _explained(sample_shape: tuple[int, ...], name: str, found: _MismatchError) 
     title = f"the layer {name!r}" if name else "the model"
     came = _written(("batch", *found.came.shape[1:]))
     return ModelError(
-        f"Wrong input shape {sample_shape}: {title} ({type(found.layer).__name__}) takes "
-        f"{found.takes}, but gets {came}. Give the shape of one sample, without the batch, as the "
-        "model expects it.",
+        "Wrong input shape {shape}: {title} ({kind}) takes {takes}, but gets {came}. Give the "
+        "shape of one sample, without the batch, as the model expects it.",
         code="model.wrong-input-shape",
-        shape=list(sample_shape),
+        shape=sample_shape,
         layer=name,
         takes=found.takes,
         came=came,
+        title=title,
+        kind=type(found.layer).__name__,
     )
 
 

@@ -65,11 +65,14 @@ def wrong_length(
     """The error for samples of the shape `came` that must be vectors of `length` numbers."""
     parts = " + ".join(f"{name} {math.prod(shape)}" for name, shape in shapes.items())
     return ModelError(
-        f"The joined inputs of {model.__name__} need samples of {length} numbers ({parts}); "
-        f"samples of the shape ({','.join(map(str, came))}) came. Give the input shape {length}.",
+        "The joined inputs of {model} need samples of {needs} numbers ({parts}); samples of the "
+        "shape ({shape}) came. Give the input shape {needs}.",
         code="model.inputs",
         needs=length,
         came=list(came),
+        model=model.__name__,
+        parts=parts,
+        shape=",".join(map(str, came)),
     )
 
 
@@ -82,25 +85,28 @@ def check_names(model: type[nn.Module], shapes: Mapping[str, tuple[int, ...]]) -
     title = f"{model.__name__}.forward"
     if not shapes:
         raise ModelError(
-            f"join_inputs was given no inputs. {title} takes {', '.join(known)}: give the shape of "
-            "each that your samples hold.",
+            "join_inputs was given no inputs. {model} takes {takes}: give the shape of each that "
+            "your samples hold.",
             code="model.inputs",
             takes=known,
+            model=title,
         )
     for name in shapes:
         if name not in known and not takes_any:
             raise ModelError(
-                f"{title} has no argument {name!r}{did_you_mean(name, known)} It takes "
-                f"{', '.join(known)}.",
+                "{model} has no argument {name!r}{did_you_mean} It takes {takes}.",
                 code="model.inputs",
                 name=name,
                 takes=known,
+                model=title,
+                did_you_mean=did_you_mean(name, known),
             )
     missing = [p.name for p in named if p.default is p.empty and p.name not in shapes]
     if missing:
         raise ModelError(
-            f"{title} also needs {', '.join(missing)}. Give the shape of each.",
+            "{model} also needs {missing}. Give the shape of each.",
             code="model.inputs",
             takes=known,
             missing=missing,
+            model=title,
         )

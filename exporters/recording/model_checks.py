@@ -53,7 +53,7 @@ def check_parameters(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, WEIGHTED_LAYERS) and module.weight is None:
             raise ModelError(
-                f"{name!r} has no weight: its `weight` is None. Give it a weight tensor.",
+                "{layer!r} has no weight: its `weight` is None. Give it a weight tensor.",
                 code="model.missing-weight",
                 layer=name,
             )
@@ -66,10 +66,12 @@ def check_parameters(model: nn.Module) -> None:
     for name, first in first_names(parameters).items():
         if name != first:
             raise ModelError(
-                f"{name!r} and {first!r} are two parameters in the same memory. Give both modules "
+                "{name!r} and {first!r} are two parameters in the same memory. Give both modules "
                 "one parameter, as in `module.weight = other.weight`, or copy its values.",
                 code="model.shared-memory",
                 parameters=[name, first],
+                name=name,
+                first=first,
             )
     for name, value in model.state_dict().items():
         check_saved_tensor(name, value)
@@ -90,13 +92,13 @@ def check_parameter(name: str, value: Tensor) -> None:
     """Raise ModelError if the parameter `name` is lazy, empty, not float32 or has a bad name."""
     if isinstance(value, UninitializedParameter):
         raise ModelError(
-            f"{name!r} has no shape yet: its module is lazy. Run the model once on a batch.",
+            "{parameter!r} has no shape yet: its module is lazy. Run the model once on a batch.",
             code="model.lazy-parameter",
             parameter=name,
         )
     if value.dtype != torch.float32:
         raise ModelError(
-            f"{name!r} is {value.dtype}; parameters must be float32.",
+            "{tensor!r} is {dtype}; parameters must be float32.",
             code="model.wrong-dtype",
             tensor=name,
             dtype=str(value.dtype),
@@ -104,10 +106,10 @@ def check_parameter(name: str, value: Tensor) -> None:
     check_name(name)
     if value.numel() == 0:
         raise ModelError(
-            f"{name!r} has shape {tuple(value.shape)}, which holds no numbers. Remove it.",
+            "{parameter!r} has shape {shape}, which holds no numbers. Remove it.",
             code="model.empty-parameter",
             parameter=name,
-            shape=list(value.shape),
+            shape=tuple(value.shape),
         )
 
 
@@ -115,7 +117,7 @@ def check_saved_tensor(name: str, value: object) -> None:
     """Raise ModelError if the entry `name` of the state dict is not a finite float32 tensor."""
     if not isinstance(value, Tensor):
         raise ModelError(
-            f"{name!r} is not a tensor. A weights file holds only tensors; remove the extra state.",
+            "{name!r} is not a tensor. A weights file holds only tensors; remove the extra state.",
             code="model.extra-state",
             name=name,
         )
@@ -124,14 +126,14 @@ def check_saved_tensor(name: str, value: object) -> None:
         return
     if value.dtype != torch.float32:
         raise ModelError(
-            f"{name!r} is {value.dtype}; buffers must be float32.",
+            "{tensor!r} is {dtype}; buffers must be float32.",
             code="model.wrong-dtype",
             tensor=name,
             dtype=str(value.dtype),
         )
     if not torch.isfinite(value).all():
         raise ModelError(
-            f"{name!r} holds a number that is not finite (nan or infinity).",
+            "{tensor!r} holds a number that is not finite (nan or infinity).",
             code="model.not-finite",
             tensor=name,
         )
@@ -141,14 +143,14 @@ def check_name(name: str) -> None:
     """Raise ModelError for a parameter name that graphs cannot contain."""
     if name.endswith("+"):
         raise ModelError(
-            f"{name!r} ends in '+', which graphs use for new values. Rename it.",
+            "{name!r} ends in '+', which graphs use for new values. Rename it.",
             code="model.invalid-name",
             name=name,
         )
     if set(name) & {'"', "\\"} or not name.isprintable():
         raise ModelError(
-            f"{name!r} has a quotation mark, a backslash or a control character in its name, "
-            "which a recorded model cannot have. Rename its module.",
+            "{name!r} has a quotation mark, a backslash or a control character in its name, which "
+            "a recorded model cannot have. Rename its module.",
             code="model.invalid-name",
             name=name,
         )
@@ -159,11 +161,12 @@ def check_layer(name: str, module: nn.Module) -> None:
     if isinstance(module, nn.RNNCellBase):
         kind = type(module).__name__
         raise ModelError(
-            f"{name!r} is a {kind}, and its training step cannot be exported. Use the layer "
-            f"nn.{kind.removesuffix('Cell')}, which processes the whole sequence.",
+            "{layer!r} is a {kind}, and its training step cannot be exported. Use the layer "
+            "nn.{replacement}, which processes the whole sequence.",
             code="model.recurrent-cell",
             layer=name,
             kind=kind,
+            replacement=kind.removesuffix("Cell"),
         )
     if (
         isinstance(module, BATCH_NORMS)
@@ -171,7 +174,7 @@ def check_layer(name: str, module: nn.Module) -> None:
         and module.momentum is None
     ):
         raise ModelError(
-            f"{name!r} averages its statistics over all batches so far (momentum=None), so they "
+            "{layer!r} averages its statistics over all batches so far (momentum=None), so they "
             "depend on the number of batches. Give it a momentum, for example 0.1.",
             code="model.cumulative-statistics",
             layer=name,
@@ -183,13 +186,14 @@ def check_output_type(output: object) -> None:
     if not isinstance(output, Tensor):
         kind = type(output).__name__
         raise ModelError(
-            f"The model's output is a {kind}; {OUTPUT_RULE}",
+            "The model's output is a {type}; {rule}",
             code="model.wrong-output",
             type=kind,
+            rule=OUTPUT_RULE,
         )
     if output.dtype != torch.float32:
         raise ModelError(
-            f"The model's output is {output.dtype}; it must be float32.",
+            "The model's output is {dtype}; it must be float32.",
             code="model.wrong-output",
             dtype=str(output.dtype),
         )
@@ -211,7 +215,10 @@ def check_output(output: object, batch: object) -> None:
     if not fits:
         shape = name_batch(str(tuple(output.shape)))
         raise ModelError(
-            f"The model's output is {shape}; {OUTPUT_RULE}", code="model.wrong-output", shape=shape
+            "The model's output is {shape}; {rule}",
+            code="model.wrong-output",
+            shape=shape,
+            rule=OUTPUT_RULE,
         )
 
 
@@ -227,11 +234,11 @@ def check_sizes(graph: GraphModule) -> None:
         sizes = value.shape if isinstance(value, Tensor) else ()
         if any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes):
             raise ModelError(
-                f"The size of {node.target}{source_lines.place_of_node(node)} depends on values "
-                "inside the model; only the batch size may vary. Mask with torch.where instead of "
-                "selecting.",
+                "The size of {operator}{place} depends on values inside the model; only the batch "
+                "size may vary. Mask with torch.where instead of selecting.",
                 code="model.data-dependent-size",
                 operator=str(node.target),
+                place=source_lines.place_of_node(node),
             )
 
 
@@ -241,17 +248,19 @@ def check_operators(graph: GraphModule) -> None:
         value, place = node.meta.get("val"), source_lines.place_of_node(node)
         if isinstance(value, Tensor) and value.is_complex():
             raise ModelError(
-                f"The model computes with complex numbers ({node.target}){place}, which cannot be "
+                "The model computes with complex numbers ({operator}){place}, which cannot be "
                 "exported. Compute the real and the imaginary part as two tensors.",
                 code="model.complex-numbers",
                 operator=str(node.target),
+                place=place,
             )
         if isinstance(node.target, HigherOrderOperator) and str(node.target) in CONTROL_FLOW:
             raise ModelError(
-                f"The model branches or loops with torch's {node.target}{place}, which cannot "
-                "be exported. Compute all branches and choose with torch.where.",
+                "The model branches or loops with torch's {operator}{place}, which cannot be "
+                "exported. Compute all branches and choose with torch.where.",
                 code="model.control-flow",
                 operator=str(node.target),
+                place=place,
             )
 
 
@@ -271,12 +280,15 @@ def check_deterministic(graph: GraphModule) -> None:
             is_dropout = "dropout" in str(node.target)
             remedy = "set dropout to 0" if is_dropout else "remove it, or use a dropout"
             raise ModelError(
-                f"The model draws random numbers when it trains ({node.target}{where}"
-                f"{line and f', {line}'}), which only nn.Dropout, nn.Dropout1d to 3d, attention, "
-                f"recurrent layers and stochastic depth may do; {remedy}.",
+                "The model draws random numbers when it trains ({operator}{place}{line}), which "
+                "only nn.Dropout, nn.Dropout1d to 3d, attention, recurrent layers and stochastic "
+                "depth may do; {remedy}.",
                 code="model.random-numbers",
                 operator=str(node.target),
                 layer=layer,
+                place=where,
+                line=line and f", {line}",
+                remedy=remedy,
             )
 
 
@@ -288,10 +300,10 @@ def check_writes(graph: GraphModule) -> None:
             written = written.args[0]
         if isinstance(written, Node) and written.op == "get_attr":
             raise ModelError(
-                f"The model changes its own tensor {str(written.target)!r} when it runs "
-                f"({node.target}); only batch norms may do so. Leave out what writes it: max_norm "
-                "of an embedding, spectral norm (weight norm can be exported), or an average that "
-                "the model keeps itself.",
+                "The model changes its own tensor {tensor!r} when it runs ({operator}); only "
+                "batch norms may do so. Leave out what writes it: max_norm of an embedding, "
+                "spectral norm (weight norm can be exported), or an average that the model keeps "
+                "itself.",
                 code="model.writes-own-tensor",
                 tensor=str(written.target),
                 operator=str(node.target),
@@ -319,7 +331,7 @@ def check_recording(model: nn.Module, captured: "Captured") -> None:
             # Negated, so that nan is an error too.
             if not error <= RECORDING_TOLERANCE * (total_norm(wanted) + 1e-6):
                 raise ModelError(
-                    f"The recorded model has a different {what} than the model itself. Hooks, an "
+                    "The recorded model has a different {what} than the model itself. Hooks, an "
                     "embedding's max_norm and a custom backward pass cannot be exported; remove "
                     "them.",
                     code="model.recording-differs",
@@ -381,9 +393,10 @@ def run_original(model: nn.Module, x: Tensor) -> Tensor:
             output = trained_output(model(x))
     except Exception as error:  # the user's code may raise anything
         raise ModelError(
-            f"The model fails on a batch of random samples: {source_lines.first_line(error)}"
-            f"{source_lines.place_of_error(error)}",
+            "The model fails on a batch of random samples: {reason}{place}",
             code="model.forward-fails",
+            reason=source_lines.first_line(error),
+            place=source_lines.place_of_error(error),
         ) from error
     check_output_type(output)
     assert isinstance(output, Tensor)
@@ -397,9 +410,10 @@ def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor])
         found = gradients(output, weight, leaves)
     except RuntimeError as error:
         raise ModelError(
-            f"PyTorch itself cannot train the model: {source_lines.first_line(error)}. Run "
-            "loss.backward() on a batch to see the place.",
+            "PyTorch itself cannot train the model: {reason}. Run loss.backward() on a batch to "
+            "see the place.",
             code="model.backward-fails",
+            reason=source_lines.first_line(error),
         ) from error
     for one in found:
         check_finite(one, "gradient")
@@ -410,7 +424,7 @@ def check_finite(values: Tensor, what: str) -> None:
     """Raise ModelError if the model's own output or gradient holds nan or infinity."""
     if not torch.isfinite(values).all():
         raise ModelError(
-            f"The model's {what} on a batch of random samples holds a number that is not finite, "
+            "The model's {what} on a batch of random samples holds a number that is not finite, "
             "as a root or a logarithm of a negative number does. It must be finite for any "
             "samples.",
             code="model.result-not-finite",

@@ -53,7 +53,7 @@ def generator_states() -> tuple[object, ...]:
 def decides_at_random(line: str) -> ModelError:
     """The error for a model that compares the random number of `line` to choose what it runs."""
     return ModelError(
-        f"The model decides with a random number which operators it runs ({line}), as layerdrop "
+        "The model decides with a random number which operators it runs ({line}), as layerdrop "
         "does; a training step runs the same operators for every batch. Set the probability to 0 "
         "in the model's configuration (layerdrop, encoder_layerdrop and decoder_layerdrop in "
         "transformers), or use stochastic depth, which multiplies with a random mask.",

@@ -158,11 +158,14 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
         name = target._schema.name if isinstance(target, OpOverload) else str(target)
         where = place_of_operator(signature.source, name)
         raise ExportError(
-            f"Signature {signature.name!r}: {target}{where} has no TFLite form for this use: "
-            f"{error}. Export it with --format onnx, or use another layer.",
+            "Signature {signature!r}: {operation}{place} has no TFLite form for this use: "
+            "{reason}. Export it with --format onnx, or use another layer.",
             code="export.unsupported-operator",
             signature=signature.name,
             operator=name,
+            operation=str(target),
+            place=where,
+            reason=str(error),
         ) from error
 
 
@@ -174,12 +177,13 @@ def check_forms(graph: GraphModule, forms: LoweringRules, signature: ProgramSign
             continue
         name = target._schema.name
         raise ExportError(
-            f"Signature {signature.name!r} needs the operator {name}"
-            f"{place_of_operator(signature.source, name)}, which has no TFLite form: "
-            f"{suggest_alternative(name)}",
+            "Signature {signature!r} needs the operator {operator}{place}, which has no TFLite "
+            "form: {alternative}",
             code="export.unsupported-operator",
             signature=signature.name,
             operator=name,
+            place=place_of_operator(signature.source, name),
+            alternative=suggest_alternative(name),
         )
 
 
@@ -283,7 +287,7 @@ def dtype_of(value: torch.Tensor) -> str:
     name = str(value.dtype).removeprefix("torch.")
     if name not in ("float32", "int64", "int32", "bool"):
         raise ExportError(
-            f"A tensor has the type {name}, which has no TFLite form here. Export with --format "
+            "A tensor has the type {dtype}, which has no TFLite form here. Export with --format "
             "onnx, or use another type.",
             code="export.unsupported-type",
             dtype=name,

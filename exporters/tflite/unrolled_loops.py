@@ -99,9 +99,9 @@ def unpack_rows(lowering: Lowering, value: Value) -> list[Tensor]:
     length = whole.shape[0]
     if open_size(length):
         raise ExportError(
-            f"Signature {lowering.signature.name!r} has a recurrent layer along the axis of the "
-            "samples, and TFLite graphs take any number of samples. Let the layer run along "
-            "another axis (batch_first=True), or export with --format onnx.",
+            "Signature {signature!r} has a recurrent layer along the axis of the samples, and "
+            "TFLite graphs take any number of samples. Let the layer run along another axis "
+            "(batch_first=True), or export with --format onnx.",
             code="export.loop-over-samples",
             signature=lowering.signature.name,
         )

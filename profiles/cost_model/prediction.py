@@ -121,8 +121,8 @@ class TimeModel:
         self.rates = {kind: Rates(own) for kind, own in timings.items()}
         if missing := sorted(TIMED - self.rates.keys()):
             raise InputError(
-                f"The calibration must time every kind of operation; this one lacks "
-                f"{', '.join(missing)}. Calibrate the device again.",
+                "The calibration must time every kind of operation; this one lacks {kinds}. "
+                "Calibrate the device again.",
                 code="calibration.missing-kinds",
                 kinds=missing,
             )

@@ -260,10 +260,11 @@ class Profile(Struct, frozen=True, kw_only=True):
         found = self.of_role(role)
         if not found:
             raise InputError(
-                f"The profile of {self.submodel} holds no {role!r} phase: measure the bundle with "
+                "The profile of {submodel} holds no {phase!r} phase: measure the bundle with "
                 "`edgetailor-agent profile`.",
                 code="profile.missing-phase",
                 phase=role,
+                submodel=self.submodel,
             )
         return found[0].steady
 

@@ -87,11 +87,12 @@ def load_device(reference: str) -> DeviceProfile:
         path = BUILT_IN / f"{reference}.toml"
         if not path.exists():
             raise InputError(
-                f"There is no device profile {reference!r}{did_you_mean(reference, built_in(), 3)} "
-                "Give a file that `edgetailor-agent calibrate --out FILE` wrote, or one of "
-                f"{', '.join(built_in())}.",
+                "There is no device profile {device!r}{did_you_mean} Give a file that "
+                "`edgetailor-agent calibrate --out FILE` wrote, or one of {known}.",
                 code="profile.unknown-device",
                 device=reference,
+                did_you_mean=did_you_mean(reference, built_in(), 3),
+                known=list(built_in()),
             )
         return built_in_profile(path)
     return read_device(path)
@@ -127,13 +128,17 @@ def read_device(path: Path) -> DeviceProfile:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read: {error.strerror}.", code="profile.unreadable", path=str(path)
+            "{path} cannot be read: {reason}.",
+            code="profile.unreadable",
+            path=str(path),
+            reason=error.strerror,
         ) from None
     except ValueError as error:  # a null byte in the path
         raise InputError(
-            f"{str(path)!r} cannot be read: {error}. Give the path of a file.",
+            "{path!r} cannot be read: {reason}. Give the path of a file.",
             code="profile.unreadable",
             path=str(path),
+            reason=str(error),
         ) from None
     return decoded(content, path, "toml" if path.suffix == ".toml" else "json")
 
@@ -150,11 +155,13 @@ def decoded(
         datetime.date.fromisoformat(found.date)  # msgspec only checks that it is text
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
-        reason = "it is nested too deeply" if deep else error
+        reason = "it is nested too deeply" if deep else str(error)
         raise InputError(
-            f"{origin} is not a device profile: {reason}. Write one with "
-            "`edgetailor-agent calibrate --out FILE`.",
+            "{origin} is not a device profile: {reason}. Write one with `edgetailor-agent "
+            "calibrate --out FILE`.",
             code="profile.malformed",
+            origin=origin,
+            reason=reason,
         ) from None
     for version, known, what in (
         (found.version, DEVICE_VERSION, "device profile"),
@@ -166,12 +173,13 @@ def decoded(
     ):
         if version != known:
             raise InputError(
-                f"{origin} holds a {what} of version {version}; this program reads {known}. "
+                "{origin} holds a {document} of version {found}; this program reads {supported}. "
                 "Calibrate the device again with the same version of edgetailor.",
                 code="profile.wrong-version",
                 document=what,
                 found=version,
                 supported=known,
+                origin=origin,
             )
     return found
 

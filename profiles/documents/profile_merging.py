@@ -21,7 +21,7 @@ def read_merged(path: Path) -> Profile:
     files = sorted(path.glob("*.json"))
     if not files:
         raise InputError(
-            f"{path} has no profiles, files NAME.json: give a profile or a folder of several.",
+            "{folder} has no profiles, files NAME.json: give a profile or a folder of several.",
             code="profile.empty-folder",
             folder=str(path),
         )
@@ -70,8 +70,8 @@ def refuse_other_machine(one: Profile, other: Profile) -> None:
     """Raise InputError if the machines of two profiles, or their software, differ."""
     if found := machine_differences(one.machine, other.machine):
         raise InputError(
-            "The profiles must be of the same machine; these machines differ in "
-            f"{', '.join(found)}. Give profiles of one machine, measured with the same software.",
+            "The profiles must be of the same machine; these machines differ in {differences}. "
+            "Give profiles of one machine, measured with the same software.",
             code="profile.other-machine",
             differences=found,
         )
@@ -81,10 +81,12 @@ def refuse_other_method(one: Profile, other: Profile) -> None:
     """Raise InputError if two profiles were measured with different settings."""
     if found := method_differences(one, other):
         raise InputError(
-            f"The profiles of {one.submodel} and {other.submodel} differ in {', '.join(found)}: "
-            "measure both with the same settings.",
+            "The profiles of {first} and {second} differ in {differences}: measure both with the "
+            "same settings.",
             code="profile.other-method",
             differences=found,
+            first=one.submodel,
+            second=other.submodel,
         )
 
 
@@ -93,10 +95,14 @@ def refuse_other_bundle(one: Profile, other: Profile) -> None:
     names = [tuple(phase.name for phase in profile.phases) for profile in (one, other)]
     if (one.submodel, one.structure, names[0]) != (other.submodel, other.structure, names[1]):
         raise InputError(
-            f"The profiles must be of the same bundle; these are of {one.submodel} "
-            f"({one.structure[:12]}) and of {other.submodel} ({other.structure[:12]}).",
+            "The profiles must be of the same bundle; these are of {first} ({first_structure}) "
+            "and of {second} ({second_structure}).",
             code="profile.other-bundle",
             submodels=[one.submodel, other.submodel],
+            first=one.submodel,
+            first_structure=one.structure[:12],
+            second=other.submodel,
+            second_structure=other.structure[:12],
         )
 
 

@@ -25,10 +25,11 @@ def read_profile(path: Path) -> Profile:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror}): give a file that `edgetailor-agent profile "
-            "BUNDLE --out FILE` wrote.",
+            "{path} cannot be read ({reason}): give a file that `edgetailor-agent profile BUNDLE "
+            "--out FILE` wrote.",
             code="profile.unreadable",
             path=str(path),
+            reason=error.strerror,
         ) from None
     return decode_profile(data, str(path))
 
@@ -40,38 +41,48 @@ def decode_profile(data: bytes, origin: str) -> Profile:
         document = decode_json(data, dict[str, object])
         if "calibration" in document:
             raise InputError(
-                f"{origin} is the profile of a device, not of a bundle. Give a file that "
+                "{origin} is the profile of a device, not of a bundle. Give a file that "
                 "`edgetailor-agent profile BUNDLE --out FILE` wrote.",
                 code="profile.malformed",
+                origin=origin,
             )
         version = document.get("version")
         if not isinstance(version, int):
             raise InputError(
-                f"{origin} has no profile version, so it is not a profile. {AGAIN}",
+                "{origin} has no profile version, so it is not a profile. {remedy}",
                 code="profile.malformed",
+                origin=origin,
+                remedy=AGAIN,
             )
         if version > PROFILE_VERSION:
             raise InputError(
-                f"{origin} has profile version {version}; this program reads {PROFILE_VERSION}. "
-                "Install the version of edgetailor that wrote it, or a later one.",
+                "{origin} has profile version {found}; this program reads {supported}. Install "
+                "the version of edgetailor that wrote it, or a later one.",
                 code="profile.wrong-version",
                 document="profile",
                 found=version,
                 supported=PROFILE_VERSION,
+                origin=origin,
             )
         if version < PROFILE_VERSION:
             raise InputError(
-                f"{origin} has profile version {version}, from an earlier edgetailor; this program "
-                f"reads {PROFILE_VERSION}. {AGAIN}",
+                "{origin} has profile version {found}, from an earlier edgetailor; this program "
+                "reads {supported}. {remedy}",
                 code="profile.wrong-version",
                 document="profile",
                 found=version,
                 supported=PROFILE_VERSION,
+                origin=origin,
+                remedy=AGAIN,
             )
         return decode_json(data, Profile)
     except msgspec.MsgspecError as error:
         raise InputError(
-            f"{origin} is damaged or not a profile: {error}. {AGAIN}", code="profile.malformed"
+            "{origin} is damaged or not a profile: {reason}. {remedy}",
+            code="profile.malformed",
+            origin=origin,
+            reason=str(error),
+            remedy=AGAIN,
         ) from None
 
 

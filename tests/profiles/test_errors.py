@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.errors import InputError
+from profiles.errors import InputError, filled
 
 
 @given(st.text())
@@ -21,7 +21,10 @@ def test_values_are_written_in_the_form_that_the_template_names():
     assert str(error) == "'a' took 2.2 s."
 
 
+def test_lists_are_written_with_commas_and_tuples_as_shapes():
+    error = InputError("{known} {shape} {none}.", code="x.y", known=["a", 1], shape=(3, 4), none=[])
+    assert str(error) == "a, 1 (3, 4) ."
+
+
 def test_braces_that_name_no_value_stay():
-    assert str(InputError("Write {x}, {} or {not this}.", code="x.y")) == (
-        "Write {x}, {} or {not this}."
-    )
+    assert filled("Write {x}, {} or {not this}.", {"y": 1}) == "Write {x}, {} or {not this}."

@@ -151,14 +151,16 @@ def _untracked(requirement: Requirement, spec: str) -> SpecError:
     where = f" in {module!r}" if module else ""
     line = source_lines.parenthesized(source_lines.line_of_node(requirement.node))
     return SpecError(
-        f"{spec!r}: every layer would keep all its channels. They cannot be tracked through "
-        f"{requirement.node.target}{where}: {requirement.reason}{line}. Use cp for this model, or "
-        "see with `edgetailor inspect` what other families can do.",
+        "{spec!r}: every layer would keep all its channels. They cannot be tracked through "
+        "{operator}{place}: {reason}{line}. Use cp for this model, or see with `edgetailor "
+        "inspect` what other families can do.",
         code="spec.untracked-channels",
         spec=spec,
         operator=str(requirement.node.target),
         module=module,
         reason=requirement.reason,
+        place=where,
+        line=line,
     )
 
 
@@ -167,16 +169,16 @@ def check_smaller(tracked: TrackedChannels, kept: Kept, ratio: Fraction, spec: s
     largest = max(map(len, tracked.units.groups()), default=1)
     if largest == 1 and ratio < 1:
         raise SpecError(
-            f"{spec!r}: no layer of this model has channels to drop between input and classes. "
-            "Use another family.",
+            "{spec!r}: no layer of this model has channels to drop between input and classes. Use "
+            "another family.",
             code="spec.nothing-smaller",
             spec=spec,
         )
     if ratio < 1 and kept.units.all():
         highest = math.floor(1e4 * (largest - 1) / largest) / 1e4  # rounded up it would be refused
         raise SpecError(
-            f"{spec!r}: every layer would keep all its channels. Use a ratio of at most "
-            f"{highest}, or 1.",
+            "{spec!r}: every layer would keep all its channels. Use a ratio of at most "
+            "{highest_ratio}, or 1.",
             code="spec.nothing-smaller",
             spec=spec,
             highest_ratio=highest,

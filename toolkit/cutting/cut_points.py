@@ -81,9 +81,9 @@ class Cutter:
         writing = next((n for n in self.training.operators if writes_in_place(n)), None)
         if writing is not None:
             raise ModelError(
-                f"The model writes in place ({writing.target} in {module_of(writing)!r}), so that "
-                "the values that cross a cut are unknown. It cannot be sliced; use the operator "
-                "that returns a new tensor.",
+                "The model writes in place ({operator} in {module!r}), so that the values that "
+                "cross a cut are unknown. It cannot be sliced; use the operator that returns a "
+                "new tensor.",
                 code="model.cannot-slice",
                 operator=str(writing.target),
                 module=module_of(writing),

@@ -73,9 +73,11 @@ def form_named(name: str) -> SpecForm:
     if name not in forms:
         usages = ", ".join(form.usage for form in forms.values())
         raise SpecError(
-            f"Unknown family {name!r}{did_you_mean(name, forms)} Use one of {usages}.",
+            "Unknown family {family!r}{did_you_mean} Use one of {usages}.",
             code="spec.unknown-family",
             family=name,
+            did_you_mean=did_you_mean(name, forms),
+            usages=usages,
         )
     return forms[name]
 
@@ -101,8 +103,7 @@ def check_spec(spec: str | Spec) -> Spec:
     for option in COMMON:
         if sum(option.name in one.options for one in parsed.nested()) > 1:
             raise SpecError(
-                f"Invalid spec {str(parsed)!r}: {option.name} is for the whole submodel, so write "
-                "it once.",
+                "Invalid spec {spec!r}: {option} is for the whole submodel, so write it once.",
                 code="spec.malformed",
                 spec=str(parsed),
                 option=option.name,
@@ -116,11 +117,12 @@ def _check_combination(spec: Spec, outer: SpecForm, inner: SpecForm, inner_spec:
     if outer.selects_layers and inner.exchanges_layers and inner_spec.inner is None:
         return
     raise SpecError(
-        f"Invalid combination {str(spec)!r}: only {' or '.join(selecting)} can be combined with a "
-        f"second family, and only with {' or '.join(exchanging)}. "
-        "Write for example slice:0.42+low-rank:0.25.",
+        "Invalid combination {spec!r}: only {first} can be combined with a second family, and "
+        "only with {second}. Write for example slice:0.42+low-rank:0.25.",
         code="spec.invalid-combination",
         spec=str(spec),
+        first=" or ".join(selecting),
+        second=" or ".join(exchanging),
     )
 
 

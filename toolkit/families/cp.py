@@ -91,7 +91,7 @@ def choose_ranks(
         )
     if not ranks:
         raise SpecError(
-            f"{str(spec)!r}: no layer of this model has a CP form. Use another family.",
+            "{spec!r}: no layer of this model has a CP form. Use another family.",
             code="spec.nothing-smaller",
             spec=str(spec),
         )
@@ -101,8 +101,8 @@ def choose_ranks(
     highest = _rounded(most, ROUND_FLOOR)
     if rate > most:
         raise SpecError(
-            f"{str(spec)!r}: every weight already has rank 1 at {highest:g}. "
-            f"Use a rate from {lowest:g} to {highest:g} for this model.",
+            "{spec!r}: every weight already has rank 1 at {highest:g}. Use a rate from {lowest:g} "
+            "to {highest:g} for this model.",
             code="spec.rate-out-of-range",
             spec=str(spec),
             lowest=lowest,
@@ -112,15 +112,16 @@ def choose_ranks(
         shape = captured.shape(name)
         if rank > highest_rank(shape):
             raise SpecError(
-                f"{str(spec)!r} gives {name!r} the rank {rank}, which is higher than the rank of "
-                f"any tensor of shape {shape}. "
-                f"Use a rate from {lowest:g} to {highest:g} for this model.",
+                "{spec!r} gives {tensor!r} the rank {rank}, which is higher than the rank of any "
+                "tensor of shape {shape}. Use a rate from {lowest:g} to {highest:g} for this "
+                "model.",
                 code="spec.rate-out-of-range",
                 spec=str(spec),
                 tensor=name,
                 rank=rank,
                 lowest=lowest,
                 highest=highest,
+                shape=shape,
             )
     return ranks, layer_decisions
 

@@ -90,15 +90,15 @@ def check_smaller(stages: list[Stage], ratio: Fraction, spec: Spec) -> None:
         return
     if longest == 1:
         raise SpecError(
-            f"{str(spec)!r}: no block can be left out. Blocks of one class must follow each other "
-            "in an nn.Sequential or nn.ModuleList and return tensors of the shape that they take. "
-            "Use another family.",
+            "{spec!r}: no block can be left out. Blocks of one class must follow each other in an "
+            "nn.Sequential or nn.ModuleList and return tensors of the shape that they take. Use "
+            "another family.",
             code="spec.nothing-smaller",
             spec=str(spec),
         )
     highest = math.floor(1e4 * (longest - 1) / longest) / 1e4
     raise SpecError(
-        f"{str(spec)!r}: every stage would keep all its blocks. Use a ratio of at most {highest}, "
+        "{spec!r}: every stage would keep all its blocks. Use a ratio of at most {highest_ratio}, "
         "or 1.",
         code="spec.nothing-smaller",
         spec=str(spec),

@@ -160,15 +160,18 @@ def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> 
     ratio = FORM.size_as_number(spec)
     if rewritten.origins or ratio == 1:
         return
-    message = (
-        f"{str(spec)!r}: no layer of this model gets smaller; {reasons(rewritten.layer_decisions)}."
-    )
     best = highest_ratio(layers, rewritten.layer_decisions)
-    if best:
-        message += f" Ratios up to {best:.3g} make one smaller."
+    remedy = f" Ratios up to {best:.3g} make one smaller." if best else ""
     if "keep" not in spec.options and (first := choose_ranks(layers, ratio, 0)[0]):
-        message += f" With keep=0 {' and '.join(first)} would get smaller."
-    raise SpecError(message, code="spec.nothing-smaller", spec=str(spec), highest_ratio=best)
+        remedy += f" With keep=0 {' and '.join(first)} would get smaller."
+    raise SpecError(
+        "{spec!r}: no layer of this model gets smaller; {reasons}.{remedy}",
+        code="spec.nothing-smaller",
+        spec=str(spec),
+        reasons=reasons(rewritten.layer_decisions),
+        remedy=remedy,
+        highest_ratio=best,
+    )
 
 
 def replace_layers(model: nn.Module, ranks: Ranks) -> nn.Module:

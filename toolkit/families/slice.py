@@ -104,7 +104,7 @@ def inner_family(model: nn.Module, cutter: Cutter, spec: Spec, batch: int) -> In
     assert inner is not None
     if "skip" in spec.options:
         raise SpecError(
-            f"Invalid combination {str(spec)!r}: a slice with skip= takes no second family.",
+            "Invalid combination {spec!r}: a slice with skip= takes no second family.",
             code="spec.invalid-combination",
             spec=str(spec),
         )

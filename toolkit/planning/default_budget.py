@@ -21,8 +21,8 @@ def with_memory(device: DeviceProfile, budgets: Budgets) -> tuple[Budgets, list[
         memory, of = SHARE_OF_TOTAL * whole, "all memory; the available memory is not known"
     else:
         raise InputError(
-            f"The profile {device.name!r} does not say how much memory the device has: give a "
-            "budget, for example --memory 256MB.",
+            "The profile {device!r} does not say how much memory the device has: give a budget, "
+            "for example --memory 256MB.",
             code="plan.unknown-memory",
             device=device.name,
         )

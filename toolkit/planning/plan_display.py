@@ -128,12 +128,12 @@ def check_fits(planned: Planned, written: Written = as_option) -> None:
             "No submodel to choose from is possible for this model.", code="plan.no-candidate"
         )
     raise NothingFitsError(
-        f"Nothing fits {planned.device.name}. {nearest.candidate.submodel} comes nearest; "
-        f"{why(nearest, None, written)}.",
+        "Nothing fits {device}. {nearest} comes nearest; {reason}.",
         code="plan.nothing-fits",
         device=planned.device.name,
         nearest=nearest.candidate.submodel,
         exceeded=[excess.resource for excess in nearest.excesses],
+        reason=why(nearest, None, written),
     )
 
 

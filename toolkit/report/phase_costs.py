@@ -102,7 +102,7 @@ def make_report(profiles: Sequence[Profile], budget: int | None = None) -> Repor
     names = [submodel for submodel, _ in by_bundle]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(
-            f"A report shows one model, but {twice} was profiled for two models: give the "
+            "A report shows one model, but {submodel} was profiled for two models: give the "
             "profiles of one model.",
             code="report.several-models",
             submodel=twice,

@@ -64,7 +64,7 @@ def compare(
     if not other_machine and not same_hardware(before.machine, after.machine):
         found = list(machine_differences(before.machine, after.machine))
         raise InputError(
-            f"The profiles are of different machines, by {', '.join(found)}: measure both on one "
+            "The profiles are of different machines, by {differences}: measure both on one "
             "machine, or compare them anyway with --other-machine.",
             code="profile.other-machine",
             differences=found,
@@ -74,11 +74,12 @@ def compare(
     for profile in (before, after):
         if reasons := profile.validity.invalid:
             raise UnstableError(
-                f"The profile of {profile.measured_at} was not measured at full speed "
-                f"({'; '.join(reasons)}): measure again.",
+                "The profile of {measured_at} was not measured at full speed ({explanation}): "
+                "measure again.",
                 code="measurement.throttled",
                 measured_at=profile.measured_at,
                 reasons=list(reasons),
+                explanation="; ".join(reasons),
             )
     return Comparison(
         submodel=before.submodel,
@@ -97,18 +98,20 @@ def require_no_regression(found: Comparison) -> None:
     """
     if worse := _named(found, "worse"):
         raise RegressionError(
-            f"{found.submodel} became worse by more than {found.allowed:.1%}: {worse}.",
+            "{submodel} became worse by more than {allowed:.1%}: {worse}.",
             code="report.regression",
             submodel=found.submodel,
             allowed=found.allowed,
+            worse=worse,
         )
     if unsure := _named(found, "unstable"):
         raise UnstableError(
-            f"Times of {found.submodel} are too unstable to compare: {unsure}. Measure both again "
-            "with more --runs while nothing else runs on the machine, or give folders of several "
+            "Times of {submodel} are too unstable to compare: {unsure}. Measure both again with "
+            "more --runs while nothing else runs on the machine, or give folders of several "
             "profiles each.",
             code="measurement.unstable",
             submodel=found.submodel,
+            unsure=unsure,
         )
 
 

@@ -120,10 +120,11 @@ def workloads(config: SimulationConfig, model: Federation) -> dict[str, Workload
     known, impossible = find_workloads(source, dict.fromkeys(config.specs()))
     for one in impossible:
         raise ExportError(
-            f"{one.submodel} cannot be exported, so simulated time cannot be computed: "
-            f"{one.reason} Set no `profile` for any kind.",
+            "{submodel} cannot be exported, so simulated time cannot be computed: {reason} Set no "
+            "`profile` for any kind.",
             code="simulation.no-workload",
             submodel=one.submodel,
+            reason=one.reason,
         )
     return {one.submodel: one.work for one in known}
 

@@ -80,9 +80,9 @@ def simulated_device(kind: DeviceKind) -> SimulatedDevice:
     device = load_device(str(kind.profile))
     if device.calibration is None:
         raise InputError(
-            f'The profile {kind.profile} of the kind "{kind.name}" has no calibration, so the time '
-            "of a batch is unknown. Give a file that `edgetailor-agent calibrate --out FILE` "
-            "wrote; with the file of a faster device, set `slowdown`, too.",
+            'The profile {profile} of the kind "{device}" has no calibration, so the time of a '
+            "batch is unknown. Give a file that `edgetailor-agent calibrate --out FILE` wrote; "
+            "with the file of a faster device, set `slowdown`, too.",
             code="simulation.no-calibration",
             device=kind.name,
             profile=kind.profile,
@@ -93,11 +93,12 @@ def simulated_device(kind: DeviceKind) -> SimulatedDevice:
             return MEGA * given
         if known is None:
             raise InputError(
-                f"The profile {kind.profile} does not state the speed of the network: set "
-                f'`{key}` for the kind "{kind.name}".',
+                "The profile {profile} does not state the speed of the network: set `{key}` for "
+                'the kind "{device}".',
                 code="simulation.no-network-speed",
                 device=kind.name,
                 key=key,
+                profile=kind.profile,
             )
         return float(known)
 

@@ -143,10 +143,13 @@ def _records(path: Path, size: int, header: int = 0) -> np.ndarray:
     found = _content(path)[header:]
     if not found or len(found) % size:
         raise DataError(
-            f"{path} has {len(found)} bytes after its header of {header}; it must hold records of "
-            f"{size} bytes. Download the dataset again.",
+            "{path} has {bytes} bytes after its header of {header}; it must hold records of "
+            "{size} bytes. Download the dataset again.",
             code="data.dataset-file",
             path=str(path),
+            bytes=len(found),
+            header=header,
+            size=size,
         )
     return np.frombuffer(found, np.uint8).reshape(-1, size)
 
@@ -160,10 +163,11 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
-            f"{path} cannot be read: {said_by(error)}. `data` must be the dataset's folder, with "
-            "the files as they are distributed.",
+            "{path} cannot be read: {reason}. `data` must be the dataset's folder, with the files "
+            "as they are distributed.",
             code="data.dataset-file",
             path=str(path),
+            reason=said_by(error),
         ) from None
 
 
@@ -173,10 +177,14 @@ def _read_mnist(path: Path, shape: tuple[int, ...]) -> Samples:
     y = _records(path.with_name(f"{path.name}-labels-idx1-ubyte"), 1, LABELS_HEADER)
     if len(x) != len(y):
         raise DataError(
-            f"{path.parent}: {path.name} has {len(x)} images and {len(y)} labels. Download the "
-            "dataset again, and give `input_shape` the 784 numbers of an image.",
+            "{folder}: {name} has {images} images and {labels} labels. Download the dataset "
+            "again, and give `input_shape` the 784 numbers of an image.",
             code="data.dataset-file",
             path=str(path),
+            folder=path.parent,
+            name=path.name,
+            images=len(x),
+            labels=len(y),
         )
     scaled = (x / np.float32(BRIGHTEST)).reshape(-1, *shape)
     return Samples(scaled, y[:, 0].astype(np.int64))
@@ -196,16 +204,21 @@ def _read_tiny_imagenet(folder: Path, shape: tuple[int, ...]) -> tuple[Samples, 
         name, label, *_ = [*line.split("\t"), ""]
         if label not in classes:
             raise DataError(
-                f'{annotations} has a line "{line[:80]}" without a class of wnids.txt. Download '
-                "the dataset again.",
+                '{path} has a line "{line}" without a class of wnids.txt. Download the dataset '
+                "again.",
                 code="data.dataset-file",
                 path=str(annotations),
+                line=line[:80],
             )
         test.append((folder / "val" / "images" / name, classes.index(label)))
     images = Images(classes=tuple(classes), mean=TINY_MEAN, std=TINY_STD)
     wrong = misfit(images, shape, "float32")
     if wrong is not None:
-        raise DataError(f"Tiny-ImageNet does not fit the model: {wrong}.", code="data.wrong-shape")
+        raise DataError(
+            "Tiny-ImageNet does not fit the model: {problem}.",
+            code="data.wrong-shape",
+            problem=wrong,
+        )
     return _pictures(train, images, shape), _pictures(test, images, shape)
 
 
@@ -226,17 +239,19 @@ def _read_leaf(folder: Path, shape: tuple[int, ...]) -> Samples:
         for name, user in _users(path).items():
             if len(user.x) != len(user.y) or any(len(row) != math.prod(shape) for row in user.x):
                 raise DataError(
-                    f'{path}: the user "{name}" must have as many labels as samples, and '
-                    f"{math.prod(shape)} numbers in each sample, as `input_shape` says.",
+                    '{path}: the user "{user}" must have as many labels as samples, and {numbers} '
+                    "numbers in each sample, as `input_shape` says.",
                     code="data.dataset-file",
                     path=str(path),
+                    user=name,
+                    numbers=math.prod(shape),
                 )
             x.append(np.asarray(user.x, np.float32).reshape(len(user.y), *shape))
             y += user.y
             writers += [numbers.setdefault(name, len(numbers))] * len(user.y)
     if not y:
         raise DataError(
-            f"{folder} has no .json file with samples. `data` must be the folder that LEAF's "
+            "{path} has no .json file with samples. `data` must be the folder that LEAF's "
             "preprocess.sh fills with train/ and test/.",
             code="data.dataset-file",
             path=str(folder),
@@ -249,7 +264,8 @@ def _users(path: Path) -> dict[str, LeafUser]:
         return msgspec.json.decode(path.read_bytes(), type=LeafFile).user_data
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} is not a file of LEAF with lists of numbers: {error}.",
+            "{path} is not a file of LEAF with lists of numbers: {reason}.",
             code="data.dataset-file",
             path=str(path),
+            reason=str(error),
         ) from None

@@ -93,7 +93,7 @@ def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Obser
         except MlflowException as error:
             reason = str(error).partition("\n")[0].rstrip(".")
             raise InputError(
-                f"MLflow cannot be used: {reason}. Check MLFLOW_TRACKING_URI, then run the same "
+                "MLflow cannot be used: {reason}. Check MLFLOW_TRACKING_URI, then run the same "
                 "command again to continue, or without the log.",
                 code="simulation.mlflow",
                 reason=reason,

@@ -82,8 +82,8 @@ def writer_split(writers: np.ndarray, clients: int, order: np.random.Generator) 
     known, places = np.unique(writers, return_inverse=True)
     if len(known) < clients:
         raise InputError(
-            f"The data have {len(known)} writers, too few for {clients} clients. Use fewer clients "
-            "or more data.",
+            "The data have {writers} writers, too few for {clients} clients. Use fewer clients or "
+            "more data.",
             code="data.too-few-writers",
             writers=len(known),
             clients=clients,
@@ -98,11 +98,12 @@ def check_enough(samples: int, clients: int) -> None:
     """Raise InputError unless there are `LEAST` samples for each client."""
     if samples < LEAST * clients:
         raise InputError(
-            f"{samples} samples are too few for {clients} clients: each needs {LEAST}. Use fewer "
+            "{samples} samples are too few for {clients} clients: each needs {least}. Use fewer "
             "clients or more data.",
             code="data.too-few-for-clients",
             samples=samples,
             clients=clients,
+            least=LEAST,
         )
 
 

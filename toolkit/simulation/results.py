@@ -98,7 +98,7 @@ class RunFolder:
             return
         if not (self.root / SETTINGS).is_file():
             raise InputError(
-                f"{self.root} exists and is not the folder of a simulation. Give another --out.",
+                "{path} exists and is not the folder of a simulation. Give another --out.",
                 code="simulation.other-folder",
                 path=str(self.root),
             )
@@ -204,7 +204,7 @@ class RunFolder:
         for key in settings:
             if key not in CHANGEABLE and before.get(key) != settings[key]:
                 raise InputError(
-                    f"{self.root} holds a simulation with another `{key}`. Give another --out, or "
+                    "{path} holds a simulation with another `{key}`. Give another --out, or "
                     "--force to replace it.",
                     code="simulation.other-settings",
                     path=str(self.root),
@@ -234,9 +234,10 @@ class RunFolder:
 
     def _damaged(self, name: str, reason: object) -> InputError:
         return InputError(
-            f"{self.root / name} is damaged: {reason}. Give --force to start again.",
+            "{path} is damaged: {reason}. Give --force to start again.",
             code="simulation.damaged-folder",
             path=str(self.root / name),
+            reason=reason,
         )
 
 
@@ -248,16 +249,17 @@ def read_run(root: Path) -> tuple[dict[str, Any], list[RoundResult]]:
     folder = RunFolder(root)
     if not (root / SETTINGS).is_file():
         raise InputError(
-            f"{root} is not the folder of a simulation: it has no {SETTINGS}. Give a folder that "
+            "{path} is not the folder of a simulation: it has no {settings}. Give a folder that "
             "`edgetailor simulate` wrote.",
             code="simulation.no-results",
             path=str(root),
+            settings=SETTINGS,
         )
     settings = folder.settings()
     folder.read(settings, force=False)
     if not folder.history:
         raise InputError(
-            f"{root} has no finished round. Run `edgetailor simulate` again to continue.",
+            "{path} has no finished round. Run `edgetailor simulate` again to continue.",
             code="simulation.no-rounds",
             path=str(root),
         )

@@ -115,10 +115,11 @@ def simulate(
     names = get_args(EngineName)
     if engine not in names:
         raise InputError(
-            f"The engine is {engine!r}; there are {' and '.join(names)}. Give one of them.",
+            "The engine is {engine!r}; there are {known}. Give one of them.",
             code="simulation.unknown-engine",
             engine=engine,
             engines=list(names),
+            known=" and ".join(names),
         )
     check_installed(logs)
     check_device(device)
@@ -243,8 +244,8 @@ def refuse_personal_models(model: Federation, specs: Iterable[str]) -> None:
     for spec in dict.fromkeys(specs):
         if any(entry.role == "personal" for entry in model.submodel(spec).program.tensors):
             raise InputError(
-                f'Clients that train "{spec}" keep a personal model, so they cannot change their '
-                'submodel from round to round. Set capacities = "fixed".',
+                'Clients that train "{submodel}" keep a personal model, so they cannot change '
+                'their submodel from round to round. Set capacities = "fixed".',
                 code="simulation.personal-model",
                 submodel=spec,
             )
@@ -265,10 +266,12 @@ def partition(
         return writer_split(writers, clients, order)
     if table.partition != "iid" and (labels.ndim != 1 or labels.dtype != np.int64):
         raise InputError(
-            f'partition = "{table.partition}" needs one class for each sample; the labels are '
-            f'{labels.dtype.name} {labels.shape}. Set partition = "iid".',
+            'partition = "{partition}" needs one class for each sample; the labels are {dtype} '
+            '{shape}. Set partition = "iid".',
             code="simulation.no-classes",
             partition=table.partition,
+            dtype=labels.dtype.name,
+            shape=labels.shape,
         )
     if table.partition == "dirichlet":
         return dirichlet_split(labels, clients, table.alpha or ALPHA, order)

@@ -205,8 +205,9 @@ def check_device(name: str) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise InputError(
-            f"PyTorch cannot compute on the device {name!r}: {reason}. Give another device, such "
+            "PyTorch cannot compute on the device {device!r}: {reason}. Give another device, such "
             "as cpu or cuda:0.",
             code="simulation.device",
             device=name,
+            reason=reason,
         ) from None

@@ -70,10 +70,12 @@ class GlobalModel:
         for name in self.tensors:
             if name.startswith(KEPT):
                 raise ModelError(
-                    f"The tensor {name!r} of the model has a name that is reserved for factors in "
-                    f"weights files. Rename its module so that it does not begin with {KEPT!r}.",
+                    "The tensor {tensor!r} of the model has a name that is reserved for factors "
+                    "in weights files. Rename its module so that it does not begin with "
+                    "{prefix!r}.",
                     code="model.reserved-name",
                     tensor=name,
+                    prefix=KEPT,
                 )
 
     def save(self) -> bytes:
@@ -145,9 +147,10 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
         flat = load(data)
     except SafetensorError as error:
         raise InputError(
-            f"{origin} is not a safetensors file: {error}.",
+            "{file} is not a safetensors file: {reason}.",
             code="file.not-safetensors",
             file=origin,
+            reason=str(error),
         ) from None
     tensors: dict[str, Tensor] = {}
     kept: dict[str, dict[str, Tensor]] = {}
@@ -155,7 +158,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
         # One such number would spread to the whole model in a round.
         if value.is_floating_point() and not _all_finite(value):
             raise InputError(
-                f"{origin}: the tensor {name!r} holds a number that is not finite.",
+                "{file}: the tensor {tensor!r} holds a number that is not finite.",
                 code="model.not-finite",
                 file=origin,
                 tensor=name,
@@ -165,11 +168,12 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
             key, bar, tensor = name.removeprefix(KEPT).partition("|")
             if not bar:
                 raise InputError(
-                    f"{origin}: {name!r} is not the name of a kept factor, which is "
-                    f"{KEPT}KEY|TENSOR. Write the file again.",
+                    "{file}: {tensor!r} is not the name of a kept factor, which is "
+                    "{prefix}KEY|TENSOR. Write the file again.",
                     code="model.invalid-kept-factor",
                     file=origin,
                     tensor=name,
+                    prefix=KEPT,
                 )
             kept.setdefault(key, {})[tensor] = value
         else:
@@ -192,9 +196,10 @@ def _shared_names(data: bytes, origin: str) -> dict[str, str]:
         found = None
     if found is None or not header.keys() >= {*found, *found.values()}:
         raise InputError(
-            f"{origin}: the metadata {SHARED!r} do not name tensors of the file. Write it again.",
+            "{file}: the metadata {key!r} do not name tensors of the file. Write it again.",
             code="model.invalid-shared-names",
             file=origin,
+            key=SHARED,
         )
     return found
 
@@ -211,11 +216,13 @@ def _first_only(
         own = first.get(name, name)
         if own in found and not torch.equal(found[own], value):
             raise InputError(
-                f"{origin}: {own!r} and {name!r} are one tensor of the model, but their values "
+                "{file}: {kept!r} and {name!r} are one tensor of the model, but their values "
                 "differ. Give the weights of this model, with equal values under both names.",
                 code="model.unequal-names",
                 file=origin,
                 tensors=[own, name],
+                kept=own,
+                name=name,
             )
         found.setdefault(own, value)
     return found
@@ -251,27 +258,28 @@ def fitted(weights: GlobalModel, model: nn.Module, origin: str) -> GlobalModel:
     for name in tensors.keys() ^ set(first.values()):
         problem = "lacks the tensor" if name in own else "has the unexpected tensor"
         raise InputError(
-            f"{origin} {problem} {name!r}. It belongs to another model; give the weights of this "
+            "{file} {problem} {tensor!r}. It belongs to another model; give the weights of this "
             "one.",
             code="model.wrong-weights",
             file=origin,
             tensor=name,
+            problem=problem,
         )
     for name, came in tensors.items():
         value = own[name]
         if came.shape != value.shape:
             raise InputError(
-                f"{origin}: {name!r} has the shape {tuple(came.shape)}, but the model has "
-                f"{tuple(value.shape)}. It belongs to another model; give the weights of this one.",
+                "{file}: {tensor!r} has the shape {shape}, but the model has {expected}. It "
+                "belongs to another model; give the weights of this one.",
                 code="model.wrong-weights",
                 file=origin,
                 tensor=name,
-                shape=list(came.shape),
-                expected=list(value.shape),
+                shape=tuple(came.shape),
+                expected=tuple(value.shape),
             )
         if came.dtype != value.dtype:
             raise InputError(
-                f"{origin}: {name!r} is {came.dtype}, but the model has {value.dtype}. Convert it.",
+                "{file}: {tensor!r} is {dtype}, but the model has {expected}. Convert it.",
                 code="model.wrong-weights",
                 file=origin,
                 tensor=name,

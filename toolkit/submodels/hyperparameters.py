@@ -89,10 +89,12 @@ class TrainingConfig:
                 raise invalid("steps", self.steps, f"from 1 to {LARGEST_COUNT:,}")
             if self.epochs != 1:
                 raise InputError(
-                    f"steps is {self.steps} and epochs is {self.epochs}, but a round has either a "
-                    "number of steps or one of epochs. Remove one of them.",
+                    "steps is {steps} and epochs is {epochs}, but a round has either a number of "
+                    "steps or one of epochs. Remove one of them.",
                     code="option.conflict",
                     options=["steps", "epochs"],
+                    steps=self.steps,
+                    epochs=self.epochs,
                 )
         if list(self.milestones) != sorted({one for one in self.milestones if one >= 1}):
             raise invalid("milestones", self.milestones, "ascending rounds from 1")
@@ -152,8 +154,10 @@ def invalid(name: str, value: object, allowed: str) -> InputError:
     """The error for the hyper-parameter `name`, which must be `allowed`."""
     shown = repr(value) if isinstance(value, str) else value
     return InputError(
-        f"{name} must be {allowed}; it is {shown}.",
+        "{option} must be {allowed}; it is {given}.",
         code="option.invalid-value",
         option=name,
         value=str(value),
+        allowed=allowed,
+        given=shown,
     )

@@ -78,22 +78,23 @@ def build_model(reference: str, seed: int) -> nn.Module:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ModelError(
-            f"{reference!r}: the module {module_name} cannot be imported: {error}."
-            f"{BUILT_FOR_ANOTHER_TORCH if 'torchvision::' in str(error) else ''}",
+            "{model!r}: the module {module} cannot be imported: {reason}.{hint}",
             code="model.cannot-import",
             model=reference,
             module=module_name,
+            reason=str(error),
+            hint=BUILT_FOR_ANOTHER_TORCH if "torchvision::" in str(error) else "",
         ) from None
     builder = getattr(module, name, None)
     if not callable(builder):
         callables = [n for n in dir(module) if callable(getattr(module, n, None))]
         raise ModelError(
-            f"{reference!r}: the module {module_name} has no callable {name!r}"
-            f"{did_you_mean(name, callables)}",
+            "{model!r}: the module {module} has no callable {callable!r}{did_you_mean}",
             code="model.unknown-callable",
             model=reference,
             module=module_name,
             callable=name,
+            did_you_mean=did_you_mean(name, callables),
         )
     # Immediately before the builder, so that imports cannot consume random numbers.
     torch.manual_seed(seed)
@@ -101,18 +102,21 @@ def build_model(reference: str, seed: int) -> nn.Module:
         model = builder()
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"{reference!r} failed: {type(error).__name__}: {error}",
+            "{model!r} failed: {kind}: {reason}",
             code="model.builder-failed",
             model=reference,
+            kind=type(error).__name__,
+            reason=str(error),
         ) from error
     if not isinstance(model, nn.Module):
         # A common mistake: the reference names a configuration or a state dict.
         kind = type(model).__name__
         article = "an" if kind[0].lower() in "aeiou" else "a"
         raise ModelError(
-            f"{reference!r} returned {article} {kind}; it must return an nn.Module.",
+            "{model!r} returned {article} {returned}; it must return an nn.Module.",
             code="model.not-a-module",
             model=reference,
             returned=kind,
+            article=article,
         )
     return model

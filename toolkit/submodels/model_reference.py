@@ -29,7 +29,7 @@ def parse_reference(reference: str) -> tuple[str, str]:
     module_name, colon, name = reference.partition(":")
     if not (module_name and colon and name):
         raise ModelError(
-            f"Invalid model {reference!r}: write package.module:callable, for example "
+            "Invalid model {model!r}: write package.module:callable, for example "
             "toolkit.models:resnet20.",
             code="model.invalid-reference",
             model=reference,
@@ -62,11 +62,12 @@ def check_reference(reference: str) -> None:
     near = get_close_matches(name, sorted(defined))
     hint = f"Did you mean {_listed(near)}?" if near else _contents(source)
     raise ModelError(
-        f"Module {module_name} has no callable {name!r}. {hint}",
+        "Module {module} has no callable {callable!r}. {hint}",
         code="model.unknown-callable",
         model=reference,
         module=module_name,
         callable=name,
+        hint=hint,
     )
 
 
@@ -78,11 +79,12 @@ def _file_as_module(reference: str, file: str, name: str) -> ModelError:
         path, first = Path(path.name), f"change to the folder {os.path.dirname(file)} and "
     suggested = f"{'.'.join(path.parts)}:{name}"
     return ModelError(
-        f"Invalid model {reference!r}: it names a file, but a model is named by its module. To "
-        f"use this file, {first}write {suggested}.",
+        "Invalid model {model!r}: it names a file, but a model is named by its module. To use "
+        "this file, {first}write {suggested}.",
         code="model.invalid-reference",
         model=reference,
         suggested=suggested,
+        first=first,
     )
 
 
@@ -123,11 +125,13 @@ def _refuse_module(reference: str, module_name: str, missing: str, path: list[st
     near = get_close_matches(part, beside)
     hint = f" Did you mean {_listed(near)}?" if near else ""
     raise ModelError(
-        f"Cannot import {module_name}: No module named {missing!r}.{hint} Modules are looked for "
-        "in the current folder and among the installed packages.",
+        "Cannot import {module_name}: No module named {module!r}.{hint} Modules are looked for in "
+        "the current folder and among the installed packages.",
         code="model.cannot-import",
         model=reference,
         module=missing,
+        module_name=module_name,
+        hint=hint,
     )
 
 

@@ -89,9 +89,9 @@ def refuse_if_unusable(spec: Spec, layer_decisions: Iterable[LayerDecision]) -> 
     except ModelError as error:
         replaced = [d.layer for d in layer_decisions if d.form != "dense"]
         raise SpecError(
-            f"{str(spec)!r}: the model does not run with other modules in place of "
-            f"{', '.join(replaced)}. {error}",
+            "{spec!r}: the model does not run with other modules in place of {layers}. {reason}",
             code="spec.layers-not-replaceable",
             spec=str(spec),
             layers=replaced,
+            reason=str(error),
         ) from error

@@ -73,7 +73,7 @@ def parse_spec(text: str) -> Spec:
     outer, plus, inner = text.partition("+")
     if plus and not inner.strip():
         raise SpecError(
-            f"Invalid spec {text!r}: write a second family after the plus sign, for example "
+            "Invalid spec {spec!r}: write a second family after the plus sign, for example "
             "low-rank:0.25.",
             code="spec.malformed",
             spec=text,
@@ -90,16 +90,18 @@ def _parse_single(part: str, text: str) -> Spec:
     for before, option in zip([head, *rest], rest, strict=False):
         if before[-1:].isdigit() and option.isdigit():
             raise SpecError(
-                f"Invalid number '{before},{option}' in {text!r}: write decimals with a point, "
-                f"'{before}.{option}'.",
+                "Invalid number '{before},{option}' in {spec!r}: write decimals with a point, "
+                "'{before}.{option}'.",
                 code="spec.decimal-comma",
                 spec=text,
                 suggested=f"{before}.{option}",
+                before=before,
+                option=option,
             )
         name, equals, value = (word.strip() for word in option.partition("="))
         if not (name and equals and value) or name in options:
             raise SpecError(
-                f"Invalid option {option!r} in {text!r}: write each option once, as name=value.",
+                "Invalid option {option!r} in {spec!r}: write each option once, as name=value.",
                 code="spec.malformed",
                 spec=text,
                 option=option,
@@ -107,7 +109,7 @@ def _parse_single(part: str, text: str) -> Spec:
         options[name] = value
     if not family or (colon and not size):
         raise SpecError(
-            f"Invalid spec {text!r}: write for example full, low-rank:0.25 or slice:0.42.",
+            "Invalid spec {spec!r}: write for example full, low-rank:0.25 or slice:0.42.",
             code="spec.malformed",
             spec=text,
         )

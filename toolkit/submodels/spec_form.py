@@ -35,11 +35,14 @@ class Number:
                 "" if math.isinf(self.highest) else f" and at most {self.highest:g}"
             )
             raise SpecError(
-                f"Invalid size in {str(spec)!r}: the {self.meaning} must be a number {bound}, "
-                f"for example {self.example}.",
+                "Invalid size in {spec!r}: the {meaning} must be a number {bound}, for example "
+                "{example}.",
                 code="spec.invalid-size",
                 spec=str(spec),
                 size=spec.size,
+                meaning=self.meaning,
+                bound=bound,
+                example=self.example,
             )
         return value
 
@@ -74,12 +77,13 @@ class Option:
         if value is None or not usable or (self.whole and value != int(value)):
             kind = "whole number" if self.whole else "number"
             raise SpecError(
-                f"Invalid option in {str(spec)!r}: {self.name} must be a {kind} of at least "
-                f"{self.lowest}.",
+                "Invalid option in {spec!r}: {option} must be a {kind} of at least {lowest}.",
                 code="spec.invalid-option",
                 spec=str(spec),
                 option=self.name,
                 value=text,
+                kind=kind,
+                lowest=self.lowest,
             )
         return value
 
@@ -101,12 +105,12 @@ class Choice:
         word = spec.options[self.name]
         if word not in self.words:
             raise SpecError(
-                f"Invalid option in {str(spec)!r}: {self.name} must be one of "
-                f"{', '.join(self.words)}.",
+                "Invalid option in {spec!r}: {option} must be one of {words}.",
                 code="spec.invalid-option",
                 spec=str(spec),
                 option=self.name,
                 value=word,
+                words=list(self.words),
             )
         return word
 
@@ -145,10 +149,11 @@ class SpecForm:
             self.size.read(spec)
         elif spec.size is not None:
             raise SpecError(
-                f"Invalid spec {str(spec)!r}: {self.family} takes no size. Write {self.family!r}.",
+                "Invalid spec {spec!r}: {family} takes no size. Write {family!r}.",
                 code="spec.unexpected-size",
                 spec=str(spec),
                 size=spec.size,
+                family=self.family,
             )
         for name in spec.options:
             self._option(name, spec).read(spec)
@@ -178,12 +183,14 @@ class SpecForm:
         known = {option.name: option for option in (*self.options, *COMMON)}
         if name not in known:
             raise SpecError(
-                f"Unknown option {name!r} of {self.family} in {str(spec)!r}"
-                f"{did_you_mean(name, known)} Use one of {', '.join(known)}.",
+                "Unknown option {option!r} of {family} in {spec!r}{did_you_mean} Use one of "
+                "{known}.",
                 code="spec.unknown-option",
                 spec=str(spec),
                 family=self.family,
                 option=name,
+                did_you_mean=did_you_mean(name, known),
+                known=", ".join(known),
             )
         return known[name]
 
@@ -196,8 +203,10 @@ def recomputed(spec: Spec) -> str:
 
 def _missing_size(spec: Spec, meaning: str, example: str) -> SpecError:
     return SpecError(
-        f"Missing size in {str(spec)!r}: write the {meaning}, for example {example}.",
+        "Missing size in {spec!r}: write the {meaning}, for example {example}.",
         code="spec.missing-size",
         spec=str(spec),
         family=spec.family,
+        meaning=meaning,
+        example=example,
     )

@@ -93,7 +93,7 @@ def factors_of(
         if entry.factor is not None:
             if entry.stands_for is None:
                 raise UpdateError(
-                    f"The factor {entry.name!r} stands for no global parameter.",
+                    "The factor {tensor!r} stands for no global parameter.",
                     code="update.unknown-tensor",
                     tensor=entry.name,
                 )

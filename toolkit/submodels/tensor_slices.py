@@ -115,11 +115,13 @@ def check_slice(entry: TensorEntry, shape: tuple[int, ...]) -> None:
         return
     if len(entry.part) != len(shape):
         raise UpdateError(
-            f"Invalid slice of {entry.name!r}: it has {len(entry.part)} axes, but "
-            f"{entry.stands_for!r} in the global model has the shape {shape}.",
+            "Invalid slice of {tensor!r}: it has {axes} axes, but {stands_for!r} in the global "
+            "model has the shape {shape}.",
             code="update.wrong-slice",
             tensor=entry.name,
-            shape=list(shape),
+            shape=shape,
+            axes=len(entry.part),
+            stands_for=entry.stands_for,
         )
     for axis, (ranges, size) in enumerate(zip(entry.part, shape, strict=True)):
         _check_ranges(ranges, size, entry.name, axis)
@@ -129,27 +131,33 @@ def _check_ranges(ranges: Sequence[tuple[int, int]], size: int, name: str, axis:
     where = f"Invalid slice of {name!r}, axis {axis}"
     if not ranges:
         raise UpdateError(
-            f"{where}: it has no range; it must have at least one.",
+            "{slice}: it has no range; it must have at least one.",
             code="update.wrong-slice",
             tensor=name,
             axis=axis,
+            slice=where,
         )
     for start, stop in ranges:
         if not 0 <= start < stop <= size:
             raise UpdateError(
-                f"{where}: the range [{start}, {stop}) is not within the {size} of the global "
+                "{slice}: the range [{start}, {stop}) is not within the {size} of the global "
                 "parameter.",
                 code="update.wrong-slice",
                 tensor=name,
                 axis=axis,
                 range=[start, stop],
+                slice=where,
+                start=start,
+                stop=stop,
+                size=size,
             )
     for (_, stop), (start, _) in itertools.pairwise(sorted(ranges)):
         if start < stop:
             raise UpdateError(
-                f"{where}: its ranges overlap at {start}; each element may occur once.",
+                "{slice}: its ranges overlap at {overlap}; each element may occur once.",
                 code="update.wrong-slice",
                 tensor=name,
                 axis=axis,
                 overlap=start,
+                slice=where,
             )

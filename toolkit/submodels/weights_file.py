@@ -9,12 +9,15 @@ def unreadable(path: str | Path, error: OSError) -> InputError:
     """The error for the weights file `path`, which could not be opened because of `error`."""
     if isinstance(error, IsADirectoryError):
         return InputError(
-            f"{path} is a folder, but the weights of the global model are one file. Give the "
+            "{file} is a folder, but the weights of the global model are one file. Give the "
             ".safetensors file that `edgetailor export --save-weights` or `edgetailor aggregate "
             "--out` wrote.",
             code="file.is-a-folder",
             file=str(path),
         )
     return InputError(
-        f"{path} cannot be read: {error.strerror}.", code="file.unreadable", file=str(path)
+        "{file} cannot be read: {reason}.",
+        code="file.unreadable",
+        file=str(path),
+        reason=error.strerror,
     )

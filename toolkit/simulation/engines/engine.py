@@ -94,9 +94,10 @@ def in_order(
 def worker_died(round_: int, reason: str) -> LimitError:
     """The error for a worker that has ended in round `round_`."""
     return LimitError(
-        f"A worker of the simulation ended in round {round_}: {reason}. Most often the system "
-        "stops a process because memory is short. Finished rounds are kept: run the same command "
-        "again to continue, with fewer --workers if memory is short.",
+        "A worker of the simulation ended in round {round}: {reason}. Most often the system stops "
+        "a process because memory is short. Finished rounds are kept: run the same command again "
+        "to continue, with fewer --workers if memory is short.",
         code="simulation.worker-died",
         round=round_,
+        reason=reason,
     )

@@ -114,9 +114,11 @@ def check_ray() -> None:
 def too_few_processors(there: int, workers: int, threads: int) -> InputError:
     """The error for workers that would wait forever for processors of Ray."""
     return InputError(
-        f"{workers} workers with {threads} threads each take {workers * threads} processors; "
-        f"Ray has {there}. Lower --workers or --threads, or add machines to Ray first.",
+        "{workers} workers with {threads} threads each take {needed} processors; Ray has {found}. "
+        "Lower --workers or --threads, or add machines to Ray first.",
         code="simulation.too-few-processors",
         found=there,
         needed=workers * threads,
+        workers=workers,
+        threads=threads,
     )
