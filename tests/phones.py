@@ -93,8 +93,9 @@ class Phone:
     page: object
 
     @classmethod
-    def opened(cls, browser, server: Server, kind: str) -> "Phone":
-        page = browser.new_context(ignore_https_errors=True).new_page()
+    def opened(cls, browser, server: Server, kind: str, language: str = "en") -> "Phone":
+        context = browser.new_context(ignore_https_errors=True, locale=language)
+        page = context.new_page()
         phone = cls(page)
         page.add_init_script(KEEP_VIEWS)
         page.goto(f"{server.url}/join/#{token(server, kind)}")

@@ -23,6 +23,8 @@ epochs = 40
 name = "phone"
 submodel = "full"
 """
+SAME = {"EdgeTailor", "Pause", "Training"}
+"""Words that German shares with English."""
 SIZES = [(320, 640), (360, 740), (1280, 800)]
 
 
@@ -112,3 +114,27 @@ def test_the_fields_for_files(
         phone.join("phone")
         phone.wait_for("joined")
         assert_accessible(phone, model)
+
+
+def test_german(browser, serve, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder / "held_out.npz", 20)
+    every = "[...document.querySelectorAll('[data-text]')].map((place) => place.textContent)"
+    with serve(TOML, folder) as server:
+        english = Phone.opened(browser, server, "phone", "fr")
+        german = Phone.opened(browser, server, "phone", "de-AT")
+        german.wait_for("new")
+        english.wait_for("new")
+        assert english.page.evaluate("document.documentElement.lang") == "en"
+        assert german.page.evaluate("document.documentElement.lang") == "de"
+        words = zip(english.page.evaluate(every), german.page.evaluate(every), strict=True)
+        assert {one for one, other in words if one == other} <= SAME
+        assert_accessible(german, "joining in German")
+        german.page.get_by_label("Name dieses Geräts").fill("Gerät")
+        german.page.get_by_role("button", name="Mitmachen").click()
+        german.wait_for("joined")
+        (tmp_path / "broken.npz").write_bytes(b"no archive")
+        german.page.get_by_label("Datei mit Daten").set_input_files(str(tmp_path / "broken.npz"))
+        german.page.get_by_text("broken.npz ist keine vollständige Datei").wait_for()
+        assert_accessible(german, "a problem in German")

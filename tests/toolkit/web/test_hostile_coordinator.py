@@ -127,7 +127,7 @@ def test_graphs_that_no_export_makes(
         page = Phone.opened(browser, server, "phone")
         page.train(tmp_path / "data.npz", "phone")
         page.wait_for_problem("bundle.unsafe-graph")
-        assert f"the graph has {found}, " in page.view()["problem"]["message"]
+        assert f"the graph has {found}, " in page.page.inner_text("#problem")
 
 
 def test_a_join_that_another_coordinator_answers(phone) -> None:

@@ -69,10 +69,16 @@ async function bundled(entry, values = {}) {
 
 /** The text file `name` with `words` in the place of {{their names}}. */
 function filled(name, words, escape) {
-  return String(read(name)).replace(/\{\{(\w+)\}\}/g, (_, word) => {
-    if (words[word] === undefined) throw new Error(`${name}: no text ${word}`);
-    return escape(words[word]);
-  });
+  const word = (key) => {
+    if (words[key] === undefined) throw new Error(`${name}: no text ${key}`);
+    return escape(words[key]);
+  };
+  return String(read(name))
+    .replace(/\{\{(\w+)\}\}/g, (_, key) => word(key))
+    // Elements that page/words.ts fills in other languages.
+    .replace(/ data-text="(\w+)"[^>]*>/g, (found, key) => found + word(key))
+    .replace(/ data-label="(\w+)"/g, (found, key) => `${found} aria-label="${word(key)}"`)
+    .replace(/ data-value="(\w+)"/g, (found, key) => `${found} value="${word(key)}"`);
 }
 
 const inHtml = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.codePointAt(0)};`);
@@ -80,7 +86,7 @@ const inJson = (text) => JSON.stringify(text).slice(1, -1);
 const asIs = (text) => text;
 
 mkdirSync(OUT, { recursive: true });
-const texts = Buffer.from(await bundled("page/texts.ts")).toString("base64");
+const texts = Buffer.from(await bundled("texts/english.ts")).toString("base64");
 const { PAGE } = await import(`data:text/javascript;base64,${texts}`);
 const { version } = JSON.parse(readFileSync(new URL("package.json", ORT), "utf8"));
 

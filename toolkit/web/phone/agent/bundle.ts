@@ -2,13 +2,12 @@
 
 import type { CoordinatorClient, FileOffer } from "./client.js";
 import { Failure } from "./failure.js";
-import { readManifest, WEIGHTS, type Manifest } from "./manifest.js";
+import { MANIFEST, readManifest, WEIGHTS, type Manifest } from "./manifest.js";
 import { folderOf, names, OpenFile, remove, sha256, type Bytes } from "./storage.js";
 import { readPlaces, readTensor, zeros, type Place, type Tensors } from "./tensors.js";
 import { multipliesFaster } from "./winograd_probe.js";
 
 const FOLDER = "bundle";
-const MANIFEST = "manifest.json";
 /** The most bytes of a manifest: several times that of a model of 1,000 layers. */
 const LONGEST_MANIFEST = 32 << 20;
 /** Graphs in other forms, which only some devices run (device_agent/formats/graph_forms.py). */
@@ -61,10 +60,7 @@ async function fetchFile(
   }
   if ((await sha256(content)) !== offer.sha256) {
     await remove(folder, part);
-    throw new Failure(
-      "bundle.altered-file",
-      `${offer.name} came with other content than the coordinator announced. It was discarded.`,
-    );
+    throw new Failure("bundle.altered-file", { file: offer.name });
   }
   const whole = await OpenFile.at(folder, offer.sha256);
   try {
@@ -90,13 +86,13 @@ export class Bundle {
     const byName = new Map(offers.map((offer) => [offer.name, offer]));
     const offer = byName.get(MANIFEST);
     if (offer === undefined || offer.size > LONGEST_MANIFEST) {
-      throw new Failure("bundle.malformed", "The coordinator offers no manifest that can be used.");
+      throw new Failure("bundle.malformed", { where: MANIFEST });
     }
     const manifest = readManifest(new TextDecoder().decode(await content(offer)));
     for (const [name, entry] of Object.entries(manifest.files)) {
       const given = byName.get(name);
       if (given?.sha256 !== entry.sha256 || given.size !== entry.size) {
-        throw new Failure("bundle.altered-file", `${name} is not the file that the manifest describes.`);
+        throw new Failure("bundle.altered-file/manifest", { file: name });
       }
     }
     const weights = byName.get(WEIGHTS);
@@ -108,7 +104,7 @@ export class Bundle {
       const place = places.get(entry.name);
       const same = place?.dtype === entry.dtype && `${place.shape}` === `${entry.shape}`;
       if (entry.stored && !same) {
-        throw new Failure("bundle.malformed", `${WEIGHTS} lacks the tensor ${entry.name}.`);
+        throw new Failure("bundle.malformed", { where: `${WEIGHTS}: ${entry.name}` });
       }
     }
     return new Bundle(manifest, offer.sha256, byName, winograd, places);

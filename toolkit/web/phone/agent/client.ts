@@ -4,6 +4,7 @@
  */
 
 import { Failure } from "./failure.js";
+import type { Problem } from "./messages.js";
 import type { SampleForm } from "./sample_form.js";
 import type { Bytes } from "./storage.js";
 
@@ -57,7 +58,7 @@ export class Refusal extends Failure {
     message: string,
     readonly status: number,
   ) {
-    super(code, message);
+    super("refused", { message }, code);
   }
 
   /** Whether the round continued without this device, which only has to ask for work again. */
@@ -87,12 +88,12 @@ export class CoordinatorClient {
   /**
    * @param origin Address of the coordinator, such as https://example.org.
    * @param secret A join token or a device's secret.
-   * @param onAway Called with a sentence before each wait for a coordinator that is away.
+   * @param onAway Called before each wait for a coordinator that is away.
    */
   constructor(
     readonly origin: string,
     private readonly secret: string,
-    private readonly onAway: (message: string) => void,
+    private readonly onAway: (problem: Problem) => void,
   ) {}
 
   async join(request: () => Promise<object>): Promise<JoinReply> {
@@ -137,7 +138,7 @@ export class CoordinatorClient {
         sink.write(piece, sink.received);
         sink.received += piece.length;
       });
-      if (sink.received < offer.size) throw away("the connection broke off");
+      if (sink.received < offer.size) throw new Away("client.away/broke-off", {});
     });
   }
 
@@ -172,7 +173,7 @@ export class CoordinatorClient {
         return await attempt();
       } catch (error) {
         if (!(error instanceof Away)) throw error;
-        this.onAway(`${error.message} Trying again in ${Math.round(wait / 1000)} s.`);
+        this.onAway({ ...error.problem, retryIn: wait / 1000 });
         await new Promise((done) => setTimeout(done, wait));
       }
     }
@@ -186,7 +187,7 @@ export class CoordinatorClient {
     try {
       return JSON.parse(text) as T;
     } catch {
-      throw away("an answer was cut off");
+      throw new Away("client.away/broke-off", {});
     }
   }
 
@@ -207,7 +208,7 @@ export class CoordinatorClient {
         redirect: "error",
       });
     } catch {
-      throw away("it cannot be reached");
+      throw new Away("client.away/unreachable", {});
     }
     if (!response.ok) throw await this.refusal(response);
     return response;
@@ -222,13 +223,11 @@ export class CoordinatorClient {
     }
     const { code, message } = problem;
     if (typeof code !== "string" || typeof message !== "string") {
-      if (RETRIED.has(response.status)) return away(`it answers HTTP ${response.status}`);
-      return new Failure(
-        "client.not-a-coordinator",
-        `${this.origin} answers with HTTP ${response.status}, not like a coordinator.`,
-      );
+      const { status } = response;
+      if (RETRIED.has(status)) return new Away("client.away/status", { status });
+      return new Failure("client.not-a-coordinator/status", { origin: this.origin, status });
     }
-    if (RETRIED.has(response.status) || SEND_AGAIN.has(code)) return away(message);
+    if (RETRIED.has(response.status) || SEND_AGAIN.has(code)) return new Away("client.away/says", { message: message.slice(0, LONGEST_MESSAGE) });
     return new Refusal(code, message.slice(0, LONGEST_MESSAGE), response.status);
   }
 
@@ -252,23 +251,16 @@ export class CoordinatorClient {
       try {
         read = await reader.read();
       } catch {
-        throw away("the connection broke off");
+        throw new Away("client.away/broke-off", {});
       }
       if (read.done) return;
       left -= read.value.length;
       if (left < 0) {
         await reader.cancel();
-        throw new Failure(
-          "client.too-long",
-          `${this.origin} sent more than it announced. Nothing of it was used.`,
-        );
+        throw new Failure("client.too-long", { origin: this.origin });
       }
       this.bytesDown += read.value.length;
       take(read.value);
     }
   }
-}
-
-function away(why: string): Away {
-  return new Away("client.away", `The coordinator does not answer: ${why}.`);
 }

@@ -4,6 +4,7 @@
  */
 
 import { Failure } from "./failure.js";
+import type { Unsafe } from "./faults.js";
 import type { Bytes } from "./storage.js";
 
 const DEEPEST = 100;
@@ -20,40 +21,40 @@ const INSIDE: Record<Kind, Record<number, Kind>> = {
   tensor: {},
 };
 /** Fields that no export has, and what they would give the graph. */
-const FORBIDDEN: Record<string, string> = {
-  "model 20": "a training of its own",
+const FORBIDDEN: Record<string, Unsafe> = {
+  "model 20": "training",
   "model 25": "functions",
-  "tensor 13": "values in another file",
+  "tensor 13": "outside",
 };
 
 export function checkGraph(data: Bytes, name: string): void {
-  let found: string | null;
+  let found: Foreign | null;
   try {
     found = foreign(data, "model", 0);
   } catch {
-    found = "bytes that are not ONNX";
+    found = { found: "not-onnx", domain: "" };
   }
-  if (found !== null) {
-    throw new Failure(
-      "bundle.unsafe-graph",
-      `${name} was not opened: the graph has ${found}, which no export has. Do not train this ` +
-        "bundle; ask where it comes from.",
-    );
-  }
+  if (found !== null) throw new Failure("bundle.unsafe-graph", { file: name, ...found });
 }
 
-function foreign(data: Bytes, kind: Kind, depth: number): string | null {
-  if (depth > DEEPEST) return "too many graphs within graphs";
+interface Foreign {
+  found: Unsafe;
+  /** That of the operators, if they are what was found. */
+  domain: string;
+}
+
+function foreign(data: Bytes, kind: Kind, depth: number): Foreign | null {
+  if (depth > DEEPEST) return { found: "nested", domain: "" };
   for (const [number, value] of fields(data)) {
     const forbidden = FORBIDDEN[`${kind} ${number}`];
-    if (forbidden !== undefined) return forbidden;
+    if (forbidden !== undefined) return { found: forbidden, domain: "" };
     if (typeof value === "number") {
-      if (kind === "tensor" && number === 14 && value !== 0) return "values in another file";
+      if (kind === "tensor" && number === 14 && value !== 0) return { found: "outside", domain: "" };
       continue;
     }
     if (kind === "operator" && number === 7) {
       const domain = new TextDecoder().decode(value);
-      if (domain !== "" && domain !== "ai.onnx") return `operators of the domain '${domain.slice(0, 40)}'`;
+      if (domain !== "" && domain !== "ai.onnx") return { found: "domain", domain: domain.slice(0, 40) };
     }
     const inside = INSIDE[kind][number];
     const found = inside === undefined ? null : foreign(value, inside, depth + 1);

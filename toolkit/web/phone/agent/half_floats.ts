@@ -34,11 +34,7 @@ export function toHalf(values: Float32Array): Uint16Array<ArrayBuffer> {
       half = sumBits[0]! - HALF;
     }
     if (half >= HALF_INFINITY && size < INFINITY) {
-      throw new Failure(
-        "update.beyond-float16",
-        `Recorded activations have to be at most 65,504 in float16, but one is ${Math.abs(values[i]!)}. ` +
-          "Check the data. If they are right, the coordinator needs a submodel without recording=float16.",
-      );
+      throw new Failure("update.beyond-float16", { value: Math.abs(values[i]!) });
     }
     halves[i] = sign | half;
   }

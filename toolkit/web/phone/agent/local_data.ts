@@ -18,6 +18,8 @@ export interface DataRecord {
   /** The folder of the files. */
   id: string;
   name: string;
+  /** How many files the samples come from; `name` is that of the first. */
+  files?: number;
   samples: number;
   bytes: number;
   sha256: string;
@@ -34,14 +36,11 @@ export async function importData(
   values: Values,
   onProgress: (done: number, of: number) => void,
 ): Promise<DataRecord> {
-  const { name, bytes, x, y } = await open(source, form, onProgress);
+  const { name, files, bytes, x, y } = await open(source, form, onProgress);
   const samples = y.shape[0] ?? 0;
   if (x.shape[0] !== samples || samples < LEAST_SAMPLES) {
-    throw new Failure(
-      "data.wrong-shape",
-      `${name} has ${x.shape[0] ?? 0} samples and ${samples} labels. It needs as many labels ` +
-        `as samples, at least ${LEAST_SAMPLES}.`,
-    );
+    const found = { samples: x.shape[0] ?? 0, labels: samples };
+    throw new Failure("data.wrong-shape/count", { name, ...found, least: LEAST_SAMPLES });
   }
   const before = await values.get<DataRecord>("data");
   // A folder of its own, so that the old data stay readable until the record of the new is stored.
@@ -51,6 +50,7 @@ export async function importData(
   const record: DataRecord = {
     id,
     name,
+    files,
     samples,
     bytes,
     sha256: await sha256(new TextEncoder().encode(JSON.stringify([x.shape, y.shape, ...hashes]))),
@@ -123,10 +123,7 @@ export class LocalData {
       labels = await open("y");
     } catch (error) {
       if (error instanceof DOMException && error.name === "NotFoundError") {
-        throw new Failure(
-          "storage.lost",
-          "The browser has removed the data of this page. Choose the data again.",
-        );
+        throw new Failure("storage.lost/data", {});
       }
       throw error;
     }
@@ -166,22 +163,25 @@ export class LocalData {
 
   private check(manifest: Manifest): void {
     const { x, y, name } = this.record;
-    const wanted = shown(manifest.sample_shape);
-    if (x.dtype !== manifest.sample_dtype || shown(x.rowShape) !== wanted) {
-      throw new Failure(
-        "data.wrong-shape",
-        `${name}: x must be ${manifest.sample_dtype} of the shape (n${wanted}); it is ${x.dtype} ` +
-          `of (n${shown(x.rowShape)}).`,
-      );
+    if (x.dtype !== manifest.sample_dtype || `${x.rowShape}` !== `${manifest.sample_shape}`) {
+      throw new Failure("data.wrong-shape/x", {
+        name,
+        wanted: manifest.sample_dtype,
+        wantedShape: manifest.sample_shape,
+        found: x.dtype,
+        foundShape: x.rowShape,
+      });
     }
     const port = labelPort(manifest);
     const shape = (port?.shape.slice(1) ?? []) as number[];
-    if (port !== null && (y.dtype !== port.dtype || shown(this.y.shape.slice(1)) !== shown(shape))) {
-      throw new Failure(
-        "data.wrong-shape",
-        `${name}: y must be ${port.dtype} of the shape (n${shown(shape)}); it is ${y.dtype} of ` +
-          `(n${shown(y.rowShape)}).`,
-      );
+    if (port !== null && (y.dtype !== port.dtype || `${this.y.shape.slice(1)}` !== `${shape}`)) {
+      throw new Failure("data.wrong-shape/y", {
+        name,
+        wanted: port.dtype,
+        wantedShape: shape,
+        found: y.dtype,
+        foundShape: y.rowShape,
+      });
     }
     if (y.dtype === "int64") this.checkClasses(manifest.classes);
     if (port !== null && port.sequence) this.checkSequences(Number(shape[0]));
@@ -196,14 +196,12 @@ export class LocalData {
       if (several && label === IGNORED) continue;
       counted++;
       if (label < 0n || label > BigInt(highest)) {
-        throw new Failure(
-          "data.label-out-of-range",
-          `${this.record.name}: the label ${label} is outside the model's classes 0 to ${highest}.`,
-        );
+        const { name } = this.record;
+        throw new Failure("data.label-out-of-range", { name, label: Number(label), highest });
       }
     }
     if (counted === 0) {
-      throw new Failure("data.no-labels", `${this.record.name}: no label counts; all are ${IGNORED}.`);
+      throw new Failure("data.no-labels", { name: this.record.name, ignored: Number(IGNORED) });
     }
   }
 
@@ -213,12 +211,12 @@ export class LocalData {
     for (const [place, label] of labels.entries()) {
       const late = place % columns > 0 && label !== IGNORED && labels[place - 1] === IGNORED;
       if (label === 0n || late) {
-        throw new Failure(
-          "data.not-a-sequence",
-          `${this.record.name}: with the loss ctc the labels of a sample are its sequence, without 0 ` +
-            `(the blank), and then ${IGNORED} to the end. Sample ${Math.floor(place / columns)} ` +
-            "(counted from 0) has other labels.",
-        );
+        const sample = Math.floor(place / columns);
+        throw new Failure("data.not-a-sequence", {
+          name: this.record.name,
+          sample,
+          ignored: Number(IGNORED),
+        });
       }
     }
   }
@@ -232,18 +230,10 @@ export class LocalData {
           ? data.every((one) => Number.isFinite(one))
           : data.every((one) => one >= 0n && (limit === null || one < BigInt(limit)));
       if (!fits) {
-        throw new Failure(
-          "data.number-out-of-range",
-          `${this.record.name}: sample ${i} (counted from 0) holds a number that the model cannot ` +
-            "take. Correct or remove the sample.",
-        );
+        throw new Failure("data.number-out-of-range", { name: this.record.name, sample: i });
       }
     }
   }
-}
-
-function shown(shape: readonly number[]): string {
-  return shape.map((size) => `, ${size}`).join("");
 }
 
 function rowsOf(tensor: Tensor, indices: Int32Array): Tensor {
@@ -264,6 +254,6 @@ function rowsOf(tensor: Tensor, indices: Int32Array): Tensor {
 export function sourceOf(data: LocalData, recordings: Map<string, RowFile>, name: string): RowFile {
   if (name === SAMPLES) return data.x;
   const recording = recordings.get(name);
-  if (recording === undefined) throw new Failure("bundle.malformed", `${name} was not recorded.`);
+  if (recording === undefined) throw new Failure("bundle.malformed", { where: `schedule: ${name}` });
   return recording;
 }

@@ -73,6 +73,7 @@ export interface Manifest {
 
 export const SAMPLES = "x";
 const RECORDED: readonly RecordedDtype[] = ["float32", "float16"];
+export const MANIFEST = "manifest.json";
 export const WEIGHTS = "weights.safetensors";
 const VERSION = 1;
 
@@ -82,13 +83,13 @@ export function readManifest(text: string): Manifest {
     version: number;
     runtime: string;
   };
-  const wrong = (why: string): Failure =>
-    new Failure("bundle.malformed", `The coordinator's manifest cannot be used: ${why}.`);
+  const wrong = (where: string): Failure =>
+    new Failure("bundle.malformed", { where: `${MANIFEST}: ${where}` });
   if (manifest.version !== VERSION) {
-    throw wrong(`it has version ${manifest.version}, this page reads ${VERSION}; reload the page`);
+    throw new Failure("bundle.malformed/version", { found: manifest.version, known: VERSION });
   }
   if (manifest.runtime !== "onnx") {
-    throw wrong(`it is for ${manifest.runtime}; a page needs ONNX graphs`);
+    throw new Failure("bundle.malformed/runtime", { runtime: manifest.runtime });
   }
   manifest.sample_dtype ??= "float32";
   manifest.sample_limit ??= null;
@@ -99,12 +100,12 @@ export function readManifest(text: string): Manifest {
   }
   const names = new Set(manifest.tensors.map((entry) => entry.name));
   for (const [name, signature] of Object.entries(manifest.signatures)) {
-    if (!(signature.graph in manifest.files)) throw wrong(`${name} has no graph`);
+    if (!(signature.graph in manifest.files)) throw wrong(`signatures.${name}.graph`);
     for (const port of [...signature.inputs, ...signature.outputs]) {
       port.state ??= null;
       port.sequence ??= false;
       if ((port.kind === "state") !== (port.state !== null && names.has(port.state))) {
-        throw wrong(`the port ${port.name} of ${name} names no tensor`);
+        throw wrong(`signatures.${name}: ${port.name}`);
       }
     }
   }
@@ -113,14 +114,14 @@ export function readManifest(text: string): Manifest {
     const used =
       instruction.do === "train" ? instruction.steps.map((step) => step.signature) : [instruction.signature];
     for (const signature of used) {
-      if (!(signature in manifest.signatures)) throw wrong(`it has no signature ${signature}`);
+      if (!(signature in manifest.signatures)) throw wrong(`signatures.${signature}`);
     }
     if (instruction.do !== "initialise" && !sources.has(instruction.source)) {
-      throw wrong(`nothing makes the data set ${instruction.source}`);
+      throw wrong(`schedule: ${instruction.source}`);
     }
     if (instruction.do === "record") {
       instruction.dtype ??= "float32";
-      if (!RECORDED.includes(instruction.dtype)) throw wrong(`it records ${String(instruction.dtype)} numbers`);
+      if (!RECORDED.includes(instruction.dtype)) throw wrong(`schedule: ${String(instruction.dtype)}`);
       sources.add(instruction.target);
     }
     if (instruction.do === "initialise") instruction.every_round ??= false;
@@ -136,7 +137,7 @@ export function uploaded(tensors: readonly TensorEntry[]): TensorEntry[] {
 
 export function trainingOf(manifest: Manifest): Train {
   const found = manifest.schedule.find((instruction) => instruction.do === "train");
-  if (found === undefined) throw new Failure("bundle.malformed", "The bundle trains nothing.");
+  if (found === undefined) throw new Failure("bundle.malformed", { where: `${MANIFEST}: train` });
   return found;
 }
 

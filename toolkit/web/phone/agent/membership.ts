@@ -53,7 +53,7 @@ export async function join(
   });
   for (const word of [reply.device, reply.secret, reply.submodel]) {
     if (typeof word !== "string" || !/^[\x21-\x7e]{1,200}$/.test(word)) {
-      throw new Failure("client.not-a-coordinator", `${client.origin} did not answer like a coordinator.`);
+      throw new Failure("client.not-a-coordinator", { origin: client.origin });
     }
   }
   await checkKey(reply.key, fingerprint);

@@ -5,6 +5,7 @@
  * draws the last View that came back; it keeps no state of its own that a killed tab could lose.
  */
 
+import type { Fault } from "./faults.js";
 import type { Source } from "./preparation.js";
 import type { Preprocessing } from "./sample_form.js";
 
@@ -37,10 +38,12 @@ export type Stage =
   | "paused"
   | "finished"; // the last round is over
 
-/** A refusal or failure: a code for programs, a sentence for people. Always shown as text. */
+/** A refusal or failure: a code for programs, and what the page says about it. */
 export interface Problem {
   code: string;
-  message: string;
+  fault: Fault;
+  /** Seconds until the page asks a coordinator again that is away; otherwise null. */
+  retryIn: number | null;
 }
 
 /** The most likely class of a sample. */
@@ -53,7 +56,7 @@ export interface View {
   stage: Stage;
   /** Who this page is for its coordinator; null before it has joined. */
   device: { id: string; name: string; submodel: string } | null;
-  data: { name: string; samples: number; bytes: number } | null;
+  data: { name: string; files: number; samples: number; bytes: number } | null;
   /** How the owner's files become samples; null if the federation takes arrays only. */
   preprocessing: Preprocessing | null;
   /** While files become samples: how many are done. */

@@ -16,8 +16,8 @@ export interface StoredArray {
   bytes: () => ReadableStream<Uint8Array<ArrayBuffer>>;
 }
 
-function wrong(file: File, why: string): Failure {
-  return new Failure("data.unreadable", `${file.name} cannot be read: ${why}. Save it with numpy.savez.`);
+function wrong(file: File): Failure {
+  return new Failure("data.unreadable", { file: file.name });
 }
 
 /** The arrays of `file` by name. Their numbers are read later, piece by piece. */
@@ -26,7 +26,7 @@ export async function readNpz(file: File): Promise<Map<string, StoredArray>> {
   const end = new DataView(await tail.arrayBuffer());
   let at = end.byteLength - 22;
   while (at >= 0 && end.getUint32(at, true) !== END_OF_ZIP) at--;
-  if (at < 0) throw wrong(file, "it is not a .npz file");
+  if (at < 0) throw wrong(file);
   const count = end.getUint16(at + 10, true);
   const directory = new DataView(
     await file.slice(end.getUint32(at + 16, true), file.size).arrayBuffer(),
@@ -34,7 +34,7 @@ export async function readNpz(file: File): Promise<Map<string, StoredArray>> {
   const arrays = new Map<string, StoredArray>();
   let entry = 0;
   for (let i = 0; i < count; i++) {
-    if (entry + 46 > directory.byteLength) throw wrong(file, "it is incomplete");
+    if (entry + 46 > directory.byteLength) throw wrong(file);
     const method = directory.getUint16(entry + 10, true);
     const packed = directory.getUint32(entry + 20, true);
     const nameLength = directory.getUint16(entry + 28, true);
@@ -44,7 +44,7 @@ export async function readNpz(file: File): Promise<Map<string, StoredArray>> {
       new Uint8Array(directory.buffer, entry + 46, nameLength),
     );
     entry += 46 + nameLength + more;
-    if (method !== STORED && method !== DEFLATED) throw wrong(file, `${name} has another compression`);
+    if (method !== STORED && method !== DEFLATED) throw wrong(file);
     const local = new DataView(await file.slice(header, header + 30).arrayBuffer());
     const start = header + 30 + local.getUint16(26, true) + local.getUint16(28, true);
     const body = file.slice(start, start + packed);
@@ -63,22 +63,18 @@ async function readNpy(
 ): Promise<StoredArray> {
   const head = await first(open(), 12);
   const view = new DataView(head.buffer, head.byteOffset, head.length);
-  if (head.length < 12 || view.getUint32(0) !== 0x934e554d) throw wrong(file, "it holds no arrays");
+  if (head.length < 12 || view.getUint32(0) !== 0x934e554d) throw wrong(file);
   const start = head[6] === 1 ? 10 + view.getUint16(8, true) : 12 + view.getUint32(8, true);
-  if (start > 1 << 16) throw wrong(file, "the header of an array is too long");
+  if (start > 1 << 16) throw wrong(file);
   const text = new TextDecoder().decode((await first(open(), start)).subarray(10));
   const type = /'descr': '([^']+)'/.exec(text)?.[1];
   const sizes = /'shape': \(([^)]*)\)/.exec(text)?.[1];
-  if (type === undefined || sizes === undefined) throw wrong(file, "the header of an array is damaged");
+  if (type === undefined || sizes === undefined) throw wrong(file);
   if (text.includes("'fortran_order': True")) {
-    throw wrong(file, "an array is in Fortran order; use numpy.ascontiguousarray");
+    throw new Failure("data.unreadable/fortran", { file: file.name });
   }
   if (type !== "<f4" && type !== "<i8") {
-    throw new Failure(
-      "data.wrong-type",
-      `${file.name} has an array of the type ${type}. Use x.astype(numpy.float32) for numbers and ` +
-        "y.astype(numpy.int64) for classes.",
-    );
+    throw new Failure("data.wrong-type", { file: file.name, type });
   }
   return {
     dtype: type === "<f4" ? "float32" : "int64",

@@ -62,16 +62,16 @@ async function decoded(file: File): Promise<ImageData> {
   try {
     bitmap = await createImageBitmap(file, { imageOrientation: "from-image", colorSpaceConversion: "none" });
   } catch {
-    throw new Failure("data.unreadable-file", `${file.name} is not a picture that this browser can read.`);
+    throw new Failure("data.unreadable-file/picture", { file: file.name });
   }
   try {
     const { width, height } = bitmap;
     if (width * height > MOST_POINTS) {
-      throw new Failure("data.unreadable-file", `${file.name} has ${width} x ${height} points, too many.`);
+      throw new Failure("data.unreadable-file/large-picture", { file: file.name, width, height });
     }
     // Without alpha, what is transparent becomes black.
     const canvas = new OffscreenCanvas(width, height).getContext("2d", { alpha: false, willReadFrequently: true });
-    if (canvas === null) throw new Failure("page.fault", "This browser cannot read pictures.");
+    if (canvas === null) throw new Failure("page.fault/pictures", {});
     canvas.drawImage(bitmap, 0, 0);
     return canvas.getImageData(0, 0, width, height);
   } finally {

@@ -18,7 +18,9 @@ export type Source =
   | { kind: "series"; files: File[] };
 
 export interface Chosen {
+  /** Of the first file. */
   name: string;
+  files: number;
   bytes: number;
   x: StoredArray;
   y: StoredArray;
@@ -33,11 +35,12 @@ export async function open(
   if (source.kind === "npz") return openNpz(source.file);
   const files = source.kind === "images" ? source.pictures.map(({ file }) => file) : source.files;
   const [first] = files;
-  if (first === undefined) throw new Failure("data.missing-file", "No file was chosen.");
+  if (first === undefined) throw new Failure("data.missing-file", {});
   const prepared = await prepare(source, form, onProgress);
   const count = prepared.y.length;
   return {
-    name: files.length === 1 ? first.name : `${files.length} files`,
+    name: first.name,
+    files: files.length,
     bytes: files.reduce((sum, file) => sum + file.size, 0),
     x: {
       dtype: "float32",
@@ -56,13 +59,9 @@ async function openNpz(file: File): Promise<Chosen> {
   const arrays = await readNpz(file);
   const [x, y] = [arrays.get("x"), arrays.get("y")];
   if (x === undefined || y === undefined) {
-    throw new Failure(
-      "data.missing-array",
-      `${file.name} must hold the arrays x (samples) and y (labels). Save it with ` +
-        "numpy.savez(file, x=x, y=y).",
-    );
+    throw new Failure("data.missing-array", { file: file.name });
   }
-  return { name: file.name, bytes: file.size, x, y };
+  return { name: file.name, files: 1, bytes: file.size, x, y };
 }
 
 function prepare(
@@ -76,7 +75,7 @@ function prepare(
   if (source.kind === "series" && preprocessing?.kind === "series") {
     return windowsOf(source.files, preprocessing, sizeOf(sample_shape), label_type);
   }
-  throw new Failure("data.not-prepared", "This federation does not take such files.");
+  throw new Failure("data.not-prepared", {});
 }
 
 function streamOf(samples: Samples): ReadableStream<Uint8Array<ArrayBuffer>> {

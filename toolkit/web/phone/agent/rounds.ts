@@ -2,7 +2,9 @@
 
 import { fetchBundle, type Bundle } from "./bundle.js";
 import { Refusal, type CoordinatorClient, type Work } from "./client.js";
+import { OPERATOR } from "../texts/operator.js";
 import { Failure, problemOf } from "./failure.js";
+import { sentenceOf } from "./faults.js";
 import { LocalData, type DataRecord } from "./local_data.js";
 import { formOf } from "./manifest.js";
 import type { Identity } from "./membership.js";
@@ -19,13 +21,6 @@ const LONGEST_POLL_MS = 2000;
 /** How often a running training asks whether its round is still open. */
 const ROUND_CHECK_MS = 60_000;
 const MOST_FAILURES = 3;
-/** What the coordinator shows about a page that pauses. */
-const NOTES: Record<PauseReason, string> = {
-  owner: "paused by its owner",
-  hidden: "page hidden",
-  unplugged: "not charging",
-  metered: "on metered data",
-};
 
 class RoundClosed extends Error {}
 /** The owner has left or erased everything. */
@@ -97,7 +92,7 @@ export class Rounds {
     this.show({ stage: "training" });
     await this.client.progress("training");
     const record = await this.values.get<DataRecord>("data");
-    if (record === null) throw new Failure("data.missing", "This page has no data. Choose some.");
+    if (record === null) throw new Failure("data.missing", {});
     await this.checkForm(record, formOf(bundle.manifest));
     const data = await LocalData.open(record, bundle.manifest);
     this.checkedAt = performance.now();
@@ -141,10 +136,7 @@ export class Rounds {
     if (record.form === null || record.form === textOf(form)) return;
     await this.values.put({ device: { ...this.identity, ...form } });
     this.show({ preprocessing: form.preprocessing });
-    throw new Failure(
-      "data.other-preparation",
-      "This federation now prepares samples in another way. Choose your data again.",
-    );
+    throw new Failure("data.other-preparation", {});
   }
 
   /** A training that fails is repeated; after three failures a smaller submodel is asked for. */
@@ -159,7 +151,8 @@ export class Rounds {
     } else {
       this.failures = 0;
       this.skipped = work.round;
-      await this.client.reportFailure(work.submodel, MOST_FAILURES, problem.message);
+      const reason = sentenceOf(problem.fault, OPERATOR.faults);
+      await this.client.reportFailure(work.submodel, MOST_FAILURES, reason);
     }
     throw new RoundClosed();
   }
@@ -191,7 +184,7 @@ export class Rounds {
     while (this.pause !== null) {
       const reason: PauseReason = this.pause;
       this.show({ stage: "paused", paused: reason });
-      await this.client.progress("paused", null, NOTES[reason]);
+      await this.client.progress("paused", null, OPERATOR.pauses[reason]);
       // The owner may have continued during the request.
       if (this.pause === reason) await this.rest(ROUND_CHECK_MS);
     }

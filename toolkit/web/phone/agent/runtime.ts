@@ -59,8 +59,8 @@ export class Session {
   static async open(graph: Bytes, signature: Signature, name: string): Promise<Session> {
     checkGraph(graph, signature.graph);
     const session = await ort.InferenceSession.create(graph, { graphOptimizationLevel: "all" });
-    check(session.inputNames, signature.inputs, `inputs of ${name}`);
-    check(session.outputNames, signature.outputs, `outputs of ${name}`);
+    check(session.inputNames, signature.inputs, name);
+    check(session.outputNames, signature.outputs, name);
     return new Session(session, signature);
   }
 
@@ -84,10 +84,10 @@ export class Session {
   }
 }
 
-function check(found: readonly string[], ports: readonly Port[], what: string): void {
+function check(found: readonly string[], ports: readonly Port[], signature: string): void {
   const expected = ports.map((port) => port.name);
   const other = [...found.filter((n) => !expected.includes(n)), ...expected.filter((n) => !found.includes(n))];
   if (other.length > 0) {
-    throw new Failure("bundle.wrong-graph", `Only one of graph and manifest has ${other[0]} among the ${what}.`);
+    throw new Failure("bundle.wrong-graph", { port: other[0]!, signature });
   }
 }

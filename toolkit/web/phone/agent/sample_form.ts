@@ -69,7 +69,7 @@ export function readForm(given: Partial<SampleForm>): SampleForm {
     (preprocessing.kind === "images" ||
       (preprocessing.kind === "series" && texts(preprocessing.columns) && preprocessing.columns.length > 0));
   if (!fits) {
-    throw new Failure("client.not-a-coordinator", "The coordinator describes samples that this page does not know.");
+    throw new Failure("client.not-a-coordinator/samples", { origin: self.location.origin });
   }
   return form;
 }

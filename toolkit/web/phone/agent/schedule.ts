@@ -236,10 +236,7 @@ export class ScheduleRun {
       at.lossSum += losses.reduce((sum, loss) => sum + loss, 0);
       at.lossCount += losses.length;
       if (!Number.isFinite(at.lossSum)) {
-        throw new Failure(
-          "update.diverged",
-          "The loss is not finite: training diverged. The data may hold extreme numbers.",
-        );
+        throw new Failure("update.diverged", {});
       }
       at.batch++;
       this.report(instruction, parts.length);

@@ -36,7 +36,7 @@ export class OpenFile {
   readonly read: ReadBytes = (start, length) => {
     const bytes = new Uint8Array(length);
     if (this.handle.read(bytes, { at: start }) !== length) {
-      throw new Failure("storage.lost", "A file of this page was removed or cut. Reload the page.");
+      throw new Failure("storage.lost", {});
     }
     return bytes;
   };
@@ -45,7 +45,7 @@ export class OpenFile {
     let written = 0;
     while (written < bytes.length) {
       const more = this.handle.write(bytes.subarray(written), { at: start + written });
-      if (more === 0) throw new DOMException("No room is left.", "QuotaExceededError");
+      if (more === 0) throw new Failure("storage.disk-full", {});
       written += more;
     }
   }

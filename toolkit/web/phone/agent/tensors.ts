@@ -46,28 +46,28 @@ export type ReadBytes = (start: number, length: number) => Uint8Array<ArrayBuffe
 
 /** The header of a safetensors file of `size` bytes: where each tensor is. */
 export function readPlaces(read: ReadBytes, size: number, origin: string): Map<string, Place> {
-  const wrong = (why: string): Failure =>
-    new Failure("bundle.unreadable-tensors", `${origin} cannot be read: ${why}.`);
-  if (size < 8) throw wrong("it is too short");
+  const wrong = (): Failure =>
+    new Failure("bundle.unreadable-tensors", { file: origin });
+  if (size < 8) throw wrong();
   const prefix = read(0, 8);
   const length = Number(new DataView(prefix.buffer, prefix.byteOffset).getBigUint64(0, true));
-  if (length > Math.min(size - 8, LONGEST_HEADER)) throw wrong("its header is too long");
+  if (length > Math.min(size - 8, LONGEST_HEADER)) throw wrong();
   const places = new Map<string, Place>();
   let header: unknown;
   try {
     header = JSON.parse(new TextDecoder().decode(read(8, length)));
   } catch {
-    throw wrong("its header is not JSON");
+    throw wrong();
   }
   for (const [name, entry] of Object.entries(header as Record<string, unknown>)) {
     if (name === "__metadata__") continue;
     const { dtype, shape, data_offsets } = entry as Record<string, unknown>;
     const known = dtype === "F32" ? "float32" : dtype === "I64" ? "int64" : null;
-    if (known === null || !isSizes(shape) || !isSizes(data_offsets)) throw wrong(`${name} has no type`);
+    if (known === null || !isSizes(shape) || !isSizes(data_offsets)) throw wrong();
     const [start = 0, stop = 0] = data_offsets;
     const bytes = stop - start;
     if (bytes !== sizeOf(shape) * BYTES[known] || 8 + length + stop > size) {
-      throw wrong(`${name} is not where its header says`);
+      throw wrong();
     }
     places.set(name, { dtype: known, shape, start: 8 + length + start, bytes });
   }

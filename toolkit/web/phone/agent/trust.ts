@@ -19,10 +19,7 @@ export async function checkKey(key: string, fingerprint: string | null): Promise
   const found = btoa(String.fromCharCode(...new Uint8Array(digest, 0, 16)));
   const shown = found.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
   if (key === "" || (fingerprint !== null && fingerprint !== shown)) {
-    throw new Failure(
-      "trust.other-key",
-      "This is not the coordinator that the link comes from: its key is another one. Ask for a new link.",
-    );
+    throw new Failure("trust.other-key", {});
   }
 }
 
@@ -33,19 +30,11 @@ export async function checkWork(work: Work, key: string, values: Values): Promis
   const text = new TextEncoder().encode(lines.map((line) => `${line}\n`).join(""));
   const imported = await crypto.subtle.importKey("raw", decoded(key), "Ed25519", false, ["verify"]);
   if (!(await crypto.subtle.verify("Ed25519", imported, decoded(work.signature), text))) {
-    throw new Failure(
-      "trust.forged-work",
-      "The work that came is not signed by your coordinator: somebody on the way has altered it. " +
-        "Nothing was trained.",
-    );
+    throw new Failure("trust.forged-work", {});
   }
   const newest = (await values.get<number>("newest")) ?? 0;
   if (work.issued < newest || Math.abs(Date.now() / 1000 - work.issued) > VALID_S) {
-    throw new Failure(
-      "trust.old-work",
-      "The work that came is signed, but of another time: it may be an old one that somebody " +
-        "repeats. Nothing was trained. Check the clock of this device.",
-    );
+    throw new Failure("trust.old-work", {});
   }
   await values.put({ newest: work.issued });
 }

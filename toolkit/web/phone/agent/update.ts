@@ -27,7 +27,7 @@ export async function updateOf(bundle: Bundle, data: LocalData, run: ScheduleRun
   const values: Tensors = new Map(entries.map(({ name }) => [name, run.state.get(name)!]));
   for (const [name, { data: numbers }] of values) {
     if (numbers instanceof Float32Array && !numbers.every((one) => Number.isFinite(one))) {
-      throw new Failure("update.not-finite", `${name} holds a number that is not finite: training diverged.`);
+      throw new Failure("update.not-finite", { tensor: name });
     }
   }
   const tensors = writeTensors(values);

@@ -10,6 +10,13 @@ const LARGEST = 3e38;
 /** Numbers in a piece of samples. */
 const PIECE = 1 << 18;
 
+/** Columns of a file that a problem names. */
+const MOST_NAMED = 12;
+
+interface Where {
+  file: string;
+  line: number;
+}
 interface Lines {
   /** (lines, columns), normalised. */
   numbers: Float64Array;
@@ -52,8 +59,8 @@ export async function windowsOf(
     }
   }
   if (ends.length === 0) {
-    const same = labelType === "int64" ? " with the same label" : "";
-    throw new Failure("data.too-few-samples", `There are no ${length} lines in a row${same}: that is a sample.`);
+    const same = labelType === "int64" ? "/same-label" : "";
+    throw new Failure(`data.too-few-samples${same}`, { lines: length });
   }
   const y = labelType === "int64" ? BigInt64Array.from(ends, BigInt) : Float32Array.from(ends);
   return { y, samples };
@@ -80,27 +87,30 @@ async function readSeries(
   try {
     text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
   } catch {
-    throw new Failure("data.unreadable-file", `${file.name} is not a CSV file in UTF-8.`);
+    throw new Failure("data.unreadable-file/csv", { file: file.name });
   }
   const head = text.slice(0, text.search(/[\r\n]|$/));
   const bare = head.replace(/"[^"]*"/g, "");
   const count = (mark: string): number => bare.split(mark).length;
   const delimiter = DELIMITERS.reduce((best, mark) => (count(mark) > count(best) ? mark : best));
   const rows = rowsOf(text, delimiter);
-  if (rows === null) throw new Failure("data.unreadable-file", `${file.name}: a quotation mark is not closed.`);
+  if (rows === null) throw new Failure("data.unreadable-file/quotation", { file: file.name });
   const names = (rows.shift()?.cells ?? []).map((name) => name.trim().normalize());
   const places = [...series.columns, series.label].map((name) => {
     const place = names.indexOf(name.normalize());
     if (place < 0 || names.lastIndexOf(name.normalize()) !== place) {
-      const found = names.join(", ").slice(0, 200);
-      const number = place < 0 ? "no column" : "several columns";
-      throw new Failure("data.missing-column", `${file.name} has ${number} “${name}”. Its columns are ${found}.`);
+      const several = place < 0 ? "" : "/several";
+      throw new Failure(`data.missing-column${several}`, {
+        file: file.name,
+        column: name,
+        columns: names.slice(0, MOST_NAMED),
+      });
     }
     return place;
   });
   const numbers = new Float64Array(rows.length * series.columns.length);
   const labels = rows.map((row, place) => {
-    const where = `${file.name}, line ${row.line}`;
+    const where = { file: file.name, line: row.line };
     const cells = places.map((place) => (row.cells[place] ?? "").trim());
     series.columns.forEach((column, i) => {
       numbers[place * series.columns.length + i] = numberOf(where, column, cells[i]!);
@@ -110,24 +120,22 @@ async function readSeries(
   return { numbers, labels };
 }
 
-function numberOf(where: string, column: string, text: string): number {
+function numberOf(where: Where, column: string, text: string): number {
   const number = Number(text);
   if (!NUMBER.test(text) || Math.abs(number) > LARGEST) {
-    throw new Failure(
-      "data.not-a-number",
-      `${where}: ${column} is “${text.slice(0, 40)}”; it must be a number such as -1.5.`,
-    );
+    throw new Failure("data.not-a-number", { ...where, column, text: text.slice(0, 40) });
   }
   return number;
 }
 
-function labelOf(where: string, { classes, label }: Series, text: string, labelType: Dtype): number {
+function labelOf(where: Where, { classes, label }: Series, text: string, labelType: Dtype): number {
   if (classes.length === 0 && labelType !== "int64") return Math.fround(numberOf(where, label, text));
   const names = classes.map((name) => name.normalize());
   const found = classes.length > 0 ? names.indexOf(text.normalize()) : /^\d{1,15}$/.test(text) ? Number(text) : -1;
   if (found >= 0) return found;
-  const wanted = classes.length > 0 ? `one of ${classes.join(", ")}` : "the number of a class, such as 0";
-  throw new Failure("data.unknown-class", `${where}: “${text.slice(0, 40)}” is no class. It must be ${wanted}.`);
+  const said = { ...where, text: text.slice(0, 40) };
+  if (classes.length === 0) throw new Failure("data.unknown-class/number", said);
+  throw new Failure("data.unknown-class", { ...said, classes });
 }
 
 interface Row {

@@ -43,9 +43,7 @@ function show(change: Partial<View>): void {
 let values: Values;
 
 function client(secret: string): CoordinatorClient {
-  return new CoordinatorClient(self.location.origin, secret, (message) =>
-    show({ problem: { code: "client.away", message } }),
-  );
+  return new CoordinatorClient(self.location.origin, secret, (problem) => show({ problem }));
 }
 
 async function showStored(): Promise<void> {
@@ -54,7 +52,7 @@ async function showStored(): Promise<void> {
   show({
     stage: identity === null ? "new" : "joined",
     device: identity && { id: identity.device, name: identity.name, submodel: identity.submodel },
-    data: data && { name: data.name, samples: data.samples, bytes: data.bytes },
+    data: data && { name: data.name, files: data.files ?? 1, samples: data.samples, bytes: data.bytes },
     preprocessing: identity && readForm(identity).preprocessing,
     preparing: null,
     measured: null,

@@ -6,7 +6,7 @@ import { element, say } from "./elements.js";
 import { draw, isWorking, offerPause, sayProblem } from "./render.js";
 import { offerSources } from "./sources.js";
 import { missingFeatures } from "./support.js";
-import { TEXTS } from "./texts.js";
+import { TEXTS, translate } from "./words.js";
 
 /** The worker's script; the build fills it in. */
 declare const WORKER_URL: string;
@@ -112,6 +112,7 @@ function start(): void {
 }
 
 async function open(): Promise<void> {
+  translate();
   say("host", TEXTS.host(location.host));
   say("status", "");
   if (!isSecureContext) return sayProblem(TEXTS.insecure);

@@ -1,9 +1,10 @@
 /** Draws a View. All text is set as text: nothing that came from elsewhere is read as HTML. */
 
 import type { PauseReason, Prediction, Problem, Stage, View } from "../agent/messages.js";
+import { sentenceOf } from "../agent/faults.js";
 import { element, say } from "./elements.js";
 import { drawSources } from "./sources.js";
-import { TEXTS } from "./texts.js";
+import { number, percent, TEXTS } from "./words.js";
 
 /** What the page knows and the worker does not. */
 export interface Surroundings {
@@ -56,7 +57,7 @@ export function draw(view: View, surroundings: Surroundings): void {
 }
 
 export function offerPause(ownerPaused: boolean): void {
-  element("pause").textContent = ownerPaused ? TEXTS.resume : TEXTS.pause;
+  element("pause").textContent = ownerPaused ? TEXTS.resume : TEXTS.page.pause;
 }
 
 /** Shows the sections of a screen. A new screen gets the focus, which its button had before. */
@@ -70,7 +71,7 @@ function show(screen: string, sections: Record<string, boolean>): void {
 
 function dataOf({ data, preparing }: View): string {
   if (preparing !== null) return TEXTS.preparing(preparing.done + 1, preparing.of);
-  return data === null ? TEXTS.noData : TEXTS.data(data.name, data.samples, size(data.bytes));
+  return data === null ? TEXTS.noData : TEXTS.data(data.name, data.files, data.samples, size(data.bytes));
 }
 
 function statusOf(view: View, wanted: PauseReason | null): string {
@@ -89,8 +90,13 @@ function statusOf(view: View, wanted: PauseReason | null): string {
 }
 
 function drawProblem({ stage, problem }: View, canJoin: boolean): void {
-  if (problem !== null) sayProblem(problem.message, stage === "joined" ? remedyOf(problem) : "");
+  if (problem !== null) sayProblem(messageOf(problem), stage === "joined" ? remedyOf(problem) : "");
   else sayProblem(stage === "new" && !canJoin ? TEXTS.noToken : "");
+}
+
+function messageOf({ fault, retryIn }: Problem): string {
+  const sentence = sentenceOf(fault, TEXTS.faults);
+  return retryIn === null ? sentence : `${sentence} ${TEXTS.tryingAgain(retryIn)}`;
 }
 
 function remedyOf({ code }: Problem): string {
@@ -128,7 +134,7 @@ function drawLosses({ losses }: View): void {
 function predictionOf({ predictions }: View): string {
   if (predictions === null) return "";
   const { round, before, after } = predictions;
-  const share = ({ probability }: Prediction): string => `${Math.round(100 * probability)}%`;
+  const share = ({ probability }: Prediction): string => percent(probability);
   return TEXTS.predictions(round, before.name, share(before), after.name, share(after));
 }
 
@@ -136,7 +142,7 @@ function drawFacts(view: View, batteryUsed: number | null): void {
   const passLoss = view.training?.loss ?? null;
   const facts = [
     ...(passLoss === null ? [] : [TEXTS.passLoss(loss(passLoss))]),
-    TEXTS.trained((view.trainedSeconds / 60).toFixed(1)),
+    TEXTS.trained(number(view.trainedSeconds / 60, 1)),
     TEXTS.traffic(size(view.bytesDown), size(view.bytesUp)),
     ...(batteryUsed === null ? [] : [TEXTS.battery(batteryUsed)]),
     ...(view.persisted === null ? [] : [view.persisted ? TEXTS.persisted : TEXTS.notPersisted]),
@@ -151,9 +157,9 @@ function drawFacts(view: View, batteryUsed: number | null): void {
 }
 
 function size(bytes: number): string {
-  return bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+  return bytes < 1e6 ? `${number(Math.ceil(bytes / 1e3))} kB` : `${number(bytes / 1e6, 1)} MB`;
 }
 
 function loss(value: number): string {
-  return value.toPrecision(3);
+  return value.toLocaleString(TEXTS.language, { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
 }

@@ -3,7 +3,7 @@
 import type { Source } from "../agent/preparation.js";
 import type { Preprocessing } from "../agent/sample_form.js";
 import { element, say } from "./elements.js";
-import { TEXTS } from "./texts.js";
+import { TEXTS } from "./words.js";
 
 /** Pictures that were chosen or taken, but not yet used, by class. */
 const chosen = new Map<string, File[]>();

@@ -1,14 +1,16 @@
 /** Whether this browser has what the page and its worker need. */
 
+import { TEXTS } from "./words.js";
+
 /** The names of what it lacks. Private windows of some browsers have no storage. */
 export async function missingFeatures(): Promise<string[]> {
   const features: [string, () => unknown][] = [
     ["WebAssembly", () => typeof WebAssembly === "object"],
-    ["module workers", hasModuleWorkers],
+    [TEXTS.features.modules, hasModuleWorkers],
     ["Web Locks", () => navigator.locks],
     ["IndexedDB", () => indexedDB],
-    ["private file system (OPFS)", () => navigator.storage.getDirectory()],
-    ["Ed25519 keys", () => crypto.subtle.generateKey("Ed25519", false, ["sign", "verify"])],
+    [TEXTS.features.files, () => navigator.storage.getDirectory()],
+    [TEXTS.features.keys, () => crypto.subtle.generateKey("Ed25519", false, ["sign", "verify"])],
   ];
   const missing = [];
   for (const [name, use] of features) {

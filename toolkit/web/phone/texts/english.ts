@@ -1,10 +1,10 @@
-/** Every word that a person reads on the page, in one place for translation. */
+/** Every word that a person reads on the page, in English. */
 
 import type { PauseReason, Stage } from "../agent/messages.js";
+import { ENGLISH_FAULTS } from "./english_faults.js";
 
 /** What index.html and the manifest say; the build writes it into them. */
 export const PAGE = {
-  language: "en",
   title: "EdgeTailor: train with this device",
   shortTitle: "EdgeTailor",
   heading: "Train with this device",
@@ -57,18 +57,27 @@ export const PAGE = {
   licences: "Licences",
 };
 
-export const TEXTS = {
+export const ENGLISH = {
+  language: "en",
+  page: PAGE,
+  faults: ENGLISH_FAULTS,
   insecure:
     "This page was opened without https. Browsers give such a page no key and no storage, so it " +
     "cannot take part. Ask the operator for a link that begins with https.",
   missing: (features: string[]) =>
     `This browser cannot take part: it lacks ${features.join(", ")}. Use a current version of ` +
     "Chrome, Firefox or Safari, and not a private window.",
+  features: {
+    modules: "module workers",
+    files: "a private file system (OPFS)",
+    keys: "Ed25519 keys",
+  },
   otherTab: "This page is open in another tab. Continue there, or close that tab: then this one starts.",
   noToken:
     "This device has not joined, and this address has no join token. Open the whole link that you " +
     "got from the operator, or scan its code.",
   workerFailed: "A part of this page could not be loaded. Reload the page.",
+  tryingAgain: (seconds: number) => `Trying again in ${Math.round(seconds)} s.`,
   host: (host: string) => `For the federation at ${host}`,
   stages: {
     starting: "Opening",
@@ -101,7 +110,8 @@ export const TEXTS = {
   member: (name: string, id: string, submodel: string) =>
     `This device is “${name}” (${id}). Its part of the model: ${submodel}.`,
   noData: "No data chosen yet.",
-  data: (name: string, samples: number, size: string) => `${name}: ${samples} samples, ${size}`,
+  data: (name: string, files: number, samples: number, size: string) =>
+    `${files === 1 ? name : `${files} files`}: ${samples} samples, ${size}`,
   preparing: (one: number, of: number) => `Preparing picture ${one} of ${of}`,
   picturesOf: (name: string, count: number) =>
     count === 0 ? `Pictures: ${name}` : `Pictures: ${name} (${count} chosen)`,
@@ -123,7 +133,6 @@ export const TEXTS = {
   predictions: (round: number, before: string, beforeShare: string, after: string, afterShare: string) =>
     `Your first sample in round ${round}: ${before} (${beforeShare}) before your training, ` +
     `${after} (${afterShare}) after it`,
-  pause: PAGE.pause,
   resume: "Continue",
   /** What to do about a problem that stopped the training, by the start of its code. */
   remedies: [
@@ -131,5 +140,8 @@ export const TEXTS = {
     ["trust.", "Do not go on before you have asked the operator."],
     ["data.", "Choose another file."],
     ["", "Nothing is lost. To try again, press Start training. If it fails again, tell the operator."],
-  ] as const,
+  ] as [string, string][],
 };
+
+/** Another language has every word: a missing one is an error of types. */
+export type Words = typeof ENGLISH;

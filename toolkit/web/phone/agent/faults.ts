@@ -1,0 +1,91 @@
+/**
+ * Everything that can go wrong, by name, with the values that its sentence takes. The page has the
+ * sentences, in each of its languages (../texts/).
+ *
+ * A name is a code for programs. What follows a slash tells faults of the same code apart.
+ */
+
+import type { Dtype } from "./tensors.js";
+
+type None = Record<never, never>;
+
+/** What a graph has that no export has. */
+export type Unsafe = "training" | "functions" | "outside" | "domain" | "nested" | "not-onnx";
+
+interface Shapes {
+  name: string;
+  wanted: Dtype;
+  wantedShape: number[];
+  found: Dtype;
+  foundShape: number[];
+}
+
+export interface Faults {
+  "bundle.altered-file": { file: string };
+  "bundle.altered-file/manifest": { file: string };
+  "bundle.malformed": { where: string };
+  "bundle.malformed/version": { found: number; known: number };
+  "bundle.malformed/runtime": { runtime: string };
+  "bundle.unreadable-tensors": { file: string };
+  "bundle.unsafe-graph": { file: string; found: Unsafe; domain: string };
+  "bundle.wrong-graph": { port: string; signature: string };
+  "client.away/unreachable": None;
+  "client.away/broke-off": None;
+  "client.away/status": { status: number };
+  /** The coordinator's own words. */
+  "client.away/says": { message: string };
+  "client.not-a-coordinator": { origin: string };
+  "client.not-a-coordinator/status": { origin: string; status: number };
+  "client.not-a-coordinator/samples": { origin: string };
+  "client.too-long": { origin: string };
+  "data.label-out-of-range": { name: string; label: number; highest: number };
+  "data.missing": None;
+  "data.missing-array": { file: string };
+  "data.missing-column": { file: string; column: string; columns: string[] };
+  "data.missing-column/several": { file: string; column: string; columns: string[] };
+  "data.missing-file": None;
+  "data.no-labels": { name: string; ignored: number };
+  "data.not-a-number": { file: string; line: number; column: string; text: string };
+  "data.not-a-sequence": { name: string; sample: number; ignored: number };
+  "data.not-prepared": None;
+  "data.number-out-of-range": { name: string; sample: number };
+  "data.other-preparation": None;
+  "data.too-few-samples": { lines: number };
+  /** With labels that are classes, a sample has lines of one class only. */
+  "data.too-few-samples/same-label": { lines: number };
+  "data.unknown-class": { file: string; line: number; text: string; classes: string[] };
+  "data.unknown-class/number": { file: string; line: number; text: string };
+  "data.unreadable": { file: string };
+  "data.unreadable/fortran": { file: string };
+  "data.unreadable-file/csv": { file: string };
+  "data.unreadable-file/quotation": { file: string };
+  "data.unreadable-file/picture": { file: string };
+  "data.unreadable-file/large-picture": { file: string; width: number; height: number };
+  "data.wrong-shape/count": { name: string; samples: number; labels: number; least: number };
+  "data.wrong-shape/x": Shapes;
+  "data.wrong-shape/y": Shapes;
+  "data.wrong-type": { file: string; type: string };
+  /** Nobody has foreseen it: the message is the browser's. */
+  "page.fault": { message: string };
+  "page.fault/pictures": None;
+  /** The coordinator understood and refused. The code and the message are its own. */
+  refused: { message: string };
+  "storage.disk-full": None;
+  "storage.lost": None;
+  "storage.lost/data": None;
+  "trust.forged-work": None;
+  "trust.old-work": None;
+  "trust.other-key": None;
+  "update.beyond-float16": { value: number };
+  "update.diverged": None;
+  "update.not-finite": { tensor: string };
+}
+export type FaultName = keyof Faults;
+export type Fault = { [F in FaultName]: { is: F; values: Faults[F] } }[FaultName];
+
+/** A sentence for each fault. */
+export type Sentences = { [F in FaultName]: (values: Faults[F]) => string };
+
+export function sentenceOf({ is, values }: Fault, sentences: Sentences): string {
+  return (sentences[is] as (values: Faults[FaultName]) => string)(values);
+}

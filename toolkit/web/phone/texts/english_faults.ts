@@ -1,0 +1,117 @@
+/** Faults in English. An operator reads those that are reported, in English too. */
+
+import type { Sentences, Unsafe } from "../agent/faults.js";
+
+const UNSAFE: Record<Unsafe, string> = {
+  training: "a training of its own",
+  functions: "functions",
+  outside: "values in another file",
+  domain: "operators of the domain",
+  nested: "too many graphs within graphs",
+  "not-onnx": "bytes that are not ONNX",
+};
+
+const shape = (sizes: readonly number[]): string => `(n${sizes.map((size) => `, ${size}`).join("")})`;
+const listed = (names: readonly string[]): string =>
+  names.length === 0 ? "none" : names.map((name) => `“${name}”`).join(", ");
+
+export const ENGLISH_FAULTS: Sentences = {
+  "bundle.altered-file": ({ file }) =>
+    `${file} came with other content than the coordinator announced. It was discarded.`,
+  "bundle.altered-file/manifest": ({ file }) => `${file} is not the file that the manifest describes.`,
+  "bundle.malformed": ({ where }) => `The coordinator sent work that this page cannot use (${where}).`,
+  "bundle.malformed/version": ({ found, known }) =>
+    `The coordinator sent work of version ${found}, but this page reads version ${known}. Reload the page.`,
+  "bundle.malformed/runtime": ({ runtime }) =>
+    `The coordinator sent work for ${runtime}, but a page needs ONNX graphs.`,
+  "bundle.unreadable-tensors": ({ file }) => `${file} is damaged: its numbers cannot be read.`,
+  "bundle.unsafe-graph": ({ file, found, domain }) =>
+    `${file} was not opened: the graph has ${UNSAFE[found]}${domain && ` '${domain}'`}, which no export has. ` +
+    "Do not train this bundle; ask where it comes from.",
+  "bundle.wrong-graph": ({ port, signature }) =>
+    `The coordinator sent work that contradicts itself: “${port}” of ${signature} is only in the graph or ` +
+    "only in the manifest.",
+  "client.away/unreachable": () => "The coordinator cannot be reached.",
+  "client.away/broke-off": () => "The connection to the coordinator broke off.",
+  "client.away/status": ({ status }) => `The coordinator is away (HTTP ${status}).`,
+  "client.away/says": ({ message }) => `The coordinator answers: ${message}`,
+  "client.not-a-coordinator": ({ origin }) => `${origin} did not answer like a coordinator.`,
+  "client.not-a-coordinator/status": ({ origin, status }) =>
+    `${origin} answers with HTTP ${status}, not like a coordinator.`,
+  "client.not-a-coordinator/samples": ({ origin }) =>
+    `${origin} asks for data of a kind that this page does not know. Reload the page.`,
+  "client.too-long": ({ origin }) => `${origin} sent more than it announced. Nothing of it was used.`,
+  "data.label-out-of-range": ({ name, label, highest }) =>
+    `${name}: the label ${label} is outside the model's classes 0 to ${highest}.`,
+  "data.missing": () => "This page has no data. Choose some.",
+  "data.missing-array": ({ file }) =>
+    `${file} must hold the arrays x (samples) and y (labels). Save it with numpy.savez(file, x=x, y=y).`,
+  "data.missing-column": ({ file, column, columns }) =>
+    `${file} has no column “${column}”. The first line must name the columns; it names ${listed(columns)}.`,
+  "data.missing-column/several": ({ file, column, columns }) =>
+    `${file} has several columns “${column}”. The first line names ${listed(columns)}.`,
+  "data.missing-file": () => "No file was chosen.",
+  "data.no-labels": ({ name, ignored }) => `${name}: no label counts; all are ${ignored}.`,
+  "data.not-a-number": ({ file, line, column, text }) =>
+    `${file}, line ${line}: ${column} is “${text}”; it must be a number such as -1.5.`,
+  "data.not-a-sequence": ({ name, sample, ignored }) =>
+    `${name}: with the loss ctc the labels of a sample are its sequence, without 0 (the blank), and then ` +
+    `${ignored} to the end. Sample ${sample} (counted from 0) has other labels.`,
+  "data.not-prepared": () => "This federation does not take such files.",
+  "data.number-out-of-range": ({ name, sample }) =>
+    `${name}: sample ${sample} (counted from 0) holds a number that the model cannot take. Correct or ` +
+    "remove the sample.",
+  "data.other-preparation": () =>
+    "This federation now prepares data in another way. Choose your data again.",
+  "data.too-few-samples": ({ lines }) =>
+    `An example for the model is ${lines} lines in a row, and no file has as many. Choose longer files.`,
+  "data.too-few-samples/same-label": ({ lines }) =>
+    `An example for the model is ${lines} lines in a row with the same label, and no file has as many. ` +
+    "Choose longer files.",
+  "data.unknown-class": ({ file, line, text, classes }) =>
+    `${file}, line ${line}: “${text}” is no class. It must be one of ${listed(classes)}.`,
+  "data.unknown-class/number": ({ file, line, text }) =>
+    `${file}, line ${line}: “${text}” is no class. It must be the number of a class, such as 0.`,
+  "data.unreadable": ({ file }) =>
+    `${file} is not a whole file of numpy (.npz). Save it with numpy.savez, then choose it again.`,
+  "data.unreadable/fortran": ({ file }) =>
+    `${file} has an array in Fortran order. Save it with numpy.ascontiguousarray.`,
+  "data.unreadable-file/csv": ({ file }) => `${file} is not a CSV file in UTF-8. Save it as “CSV UTF-8”.`,
+  "data.unreadable-file/quotation": ({ file }) =>
+    `${file} has a quotation mark (") that is not closed. Correct the file.`,
+  "data.unreadable-file/picture": ({ file }) => `${file} is not a picture that this browser can read.`,
+  "data.unreadable-file/large-picture": ({ file, width, height }) =>
+    `${file} has ${width} x ${height} points, too many for this page.`,
+  "data.wrong-shape/count": ({ name, samples, labels, least }) =>
+    samples === labels
+      ? `The model needs at least ${least} examples; ${name} has ${samples}.`
+      : `${name} has ${samples} samples and ${labels} labels. It needs as many labels as samples.`,
+  "data.wrong-shape/x": ({ name, wanted, wantedShape, found, foundShape }) =>
+    `${name}: x must be ${wanted} of the shape ${shape(wantedShape)}; it is ${found} of ${shape(foundShape)}.`,
+  "data.wrong-shape/y": ({ name, wanted, wantedShape, found, foundShape }) =>
+    `${name}: y must be ${wanted} of the shape ${shape(wantedShape)}; it is ${found} of ${shape(foundShape)}.`,
+  "data.wrong-type": ({ file, type }) =>
+    `${file} has an array of the type ${type}. Use x.astype(numpy.float32) for numbers and ` +
+    "y.astype(numpy.int64) for classes.",
+  "page.fault": ({ message }) => `Something unforeseen went wrong: ${message}`,
+  "page.fault/pictures": () => "This browser cannot read pictures.",
+  refused: ({ message }) => message,
+  "storage.disk-full": () =>
+    "The browser has no room left for this page. Free some storage, then continue.",
+  "storage.lost": () => "The browser has removed a file of this page.",
+  "storage.lost/data": () => "The browser has removed the data of this page.",
+  "trust.forged-work": () =>
+    "The work that came is not signed by your coordinator: somebody on the way has altered it. Nothing was " +
+    "trained.",
+  "trust.old-work": () =>
+    "The work that came is signed, but of another time: it may be an old one that somebody repeats. Nothing " +
+    "was trained. Check the date and the time of this device.",
+  "trust.other-key": () =>
+    "This is not the coordinator that the link comes from: its key is another one. Ask for a new link.",
+  "update.beyond-float16": ({ value }) =>
+    `Recorded activations have to be at most 65,504 in float16, but one is ${value}. Check the data. If they ` +
+    "are right, the coordinator needs a submodel without recording=float16.",
+  "update.diverged": () => "The training gave no usable numbers. The data may hold extreme numbers.",
+  "update.not-finite": ({ tensor }) =>
+    `The training gave no usable numbers in ${tensor}. The data may hold extreme numbers.`,
+};

@@ -1,0 +1,127 @@
+/** Faults in German. */
+
+import type { Sentences, Unsafe } from "../agent/faults.js";
+
+const UNSAFE: Record<Unsafe, string> = {
+  training: "ein eigenes Training",
+  functions: "Funktionen",
+  outside: "Werte in einer anderen Datei",
+  domain: "Operatoren der Domäne",
+  nested: "zu viele Graphen in Graphen",
+  "not-onnx": "Bytes, die kein ONNX sind",
+};
+
+const shape = (sizes: readonly number[]): string => `(n${sizes.map((size) => `, ${size}`).join("")})`;
+const listed = (names: readonly string[]): string =>
+  names.length === 0 ? "keine" : names.map((name) => `„${name}“`).join(", ");
+
+export const GERMAN_FAULTS: Sentences = {
+  "bundle.altered-file": ({ file }) =>
+    `${file} kam mit anderem Inhalt, als der Koordinator angekündigt hat. Die Datei wurde verworfen.`,
+  "bundle.altered-file/manifest": ({ file }) => `${file} ist nicht die Datei, die das Manifest beschreibt.`,
+  "bundle.malformed": ({ where }) =>
+    `Der Koordinator hat Arbeit geschickt, die diese Seite nicht verwenden kann (${where}).`,
+  "bundle.malformed/version": ({ found, known }) =>
+    `Der Koordinator hat Arbeit der Version ${found} geschickt, diese Seite liest Version ${known}. Laden Sie ` +
+    "die Seite neu.",
+  "bundle.malformed/runtime": ({ runtime }) =>
+    `Der Koordinator hat Arbeit für ${runtime} geschickt, eine Seite braucht ONNX-Graphen.`,
+  "bundle.unreadable-tensors": ({ file }) =>
+    `${file} ist beschädigt: Die Zahlen darin sind nicht lesbar.`,
+  "bundle.unsafe-graph": ({ file, found, domain }) =>
+    `${file} wurde nicht geöffnet: Der Graph enthält ${UNSAFE[found]}${domain && ` '${domain}'`}, was kein ` +
+    "Export enthält. Trainieren Sie das nicht, und fragen Sie, woher es kommt.",
+  "bundle.wrong-graph": ({ port, signature }) =>
+    `Der Koordinator hat Arbeit geschickt, die sich widerspricht: „${port}“ von ${signature} steht nur im ` +
+    "Graphen oder nur im Manifest.",
+  "client.away/unreachable": () => "Der Koordinator ist nicht erreichbar.",
+  "client.away/broke-off": () => "Die Verbindung zum Koordinator ist abgebrochen.",
+  "client.away/status": ({ status }) => `Der Koordinator antwortet gerade nicht (HTTP ${status}).`,
+  "client.away/says": ({ message }) => `Der Koordinator antwortet: ${message}`,
+  "client.not-a-coordinator": ({ origin }) => `${origin} antwortet nicht wie ein Koordinator.`,
+  "client.not-a-coordinator/status": ({ origin, status }) =>
+    `${origin} antwortet mit HTTP ${status}, nicht wie ein Koordinator.`,
+  "client.not-a-coordinator/samples": ({ origin }) =>
+    `${origin} verlangt Daten einer Art, die diese Seite nicht kennt. Laden Sie die Seite neu.`,
+  "client.too-long": ({ origin }) =>
+    `${origin} hat mehr geschickt als angekündigt. Nichts davon wurde verwendet.`,
+  "data.label-out-of-range": ({ name, label, highest }) =>
+    `${name}: Das Label ${label} liegt außerhalb der Klassen 0 bis ${highest} des Modells.`,
+  "data.missing": () => "Diese Seite hat keine Daten. Wählen Sie welche aus.",
+  "data.missing-array": ({ file }) =>
+    `${file} muss die Arrays x (Beispiele) und y (Labels) enthalten. Speichern Sie die Datei mit ` +
+    "numpy.savez(file, x=x, y=y).",
+  "data.missing-column": ({ file, column, columns }) =>
+    `${file} hat keine Spalte „${column}“. Die erste Zeile muss die Spalten nennen; sie nennt ${listed(columns)}.`,
+  "data.missing-column/several": ({ file, column, columns }) =>
+    `${file} hat mehrere Spalten „${column}“. Die erste Zeile nennt ${listed(columns)}.`,
+  "data.missing-file": () => "Es wurde keine Datei ausgewählt.",
+  "data.no-labels": ({ name, ignored }) => `${name}: Kein Label zählt; alle sind ${ignored}.`,
+  "data.not-a-number": ({ file, line, column, text }) =>
+    `${file}, Zeile ${line}: ${column} ist „${text}“; es muss eine Zahl sein, zum Beispiel -1.5.`,
+  "data.not-a-sequence": ({ name, sample, ignored }) =>
+    `${name}: Mit dem Verlust ctc sind die Labels eines Beispiels seine Folge, ohne 0 (das Leerzeichen), und ` +
+    `dann ${ignored} bis zum Ende. Beispiel ${sample} (ab 0 gezählt) hat andere Labels.`,
+  "data.not-prepared": () => "Diese Föderation nimmt solche Dateien nicht an.",
+  "data.number-out-of-range": ({ name, sample }) =>
+    `${name}: Beispiel ${sample} (ab 0 gezählt) enthält eine Zahl, die das Modell nicht annimmt. Berichtigen ` +
+    "oder entfernen Sie das Beispiel.",
+  "data.other-preparation": () =>
+    "Diese Föderation bereitet Daten jetzt anders auf. Wählen Sie Ihre Daten noch einmal aus.",
+  "data.too-few-samples": ({ lines }) =>
+    `Ein Beispiel für das Modell sind ${lines} Zeilen hintereinander, und so viele haben die Dateien nicht. ` +
+    "Wählen Sie längere Dateien.",
+  "data.too-few-samples/same-label": ({ lines }) =>
+    `Ein Beispiel für das Modell sind ${lines} Zeilen hintereinander mit demselben Label, und so viele haben ` +
+    "die Dateien nicht. Wählen Sie längere Dateien.",
+  "data.unknown-class": ({ file, line, text, classes }) =>
+    `${file}, Zeile ${line}: „${text}“ ist keine Klasse. Erlaubt sind ${listed(classes)}.`,
+  "data.unknown-class/number": ({ file, line, text }) =>
+    `${file}, Zeile ${line}: „${text}“ ist keine Klasse. Es muss die Nummer einer Klasse sein, zum Beispiel 0.`,
+  "data.unreadable": ({ file }) =>
+    `${file} ist keine vollständige Datei von numpy (.npz). Speichern Sie sie mit numpy.savez, und wählen Sie ` +
+    "sie noch einmal aus.",
+  "data.unreadable/fortran": ({ file }) =>
+    `${file} enthält ein Array in Fortran-Ordnung. Speichern Sie es mit numpy.ascontiguousarray.`,
+  "data.unreadable-file/csv": ({ file }) =>
+    `${file} ist keine CSV-Datei in UTF-8. Speichern Sie sie als „CSV UTF-8“.`,
+  "data.unreadable-file/quotation": ({ file }) =>
+    `${file} enthält ein Anführungszeichen ("), das nicht geschlossen ist. Berichtigen Sie die Datei.`,
+  "data.unreadable-file/picture": ({ file }) => `${file} ist kein Bild, das dieser Browser lesen kann.`,
+  "data.unreadable-file/large-picture": ({ file, width, height }) =>
+    `${file} hat ${width} x ${height} Punkte, zu viele für diese Seite.`,
+  "data.wrong-shape/count": ({ name, samples, labels, least }) =>
+    samples === labels
+      ? `Das Modell braucht mindestens ${least} Beispiele; ${name} hat ${samples}.`
+      : `${name} hat ${samples} Beispiele und ${labels} Labels. Es müssen gleich viele sein.`,
+  "data.wrong-shape/x": ({ name, wanted, wantedShape, found, foundShape }) =>
+    `${name}: x muss ${wanted} der Form ${shape(wantedShape)} sein; es ist ${found} der Form ${shape(foundShape)}.`,
+  "data.wrong-shape/y": ({ name, wanted, wantedShape, found, foundShape }) =>
+    `${name}: y muss ${wanted} der Form ${shape(wantedShape)} sein; es ist ${found} der Form ${shape(foundShape)}.`,
+  "data.wrong-type": ({ file, type }) =>
+    `${file} enthält ein Array des Typs ${type}. Nehmen Sie x.astype(numpy.float32) für Zahlen und ` +
+    "y.astype(numpy.int64) für Klassen.",
+  "page.fault": ({ message }) => `Etwas Unvorhergesehenes ist passiert: ${message}`,
+  "page.fault/pictures": () => "Dieser Browser kann keine Bilder lesen.",
+  refused: ({ message }) => message,
+  "storage.disk-full": () =>
+    "Der Browser hat keinen Platz mehr für diese Seite. Schaffen Sie Platz, und machen Sie dann weiter.",
+  "storage.lost": () => "Der Browser hat eine Datei dieser Seite gelöscht.",
+  "storage.lost/data": () => "Der Browser hat die Daten dieser Seite gelöscht.",
+  "trust.forged-work": () =>
+    "Die Arbeit ist nicht von Ihrem Koordinator unterschrieben: Jemand hat sie unterwegs verändert. Es wurde " +
+    "nichts trainiert.",
+  "trust.old-work": () =>
+    "Die Arbeit ist unterschrieben, aber von einer anderen Zeit: Vielleicht wiederholt jemand eine alte. Es " +
+    "wurde nichts trainiert. Prüfen Sie Datum und Uhrzeit dieses Geräts.",
+  "trust.other-key": () =>
+    "Das ist nicht der Koordinator, von dem der Link kommt: Sein Schlüssel ist ein anderer. Bitten Sie um " +
+    "einen neuen Link.",
+  "update.beyond-float16": ({ value }) =>
+    `Aufgezeichnete Aktivierungen dürfen in float16 höchstens 65.504 sein, eine ist ${value}. Prüfen Sie die ` +
+    "Daten. Wenn sie stimmen, braucht der Koordinator ein Teilmodell ohne recording=float16.",
+  "update.diverged": () =>
+    "Das Training ergab keine brauchbaren Zahlen. Vielleicht enthalten die Daten extreme Zahlen.",
+  "update.not-finite": ({ tensor }) =>
+    `Das Training ergab keine brauchbaren Zahlen in ${tensor}. Vielleicht enthalten die Daten extreme Zahlen.`,
+};
