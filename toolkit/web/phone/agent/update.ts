@@ -101,7 +101,7 @@ export class Results {
 
   async personalTensors(): Promise<Tensors> {
     const content = await this.personal.load();
-    return content === null ? new Map() : readAllTensors(content, "the personal model");
+    return content === null ? new Map() : readAllTensors(content, "personal");
   }
 
   private async read(): Promise<{ update: Update; personal: Bytes } | null> {
