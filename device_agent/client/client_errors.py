@@ -14,6 +14,8 @@ from urllib3.exceptions import (
     SSLError,
 )
 
+from profiles.errors import ClientError
+
 OUTSIDE_VALIDITY = (9, 10)
 """OpenSSL's verify codes: the certificate is not valid yet, or has expired."""
 UNTRUSTED = (18, 19, 20, 21)
@@ -32,15 +34,24 @@ CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class UnreachableError(Exception):
-    """The coordinator cannot be reached now.
+    """No answer of the coordinator came: it is away, or something in between answered.
 
     Attributes:
         sent: The coordinator may have received the request.
+        error: What the caller gets when nobody waits any longer; None if it is only away.
+        lasting: Waiting seldom helps, so a command that somebody watches does not wait.
     """
 
-    def __init__(self, message: str, *, sent: bool) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        sent: bool,
+        error: ClientError | None = None,
+        lasting: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.sent = sent
+        self.sent, self.error, self.lasting = sent, error, lasting
 
 
 class PreparingError(UnreachableError):
@@ -55,8 +66,8 @@ class PreparingError(UnreachableError):
         self.retry_s = retry_s
 
 
-def is_permanent(error: Exception) -> bool:
-    """Whether the same request would always fail, so that waiting does not help."""
+def is_lasting(error: Exception) -> bool:
+    """Whether something else than a coordinator seems to answer, so that waiting seldom helps."""
     if isinstance(error, SSLError):
         return not isinstance(_tls_error(error), CUT)
     return isinstance(error, LocationValueError) or _not_http(error)

@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import urllib3
-from urllib3.exceptions import HTTPError, LocationValueError
+from urllib3.exceptions import HTTPError
 
 from device_agent.client.addresses import check_secret, check_url
 from device_agent.client.client_errors import (
     PreparingError,
     UnreachableError,
-    is_permanent,
+    is_lasting,
     nothing_was_sent,
     reason,
 )
@@ -32,7 +32,7 @@ from device_agent.client.replies import (
     raise_refusal,
     read_reply,
 )
-from device_agent.client.retries import FIRST_WAIT_S, LONGEST_WAIT_S, REPORT_S
+from device_agent.client.retries import Outage
 from device_agent.client.transfers import Download, UploadOfFile
 from device_agent.client.whole_answers import connections
 from device_agent.formats.protocol import (
@@ -55,15 +55,16 @@ T = TypeVar("T")
 TIMEOUT = urllib3.Timeout(connect=10.0, read=60.0)
 PROGRESS_TIMEOUT_S = 5.0
 """Timeout of requests that training makes in between: it must not wait long for them."""
+NO_CONTENT = 204
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class CoordinatorClient:
     """Makes requests to a coordinator.
 
-    While the coordinator cannot be reached, a request is repeated after 1, 2, 4, ... 60 s, and each
-    wait is logged (waits of 60 s once an hour). While the coordinator is still starting, it is
-    asked as often as it wants.
+    While the coordinator cannot be reached, or something in between answers, a request is repeated
+    after 1, 2, 4, ... 60 s. While the coordinator is still starting, it is asked as often as it
+    wants.
 
     Args:
         url: The coordinator's URL.
@@ -139,7 +140,7 @@ class CoordinatorClient:
         Raises:
             AuthorisationError: The device has no place any more.
         """
-        self._with_retries(lambda: self._send("POST", "/leave").release_conn())
+        self._with_retries(lambda: self._order("POST", "/leave"))
 
     def report(self, failure: SubmodelFailure) -> Fallback:
         """Report that this device cannot train its submodel. Returns the submodel to train."""
@@ -165,7 +166,7 @@ class CoordinatorClient:
         """Report progress. It is tried once, because training must not wait."""
         try:
             body = msgspec.json.encode(progress)
-            self._send("POST", "/progress", body, timeout=PROGRESS_TIMEOUT_S).release_conn()
+            self._order("POST", "/progress", body, timeout=PROGRESS_TIMEOUT_S)
         except (UnreachableError, RefusedError, ClientError):
             return  # the next request that matters reports the same problem
 
@@ -188,7 +189,9 @@ class CoordinatorClient:
         Raises:
             RefusedError: The coordinator does not take it.
         """
-        upload = UploadOfFile(self._send, self._ask, f"/rounds/{round_}/tensors", path, self._alive)
+        upload = UploadOfFile(
+            self._order, self._ask, f"/rounds/{round_}/tensors", path, self._alive
+        )
         self._with_retries(upload.attempt, done=lambda: upload.done)
 
     def send_update(self, round_: int, record: bytes) -> Receipt:
@@ -212,35 +215,44 @@ class CoordinatorClient:
         `done` counts the bytes of a transfer that need not be sent again. The waits start again at
         the shortest whenever it grows.
         """
-        wait, waited, logged_at, most = FIRST_WAIT_S, 0.0, 0.0, done()
+        most, ended = done(), f"Coordinator at {self.url} answers again"
+        outage = Outage(ended, self._sleep, self._patience_s)
         while True:
             try:
-                return self._when_ready(attempt, self._patience_s if repeat else float("inf"))
+                answer = self._when_ready(attempt, self._patience_s if repeat else float("inf"))
             except UnreachableError as failure:
-                problem = f"Coordinator at {self.url} {failure}"
                 if done() > most:
-                    wait, waited, logged_at, most = FIRST_WAIT_S, 0.0, 0.0, done()
-                if failure.sent and not repeat:
-                    raise ClientError(
-                        f"{problem} after the request was sent, so the coordinator may have "
-                        "carried it out. Try again: the device stays the same.",
-                        code="client.no-answer-to-join",
-                        url=self.url,
-                    ) from None
-                if waited + wait > self._patience_s:
-                    raise ClientError(
-                        f"{problem}; gave up after {waited:.0f} s. Check the URL, and that "
-                        "`edgetailor serve` runs there.",
-                        code="client.unreachable",
-                        url=self.url,
-                        waited_s=waited,
-                    ) from None
-            # An agent may wait for days: a line each minute would fill the log.
-            if wait < LONGEST_WAIT_S or waited - logged_at >= REPORT_S:
-                log.info("%s; next try in %.0f s", problem, wait)
-                logged_at = waited
-            self._sleep(wait)
-            waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT_S)
+                    outage.progressed()
+                    most = done()
+                self._check_patience(failure, outage, repeat)
+                problem = f"Coordinator at {self.url} {failure}"
+            else:
+                outage.over()
+                return answer
+            outage.wait(problem)
+
+    def _check_patience(self, failure: UnreachableError, outage: Outage, repeat: bool) -> None:
+        """Raise ClientError if the request is not to be repeated after `failure`."""
+        if failure.error is not None:
+            if outage.over_patience or (failure.lasting and not repeat):
+                raise failure.error
+        elif failure.sent and not repeat:
+            raise ClientError(
+                "Coordinator at {url} {problem} after the request was sent, so the coordinator may "
+                "have carried it out. Try again: the device stays the same.",
+                code="client.no-answer-to-join",
+                url=self.url,
+                problem=str(failure),
+            )
+        elif outage.over_patience:
+            raise ClientError(
+                "Coordinator at {url} {problem}; gave up after {waited_s:.0f} s. Check the URL, "
+                "and that `edgetailor serve` runs there.",
+                code="client.unreachable",
+                url=self.url,
+                problem=str(failure),
+                waited_s=outage.waited_s,
+            )
 
     def _when_ready(self, attempt: Callable[[], T], patience_s: float) -> T:
         """Repeat `attempt` while the coordinator is starting."""
@@ -277,6 +289,15 @@ class CoordinatorClient:
             check_not_cut(response, data)
             raise not_a_coordinator(self.url, f"{method} {path}: {error}") from None
 
+    def _order(self, method: str, path: str, *arguments: Any, **options: Any) -> None:
+        """Make a request, as `_send` does, that is answered without content."""
+        response = self._send(method, path, *arguments, **options)
+        if response.status != NO_CONTENT:
+            response.close()
+            found = f"{method} {path} returned HTTP {response.status}"
+            raise not_a_coordinator(self.url, found)
+        response.release_conn()
+
     def _send(
         self,
         method: str,
@@ -288,6 +309,9 @@ class CoordinatorClient:
         timeout: urllib3.Timeout | float = TIMEOUT,
     ) -> urllib3.BaseHTTPResponse:
         """Make one request and return its answer, which is a success. The body is not read yet.
+
+        Only a refusal that a coordinator wrote raises another error than UnreachableError: what
+        stands between may answer anything.
 
         Args:
             method: The HTTP method.
@@ -311,16 +335,20 @@ class CoordinatorClient:
                 # A redirect would send the secret to another address.
                 redirect=False,
             )
-        except (HTTPError, LocationValueError) as error:
-            if is_permanent(error):
-                raise ClientError(
-                    f"Coordinator at {self.url}: {reason(error)}.",
-                    code="client.connection-failed",
-                    url=self.url,
-                    reason=reason(error),
-                ) from None
+        except HTTPError as error:
+            why = reason(error)
+            failed = ClientError(
+                "Coordinator at {url}: {reason}.",
+                code="client.connection-failed",
+                url=self.url,
+                reason=why,
+            )
+            lasting = is_lasting(error)
             raise UnreachableError(
-                f"cannot be reached ({reason(error)})", sent=not nothing_was_sent(error)
+                f"cannot be reached ({why})",
+                sent=not (lasting or nothing_was_sent(error)),
+                error=failed if lasting else None,
+                lasting=lasting,
             ) from None
         if response.status >= 300:
             raise_refusal(response, self.url, f"{method} {path}")

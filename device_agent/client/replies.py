@@ -4,6 +4,7 @@ An answer may come from another program, so it is limited in size and checked. I
 `url` is the URL of the coordinator.
 """
 
+import re
 from dataclasses import replace
 from typing import NoReturn
 
@@ -43,6 +44,8 @@ ROUND_OVER = frozenset({ROUND_CLOSED, OTHER_BUNDLE, ALREADY_SENT, NO_SUCH_FILE})
 """Codes of refusals that mean that the rounds continued without this device."""
 SEND_AGAIN = frozenset({UPLOAD_OFFSET, UPLOAD_SUPERSEDED, UPLOAD_ALTERED})
 """Codes of refusals of an upload that the next attempt, which asks what has come, can mend."""
+CODE = re.compile(r"[a-z]+(-[a-z]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
+"""The form of a code, for example `client.not-authorised`."""
 
 
 class RefusedError(UpdateError):
@@ -63,8 +66,7 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
     """Read the body of an answer.
 
     Raises:
-        UnreachableError: The connection broke off.
-        ClientError: The body is too long.
+        UnreachableError: The connection broke off, or the body is too long.
     """
     try:
         # One byte more than allowed, to notice an answer that is longer.
@@ -103,16 +105,13 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) ->
         request: Method and path of the request.
 
     Raises:
-        UnreachableError: The coordinator has a temporary problem, or is starting.
+        UnreachableError: The coordinator has a temporary problem, or is starting; or the answer is
+            not a coordinator's.
         AuthorisationError: It does not accept the token or the secret.
         RefusedError: It refused the request.
-        ClientError: The answer is not a coordinator's.
     """
     data = read_reply(response, url)
-    try:
-        problem = decode_json(data, Problem)
-    except MalformedError:
-        problem = None
+    problem = own_problem(response, data)
     if problem is not None and problem.code == PREPARING:
         raise PreparingError("is still preparing", _retry_s(response))
     if problem is not None and problem.code in SEND_AGAIN:
@@ -132,6 +131,20 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) ->
     raise RefusedError(problem)
 
 
+def own_problem(response: urllib3.BaseHTTPResponse, data: bytes) -> Problem | None:
+    """The Problem in an answer with the body `data`; None if a coordinator did not write it.
+
+    Login pages of networks, proxies and other services answer with the same statuses.
+    """
+    if not response.headers.get("Content-Type", "").startswith("application/json"):
+        return None
+    try:
+        problem = decode_json(data, Problem)
+    except MalformedError:
+        return None
+    return problem if CODE.fullmatch(problem.code) else None
+
+
 def check_words(reply: JoinReply, url: str) -> JoinReply:
     """Check that id, secret and submodel in `reply` can be stored, sent and shown.
 
@@ -139,7 +152,7 @@ def check_words(reply: JoinReply, url: str) -> JoinReply:
         `reply`.
 
     Raises:
-        ClientError: One of them is not a single word of limited length.
+        UnreachableError: One of them is not a single word of limited length.
     """
     words = (reply.device, reply.secret, reply.submodel)
     if not all(len(word) <= WORD_LENGTH and one_word(word) for word in words):
@@ -149,19 +162,25 @@ def check_words(reply: JoinReply, url: str) -> JoinReply:
     return reply
 
 
-def not_a_coordinator(url: str, found: str) -> ClientError:
+def not_a_coordinator(url: str, found: str) -> UnreachableError:
     """The error for an answer that does not come from a coordinator.
 
     Args:
         url: The address that answered.
         found: The request and its answer.
     """
-    return ClientError(
-        f"{url} answers, but not like an EdgeTailor coordinator ({found}). Check the URL, and that "
-        "both sides run the same version.",
-        code="client.not-a-coordinator",
-        url=url,
-        found=found,
+    # Whoever answered, the coordinator may have had the request before.
+    return UnreachableError(
+        f"does not answer: what comes is not from a coordinator ({found})",
+        sent=True,
+        error=ClientError(
+            "{url} answers, but not like an EdgeTailor coordinator ({found}). Check the URL, and "
+            "that both sides run the same version. A network that wants a login answers like "
+            "this, too.",
+            code="client.not-a-coordinator",
+            url=url,
+            found=found,
+        ),
     )
 
 

@@ -1,9 +1,60 @@
-"""Which answers are temporary, and how long to wait before a request is repeated."""
+"""Which answers are temporary, and what an outage waits and logs."""
 
+import logging
+from collections.abc import Callable
+
+from profiles.text_formatting import format_duration
+
+log = logging.getLogger(__name__)
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 """HTTP statuses of temporary problems: the request is repeated."""
 FIRST_WAIT_S = 1.0
 """Wait before the first repetition; each later wait is twice as long."""
 LONGEST_WAIT_S = 60.0
 REPORT_S = 3600.0
-"""How often a long wait for the coordinator is logged."""
+"""How often a long outage is logged."""
+
+
+class Outage:
+    """The waits of one outage. The log has a line when it begins, each hour, and when it ends.
+
+    An agent may wait for days: a line for each attempt would fill the log.
+
+    Args:
+        ended: The line for the end of the outage.
+        sleep: Waits for a number of seconds.
+        patience_s: How long to wait in all, in seconds.
+
+    Attributes:
+        waited_s: Seconds waited since the outage began or a transfer last progressed.
+    """
+
+    def __init__(self, ended: str, sleep: Callable[[float], None], patience_s: float) -> None:
+        self._ended, self._sleep, self.patience_s = ended, sleep, patience_s
+        self._all_s, self._logged_s = 0.0, -REPORT_S
+        self.progressed()
+
+    def progressed(self) -> None:
+        """Start again with the shortest wait and the whole patience."""
+        self.waited_s, self._next_s = 0.0, FIRST_WAIT_S
+
+    @property
+    def over_patience(self) -> bool:
+        """Whether the next wait would exceed the patience."""
+        return self.waited_s + self._next_s > self.patience_s
+
+    def wait(self, problem: str) -> None:
+        """Wait before the next attempt, because of `problem`, a sentence without its point."""
+        if self._all_s - self._logged_s >= REPORT_S:
+            limited = self.patience_s < float("inf")
+            long = f" for up to {format_duration(self.patience_s)}" if limited else ""
+            log.info("%s; trying again%s", problem, long)
+            self._logged_s = self._all_s
+        self._sleep(self._next_s)
+        self.waited_s, self._all_s = self.waited_s + self._next_s, self._all_s + self._next_s
+        self._next_s = min(2 * self._next_s, LONGEST_WAIT_S)
+
+    def over(self) -> None:
+        """Log the end of the outage, if there was one."""
+        if self._all_s:
+            log.info("%s after %s.", self._ended, format_duration(self._all_s))

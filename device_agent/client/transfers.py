@@ -13,7 +13,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from device_agent.client.client_errors import UnreachableError, reason
-from device_agent.client.replies import is_delimited
+from device_agent.client.replies import is_delimited, not_a_coordinator
 from device_agent.formats.atomic_files import fingerprint_file, naming
 from device_agent.formats.manifest import FileEntry
 from device_agent.formats.protocol import FileOffer, Upload
@@ -23,8 +23,11 @@ PART = ".part-"
 """How the name of an unfinished download begins; the name of the file follows."""
 PIECE_BYTES = 1 << 18
 PARTIAL_CONTENT = 206
+FILE_STATUSES = (200, PARTIAL_CONTENT)
 Send = Callable[..., urllib3.BaseHTTPResponse]
 """`CoordinatorClient._send`."""
+Order = Callable[..., None]
+"""`CoordinatorClient._order`."""
 Ask = Callable[..., Any]
 """`CoordinatorClient._ask`."""
 
@@ -55,8 +58,7 @@ class Download:
         """Fetch what is missing.
 
         Raises:
-            UnreachableError: The connection broke off.
-            ClientError: The file differs from the offer.
+            UnreachableError: The connection broke off, or the file differs from the offer.
         """
         self._to.parent.mkdir(parents=True, exist_ok=True)
         begun = self.done
@@ -80,6 +82,7 @@ class Download:
         try:
             if response.status != PARTIAL_CONTENT:
                 begun = 0
+            self._check_kind(response, path, self._offer.size - begun)
             with naming(self._to), self._part.open("ab" if begun else "wb") as file:
                 self._receive(response, file, self._offer.size - begun)
                 file.flush()
@@ -103,15 +106,35 @@ class Download:
         if missing and not is_delimited(response):
             raise UnreachableError("cannot be reached (the connection broke off)", sent=True)
 
-    def _altered(self, found: FileEntry) -> ClientError:
+    def _check_kind(self, response: urllib3.BaseHTTPResponse, path: str, missing: int) -> None:
+        """Raise UnreachableError if the answer cannot be the `missing` bytes of the file.
+
+        What has come before is then kept: a network's login page must not replace it.
+        """
+        kind = response.headers.get("Content-Type", "")
+        length = response.headers.get("Content-Length", str(missing))
+        other = length != str(missing) and "Content-Encoding" not in response.headers
+        if response.status not in FILE_STATUSES or kind.startswith("text/html") or other:
+            about = f"HTTP {response.status}, {kind or 'no type'}, {length} bytes"
+            raise not_a_coordinator(self._url, f"GET {path} returned {about}")
+
+    def _altered(self, found: FileEntry) -> UnreachableError:
         offer = self._offer
-        return ClientError(
-            f"{offer.name} from {self._url} differs from the offer: expected {offer.size} bytes "
-            f"with SHA-256 {offer.sha256[:12]}, received {found.size} with {found.sha256[:12]}. "
-            "Check whether a proxy between this device and the coordinator alters files.",
-            code="client.altered-file",
-            file=offer.name,
-            url=self._url,
+        came = f"{found.size} bytes with SHA-256 {found.sha256[:12]}"
+        return UnreachableError(
+            f"sends another file than it offered: {offer.name} has {came}",
+            sent=True,
+            error=ClientError(
+                "{file} from {url} differs from the offer: expected {size} bytes with SHA-256 "
+                "{sha256}, received {came}. Check whether a proxy between this device and the "
+                "coordinator alters files.",
+                code="client.altered-file",
+                file=offer.name,
+                url=self._url,
+                size=offer.size,
+                sha256=offer.sha256[:12],
+                came=came,
+            ),
         )
 
 
@@ -123,9 +146,9 @@ class UploadOfFile:
     """
 
     def __init__(
-        self, send: Send, ask: Ask, path: str, source: Path, alive: Callable[[], None]
+        self, order: Order, ask: Ask, path: str, source: Path, alive: Callable[[], None]
     ) -> None:
-        self._send, self._ask, self._source, self._alive = send, ask, source, alive
+        self._order, self._ask, self._source, self._alive = order, ask, source, alive
         self._file = fingerprint_file(source)
         self._path = f"{path}/{self._file.sha256}"
         self.done = 0
@@ -140,13 +163,13 @@ class UploadOfFile:
         begin = upload.received if upload.received <= self._file.size else 0
         with self._source.open("rb") as file:
             file.seek(begin)
-            self._send(
+            self._order(
                 "PUT",
                 self._path,
                 self._pieces(file),
                 size=self._file.size - begin,
                 headers={"Upload-Offset": str(begin)},
-            ).release_conn()
+            )
 
     def _pieces(self, file: BinaryIO) -> Iterator[bytes]:
         while piece := file.read(PIECE_BYTES):

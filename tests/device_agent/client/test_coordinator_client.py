@@ -15,7 +15,7 @@ import pytest
 from device_agent.client.addresses import check_url
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import REPLY_LIMIT, RefusedError
-from device_agent.formats.protocol import FileOffer, JoinRequest, Progress, Work
+from device_agent.formats.protocol import FileOffer, JoinRequest, Progress, SubmodelFailure, Work
 from profiles.errors import AuthorisationError
 from refusals import refused
 
@@ -29,6 +29,7 @@ class Server:
     def __init__(self, port: int = 0) -> None:
         self.answers: Answers = lambda method, path: (200, b"{}")
         self.asked: list[tuple[str, str, bytes]] = []
+        self.headers = {"Content-Type": "application/json"}
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -37,6 +38,8 @@ class Server:
                 outer.asked.append((self.command, self.path, body))
                 status, reply = outer.answers(self.command, self.path)
                 self.send_response(status)
+                for name, value in outer.headers.items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(reply)))
                 self.end_headers()
                 self.wfile.write(reply)
@@ -96,10 +99,10 @@ def test_waits_for_a_coordinator_that_cannot_be_reached(said: list[str]) -> None
     client, _ = link(f"http://127.0.0.1:{port}/", sleep=sleep)
     assert client.work().state == "wait"
     servers[0].close()
+    there = f"Coordinator at http://127.0.0.1:{port}"
     assert said == [
-        f"Coordinator at http://127.0.0.1:{port} cannot be reached (connection refused); "
-        f"next try in {wait} s"
-        for wait in (1, 2, 4)
+        f"{there} cannot be reached (connection refused); trying again",
+        f"{there} answers again after 7 s.",
     ]
 
 
@@ -108,7 +111,10 @@ def test_gives_up_after_patience_s(said: list[str]) -> None:
     with refused("client.unreachable", waited_s=63):
         client.join(request)
     assert slept == [1, 2, 4, 8, 16, 32]
-    assert len(said) == 6
+    assert said == [
+        f"Coordinator at {client.url} cannot be reached (connection refused); "
+        "trying again for up to 1 min 40 s"
+    ]
 
 
 def test_waits_while_the_coordinator_has_a_problem(server: Server, said: list[str]) -> None:
@@ -117,7 +123,7 @@ def test_waits_while_the_coordinator_has_a_problem(server: Server, said: list[st
     client, slept = link(server.url)
     assert client.work().state == "wait"
     assert slept == [1, 2]
-    assert "has a problem (HTTP 503); next try in 1 s" in said[0]
+    assert "has a problem (HTTP 503); trying again" in said[0]
 
 
 def test_a_join_that_may_have_worked_is_not_repeated(server: Server) -> None:
@@ -129,11 +135,11 @@ def test_a_join_that_may_have_worked_is_not_repeated(server: Server) -> None:
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_refused_secret(server: Server, status: int) -> None:
-    server.answers = lambda method, path: (status, problem("no"))
-    with refused("no") as caught:
+    server.answers = lambda method, path: (status, problem("client.no"))
+    with refused("client.no") as caught:
         link(server.url)[0].work()
     assert isinstance(caught.value, AuthorisationError)
-    assert str(caught.value) == "Because of no."
+    assert str(caught.value) == "Because of client.no."
 
 
 @pytest.mark.parametrize(("code", "over"), [("round.closed", True), ("update.wrong-shape", False)])
@@ -146,28 +152,125 @@ def test_refused_update(server: Server, code: str, over: bool) -> None:
     assert caught.value.round_over is over
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [(200, b"<html>"), (200, b'{"state": "dance"}'), (404, b"nothing"), (301, b""), (401, b"<p>")],
-)
-def test_another_http_server(server: Server, answer: Answer) -> None:
-    server.answers = lambda method, path: answer
+FOREIGN = [
+    (200, "text/html", b"<html>Accept our terms"),
+    (200, "application/json", b'{"state": "dance"}'),
+    (302, "text/html", b"<a href=http://login.lan/>"),
+    (401, "text/html", b"<p>"),
+    (401, "application/json", b'{"message": "log in"}'),
+    (401, "application/json", b'{"code": "unauthorized", "message": "log in"}'),
+    (401, "text/html", problem("client.not-authorised")),
+    (403, "text/plain", b"blocked"),
+    (404, "application/json", b'{"detail": "Not Found"}'),
+    (407, "text/html", b"<p>"),
+    (511, "text/html", b"<p>"),
+]
+"""Answers of a network's login page, of proxies and of other services."""
+
+
+def test_what_stands_between_ends_no_request(
+    server: Server, tmp_path: Path, said: list[str]
+) -> None:
+    data = b"tensors" * 1000
+    (tmp_path / "t").write_bytes(data)
+    offer = FileOffer(name="a", size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    requests: dict[str, tuple[Callable[[CoordinatorClient], object], list[Answer]]] = {
+        "work": (lambda client: client.work(), [(200, WAIT)]),
+        "leave": (lambda client: client.leave(), [(204, b"")]),
+        "report": (
+            lambda client: client.report(SubmodelFailure(submodel="s", failures=3, reason="r")),
+            [(200, b'{"submodel": null, "round": 0}')],
+        ),
+        "update": (lambda client: client.send_update(1, b"{}"), [(200, b'{"round": 1}')]),
+        "tensors": (
+            lambda client: client.send_tensors(1, tmp_path / "t"),
+            [(200, b'{"received": 0}'), (204, b"")],
+        ),
+        "file": (lambda client: client.download(offer, tmp_path / "file"), [(200, data)]),
+        "join": (
+            lambda client: client.join(request),
+            [(200, b'{"device": "d-1", "secret": "s", "submodel": "full"}')],
+        ),
+    }
+    own = server.headers
+    for name, (call, good) in requests.items():
+        for status, kind, body in FOREIGN:
+            for place in range(len(good)):
+                left = [*good[:place], None, *good]
+
+                def answer(method: str, path: str, left: list[Answer | None] = left) -> Answer:
+                    one = left.pop(0)
+                    if one is None:
+                        server.headers = {"Content-Type": kind, "Location": "http://login.lan/"}
+                        return status, body
+                    server.headers = own
+                    return one
+
+                server.answers = answer
+                said.clear()
+                client, slept = link(server.url, patience_s=60)
+                call(client)
+                assert (slept, left) == ([1], []), (name, status, kind)
+                assert [line.rpartition("; ")[2] for line in said] == [
+                    "trying again for up to 1 min 0 s",
+                    f"Coordinator at {server.url} answers again after 1 s.",
+                ]
+                assert f"HTTP {status}" in said[0] or status == 200, said
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_a_login_page_does_not_replace_the_part_of_a_file(server: Server, tmp_path: Path) -> None:
+    data = b"0123456789" * 1000
+    offer = FileOffer(name="a", size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    (tmp_path / ".part-a").write_bytes(data[:4000])
+    answers = [(200, "text/html", b"x" * len(data)), (200, "", b"short"), (206, "", data[4000:])]
+
+    def answer(method: str, path: str) -> Answer:
+        status, server.headers["Content-Type"], body = answers.pop(0)
+        return status, body
+
+    server.answers = answer
+    client, slept = link(server.url)
+    client.download(offer, tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == data
+    assert slept == [1, 2]
+
+
+@pytest.mark.parametrize(("status", "kind", "body"), FOREIGN)
+def test_a_command_names_what_answered(
+    server: Server, status: int, kind: str, body: bytes, said: list[str]
+) -> None:
+    server.answers = lambda method, path: (status, body)
+    server.headers = {"Content-Type": kind}
+    for ask in (CoordinatorClient.work, CoordinatorClient.leave):
+        client, slept = link(server.url, patience_s=5)
+        with refused("client.not-a-coordinator", url=server.url) as error:
+            ask(client)
+        assert not isinstance(error.value, AuthorisationError)
+        assert slept == [1, 2]
+    client, slept = link(server.url, patience_s=60)
     with refused("client.not-a-coordinator", url=server.url) as error:
-        link(server.url)[0].work()
-    assert not isinstance(error.value, AuthorisationError)
+        client.join(request)
+    assert f"POST /devices returned HTTP {status}" in str(error.value) or status == 200
+    assert slept == [1, 2, 4, 8, 16]
+    assert client.join_unanswered
+    assert len(said) == 3  # one line for each outage
 
 
 def test_a_server_that_does_not_speak_http() -> None:
     def greet(listening: socket.socket) -> None:
-        other, _ = listening.accept()
-        with other:
-            other.recv(4096)
-            other.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+        for _ in range(2):
+            other, _ = listening.accept()
+            with other:
+                other.recv(4096)
+                other.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=greet, args=(listening,), daemon=True).start()
+        client, slept = link(f"http://127.0.0.1:{listening.getsockname()[1]}", patience_s=1)
         with refused("client.connection-failed", reason="the answer is not HTTP"):
-            link(f"http://127.0.0.1:{listening.getsockname()[1]}")[0].work()
+            client.work()
+    assert slept == [1]
 
 
 @pytest.mark.parametrize("url", ["", "host", "ftp://host", "http://", "http://a b/", "http://h/?q"])
@@ -218,8 +321,9 @@ def test_a_download_is_complete_and_correct_or_absent(server: Server, tmp_path: 
     altered = data[:-1] + b"!"
     for wrong in (altered, data[:-1], data + b"!"):
         server.answers = lambda method, path, wrong=wrong: (200, wrong)  # type: ignore[misc]
-        with refused("client.altered-file", file="a.onnx", url=server.url):
-            link(server.url)[0].download(offer, target)
+        code = "client.altered-file" if wrong is altered else "client.not-a-coordinator"
+        with refused(code, url=server.url):
+            link(server.url, patience_s=0)[0].download(offer, target)
         assert list(target.parent.iterdir()) == []
     server.answers = lambda method, path: (200, data)
     link(server.url)[0].download(offer, target)
@@ -254,7 +358,7 @@ def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path, said: list[st
         client, _ = link(f"http://127.0.0.1:{listening.getsockname()[1]}")
         client.download(offer, tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == data
-    assert "(the connection broke off); next try in 1 s" in said[0]
+    assert "(the connection broke off); trying again" in said[0]
 
 
 @pytest.mark.parametrize("received", [0, 300, 700_000, 700_001])
@@ -281,7 +385,7 @@ def test_peek_never_delays_training(server: Server, said: list[str]) -> None:
     assert (away.peek(), said, slept) == (None, [], [])
     answers = [
         (503, problem("federation.preparing")),
-        (401, problem("x")),
+        (401, problem("client.x")),
         (200, b"<html>"),
         (200, WAIT),
     ]
@@ -301,7 +405,7 @@ def test_progress_never_delays_training(said: list[str]) -> None:
 def test_replies_that_are_not_json(server: Server, status: int, body: bytes) -> None:
     server.answers = lambda method, path: (status, body)
     with refused("client.not-a-coordinator", url=server.url):
-        link(server.url)[0].work()
+        link(server.url, patience_s=0)[0].work()
 
 
 @pytest.mark.parametrize(
@@ -312,7 +416,7 @@ def test_a_join_reply_that_cannot_be_stored(server: Server, change: dict[str, st
     reply = json.dumps({"device": "d-1", "secret": "s", "submodel": "full"} | change).encode()
     server.answers = lambda method, path: (200, reply)
     with refused("client.not-a-coordinator", url=server.url):
-        link(server.url)[0].join(request)
+        link(server.url, patience_s=0)[0].join(request)
 
 
 @contextmanager
@@ -358,7 +462,7 @@ def answering(answer: bytes) -> Iterator[int]:
 )
 def test_answers_of_other_programs(answer: bytes, code: str, message: str) -> None:
     with answering(answer) as port, refused(code) as caught:
-        link(f"http://127.0.0.1:{port}")[0].join(request)
+        link(f"http://127.0.0.1:{port}", patience_s=0)[0].join(request)
     assert message in str(caught.value)
 
 
@@ -381,11 +485,13 @@ def test_a_reply_without_end(server: Server) -> None:
     server.answers = lambda method, path: (200, b"[" * (REPLY_LIMIT + 2))
     found = f"an answer of more than {REPLY_LIMIT} bytes"
     with refused("client.not-a-coordinator", found=found):
-        link(server.url)[0].work()
+        link(server.url, patience_s=0)[0].work()
 
 
 def test_messages_are_stripped_of_control_characters(server: Server) -> None:
-    said = json.dumps({"code": "no", "message": "\x1b[2JNo.\r\nNever." + "!" * 5000}).encode()
+    said = json.dumps(
+        {"code": "client.no", "message": "\x1b[2JNo.\r\nNever." + "!" * 5000}
+    ).encode()
     server.answers = lambda method, path: (403, said)
     with pytest.raises(AuthorisationError) as error:
         link(server.url)[0].work()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from urllib3.exceptions import SSLError
 
-from device_agent.client.client_errors import is_permanent
+from device_agent.client.client_errors import is_lasting
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.formats.protocol import FileOffer, Work
@@ -26,8 +26,11 @@ def head(status: str, *more: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def sized(status: str, body: bytes) -> bytes:
-    return head(status, f"Content-Length: {len(body)}") + body
+JSON = "Content-Type: application/json"
+
+
+def sized(status: str, body: bytes, *more: str) -> bytes:
+    return head(status, f"Content-Length: {len(body)}", *more) + body
 
 
 def chunked(*pieces: bytes) -> bytes:
@@ -86,7 +89,9 @@ def test_answers_cut_at_every_byte(answer: bytes) -> None:
         assert slept == [1], part
 
 
-@pytest.mark.parametrize("answer", [sized("409 Conflict", PROBLEM), head("409 Conflict") + PROBLEM])
+@pytest.mark.parametrize(
+    "answer", [sized("409 Conflict", PROBLEM, JSON), head("409 Conflict", JSON) + PROBLEM]
+)
 def test_refusals_cut_at_every_byte(answer: bytes) -> None:
     for part, client, slept in cut(answer, len(answer)):
         with pytest.raises(RefusedError) as caught:
@@ -111,6 +116,6 @@ def test_files_cut_at_every_byte(answer: bytes, tmp_path: Path) -> None:
         assert slept == [1], part
 
 
-def test_only_a_tls_connection_that_was_cut_is_repeated() -> None:
-    assert not is_permanent(SSLError(ssl.SSLEOFError(8, "EOF occurred in violation of protocol")))
-    assert is_permanent(SSLError(ssl.SSLCertVerificationError(1, "self-signed certificate")))
+def test_only_a_tls_connection_that_was_cut_is_no_lasting_problem() -> None:
+    assert not is_lasting(SSLError(ssl.SSLEOFError(8, "EOF occurred in violation of protocol")))
+    assert is_lasting(SSLError(ssl.SSLCertVerificationError(1, "self-signed certificate")))

@@ -228,7 +228,7 @@ def test_tls_at_its_plain_port_is_no_line_of_its_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with running(configured(tmp_path)) as server:
-        link = CoordinatorClient(server.url.replace("http:", "https:"), "s")
+        link = CoordinatorClient(server.url.replace("http:", "https:"), "s", patience_s=0)
         with refused("client.connection-failed") as caught:
             link.work()
     assert "the answer is not TLS; write http://" in str(caught.value)
