@@ -207,7 +207,7 @@ def coordinator() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             allowed = self.headers["Authorization"] == "Bearer s"
-            problem = {"code": "client.not-authorised", "message": "This device has left; join again."}
+            problem = {"code": "client.not-authorised", "message": "This device has left."}
             body = json.dumps(STATUS if allowed else problem).encode()
             self.send_response(200 if allowed else 401)
             self.send_header("Content-Type", "application/json")
@@ -245,7 +245,7 @@ def test_status_of_a_device_that_was_removed(
     identity = Identity(url=coordinator, device="d", secret="old", name="n", submodel="full")
     DeviceState(tmp_path / "state").remember(identity)
     done = agent("status", "--state", "state")
-    assert refusal(done, code=6) == "This device has left; join again."
+    assert refusal(done, code=6) == "This device has left."
 
 
 def test_joining_twice_changes_nothing(agent: Agent, tmp_path: Path, coordinator: str) -> None:

@@ -168,6 +168,18 @@ FOREIGN = [
 """Answers of a network's login page, of proxies and of other services."""
 
 
+def follow(server: Server, answers: list[tuple[int, str, bytes]]) -> list[tuple[int, str, bytes]]:
+    """Let `server` give these answers (status, content type, body). Returns those that are left."""
+
+    def answer(method: str, path: str) -> Answer:
+        status, kind, body = answers.pop(0)
+        server.headers = {"Content-Type": kind, "Location": "http://login.lan/"}
+        return status, body
+
+    server.answers = answer
+    return answers
+
+
 def test_what_stands_between_ends_no_request(
     server: Server, tmp_path: Path, said: list[str]
 ) -> None:
@@ -192,30 +204,20 @@ def test_what_stands_between_ends_no_request(
             [(200, b'{"device": "d-1", "secret": "s", "submodel": "full"}')],
         ),
     }
-    own = server.headers
     for name, (call, good) in requests.items():
-        for status, kind, body in FOREIGN:
+        own = [(status, "application/json", body) for status, body in good]
+        for foreign in FOREIGN:
             for place in range(len(good)):
-                left = [*good[:place], None, *good]
-
-                def answer(method: str, path: str, left: list[Answer | None] = left) -> Answer:
-                    one = left.pop(0)
-                    if one is None:
-                        server.headers = {"Content-Type": kind, "Location": "http://login.lan/"}
-                        return status, body
-                    server.headers = own
-                    return one
-
-                server.answers = answer
+                left = follow(server, [*own[:place], foreign, *own])
                 said.clear()
                 client, slept = link(server.url, patience_s=60)
                 call(client)
-                assert (slept, left) == ([1], []), (name, status, kind)
+                assert (slept, left) == ([1], []), (name, foreign)
                 assert [line.rpartition("; ")[2] for line in said] == [
                     "trying again for up to 1 min 0 s",
                     f"Coordinator at {server.url} answers again after 1 s.",
                 ]
-                assert f"HTTP {status}" in said[0] or status == 200, said
+                assert f"HTTP {foreign[0]}" in said[0] or foreign[0] == 200, said
     assert (tmp_path / "file").read_bytes() == data
 
 
@@ -223,13 +225,8 @@ def test_a_login_page_does_not_replace_the_part_of_a_file(server: Server, tmp_pa
     data = b"0123456789" * 1000
     offer = FileOffer(name="a", size=len(data), sha256=hashlib.sha256(data).hexdigest())
     (tmp_path / ".part-a").write_bytes(data[:4000])
-    answers = [(200, "text/html", b"x" * len(data)), (200, "", b"short"), (206, "", data[4000:])]
-
-    def answer(method: str, path: str) -> Answer:
-        status, server.headers["Content-Type"], body = answers.pop(0)
-        return status, body
-
-    server.answers = answer
+    page, short = (200, "text/html", b"x" * len(data)), (200, "", b"short")
+    follow(server, [page, short, (206, "", data[4000:])])
     client, slept = link(server.url)
     client.download(offer, tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == data
