@@ -31,6 +31,7 @@ from device_agent.formats.protocol import Work
 from device_agent.formats.signed_work import split_token
 from device_agent.formats.update import RECORD, TENSORS, UpdateRecord, write_update
 from device_agent.training.bundle_training import forget
+from toolkit.aggregation.update_bounds import Scale
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
@@ -99,6 +100,12 @@ class VectorModel:
         received = [tensors["w"] for _, tensors in updates]
         self.folded.append(len(received))
         self.weights = np.mean(received, axis=0, dtype=np.float32)
+
+    def scales(self, update: object) -> dict[str, Scale]:
+        return {}
+
+    def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
+        pass
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
         with np.errstate(over="ignore"):

@@ -1,5 +1,6 @@
 """Evaluating a model: accuracy and mean loss on samples that no device trained on."""
 
+import logging
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from exporters.recording.model_output import trained_output
 from profiles.errors import InputError, ModelError
 from toolkit.submodels.hyperparameters import Loss
 from toolkit.submodels.model_loading import load_model
+
+logger = logging.getLogger(__name__)
 
 EVALUATION_VERSION = 1
 CHUNK = 256
@@ -107,6 +110,38 @@ def take_statistics(module: nn.Module, x: np.ndarray) -> None:
     for norm, momentum in zip(norms, before, strict=True):
         norm.momentum = momentum
     module.eval()
+
+
+def training_problem(module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss) -> str | None:
+    """What is not finite in one training step of `module` on a batch, if anything.
+
+    The step is not applied, but running statistics change. None also if the module cannot train on
+    this batch, which says nothing about its weights: some layers need more samples than one.
+    """
+    module.train()
+    before = torch.get_rng_state()
+    try:
+        output = trained_output(module(torch.from_numpy(x)))
+        assert isinstance(output, torch.Tensor)
+        found = objective(loss, tuple(output.shape[1:])).loss(output, torch.from_numpy(y))
+        trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(found, [p for _, p in trained], allow_unused=True)
+    except Exception as error:  # the user's code may raise anything
+        logger.debug("No training step was tried: %s", error)
+        return None
+    finally:
+        torch.set_rng_state(before)  # dropout draws from it
+        module.eval()
+    if not math.isfinite(found.item()):
+        return f"the loss is {found.item()}"
+    named = {name: one for (name, _), one in zip(trained, gradients, strict=True)}
+    # Buffers that are not saved may hold inf, for example masks.
+    saved = {n: v for n, v in module.state_dict().items() if v.is_floating_point()}
+    for what, tensors in (("the gradient of", named), ("the new value of", saved)):
+        for name, value in tensors.items():
+            if value is not None and not torch.isfinite(value).all():
+                return f"{what} {name!r}"
+    return None
 
 
 def evaluate_file(

@@ -14,13 +14,15 @@ from exporters.embedded_weights import with_constants
 from exporters.export import compile_graphs, with_forms
 from exporters.programs.program import with_preprocessing
 from exporters.runtime_graph import Graphs
-from profiles.errors import InputError
+from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.aggregation.update_bounds import Scale
+from toolkit.aggregation.update_scales import scales
 from toolkit.aggregation.update_validation import is_variance
 from toolkit.families import recovering_family
-from toolkit.model_evaluation import evaluate, take_statistics
+from toolkit.model_evaluation import evaluate, take_statistics, training_problem
 from toolkit.splitting import split
 from toolkit.submodels import global_model
 from toolkit.submodels.global_model import GlobalModel
@@ -177,6 +179,27 @@ class Federation:
             self.model = replace(self.model, tensors=global_model.from_model(self.module).tensors)
         found = evaluate(self.module, x, y, "The held-out data", self.training.loss)
         return found.accuracy, found.loss
+
+    def scales(self, update: Received) -> Mapping[str, Scale]:
+        """How large the numbers of `update` are. Raises UpdateError if it does not fit."""
+        return scales(update, self.model)
+
+    def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Raise UpdateError if a training step on samples that `evaluate` takes is not finite.
+
+        A model may predict well and still not train: predictions use running statistics, and
+        training the statistics of its batch.
+        """
+        self.model.lend_to(self.module)
+        few = slice(self.training.batch_size)
+        problem = training_problem(self.module, x[few], y[few], self.training.loss)
+        self.model.lend_to(self.module)  # the step has changed running statistics
+        if problem is not None:
+            raise UpdateError(
+                "With this update a training step of the global model is not finite: {problem}.",
+                code="update.untrainable-model",
+                problem=problem,
+            )
 
     def save(self) -> bytes:
         """The global model, with kept factors, as a safetensors file."""

@@ -5,12 +5,14 @@ from itertools import chain
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 from safetensors import SafetensorError
 
 from device_agent.formats.tensor_files import tensors_in
-from device_agent.formats.update import UpdateRecord
+from device_agent.formats.update import MOST_SAMPLES, UpdateRecord
 from profiles.errors import EdgeTailorError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
+from toolkit.aggregation.update_bounds import LIMIT, Excess, Scales, excesses, most_samples
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.coordinator_store import Store
 
@@ -26,11 +28,17 @@ class Model(Protocol):
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
         """The files of the bundle for the current round `round_`: name to content."""
 
+    def scales(self, update: Update) -> Scales:
+        """How large the numbers of `update` are. Raises UpdateError if it does not fit."""
+
     def fold(self, updates: Iterable[Update]) -> None:
         """Fold updates into the global model."""
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> Quality:
         """Accuracy (None for a regression) and loss of the global model on samples."""
+
+    def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Raise UpdateError if a training step of the global model on samples is not finite."""
 
     def save(self) -> bytes:
         """The whole state."""
@@ -42,10 +50,12 @@ class Model(Protocol):
 class RoundAggregation:
     """Folds the updates of `round_` into `model`.
 
-    An update that cannot be folded is left out. If none can, the model stays as it was.
+    An update that cannot be folded is left out: it is damaged, far beyond its bounds, or the model
+    with it cannot predict or train. If none can be folded, the model stays as it was.
 
     Attributes:
         left_out: Why an update was left out, by device.
+        excess: How far each update that fits the model is beyond its references, by device.
         quality: The quality of the new model on `held_out`.
     """
 
@@ -53,30 +63,81 @@ class RoundAggregation:
         self, model: Model, store: Store, held_out: tuple[np.ndarray, np.ndarray], round_: int
     ) -> None:
         self.left_out: dict[str, str] = {}
+        self.excess: dict[str, Excess] = {}
         self.quality: Quality = (None, 0.0)
         self._model, self._store, self._held_out = model, store, held_out
-        self._round = round_
+        self._round, self._must_train = round_, True
+        self._most_samples = MOST_SAMPLES
 
     def run(self) -> int:
         """Fold the updates. Returns how many the new model has."""
         devices = [device for device, _, _ in self._store.updates(self._round)]
+        self._bound(devices)
         try:
             self._fold(devices)
         except EdgeTailorError:
             self._fold_sound(devices)
         return len(devices) - len(self.left_out)
 
+    def _bound(self, devices: Sequence[str]) -> None:
+        """Leave out updates that do not fit the model or are far beyond their bounds."""
+        found: dict[str, Scales] = {}
+        samples = []
+        for device, update in self._updates(set(devices)):
+            try:
+                found[device] = self._model.scales(update)
+            except EdgeTailorError as error:
+                self.left_out[device] = str(error)
+                continue
+            samples.append(update[0].samples)
+            del update  # otherwise two updates are in memory while the next one is read
+        self.excess = excesses(found)
+        for device, excess in self.excess.items():
+            if excess.times > LIMIT:
+                self.left_out[device] = f"{excess}, and {LIMIT:g} times as much is the most."
+        if samples:
+            self._most_samples = most_samples(samples)
+
     def _fold_sound(self, devices: Sequence[str]) -> None:
-        """Fold all updates but those that cannot be folded."""
+        """Fold all updates but those with which the model cannot be used."""
+        self._must_train = self._trained_before()
         self._find_unsound(devices)
         self._restore_model()
         try:
             self._fold(devices)
         except EdgeTailorError as error:  # each alone is fine, and together they are not
-            for device in devices:
-                self.left_out.setdefault(device, str(error))
+            self._fold_least(devices, str(error))
+
+    def _fold_least(self, devices: Sequence[str], reason: str) -> None:
+        """Leave out updates, the furthest beyond its references first, until the others are fine.
+
+        Twice as many each time, so that few folds are made of many updates.
+        """
+        left = [device for device in devices if device not in self.left_out]
+        left.sort(key=lambda device: self.excess[device].times, reverse=True)
+        count = 1
+        while True:
+            self.left_out |= dict.fromkeys(left[:count], reason)
             self._restore_model()
-            self._fold(devices)
+            try:
+                self._fold(devices)
+                return
+            except EdgeTailorError:
+                if count >= len(left):
+                    raise
+            count *= 2
+
+    def _trained_before(self) -> bool:
+        """Whether the model before this round trains on the samples that judge the new one.
+
+        If not, that says nothing about the updates.
+        """
+        self._restore_model()
+        try:
+            self._model.check_training(*self._held_out)
+        except UpdateError:
+            return False
+        return True
 
     def _find_unsound(self, devices: Sequence[str]) -> None:
         """Leave out those of `devices`, which cannot be folded together, that cannot be alone.
@@ -98,22 +159,33 @@ class RoundAggregation:
 
     def _fold(self, devices: Iterable[str]) -> None:
         """Fold the updates of `devices` that are not left out. May raise any EdgeTailorError."""
-        updates = self._updates(set(devices))
+        updates = (self._weighable(update) for _, update in self._updates(set(devices)))
         first = next(updates, None)
         if first is not None:
             self._model.fold(chain([first], updates))
         self.quality = self._model.evaluate(*self._held_out)
         loss = self.quality[1]
-        if first is not None and not is_finite(loss):
+        if first is None:
+            return
+        if not is_finite(loss):
             raise UpdateError(
-                f"The loss of the global model with this update is {loss}. If this happens to many "
+                "The loss of the global model with this update is {loss}. If this happens to many "
                 "devices, lower learning_rate in [training] and start again with another `state` "
                 "folder.",
                 code="update.diverging-model",
                 loss=loss,
             )
+        if self._must_train:
+            self._model.check_training(*self._held_out)
 
-    def _updates(self, devices: Set[str]) -> Iterator[Update]:
+    def _weighable(self, update: Update) -> Update:
+        """`update` with no more samples than one of this round may claim."""
+        record, arrays = update
+        if record.samples <= self._most_samples:
+            return update
+        return replace(record, samples=self._most_samples), arrays
+
+    def _updates(self, devices: Set[str]) -> Iterator[tuple[str, Update]]:
         """The updates of `devices`, one in memory at a time; unreadable ones are left out."""
         for device, sha256, body in self._store.updates(self._round):
             if device not in devices or device in self.left_out:
@@ -122,7 +194,8 @@ class RoundAggregation:
             if update is None:
                 self.left_out[device] = DAMAGED
             else:
-                yield update
+                yield device, update
+                del update
 
     def _read(self, sha256: str, body: bytes) -> Update | None:
         """One update; None if its file cannot be read or has another content."""

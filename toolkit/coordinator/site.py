@@ -13,7 +13,7 @@ the partial aggregate.
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import encode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.aggregation.update_bounds import Scale
 from toolkit.submodels.global_model import from_bytes
 
 SITE = "site"
@@ -148,6 +149,14 @@ class SiteModel:
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
         """Accuracy and loss of the model with the site's own updates."""
         return self._federation.evaluate(x, y)
+
+    def scales(self, update: Received) -> Mapping[str, Scale]:
+        """How large the numbers of `update` are. Raises UpdateError if it does not fit."""
+        return self._federation.scales(update)
+
+    def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Raise UpdateError if the model with the site's own updates cannot train a step."""
+        self._federation.check_training(x, y)
 
     def save(self) -> bytes:
         """The model with the site's own updates. Hands out what the round's task asks for."""

@@ -1,0 +1,93 @@
+"""Updates of finite numbers with which no device could train on are left out, and named."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from device_agent.formats.update import MOST_SAMPLES
+from hostile_fleet import SPECS, HostileFleet, with_tensor
+
+HUGE = (1e6, -1e6, 1e12, -1e12, 1e20, -1e20, 1e38, -1e38)
+TINY = (0.0, 1e-42, -1e-42, 1e-30)
+OTHERS = ("full", "width:0.5", "low-rank:0.5,keep=1", "cp:2.0", "full", "pfedme", "full")
+"""The other devices; the first two and a half of them hold every tensor of any device."""
+
+
+@pytest.fixture(scope="module")
+def fleet() -> HostileFleet:
+    return HostileFleet()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from(SPECS),
+    others=st.sampled_from([1, 2, 9]),
+    tensor=st.integers(0, 99),
+    value=st.sampled_from(HUGE + TINY),
+    whole=st.booleans(),
+)
+def test_one_device_cannot_end_the_training_of_the_others(
+    fleet: HostileFleet, kind: str, others: int, tensor: int, value: float, whole: bool
+) -> None:
+    updates = fleet.first_round([kind, *(OTHERS * 2)[:others]])
+    arrays = dict(updates[0][1])
+    name = sorted(arrays)[tensor % len(arrays)]
+    spoilt = np.full_like(arrays[name], value) if whole else arrays[name].copy()
+    spoilt.flat[0] = value
+    with tempfile.TemporaryDirectory() as folder:
+        done = fleet.fold(Path(folder), [with_tensor(updates[0], name, spoilt), *updates[1:]])
+    if value in HUGE:
+        assert list(done.left_out) == ["device-0"]
+        about = {e.name: e.stands_for for e in updates[0][0].tensors}[name]
+        assert name in done.left_out["device-0"] or str(about) in done.left_out["device-0"]
+    else:
+        assert set(done.left_out) <= {"device-0"}
+    fleet.train("full", 1)  # an honest device does not diverge
+    kept = fleet.federation.model.kept.values()
+    assert all(bool((factor.abs() < 1e3).all()) for own in kept for factor in own.values())
+
+
+@pytest.mark.parametrize("value", [1e6, 1e20, 1e38])
+def test_a_tensor_that_only_the_hostile_device_holds(
+    fleet: HostileFleet, tmp_path: Path, value: float
+) -> None:
+    updates = fleet.first_round(["full", "slice:residual", "slice:residual"])
+    for number, name in enumerate(("conv.weight", "bn.weight", "bn.running_var", "strided.bias")):
+        spoilt = with_tensor(updates[0], name, np.full_like(updates[0][1][name], value))
+        done = fleet.fold(tmp_path / str(number), [spoilt, *updates[1:]])
+        # The scale of lone statistics is the data's: only absurd ones are left out.
+        bounded = name != "bn.running_var" or value > 1e6
+        assert list(done.left_out) == (["device-0"] if bounded else [])
+        fleet.train("full", 1)
+        fleet.train("slice:residual", 2)
+
+
+def test_the_only_device_may_not_make_a_model_that_does_not_train(
+    fleet: HostileFleet, tmp_path: Path
+) -> None:
+    update = fleet.first_round(["full"])[0]
+    assert not fleet.fold(tmp_path / "honest", [update]).left_out
+    # Predictions use running statistics: only a training step sees that activations overflow.
+    spoilt = with_tensor(update, "conv.weight", np.full_like(update[1]["conv.weight"], 1e20))
+    done = fleet.fold(tmp_path / "hostile", [spoilt])
+    assert list(done.left_out) == ["device-0"]
+    assert fleet.federation.save() == fleet.first
+
+
+def test_an_update_weighs_no_more_than_its_share_of_claimed_samples(
+    fleet: HostileFleet, tmp_path: Path
+) -> None:
+    """numpy.average is the oracle of the weights."""
+    updates = fleet.first_round(["full", "full", "full"])
+    claims = [MOST_SAMPLES, 40, 60]
+    claimed = [(replace(u[0], samples=n), u[1]) for u, n in zip(updates, claims, strict=True)]
+    assert not fleet.fold(tmp_path, claimed).left_out
+    name = "classifier.weight"
+    expected = np.average([u[1][name] for u in updates], axis=0, weights=[6000, 40, 60])
+    found = fleet.federation.model.tensors[name].numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

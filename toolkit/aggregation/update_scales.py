@@ -1,0 +1,65 @@
+"""How large the numbers of an update are, for the bounds of `update_bounds.py`."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from device_agent.formats.manifest import TensorEntry
+from toolkit.aggregation.recover import Received, as_tensors, recover_tensors
+from toolkit.aggregation.update_bounds import Scale
+from toolkit.aggregation.update_validation import check_update, is_statistic, is_variance
+from toolkit.families import recovering_family
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.matrix_product import Product
+from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.submodel import shapes_of
+from toolkit.submodels.tensor_slices import slice_shapes
+
+
+def scales(update: Received, model: GlobalModel) -> dict[str, Scale]:
+    """The scales of an update of `model`. Raises UpdateError if it does not fit the model."""
+    record, arrays = update
+    check_update(record, arrays, model.tensors)
+    spec, table = parse_spec(record.submodel), record.tensors
+    family, tensors = recovering_family(spec), as_tensors(arrays)
+    shapes = slice_shapes(table, shapes_of(model.tensors))
+    found = {}
+    for name, value in recover_tensors(family, tensors, table, shapes).items():
+        dense = value.dense() if isinstance(value, Product) else value
+        found[name] = _scale_of(name, dense, model)
+    if family.averages_factors:
+        for entry in table:
+            if entry.factor is not None:
+                received = _received(spec.head, entry, model)
+                key = f"{spec.head}|{entry.name}"
+                found[key] = Scale(_largest(tensors[entry.name]), received, loose=True)
+    return found
+
+
+def _scale_of(name: str, value: Tensor, model: GlobalModel) -> Scale:
+    """The scale of an update's part of the global tensor `name`."""
+    received = _largest(model.tensors[name])
+    if is_variance(name):
+        return Scale(math.sqrt(_largest(value)), math.sqrt(received), loose=True)
+    if is_statistic(name):
+        # A mean may move by as much as the numbers vary, however small it was.
+        variance = model.tensors.get(name.removesuffix("running_mean") + "running_var")
+        spread = 0.0 if variance is None else math.sqrt(_largest(variance))
+        return Scale(_largest(value), max(received, spread), loose=True)
+    return Scale(_largest(value), received)
+
+
+def _received(key: str, entry: TensorEntry, model: GlobalModel) -> float:
+    """The largest number of a factor that devices received; of its tensor if none is kept yet."""
+    kept = model.kept.get(key, {}).get(entry.name)
+    return _largest(model.tensors[entry.stands_for or ""] if kept is None else kept)
+
+
+def _largest(value: Tensor) -> float:
+    """The largest absolute number; inf if one is not finite."""
+    if not value.numel():
+        return 0.0
+    least, most = (float(one) for one in torch.aminmax(value.detach()))
+    largest = max(abs(least), abs(most))
+    return largest if math.isfinite(largest) else math.inf
