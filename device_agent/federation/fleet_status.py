@@ -6,7 +6,7 @@ from pathlib import Path
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.device_state import DeviceState
 from device_agent.formats.protocol import ABSENT, LEFT, DeviceStatus, Status
-from profiles.text_formatting import have_joined, wrapped
+from profiles.text_formatting import counted, have_joined, wrapped
 
 PATIENCE_S = 5.0
 """How long a request to a coordinator that does not answer is repeated."""
@@ -48,7 +48,13 @@ def lines(status: Status) -> list[str]:
             head += f" (back to round {last.round})"
     warnings = (line for one in status.warnings for line in wrapped("  ", one))
     preparing = (f"  {one}" for one in status.preparing)
-    return [head, *warnings, *preparing, *_rows(status.devices)]
+    closed = counted(status.closed_connections, "connection")
+    too_many = [f"  closed {closed}, because there were too many"]
+    return [
+        *(head, *warnings, *preparing),
+        *(too_many if status.closed_connections else []),
+        *_rows(status.devices),
+    ]
 
 
 def _rows(devices: list[DeviceStatus]) -> Iterator[str]:

@@ -247,7 +247,8 @@ class Status:
     `kinds_ready` of the `kinds` of devices have their bundle of the next or present round.
     `preparing` is what the coordinator is making now, if anything. `warnings` are sentences for the
     operator, for example that the model gets worse. `model_round` is the round whose model is the
-    global one: after a rollback it is not the last of `history`.
+    global one: after a rollback it is not the last of `history`. `closed_connections` counts those
+    that the coordinator has closed since its start because there were too many.
     """
 
     version: int = 1
@@ -262,6 +263,7 @@ class Status:
     kinds_ready: int = 0
     preparing: list[Preparation] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    closed_connections: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ from toolkit.coordinator.devices.join_validation import (
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner, planned_submodel
 from toolkit.coordinator.devices.wrong_credentials import operator_joins, unknown_secret
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
+from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.asking_again import AskingAgain
@@ -84,6 +85,8 @@ class Coordinator:
         activity: What each device was last seen doing.
         lock: Protects `rounds`, `bundles`, `bundles_made`, `preparations` and `activity`.
         changed: Wakes the round worker, for example after an update.
+        closed_connections: How many were closed because there were too many.
+        minute_log: Bounds what devices and strangers can make the log say.
         asking_again: Says when a waiting device asks again.
     """
 
@@ -101,6 +104,8 @@ class Coordinator:
     wall_clock: Callable[[], float] = time.time
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     changed: threading.Event = field(default_factory=threading.Event, repr=False)
+    closed_connections: Callable[[], int] = lambda: 0
+    minute_log: MinuteLog = field(default_factory=MinuteLog, repr=False)
     asking_again: AskingAgain = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -108,7 +113,7 @@ class Coordinator:
 
     def check_join_token(self, token: str) -> None:
         """Raise RefusalError (403) unless `token` is one of this federation's join tokens."""
-        if self._is_operator(token):
+        if self.is_operator(token):
             raise operator_joins(self.config.devices)
         self.store.registry.check_token(token)
 
@@ -188,8 +193,23 @@ class Coordinator:
             raise unknown_secret(secret, self.store.registry)
         if device.has_left:
             device = self._back(device)
-        self.activity[device.id].seen_at = self.clock()  # one assignment: it needs no lock
+        self.note_seen(device)
         return device
+
+    def member_with(self, secret: str) -> Device | None:
+        """The member with this secret, found without waiting for anything; None if there is none.
+
+        A device that has left may come back: `authenticate` knows.
+        """
+        device = self.store.registry.device_with(secret)
+        if device is None or device.has_left:
+            return None
+        self.note_seen(device)
+        return device
+
+    def note_seen(self, device: Device) -> None:
+        """Note that a request of `device` came."""
+        self.activity[device.id].seen_at = self.clock()  # one assignment: it needs no lock
 
     def _back(self, device: Device) -> Device:
         """A forgotten `device`, a member again. Raises RefusalError (401) if it cannot be one."""
@@ -421,12 +441,8 @@ class Coordinator:
             self.rounds.close()
         return [self.store.registry.device(device) for device in late]
 
-    def check_reader(self, token: str) -> None:
-        """Raise RefusalError (401) unless `token` is the operator's or an enrolled device's."""
-        if not self._is_operator(token):
-            self.authenticate(token)
-
-    def _is_operator(self, token: str) -> bool:
+    def is_operator(self, token: str) -> bool:
+        """Whether `token` is the operator's, which admits to `status`."""
         return secrets.compare_digest(hashed(token), hashed(self.operator_token))
 
     def note_preparation(self, task: str, preparation: Preparation | None) -> None:
@@ -461,6 +477,7 @@ class Coordinator:
                 kinds_ready=sum(map(self._is_ready, self.config.devices)),
                 preparing=list(self.preparations.values()),
                 warnings=[] if warning is None else [warning],
+                closed_connections=self.closed_connections(),
             )
 
     def _is_ready(self, kind: DeviceKind) -> bool:

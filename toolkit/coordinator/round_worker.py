@@ -87,6 +87,7 @@ class RoundWorker:
         """Take the step that the rounds are ready for, if any."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         coordinator.forget_absent()
+        coordinator.minute_log.flush()
         waiting = rounds.phase in ("enrolling", "aggregating") and not self._prepared()
         if waiting and self._ready():
             self._when_room(self._prepare)

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import uvicorn
 from fastapi import FastAPI
 
 from device_agent.client.addresses import check_secret
@@ -27,16 +26,16 @@ from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.http.certificates import RENEWAL_S, Certificate
-from toolkit.coordinator.http.connection_limits import Connection, raise_descriptor_limit
-from toolkit.coordinator.http.http_api import create_app
-from toolkit.coordinator.http.request_limits import RequestLimits
-from toolkit.coordinator.http.server_socket import (
-    GRACE_S,
-    answer_preparing,
-    bind,
-    url_of,
-    with_certificate,
+from toolkit.coordinator.http.connection_limits import (
+    connections,
+    most_connections,
+    raise_descriptor_limit,
 )
+from toolkit.coordinator.http.http_api import create_app
+from toolkit.coordinator.http.open_connections import OpenConnections
+from toolkit.coordinator.http.request_limits import RequestLimits
+from toolkit.coordinator.http.server_socket import answer_preparing, bind, url_of, uvicorn_server
+from toolkit.coordinator.http.waiting_polls import WaitingPolls
 from toolkit.coordinator.join_links import ADDRESS, token_file
 from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.round_worker import RoundWorker, read_samples
@@ -50,10 +49,6 @@ logger = logging.getLogger(__name__)
 MakePlanner = Callable[[Callable[[Preparation], None], threading.Event], SubmodelPlanner]
 """(progress, stopping) -> the planner. It calls `progress` with every step and ends early, with
 any error, when `stopping` is set."""
-
-KEEP_ALIVE_S = 75
-"""Idle connections live longer than agents wait between two requests, so that none is closed just
-when it is used again."""
 
 
 def serve(config_path: Path, read_all: bool = False) -> None:
@@ -120,6 +115,7 @@ class Server:
 
     Attributes:
         make_planner: Makes `planner` while the server runs, if it is not given.
+        opened: The open connections.
 
     Raises:
         InputError: If the port or the state folder cannot be used.
@@ -160,14 +156,13 @@ class Server:
         self.round_worker = RoundWorker(self.coordinator, model, held_out, self.stop, ready)
         self._stopping = threading.Event()
         self._planner_failure: Exception | None = None
-        settings = uvicorn.Config(
-            RequestLimits(create_app(self.coordinator, self._lifespan, page)),
-            http=Connection,
-            log_level="critical",  # RequestLimits logs what is worth knowing
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
+        self.opened = OpenConnections(self.coordinator.minute_log, most_connections)
+        self.coordinator.closed_connections = lambda: self.opened.closed
+        polls = WaitingPolls(self.coordinator)
+        self._uvicorn = uvicorn_server(
+            RequestLimits(create_app(self.coordinator, self._lifespan, page), self.coordinator),
+            connections(self.opened, self._certificate, polls),
         )
-        self._uvicorn = uvicorn.Server(with_certificate(settings, self._certificate))
 
     def run(self) -> None:
         """Serve until interrupted or `stop`ped. Raises what ended the rounds, if anything did."""

@@ -1,7 +1,6 @@
 """Wrong credentials: refused before anything else is looked at, and logged at a bounded rate."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
@@ -9,7 +8,8 @@ import urllib3
 
 from device_agent.federation.device_keys import DeviceKey
 from log_messages import logged
-from toolkit.coordinator.http.credential_log import MOST_ADDRESSES, WINDOW_S, CredentialLog
+from toolkit.coordinator.http.problem_answers import CREDENTIALS
+from toolkit.coordinator.minute_log import MOST, WINDOW_S, MinuteLog
 from vector_fleet import MACHINE, Fleet, token
 
 WHOLE = json.dumps(asdict(DeviceKey.new().join_request("guess", "x", MACHINE))).encode()
@@ -48,10 +48,9 @@ def test_a_right_token_is_told_what_is_wrong_with_its_body(fleet: Fleet) -> None
         assert answer.json()["message"].startswith(words)
 
 
-def test_the_log_names_the_address(fleet: Fleet) -> None:
+def test_the_log_names_the_address(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     # A log of its own: other tests of this federation have used up this minute's line.
-    app = fleet[0]._uvicorn.config.app
-    app._app.state.credential_log = CredentialLog()  # type: ignore[union-attr]
+    monkeypatch.setattr(fleet[0].coordinator, "minute_log", MinuteLog())
     with logged("toolkit") as said:
         for _ in range(50):
             headers = {"Authorization": "Bearer guess"}
@@ -60,46 +59,36 @@ def test_the_log_names_the_address(fleet: Fleet) -> None:
     assert said == [line]
 
 
-class Clock:
-    """Calls what is due when the test says that time passes."""
-
-    def __init__(self) -> None:
-        self.now, self.due = 0.0, list[tuple[float, Callable[[str], None], str]]()
-
-    def later(self, seconds: float, call: Callable[[str], None], argument: str) -> None:
-        self.due.append((self.now + seconds, call, argument))
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += seconds
-        due = [one for one in self.due if one[0] <= self.now]
-        self.due = [one for one in self.due if one[0] > self.now]
-        for _, call, argument in due:
-            call(argument)
-
-
 def test_one_line_a_minute_for_an_address() -> None:
-    log, clock, lines = CredentialLog(), Clock(), list[str]()
+    now = [0.0]
+    log, lines = MinuteLog(lambda: now[0]), list[str]()
+    begun: list[str] = []
+
+    def note(who: str) -> None:
+        if log.begins(who, CREDENTIALS):
+            begun.append(who)
+
     with logged("toolkit", lines):
-        for _ in range(4):
+        for minute in range(4):
+            now[0] = minute * WINDOW_S
             for _ in range(1000):
-                log.note("10.0.0.1", "join.unknown-token", clock.later)
-            log.note("10.0.0.2", "client.not-authorised", clock.later)
-            clock.pass_by(WINDOW_S)
-        clock.pass_by(WINDOW_S)
-    first = "Refused the credentials of a request from 10.0.0.1 (join.unknown-token)."
-    assert [line for line in lines if "10.0.0.1" in line] == [
-        first,
+                note("10.0.0.1")
+            note("10.0.0.2")
+        for minute in range(4, 9):
+            now[0] = minute * WINDOW_S
+            log.flush()
+    assert lines == [
         "Refused the credentials of 999 more requests from 10.0.0.1.",
         *["Refused the credentials of 1,000 more requests from 10.0.0.1."] * 3,
     ]
-    assert sum("10.0.0.2" in line for line in lines) == 4
-    assert clock.due == []  # nothing is kept of addresses that are quiet
+    # Whoever was quiet for a minute is named at once again; nothing is kept of who is quiet.
+    assert begun == ["10.0.0.1", *["10.0.0.2"] * 4]
+    assert not log._windows
+    assert not +log._own
 
 
 def test_many_addresses_share_lines() -> None:
-    log, clock, lines = CredentialLog(), Clock(), list[str]()
-    with logged("toolkit", lines):
-        for number in range(10_000):
-            log.note(f"2001:db8::{number:x}", "join.unknown-token", clock.later)
-    assert len(lines) == len(clock.due) == MOST_ADDRESSES + 1
-    assert "other addresses" in lines[-1]
+    log = MinuteLog(lambda: 0.0)
+    begun = sum(log.begins(f"2001:db8::{number:x}", CREDENTIALS) for number in range(10_000))
+    assert begun == len(log._windows) == MOST + 1
+    assert log.begins("2001:db8::1", "another kind of event")

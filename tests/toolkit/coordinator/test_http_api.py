@@ -61,7 +61,7 @@ def test_other_requests_get_a_problem_too(fleet: Fleet) -> None:
     server, links = fleet
     secret = token(server.config, "board")
     headers = {"Authorization": f"Bearer {secret}"}
-    answer = urllib3.request("GET", f"{server.url}/v1/nothing")
+    answer = urllib3.request("GET", f"{server.url}/nothing")
     assert (answer.status, answer.json()["code"]) == (404, "client.no-such-route")
     answer = urllib3.request("POST", f"{server.url}/v1/devices", json={}, headers=headers)
     assert answer.json() == {"code": "client.bad-request", "message": "body.name: Field required."}

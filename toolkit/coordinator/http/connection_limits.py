@@ -1,51 +1,193 @@
-"""Limits on the number of connections and on the time for a request's headers."""
+"""Connections: how many there are, and how long one may take for a request or an answer."""
 
 import asyncio
 import resource
+import ssl
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
+import h11
 from starlette.types import Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from toolkit.coordinator.http.certificates import Certificate
+from toolkit.coordinator.http.open_connections import OpenConnections, Rank
+from toolkit.coordinator.http.waiting_polls import PATH, WaitingPolls
+
 HEADERS_S = 20.0
-"""How long a connection may take to send the headers of a request, in seconds."""
+"""How long a connection may take to send the headers of a request, and for the handshake of TLS, in
+seconds."""
+ANSWER_S = 60.0
+"""How long a client may take to read a piece of an answer (48 KiB), in seconds."""
 RESERVED = 128
 """File descriptors that are reserved for the coordinator's own files."""
+CONNECTION = "connection"
+"""The key of the Connection in the state of a request's scope."""
 
 
 class Connection(H11Protocol):
-    """One connection. uvicorn itself waits for headers without limit and takes any number."""
+    """One connection. uvicorn itself waits without limit and takes any number of connections."""
 
-    _timeout: asyncio.TimerHandle | None = None
+    def __init__(
+        self, opened: OpenConnections, polls: WaitingPolls | None, *args: Any, **settings: Any
+    ) -> None:
+        super().__init__(*args, **settings)
+        self._opened, self._polls = opened, polls
+        self._device: str | None = None
+        self._cycle: RequestResponseCycle | None = None
+        self._timeout: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self.app_state = {**self.app_state, CONNECTION: self}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Implement asyncio.Protocol."""
         super().connection_made(transport)
-        if len(self.connections) > most_connections():
-            transport.abort()
+        self._opened.add(self, self.client[0] if self.client else "")
         self._limit_headers()
 
     def data_received(self, data: bytes) -> None:
         """Implement asyncio.Protocol."""
+        at_rest = self._at_rest()
+        answer = self._polls.answer(data) if self._polls is not None and at_rest else None
+        if answer is not None:
+            self._cancel_timeout()
+            self.transport.write(answer)
+            self._opened.rank(self, Rank.IDLE)
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self._opened.keep_alive_s, self.timeout_keep_alive_handler
+            )
+            return
         super().data_received(data)
-        self._limit_headers()
+        self._note_request()
+        if self._polls is not None and at_rest and self._is_whole_poll():
+            self._polls.learn(data, self.headers)
+
+    def on_response_complete(self) -> None:
+        """Implement H11Protocol."""
+        self._opened.rank(self, Rank.SILENT if self._device is None else Rank.IDLE)
+        self.timeout_keep_alive = round(self._opened.keep_alive_s)
+        super().on_response_complete()  # it reads the next request, if that has come already
+        self._note_request()
+
+    def authenticated(self, device: str | None) -> None:
+        """Note that the credentials of the present request are valid: a device's, or a token."""
+        self._device = device
+        self._opened.rank(self, Rank.BUSY, device)
+
+    def drop(self) -> None:
+        """Implement Held."""
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """Implement asyncio.Protocol."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(ANSWER_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Implement asyncio.Protocol."""
+        self._cancel_unread()
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Implement asyncio.Protocol."""
+        self._opened.remove(self)
         self._cancel_timeout()
+        self._cancel_unread()
         super().connection_lost(exc)
 
+    def _at_rest(self) -> bool:
+        """Whether the next byte begins a request."""
+        states = (self.conn.our_state, self.conn.their_state)
+        return states == (h11.IDLE, h11.IDLE) and self.conn.trailing_data == (b"", False)
+
+    def _is_whole_poll(self) -> bool:
+        """Whether what came since the connection was at rest is one poll and nothing else."""
+        if self.conn.their_state is not h11.DONE or self.conn.trailing_data != (b"", False):
+            return False
+        asked = (self.scope["method"], self.scope["raw_path"], self.scope["query_string"])
+        return asked == ("GET", PATH.encode(), b"")
+
+    def _note_request(self) -> None:
+        """Limit the time for headers. From a request's body on, RequestLimits does."""
+        if self.cycle is not None and self.cycle is not self._cycle:
+            self._cycle, self._device = self.cycle, None
+            if not self.cycle.response_complete:
+                self._opened.rank(self, Rank.STRANGER)
+        self._limit_headers()
+
     def _limit_headers(self) -> None:
-        """Limit the time for headers. From then on RequestLimits limits the body."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._cancel_timeout()
-        elif self._timeout is None:
+        elif self._timeout is None and (self.cycle is None or not self._at_rest()):
             self._timeout = self.loop.call_later(HEADERS_S, self.transport.close)
 
     def _cancel_timeout(self) -> None:
         if self._timeout is not None:
             self._timeout.cancel()
         self._timeout = None
+
+    def _cancel_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        self._unread = None
+
+
+class Handshake(asyncio.Protocol):
+    """The beginning of a TLS connection. asyncio would tell nobody of it before it is complete."""
+
+    def __init__(self, connection: Connection, opened: OpenConnections, tls: ssl.SSLContext):
+        self._connection, self._opened, self._tls = connection, opened, tls
+        self._early = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Implement asyncio.Protocol."""
+        transport.pause_reading()
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self._opened.add(self, str(peer[0]) if peer else "")
+        self._task = asyncio.get_running_loop().create_task(self._shake())
+
+    def data_received(self, data: bytes) -> None:
+        """Implement asyncio.Protocol: it came together with the end of the handshake."""
+        self._early += data
+
+    def drop(self) -> None:
+        """Implement Held."""
+        self._transport.abort()
+
+    async def _shake(self) -> None:
+        try:
+            made = await asyncio.get_running_loop().start_tls(
+                *(self._transport, self, self._tls),
+                server_side=True,
+                ssl_handshake_timeout=HEADERS_S,
+            )
+        except (OSError, asyncio.CancelledError):
+            made = None
+        self._opened.remove(self)
+        if made is None or made.is_closing():
+            self._transport.abort()
+            return
+        made.set_protocol(self._connection)
+        self._connection.connection_made(made)
+        if self._early:
+            self._connection.data_received(self._early)
+
+
+def connections(
+    opened: OpenConnections, certificate: Certificate | None, polls: WaitingPolls | None = None
+) -> Callable[..., asyncio.Protocol]:
+    """Makes the protocol of a connection; for https with a certificate."""
+
+    def made(*args: Any, **settings: Any) -> asyncio.Protocol:
+        connection = Connection(opened, polls, *args, **settings)
+        if certificate is None:
+            return connection
+        return Handshake(connection, opened, certificate.context)
+
+    return made
 
 
 def undelivered(receive: Receive) -> bytes:

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Request
 from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -29,10 +29,11 @@ from device_agent.formats.protocol import (
 )
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.http.admission import CALLER
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
 from toolkit.coordinator.http.problem_answers import answer_problems
 from toolkit.coordinator.http.strict_json import StrictRoute
-from toolkit.coordinator.refusals import RefusalError, cut_off, not_authorised
+from toolkit.coordinator.refusals import RefusalError, cut_off
 from toolkit.coordinator.rounds.upload_validation import too_large
 from toolkit.coordinator.storage.device_registry import Device
 from toolkit.web.built_page import Page
@@ -45,39 +46,21 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 _bearer = HTTPBearer(auto_error=False, description="A join token, device secret or operator token.")
 
 
-# These two are async, because FastAPI runs every other function in a thread, which costs more than
-# they do.
-async def _credentials(
-    given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-) -> str:
-    if given is None:
-        raise not_authorised(
-            "Send `Authorization: Bearer ...` with the device's secret or with a token."
-        )
-    return given.credentials
-
-
+# Admission has checked the credentials, before the body came. These are async, because FastAPI runs
+# every other function in a thread, which costs more than they do.
 async def _coordinator(request: Request) -> Coordinator:
     found: Coordinator = request.app.state.coordinator
     return found
 
 
-Credentials = Annotated[str, Depends(_credentials)]
+async def _caller(request: Request, _: Annotated[object, Depends(_bearer)]) -> Device | str:
+    found: Device | str = request.scope["state"][CALLER]
+    return found
+
+
 Service = Annotated[Coordinator, Depends(_coordinator)]
-
-
-def _device(secret: Credentials, service: Service) -> Device:
-    return service.authenticate(secret)
-
-
-def _join_token(token: Credentials, service: Service) -> str:
-    # Before the body is validated: a stranger learns nothing about what a join needs.
-    service.check_join_token(token)
-    return token
-
-
-Caller = Annotated[Device, Depends(_device)]
-JoinToken = Annotated[str, Depends(_join_token)]
+Caller = Annotated[Device, Depends(_caller)]
+JoinToken = Annotated[str, Depends(_caller)]
 Sha256 = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$")]
 
 router = APIRouter(
@@ -279,16 +262,18 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
     summary="See the fleet",
     description="Devices, rounds and the quality of the model, for devices and the operator.",
 )
-def status(token: Credentials, service: Service) -> Status:
+def status(caller: Annotated[object, Depends(_caller)], service: Service) -> Status:
     """The whole fleet."""
-    service.check_reader(token)
     return service.status()
 
 
 def create_app(
     coordinator: Coordinator, lifespan: Lifespan | None = None, page: Page | None = None
 ) -> FastAPI:
-    """The app that serves `coordinator`, and `page` to phones. Its documentation is at /docs."""
+    """The app that serves `coordinator`, and `page` to phones. Its documentation is at /docs.
+
+    It relies on RequestLimits, which admits requests.
+    """
     app = FastAPI(
         title="EdgeTailor coordinator",
         description="Devices enrol, fetch bundles, train them and send updates back.",

@@ -1,6 +1,6 @@
 """Errors as answers: every refusal is a Problem, and refused credentials are logged."""
 
-import asyncio
+import logging
 from dataclasses import asdict
 
 from fastapi import FastAPI, Request
@@ -9,18 +9,20 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from device_agent.formats.protocol import Problem
-from toolkit.coordinator.http.credential_log import CredentialLog
 from toolkit.coordinator.http.server_socket import RETRY_S
 from toolkit.coordinator.http.strict_json import NotJson
+from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.refusals import RefusalError
+
+logger = logging.getLogger(__name__)
 
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_S)}}
 """Headers of answers, by their status."""
+CREDENTIALS = "Refused the credentials of {more} requests from {who}."
 
 
 def answer_problems(app: FastAPI) -> None:
     """Let `app` answer every error with a Problem."""
-    app.state.credential_log = CredentialLog()
     app.add_exception_handler(RefusalError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_problem)
@@ -34,10 +36,14 @@ def _problem(status: int, problem: Problem, headers: dict[str, str] | None = Non
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RefusalError)
-    if error.status in (401, 403):
-        log: CredentialLog = request.app.state.credential_log
-        address = request.client.host if request.client else "an unknown address"
-        log.note(address, error.code, asyncio.get_running_loop().call_later)
+    return refused(request, error, request.app.state.coordinator.minute_log)
+
+
+def refused(request: Request, error: RefusalError, log: MinuteLog) -> JSONResponse:
+    """The answer to a refused request. Refused credentials are noted in `log`."""
+    address = request.client.host if request.client else "an unknown address"
+    if error.status in (401, 403) and log.begins(address, CREDENTIALS):
+        logger.warning("Refused the credentials of a request from %s (%s).", address, error.code)
     size = error.values.get("size_bytes")
     headers = {"Content-Range": f"bytes */{size}"} if error.status == 416 else None
     return _problem(error.status, error.problem, headers)

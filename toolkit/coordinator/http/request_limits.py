@@ -1,15 +1,17 @@
-"""Limits on every request before it reaches the routes: size and time of its body."""
+"""Limits on every request before it reaches the routes: who sends it, size and time of its body."""
 
 import asyncio
 import logging
-from dataclasses import asdict
 
-from starlette.responses import JSONResponse
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from device_agent.cli.console import write_traceback
 from profiles.errors import EdgeTailorError
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.http.admission import admit, discard
 from toolkit.coordinator.http.connection_limits import undelivered
+from toolkit.coordinator.http.problem_answers import refused
 from toolkit.coordinator.refusals import RefusalError, cut_off
 
 logger = logging.getLogger(__name__)
@@ -20,19 +22,21 @@ ALL_BODIES = 256 << 20
 """The most bytes of all bodies together that are being received."""
 BODY_S = 60.0
 """How long a body may take, in seconds; for tensors, how long their next piece may take."""
+LEAST_RATE = 1024
+"""Bytes a second of an upload of tensors, after its first BODY_S seconds."""
+FAILED = "{more} requests failed in this way ({who})."
 
 
 class RequestLimits:
-    """Passes only complete bodies to `app`, except uploads (PUT), which it may stream.
+    """Passes only complete bodies of admitted requests to `app`; uploads (PUT) it may stream.
 
-    A body that never ends or never comes costs only a connection. Without a valid secret nobody
-    can make the coordinator hold more than BODY_LIMIT in memory. A fault of the program, which the
-    app has answered, is logged in one line; its traceback goes to a file.
+    A body that never ends or never comes costs only a connection. Nothing of a body is kept before
+    the secret or token in the request's headers is known to be valid. A fault of the program, which
+    the app has answered, is logged in one line; its traceback goes to a file.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._logged: str | None = None
+    def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:
+        self._app, self._coordinator = app, coordinator
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,12 +45,17 @@ class RequestLimits:
             await self._app(scope, receive, send)
             return
         try:
-            streamed = scope["method"] == "PUT"
-            body = _with_timeout(receive) if streamed else await self._complete(receive)
+            if not await admit(scope, self._coordinator):
+                body = _then(b"", receive)
+            elif scope["method"] == "PUT":
+                body = _with_timeout(receive)
+            else:
+                body = await self._complete(receive)
         except RefusalError as refusal:
-            # Closing the connection discards the rest of the body.
-            headers = {"Connection": "close"}
-            answer = JSONResponse(asdict(refusal.problem), refusal.status, headers=headers)
+            answer = refused(Request(scope), refusal, self._coordinator.minute_log)
+            if not await discard(scope, receive):
+                # Closing the connection discards the rest of the body.
+                answer.headers["Connection"] = "close"
             await answer(scope, receive, send)
             return
         try:
@@ -68,14 +77,7 @@ class RequestLimits:
             raise cut_off() from None
         finally:
             self._held -= len(body)
-        whole: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
-
-        async def messages() -> Message:
-            nonlocal whole
-            given, whole = whole, None
-            return given or await receive()
-
-        return messages
+        return _then(bytes(body), receive)
 
     def _hold(self, body: bytearray, piece: bytes) -> None:
         """Add `piece` to `body`. Raises RefusalError if that exceeds a limit."""
@@ -96,10 +98,9 @@ class RequestLimits:
         self._held += len(piece)
 
     def _log(self, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}"
-        if text == self._logged:  # a client that repeats its request must not fill the disk
+        # A client that repeats its request must not fill the disk with lines and tracebacks.
+        if not self._coordinator.minute_log.begins(type(error).__name__, FAILED):
             return
-        self._logged = text
         if isinstance(error, EdgeTailorError):
             logger.error("A request failed: %s", error)
         elif isinstance(error, OSError):
@@ -111,21 +112,39 @@ class RequestLimits:
             logger.error("A request failed because of a fault in this program. Details: %s", place)
 
 
-def _with_timeout(receive: Receive) -> Receive:
-    """`receive`, which treats a client that stops within its body as disconnected."""
-    whole = False
+def _then(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the whole `body`, then what follows it."""
+    whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def messages() -> Message:
         nonlocal whole
+        given, whole = whole, None
+        return given or await receive()
+
+    return messages
+
+
+def _with_timeout(receive: Receive) -> Receive:
+    """`receive`, which treats a client that stops within its body as disconnected.
+
+    So it does with one that is slower than LEAST_RATE over the whole body.
+    """
+    whole, came, begun = False, 0, asyncio.get_running_loop().time()
+
+    async def messages() -> Message:
+        nonlocal whole, came
         if whole:
             return await receive()
+        used = asyncio.get_running_loop().time() - begun
+        left = BODY_S + came / LEAST_RATE - used
         try:
-            message = await asyncio.wait_for(receive(), BODY_S)
+            message = await asyncio.wait_for(receive(), min(left, BODY_S))
         except TimeoutError:
             return {"type": "http.disconnect"}
-        left = undelivered(receive) if message["type"] == "http.disconnect" else b""
-        if left:
-            return {"type": "http.request", "body": left, "more_body": True}
+        came += len(message.get("body", b""))
+        remains = undelivered(receive) if message["type"] == "http.disconnect" else b""
+        if remains:
+            return {"type": "http.request", "body": remains, "more_body": True}
         whole = not message.get("more_body", False)
         return message
 

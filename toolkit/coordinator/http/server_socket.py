@@ -1,21 +1,25 @@
 """The coordinator's port: bound first, and answered while the rest starts."""
 
+import asyncio
 import errno
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import uvicorn
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from device_agent.formats.protocol import PREPARING, Problem
 from profiles.errors import InputError
 from toolkit.coordinator.http.certificates import Certificate
-from toolkit.coordinator.http.connection_limits import Connection
+from toolkit.coordinator.http.connection_limits import connections, most_connections
+from toolkit.coordinator.http.open_connections import OpenConnections
+from toolkit.coordinator.minute_log import MinuteLog
 
 BACKLOG = 128
 RETRY_S = 5
@@ -41,18 +45,25 @@ def bind(host: str, port: int, origin: Path) -> socket.socket:
     return made
 
 
+def uvicorn_server(
+    app: ASGIApp, protocol: Callable[..., asyncio.Protocol], lifespan: Literal["on", "off"] = "on"
+) -> uvicorn.Server:
+    """A server whose connections `protocol` makes."""
+    settings = uvicorn.Config(
+        app,
+        lifespan=lifespan,
+        log_level="critical",  # RequestLimits logs what is worth knowing
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    settings.load()
+    settings.http_protocol_class = protocol  # type: ignore[assignment]  # uvicorn only calls it
+    return uvicorn.Server(settings)
+
+
 def url_of(listening: socket.socket, host: str, scheme: str = "http") -> str:
     """The URL by which others reach the socket that was bound to `host`."""
     name, port = socket.gethostname() if host in WILDCARDS else host, listening.getsockname()[1]
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
-
-
-def with_certificate(config: uvicorn.Config, certificate: Certificate | None) -> uvicorn.Config:
-    """`config`, for https if there is a certificate."""
-    config.load()
-    # uvicorn would read the files itself: then renewed ones would need a restart.
-    config.ssl = None if certificate is None else certificate.context
-    return config
 
 
 @contextmanager
@@ -73,14 +84,8 @@ def answer_preparing(
             pass  # a client that is still sending would miss the answer
         await answer(scope, receive, send)
 
-    settings = uvicorn.Config(
-        app,
-        lifespan="off",
-        http=Connection,
-        log_level="critical",
-        timeout_graceful_shutdown=GRACE_S,
-    )
-    server = uvicorn.Server(with_certificate(settings, certificate))
+    opened = OpenConnections(MinuteLog(), most_connections)
+    server = uvicorn_server(app, connections(opened, certificate), lifespan="off")
     # A copy, because uvicorn closes its socket. Connections wait in the queue until the next one.
     thread = threading.Thread(target=server.run, args=([listening.dup()],), daemon=True)
     thread.start()

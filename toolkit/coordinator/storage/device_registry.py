@@ -199,8 +199,12 @@ class Registry:
 
     def device_with(self, secret: str) -> Device | None:
         """The device that authenticates with `secret`, or None."""
+        return self.device_with_hash(hashed(secret))
+
+    def device_with_hash(self, secret_hash: str) -> Device | None:
+        """The device whose secret has this hash, or None."""
         # Nobody can choose the SHA-256 of a guess, so the time of this look-up reveals nothing.
-        identifier = self._by_secret.get(hashed(secret))
+        identifier = self._by_secret.get(secret_hash)
         return None if identifier is None else self._devices[identifier]
 
     def leave(self, device: str, forgotten: bool = False) -> None:

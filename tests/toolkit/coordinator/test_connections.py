@@ -1,0 +1,300 @@
+"""Which connections are kept when there are too many: real sockets, and few file descriptors."""
+
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation.fleet_status import fleet_status, lines
+from device_agent.federation.membership import join
+from toolkit.coordinator.http import connection_limits
+from toolkit.coordinator.http.certificates import new_certificate
+from toolkit.coordinator.http.open_connections import (
+    KEEP_ALIVE_S,
+    MOST_BUSY,
+    SHORTEST_KEEP_ALIVE_S,
+    OpenConnections,
+    Rank,
+    network_of,
+)
+from toolkit.coordinator.minute_log import MinuteLog
+from toolkit.coordinator.server import Server
+from vector_fleet import CONFIG, assert_soon, configured, running, token
+
+NOFILE = 400
+SILENT = 600
+ELSEWHERE = "127.0.0.2"
+"""Another address of this machine."""
+SERVE = """
+import logging, resource, sys
+from pathlib import Path
+from vector_fleet import VectorModel, configured, token
+from toolkit.coordinator.server import Server
+
+resource.setrlimit(resource.RLIMIT_NOFILE, ({nofile}, {nofile}))
+logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+config = configured(Path({folder!r}))
+server = Server(config, VectorModel(), Path("fleet.toml"))
+print(server.url, token(config, "desktop"), flush=True)
+server.run()
+"""
+
+
+@contextmanager
+def silent(url: str, count: int, address: str) -> Iterator[list[socket.socket]]:
+    """Connections from `address` that send nothing."""
+    port = int(url.rpartition(":")[2])
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", port), 20, source_address=(address, 0))
+            )
+            for _ in range(count)
+        ]
+
+
+@pytest.mark.parametrize("address", [ELSEWHERE, "127.0.0.1"])
+def test_one_address_locks_nobody_out(tmp_path: Path, address: str) -> None:
+    """A device that is connected stays so, and another one comes in, from the same address too."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(most[0], SILENT + 200), most[1]))
+    script = SERVE.format(nofile=NOFILE, folder=str(tmp_path / "c"))
+    path = os.pathsep.join(sys.path)
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=log, text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        url, secret = process.stdout.readline().split()
+        member = join(url, secret, "desk", tmp_path / "a").secret
+        kept = HTTPConnection(url.removeprefix("http://"), timeout=20)
+        headers = {"Authorization": f"Bearer {member}"}
+
+        def poll() -> str:
+            kept.request("GET", "/v1/work", headers=headers)
+            return str(json.loads(kept.getresponse().read())["state"])
+
+        assert poll() == "wait"
+        connected = kept.sock
+        with silent(url, SILENT, address):
+            join(url, secret, "new", tmp_path / "b")
+            status = fleet_status(tmp_path / "b")
+            assert poll() == "wait"
+        assert kept.sock is connected
+        kept.close()
+    finally:
+        process.terminate()
+        process.wait()
+    assert len(status.devices) == 2
+    allowed = (NOFILE - connection_limits.RESERVED) // 2
+    assert status.closed_connections >= SILENT - allowed
+    said = [line for line in lines(status) if "because there were too many" in line]
+    assert said == [
+        f"  closed {status.closed_connections:,} connections, because there were too many"
+    ]
+    # One line at once; how many more is said a minute later.
+    logged = (tmp_path / "log").read_text().splitlines()
+    assert [line for line in logged if "too many connections" in line] == [
+        f"There are too many connections ({allowed} may be open, half of the limit of open files): "
+        f"closed one from {address}. If these are your devices, raise the limit (`ulimit -n`, or "
+        "LimitNOFILE of the service)."
+    ]
+
+
+def test_tls_connections_without_a_handshake(tmp_path: Path) -> None:
+    new_certificate(tmp_path / "c" / "tls", ["127.0.0.1"])
+    files = 'tls_cert = "tls/cert.pem"\ntls_key = "tls/key.pem"\n'
+    with running(configured(tmp_path / "c", files + CONFIG)) as server:
+        server.opened.most = lambda: 20
+        with silent(server.url, 50, ELSEWHERE) as held:
+            pin = server._certificate.fingerprint if server._certificate else None
+            join(server.url, token(server.config, "desktop"), "d", tmp_path / "a", certificate=pin)
+            assert fleet_status(tmp_path / "a").closed_connections >= 30
+            assert held[0].recv(1) == b""
+
+
+def test_an_answer_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limits, "ANSWER_S", 0.3)
+    with running(configured(tmp_path / "c")) as server:
+        port = int(server.url.rpartition(":")[2])
+        made = socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.connect(("127.0.0.1", port))
+        # Many answers that nobody takes, to requests that came together.
+        made.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
+        assert_soon(lambda: len(server._uvicorn.server_state.connections) == 1)
+        assert_soon(lambda: not server._uvicorn.server_state.connections)
+        made.close()
+
+
+@dataclass(eq=False)
+class Made:
+    """A connection, and whether it was dropped."""
+
+    name: str
+    dropped: bool = False
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+class Table:
+    """Connections to a server that takes `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        self.opened = OpenConnections(MinuteLog(), lambda: most)
+        self.made: list[Made] = []
+
+    def add(self, address: str, rank: Rank = Rank.SILENT, device: str | None = None) -> Made:
+        made = Made(f"{len(self.made)} {address} {rank.name}")
+        self.made.append(made)
+        self.opened.add(made, address)
+        self.opened.rank(made, rank, device)
+        return made
+
+    def dropped(self) -> list[str]:
+        return [one.name for one in self.made if one.dropped]
+
+
+def test_who_gives_way() -> None:
+    """The least useful first; of equals one of the address that has most, its oldest."""
+    table = Table(8)
+    table.add("a", Rank.BUSY, "device-1")
+    table.add("b", Rank.IDLE)
+    for rank in (Rank.IDLE, Rank.STRANGER, Rank.SILENT, Rank.SILENT, Rank.IDLE):
+        table.add("c", rank)
+    table.add("d")
+    assert table.dropped() == []
+    for gives_way in ("4 c SILENT", "5 c SILENT", "7 d SILENT", "3 c STRANGER", "2 c IDLE"):
+        before = table.dropped()
+        table.add("e", Rank.BUSY, "device-2")
+        assert sorted(table.dropped()) == sorted([*before, gives_way])
+    # Of the requests of devices only those of an address that has more than half are cut off.
+    for _ in range(2):
+        table.add("e", Rank.BUSY, "device-2")  # in place of the idle ones
+    assert table.add("e").dropped
+    assert not table.add("f").dropped
+    assert not table.made[0].dropped
+    assert table.opened.closed == len(table.dropped())
+
+
+def test_a_device_has_few_requests_at_a_time() -> None:
+    table = Table(1000)
+    other = table.add("a", Rank.BUSY, "device-2")
+    busy = [table.add("a", Rank.BUSY, "device-1") for _ in range(MOST_BUSY + 3)]
+    assert [one.dropped for one in busy] == [True] * 3 + [False] * MOST_BUSY
+    table.opened.rank(busy[3], Rank.IDLE)
+    assert not table.add("a", Rank.BUSY, "device-1").dropped
+    assert not other.dropped
+    for one in table.made:
+        table.opened.remove(one)
+        table.opened.remove(one)
+    assert not table.opened._busy
+    assert not table.opened._addresses
+    assert not table.opened._places
+
+
+def test_connections_wait_for_less_time_as_the_limit_comes_near() -> None:
+    table, found = Table(100), []
+    for _ in range(100):
+        table.add("a")
+        found.append(table.opened.keep_alive_s)
+    assert found[:50] == [KEEP_ALIVE_S] * 50
+    assert found[50:] == sorted(found[50:], reverse=True)
+    assert found[74] == KEEP_ALIVE_S / 2
+    assert found[-1] == SHORTEST_KEEP_ALIVE_S
+
+
+def test_what_counts_as_one_address() -> None:
+    assert network_of("10.0.0.1") != network_of("10.0.0.2")
+    assert network_of("::ffff:10.0.0.1") == network_of("10.0.0.1")
+    assert network_of("2001:db8::1") == network_of("2001:db8::2:3:4:5")
+    assert network_of("2001:db8::1") != network_of("2001:db8:0:1::1")
+    assert network_of("no address") == "no address"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with running(configured(tmp_path / "c")) as made:
+        yield made
+
+
+def test_the_same_poll_takes_the_short_way(server: Server, tmp_path: Path) -> None:
+    """Its answers are those of the long way; whatever else comes on the connection takes that."""
+    secret = join(server.url, token(server.config, "desktop"), "desk", tmp_path / "a").secret
+    polls = server._uvicorn.config.app
+    long_way: list[str] = []
+    app = polls._app  # type: ignore[union-attr]
+
+    async def counting(scope: dict[str, object], receive: object, send: object) -> None:
+        long_way.append(str(scope.get("path")))
+        await app(scope, receive, send)
+
+    polls._app = counting  # type: ignore[union-attr]
+    made = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 20)
+    poll = f"GET /v1/work HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
+    other = poll.replace(b"Host: x", b"Host: y")
+
+    def answer(request: bytes, pieces: int = 1) -> dict[str, object]:
+        size = len(request) // pieces + 1
+        for begin in range(0, len(request), size):
+            made.sendall(request[begin : begin + size])
+            if pieces > 1:
+                assert_soon(lambda: True)
+        with made.makefile("rb") as reader:
+            assert reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            headers = dict(line.lower().split(b": ") for line in iter(reader.readline, b"\r\n"))
+            assert headers[b"content-type"] == b"application/json\r\n"
+            found: dict[str, object] = json.loads(reader.read(int(headers[b"content-length"])))
+        assert 0 < float(str(found.pop("ask_again_s"))) < 10
+        return found
+
+    first = answer(poll)
+    for request in (poll, poll, other, poll, other, other):
+        assert answer(request) == first
+    # Each other text is read once more, and one is remembered for a device.
+    assert long_way == ["/v1/work"] * 4
+    answer(other, pieces=3)
+    assert len(long_way) == 5
+    made.sendall(other * 2)  # together: two requests, two answers
+    assert_soon(lambda: len(long_way) == 7)
+    made.close()
+
+    again = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 20)
+    made = again
+    assert answer(other) == first  # also on a new connection
+    assert len(long_way) == 7
+    CoordinatorClient(server.url, secret).leave()
+    again.sendall(other)
+    assert re.match(rb"HTTP/1.1 401 ", again.recv(4096))
+    again.close()
+
+
+def test_a_poll_with_a_body_takes_the_long_way(server: Server, tmp_path: Path) -> None:
+    """Otherwise its body would be read as the next request."""
+    secret = join(server.url, token(server.config, "desktop"), "desk", tmp_path / "a").secret
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 20) as made:
+        for _ in range(3):
+            made.sendall(
+                f"GET /v1/work HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n"
+                "Content-Length: 5\r\n\r\n".encode()
+            )
+            made.sendall(b"GET /")
+            answer = made.recv(4096)
+            while not answer.endswith(b"}"):
+                answer += made.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.count(b"HTTP/1.1") == 1

@@ -1,0 +1,69 @@
+"""Credentials are checked by a request's headers, before anything of its body is kept."""
+
+import asyncio
+from contextlib import suppress
+
+from fastapi.security.utils import get_authorization_scheme_param
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
+
+from device_agent.formats.protocol import API
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.http.connection_limits import CONNECTION, Connection
+from toolkit.coordinator.refusals import not_authorised
+
+CALLER = "caller"
+"""The key of the device, or of the token, in the state of an admitted request's scope."""
+DISCARDED = 64 << 10
+DISCARDED_S = 2.0
+"""What is read and thrown away of a stranger's body, in bytes and seconds, so that the answer
+reaches a client that sends its body first."""
+
+
+async def admit(scope: Scope, coordinator: Coordinator) -> bool:
+    """Check the credentials of a request; False if its path needs none.
+
+    Raises RefusalError (401, 403).
+    """
+    if not scope["path"].startswith(f"{API}/"):
+        return False
+    headers = Headers(scope=scope)
+    scheme, secret = get_authorization_scheme_param(headers.get("authorization"))
+    if scheme.lower() != "bearer" or not secret:
+        raise not_authorised(
+            "Send `Authorization: Bearer ...` with the device's secret or with a token."
+        )
+    # A member's secret is found without waiting. Everything else may wait for the database.
+    device = coordinator.member_with(secret)
+    if scope["path"] == f"{API}/devices":
+        await run_in_threadpool(coordinator.check_join_token, secret)
+    elif device is None and not (
+        scope["path"] == f"{API}/status" and coordinator.is_operator(secret)
+    ):
+        device = await run_in_threadpool(coordinator.authenticate, secret)
+    scope["state"][CALLER] = secret if device is None else device
+    connection = scope["state"].get(CONNECTION)
+    if isinstance(connection, Connection):
+        connection.authenticated(None if device is None else device.id)
+    return True
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether the request announces a body."""
+    headers = Headers(scope=scope)
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+async def discard(scope: Scope, receive: Receive) -> bool:
+    """Throw a short body away. Whether it has ended."""
+    left, more = DISCARDED, has_body(scope)
+    if not more or "expect" in Headers(scope=scope):
+        return not more
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARDED_S):
+            while more and left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                more = message.get("more_body", False)
+    return not more

@@ -1,0 +1,168 @@
+"""Which connections are closed when there are too many: those that say nothing, and the oldest.
+
+An address that has many gives way first. The connections of devices, whose secret was accepted,
+stay as long as there are others. Behind a proxy all have one address: then only what they say
+decides.
+"""
+
+import ipaddress
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from toolkit.coordinator.minute_log import MinuteLog
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75.0
+"""Idle connections live longer than agents wait between two requests, so that none is closed just
+when it is used again."""
+SHORTEST_KEEP_ALIVE_S = 5.0
+MOST_BUSY = 16
+"""Requests of one device at a time, each on a connection of its own."""
+CLOSED = "Closed {more} connections, because there are too many."
+
+
+class Rank(IntEnum):
+    """What a connection does, in the order in which it may be closed."""
+
+    SILENT = 0
+    """It waits for a request, and brought none with valid credentials last."""
+    STRANGER = 1
+    """It is answered without credentials."""
+    IDLE = 2
+    """It waits for a device's next request."""
+    BUSY = 3
+    """It is answered, and its credentials are valid."""
+
+
+class Held(Protocol):
+    """A connection that may be closed."""
+
+    def drop(self) -> None:
+        """Close it at once."""
+
+
+class _Address:
+    """The connections of one address, by rank; the oldest of each rank is the first."""
+
+    def __init__(self) -> None:
+        self.by_rank: tuple[dict[Held, None], ...] = tuple({} for _ in Rank)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_rank))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a connection is listed: its address, its rank, and the device that it is busy for."""
+
+    address: str
+    rank: Rank
+    device: str | None = None
+
+
+class OpenConnections:
+    """All connections, of which there may be `most()` at a time.
+
+    Attributes:
+        most: How many there may be.
+        closed: How many were closed since the start because there were too many.
+    """
+
+    def __init__(self, log: MinuteLog, most: Callable[[], int]) -> None:
+        self._log, self.most = log, most
+        self._addresses: dict[str, _Address] = {}
+        self._places: dict[Held, _Place] = {}
+        self._busy: dict[str, dict[Held, None]] = {}
+        self.closed = 0
+
+    @property
+    def keep_alive_s(self) -> float:
+        """How long a connection may wait for its next request: shorter as the limit comes near."""
+        free = 1 - len(self._places) / self.most()
+        return max(min(2 * free, 1) * KEEP_ALIVE_S, SHORTEST_KEEP_ALIVE_S)
+
+    def add(self, one: Held, address: str) -> None:
+        """Take the new connection `one`. If there are too many, close one, perhaps this one."""
+        network = network_of(address)
+        if len(self._places) >= self.most():
+            victim = self._victim(network)
+            self._close(victim or one, network)
+            if victim is None:
+                return
+        self._put(one, _Place(network, Rank.SILENT))
+
+    def rank(self, one: Held, rank: Rank, device: str | None = None) -> None:
+        """Note what `one` does now, and for which device it is busy."""
+        place = self._places.get(one)
+        if place is None or (place.rank, place.device) == (rank, device):
+            return
+        self.remove(one)
+        self._put(one, _Place(place.address, rank, device))
+        if device is not None and len(self._busy[device]) > MOST_BUSY:
+            self._close(next(iter(self._busy[device])), place.address)
+
+    def remove(self, one: Held) -> None:
+        """Forget a connection that has ended. Repeating it changes nothing."""
+        place = self._places.pop(one, None)
+        if place is None:
+            return
+        address = self._addresses[place.address]
+        del address.by_rank[place.rank][one]
+        if not len(address):
+            del self._addresses[place.address]
+        if place.device is not None:
+            del self._busy[place.device][one]
+            if not self._busy[place.device]:
+                del self._busy[place.device]
+
+    def _put(self, one: Held, place: _Place) -> None:
+        self._places[one] = place
+        self._addresses.setdefault(place.address, _Address()).by_rank[place.rank][one] = None
+        if place.device is not None:
+            self._busy.setdefault(place.device, {})[one] = None
+
+    def _victim(self, newcomer: str) -> Held | None:
+        """The connection to close for one of the address `newcomer`; None: rather the new one."""
+        for rank in Rank:
+            having = [name for name, one in self._addresses.items() if one.by_rank[rank]]
+            if not having:
+                continue
+            network = max(having, key=lambda name: len(self._addresses[name]))
+            address = self._addresses[network]
+            # A request of a device is cut off only where one address has most of all connections.
+            if rank is Rank.BUSY and (network == newcomer or 2 * len(address) <= self.most()):
+                return None
+            return next(iter(address.by_rank[rank]))
+        return None
+
+    def _close(self, one: Held, network: str) -> None:
+        """Close `one`; `network` is its address if it is not listed yet."""
+        self.closed += 1
+        if self._log.begins("", CLOSED):
+            place = self._places.get(one)
+            logger.warning(
+                "There are too many connections (%s may be open, half of the limit of open files): "
+                "closed one from %s. If these are your devices, raise the limit (`ulimit -n`, or "
+                "LimitNOFILE of the service).",
+                f"{self.most():,}",
+                network if place is None else place.address,
+            )
+        self.remove(one)
+        one.drop()
+
+
+def network_of(address: str) -> str:
+    """What counts as one address: in IPv6, where everybody has many, the network of 64 bits."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
