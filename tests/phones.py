@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import DeviceKind
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.device_registry import Device
+from toolkit.web.built_page import Page as WebPage
 from vector_fleet import full_token
 
 PATIENCE_MS = 180_000
@@ -38,6 +39,29 @@ window.Worker = class extends Original {
 };
 """
 """Keeps the last View that the worker has posted, and the time of a step, for tests to read."""
+
+
+SLOW = """
+const post = self.postMessage.bind(self);
+let last = "";
+self.postMessage = (message) => {
+  post(message);
+  const { device, training } = message.view ?? {};
+  const batch = `${training?.epoch}.${training?.batch}`;
+  if (!training || !device.name.startsWith("slow") || batch === last) return;
+  last = batch;
+  for (const begun = performance.now(); performance.now() - begun < %d; );
+};
+"""
+"""Keeps the worker of a device with such a name in each batch, as a larger model would."""
+
+
+def with_slow_steps(page: WebPage, milliseconds: int) -> WebPage:
+    """The built page, whose batches take so much longer on devices with a name like "slow"."""
+    [name] = (one for one in page if one.startswith("worker."))
+    worker = page[name]
+    body = (SLOW % milliseconds).encode() + worker.bodies["identity"]
+    return {**page, name: replace(worker, bodies={"identity": body})}
 
 
 HEAD = """
@@ -103,11 +127,19 @@ class Phone:
 
     def killed(self) -> None:
         """Close the tab without a warning, and open the page again in the same profile."""
-        context, url = self.page.context, self.page.url
         self.page.close()
-        self.page = context.new_page()
-        self.page.add_init_script(KEEP_VIEWS)
-        self.page.goto(url)
+        self.page = self.in_another_tab().page
+
+    def in_another_tab(self) -> "Phone":
+        """The same page, in the same profile."""
+        page = self.page.context.new_page()
+        page.add_init_script(KEEP_VIEWS)
+        page.goto(self.page.url)
+        return Phone(page)
+
+    def reloaded(self) -> None:
+        """Reload the page, as a person or the browser does, whatever its worker is doing."""
+        self.page.reload()
 
     def view(self) -> Mapping:
         """The last View that the worker has posted."""

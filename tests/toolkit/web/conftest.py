@@ -11,7 +11,7 @@ import pytest
 
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.server import Server, federation
-from toolkit.web.built_page import read_page
+from toolkit.web.built_page import Page, read_page
 
 
 @pytest.fixture(scope="session")
@@ -27,12 +27,12 @@ def browser():
 
 
 @contextmanager
-def serving(toml: str, folder: Path) -> Iterator[Server]:
-    """A coordinator of the real model that `toml` describes."""
+def serving(toml: str, folder: Path, page: Page | None = None) -> Iterator[Server]:
+    """A coordinator of the real model that `toml` describes, by default with the page as built."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "fleet.toml").write_text(toml)
     config = load_config(folder / "fleet.toml")
-    server = Server(config, federation(config), folder / "fleet.toml", page=read_page())
+    server = Server(config, federation(config), folder / "fleet.toml", page=page or read_page())
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

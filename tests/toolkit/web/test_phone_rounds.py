@@ -1,6 +1,8 @@
 """Pages and native agents in the same rounds: the same data and seed give the same update."""
 
 import random
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,18 @@ from device_agent.formats.update import read_update
 from dropping_model import SHAPE as DROPPING_SHAPE
 from firefox import firefox
 from models_for_tests import INPUT_SHAPE
-from phones import HEAD, KEEP_VIEWS, NativeAgent, Phone, images, keep_updates, token
+from phones import (
+    HEAD,
+    KEEP_VIEWS,
+    NativeAgent,
+    Phone,
+    images,
+    keep_updates,
+    token,
+    with_slow_steps,
+)
 from toolkit.coordinator.server import Server, federation
+from toolkit.web.built_page import read_page
 
 pytestmark = pytest.mark.web
 
@@ -33,6 +45,7 @@ CLOSE_IN_FLOAT16 = 1e-4
 CLOSES = {"personal": CLOSE_WITH_ADAM, "small": CLOSE_IN_FLOAT16}
 KILLS = 30
 LONGEST_MS = 3000
+LONG_STEP_MS = 5000
 
 
 def assert_close(phone: dict[str, np.ndarray], native: Path, close: float = CLOSE) -> None:
@@ -87,6 +100,84 @@ def test_a_tab_that_is_killed_again_and_again(
     assert kills > 3
     for name, value in sent["whole", 1].items():
         np.testing.assert_array_equal(sent["killed", 1][name], value, name)
+
+
+@pytest.mark.parametrize("end", [Phone.reloaded, Phone.killed])
+def test_interruptions_in_long_steps(
+    browser, serve, tmp_path: Path, seed: int, end: Callable[[Phone], None]
+) -> None:
+    """The training goes on by itself each time, without a word about an error."""
+    draw = random.Random(seed)
+    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
+    toml = toml.replace("rounds = 2", "rounds = 1") + KIND.format("phone", "full")
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
+    data = images(tmp_path, seed, 0, 32)
+    built = read_page()
+    assert built is not None
+    with serve(toml, folder, page=with_slow_steps(built, LONG_STEP_MS)) as server:
+        sent = keep_updates(server)
+        whole = Phone.opened(browser, server, "phone")
+        whole.train(data, "whole")
+        phone = Phone.opened(browser, server, "phone")
+        phone.train(data, "slow")
+        phone.wait_for("training")
+        for _ in range(KILLS):
+            phone.page.wait_for_timeout(min(draw.expovariate(1 / LONG_STEP_MS), 3 * LONG_STEP_MS))
+            assert (phone.view() or {}).get("problem") is None
+            end(phone)
+        for one in (phone, whole):
+            one.wait_for("finished")
+    for name, value in sent["whole", 1].items():
+        np.testing.assert_array_equal(sent["slow", 1][name], value, name)
+
+
+def test_two_tabs_and_the_back_button(browser, serve, tmp_path: Path, seed: int) -> None:
+    """One tab trains. Another waits, says so, and goes on when the first one has ended."""
+    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
+    toml = toml.replace("epochs = 2", "epochs = 500").replace("rounds = 2", "rounds = 1")
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
+    with serve(toml + KIND.format("phone", "full"), folder) as server:
+        first = Phone.opened(browser, server, "phone")
+        first.train(images(tmp_path, seed, 0, 40), "first")
+        Phone.opened(browser, server, "phone").train(images(tmp_path, seed, 1, 40), "other")
+        first.wait_for("training")
+        second = first.in_another_tab()
+        second.wait_for("held")
+        second.page.get_by_text("Waiting until this page has ended in another tab").wait_for()
+        first.page.goto("about:blank")
+        second.wait_for("training")
+        first.page.go_back()
+        first.wait_for("held")
+        second.page.close()
+        first.wait_for("training")
+
+
+def test_a_tab_that_crashes(browser, serve, tmp_path: Path, seed: int) -> None:
+    """The crashed tab stays open. The page goes on in another one."""
+    from playwright.sync_api import Error  # only `make test-web` installs it
+
+    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
+    toml = toml.replace("epochs = 2", "epochs = 500").replace("rounds = 2", "rounds = 1")
+    toml += KIND.format("phone", "full").replace("count = 2", "")
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
+    with serve(toml, folder) as server:
+        phone = Phone.opened(browser, server, "phone")
+        phone.train(images(tmp_path, seed, 0, 40), "phone")
+        phone.wait_for("training")
+        again = phone.page.context.new_page()
+        again.add_init_script(KEEP_VIEWS)
+        address = phone.page.url
+        with phone.page.expect_event("crash"), suppress(Error):  # it cannot answer
+            phone.page.goto("chrome://crash", timeout=5000)
+        again.goto(address)
+        Phone(again).wait_for("training")
+        assert Phone(again).view()["problem"] is None
 
 
 def numbers(folder: Path, seed: int, number: int, shape: tuple[int, ...]) -> Path:

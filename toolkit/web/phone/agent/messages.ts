@@ -28,6 +28,7 @@ export type Command =
 
 export type Stage =
   | "starting" // the worker reads what is stored
+  | "held" // another tab with this page, or a step before a reload, has to end first
   | "new" // not joined
   | "joining"
   | "joined" // a member that does not train yet: it has no data, or its owner has not started

@@ -20,13 +20,30 @@ function hex(bytes: Bytes): string {
   return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+/** How long a file may stay open in a worker that the browser is ending. Chromium ends a long run after 2 s. */
+const RELEASE_MS = 20_000;
+const RELEASE_CHECK_MS = 100;
+
+/** The result of `use`, which fails while another worker has the file open. */
+async function released<T>(use: () => Promise<T>): Promise<T> {
+  for (const begun = performance.now(); ; ) {
+    try {
+      return await use();
+    } catch (error) {
+      const held = error instanceof DOMException && error.name === "NoModificationAllowedError";
+      if (!held || performance.now() - begun > RELEASE_MS) throw error;
+      await new Promise((done) => setTimeout(done, RELEASE_CHECK_MS));
+    }
+  }
+}
+
 /** One open file. Only a worker may have one, and only one at a time for a file. */
 export class OpenFile {
   private constructor(private readonly handle: FileSystemSyncAccessHandle) {}
 
   static async at(folder: FileSystemDirectoryHandle, name: string): Promise<OpenFile> {
     const file = await folder.getFileHandle(name, { create: true });
-    return new OpenFile(await file.createSyncAccessHandle());
+    return new OpenFile(await released(() => file.createSyncAccessHandle()));
   }
 
   get size(): number {
@@ -71,7 +88,7 @@ export async function folderOf(...names: string[]): Promise<FileSystemDirectoryH
 
 export async function remove(folder: FileSystemDirectoryHandle, name: string): Promise<void> {
   try {
-    await folder.removeEntry(name, { recursive: true });
+    await released(() => folder.removeEntry(name, { recursive: true }));
   } catch (error) {
     if (!(error instanceof DOMException && error.name === "NotFoundError")) throw error;
   }

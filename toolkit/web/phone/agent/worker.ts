@@ -12,6 +12,9 @@ import { eraseAll, Values } from "./storage.js";
 import { splitToken } from "./trust.js";
 import { Results } from "./update.js";
 
+/** How long another worker may take to end before the page says that it waits. */
+const HELD_MS = 500;
+
 let view: View = {
   stage: "starting",
   device: null,
@@ -129,7 +132,23 @@ async function obey(command: Command): Promise<void> {
   }
 }
 
+/**
+ * Waits until no other worker of this page runs, and keeps others waiting. A worker outlives its page
+ * by the rest of a step: one that started beside it would find files open, and train with the same key.
+ */
+async function alone(): Promise<void> {
+  const waiting = setTimeout(() => show({ stage: "held" }), HELD_MS);
+  await new Promise<void>((alone) => {
+    void navigator.locks.request("edgetailor", () => {
+      alone();
+      return new Promise(() => undefined); // until this worker ends
+    });
+  });
+  clearTimeout(waiting);
+}
+
 async function start(): Promise<void> {
+  await alone();
   values = await Values.open();
   await showStored();
 }

@@ -14,8 +14,6 @@ declare const WORKER_URL: string;
 /** Set while the owner wants to train, so that a page that was killed goes on when it is opened. */
 const TRAINING = "training";
 const PAUSED = "paused";
-/** How long a reloaded page may take to let go of its lock before another tab is the reason. */
-const OTHER_TAB_MS = 500;
 
 // The operator's link escapes the token. It is a secret: it does not stay in the address bar.
 const token = unescaped(location.hash.slice(1));
@@ -100,6 +98,11 @@ function start(): void {
     applyPause();
     redraw();
   };
+  // A page that the browser keeps for the back button would keep another one waiting.
+  addEventListener("pagehide", () => worker.terminate());
+  addEventListener("pageshow", ({ persisted }) => {
+    if (persisted) location.reload();
+  });
   const sure = element<HTMLDialogElement>("sure");
   element("leave").onclick = () => {
     sure.returnValue = ""; // the Escape key leaves the last answer as it was
@@ -118,14 +121,7 @@ async function open(): Promise<void> {
   if (!isSecureContext) return sayProblem(TEXTS.insecure);
   const missing = await missingFeatures();
   if (missing.length > 0) return sayProblem(TEXTS.missing(missing));
-  const waiting = setTimeout(() => sayProblem(TEXTS.otherTab), OTHER_TAB_MS);
-  // Held until the page closes: two tabs would train with one key and the same files.
-  void navigator.locks.request("edgetailor", () => {
-    clearTimeout(waiting);
-    sayProblem("");
-    start();
-    return new Promise(() => undefined);
-  });
+  start();
   // Without it the page works, but does not open offline.
   await navigator.serviceWorker?.register("./service-worker.js").catch(() => undefined);
 }

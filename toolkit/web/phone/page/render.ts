@@ -23,7 +23,7 @@ export function sayProblem(message: string, remedy = ""): void {
 }
 
 export function isWorking(stage: Stage): boolean {
-  return !["starting", "new", "joining", "joined", "finished"].includes(stage);
+  return !["starting", "held", "new", "joining", "joined", "finished"].includes(stage);
 }
 
 export function draw(view: View, surroundings: Surroundings): void {

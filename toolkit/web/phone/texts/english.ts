@@ -72,7 +72,6 @@ export const ENGLISH = {
     files: "a private file system (OPFS)",
     keys: "Ed25519 keys",
   },
-  otherTab: "This page is open in another tab. Continue there, or close that tab: then this one starts.",
   noToken:
     "This device has not joined, and this address has no join token. Open the whole link that you " +
     "got from the operator, or scan its code.",
@@ -81,6 +80,7 @@ export const ENGLISH = {
   host: (host: string) => `For the federation at ${host}`,
   stages: {
     starting: "Opening",
+    held: "Waiting until this page has ended in another tab, or the last step before the reload is over",
     new: "Not joined yet",
     joining: "Joining",
     joined: "Ready to train",

@@ -73,9 +73,6 @@ export const GERMAN: Words = {
     files: "ein privates Dateisystem (OPFS)",
     keys: "Schlüssel der Art Ed25519",
   },
-  otherTab:
-    "Diese Seite ist in einem anderen Tab offen. Machen Sie dort weiter, oder schließen Sie ihn: Dann startet " +
-    "dieser.",
   noToken:
     "Dieses Gerät macht noch nicht mit, und diese Adresse enthält keinen Schlüssel zum Mitmachen. Öffnen Sie " +
     "den ganzen Link, den Sie vom Betreiber haben, oder scannen Sie seinen Code.",
@@ -84,6 +81,7 @@ export const GERMAN: Words = {
   host: (host) => `Für die Föderation unter ${host}`,
   stages: {
     starting: "Wird geöffnet",
+    held: "Warten, bis diese Seite in einem anderen Tab endet oder der letzte Schritt vor dem Neuladen vorbei ist",
     new: "Noch nicht dabei",
     joining: "Wird angemeldet",
     joined: "Bereit zum Training",
