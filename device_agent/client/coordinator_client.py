@@ -39,6 +39,7 @@ from device_agent.formats.protocol import (
     API,
     Fallback,
     FileOffer,
+    Invitation,
     JoinReply,
     JoinRequest,
     Progress,
@@ -133,6 +134,16 @@ class CoordinatorClient:
                 raise
 
         return self._with_retries(attempt, repeat=False)
+
+    def invitation(self) -> Invitation | None:
+        """What the federation says of itself; None if there is no answer.
+
+        Coordinators of earlier versions have none.
+        """
+        try:
+            return self._ask("GET", "/invitation", Invitation, timeout=PROGRESS_TIMEOUT_S)
+        except (UnreachableError, RefusedError, ClientError):
+            return None
 
     def leave(self) -> None:
         """Give up this device's place.

@@ -15,12 +15,12 @@ from device_agent.client.replies import RefusedError
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState, Identity
 from device_agent.formats.atomic_files import fingerprint, write_file
-from device_agent.formats.protocol import NEEDS_PROFILE
-from device_agent.formats.signed_work import check_key, split_token
+from device_agent.formats.protocol import NEEDS_PROFILE, Invitation
+from device_agent.formats.signed_work import check_invitation, check_key, split_token
 from profiles.documents.bundle_profile import this_machine
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import AuthorisationError, ClientError, InputError
-from profiles.text_formatting import format_bytes
+from profiles.text_formatting import format_bytes, one_line
 
 log = logging.getLogger(__name__)
 Measure = Callable[[str, Path], DeviceProfile]
@@ -28,6 +28,8 @@ Measure = Callable[[str, Path], DeviceProfile]
 JOIN_PATIENCE_S = 60.0
 LEAVE_PATIENCE_S = 5.0
 """How long requests to a coordinator that does not answer are repeated."""
+LONGEST_LINE = 500
+"""Most characters of a line in which a federation describes itself."""
 
 
 def calibrated(name: str, folder: Path) -> DeviceProfile:
@@ -103,6 +105,7 @@ def join(
         enrolled = _enrol(client, token, name, key, lambda: measure(name, state))
         identity = msgspec.structs.replace(enrolled, certificate=certificate)
         check_key(identity.key or "", coordinator_key, url)
+        _introduce(client.invitation(), coordinator_key, url)
         if known is not None and moving:
             _tell_old(known)
             folder.take_new_key()
@@ -110,6 +113,22 @@ def join(
     log.info("Joined %s as %s (%s); it trains %s.", url, identity.device, name, identity.submodel)
     log.info("This machine: %s.", machine_line())
     return identity
+
+
+def _introduce(invitation: Invitation | None, coordinator_key: str | None, url: str) -> None:
+    """Say what the federation is, in its operator's words."""
+    if invitation is None:
+        return
+    check_invitation(invitation, coordinator_key, url)
+    lines = {
+        "Federation": invitation.title,
+        "Purpose": invitation.purpose,
+        "Contact": invitation.contact,
+    }
+    for name, line in lines.items():
+        if line:
+            # Of anybody with the coordinator's key: control characters could move the cursor.
+            log.info("%s: %s", name, one_line(line, LONGEST_LINE))
 
 
 def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) -> Identity:

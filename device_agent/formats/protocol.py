@@ -3,6 +3,7 @@
 The coordinator generates its OpenAPI page from these classes and the agent decodes into them, so
 both sides always agree. All messages are JSON over HTTP, usable from a browser's `fetch`.
 
+    GET  /v1/invitation              join token   -> Invitation
     POST /v1/devices                 join token   JoinRequest -> JoinReply
     GET  /v1/work                    secret       -> Work
     GET  /v1/files/{sha256}          secret       -> bytes of one file of the offered bundle
@@ -65,6 +66,27 @@ ALREADY_SENT = "round.already-sent"
 """Code of the Problem for a second, different update for one round."""
 NO_SUCH_FILE = "round.no-such-file"
 """Code of the Problem (404) for a file that this device is not offered now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invitation:
+    """What the holder of a join token is asked to take part in.
+
+    `title`, `purpose` and `contact` are the operator's words, each one line. A round takes at most
+    `round_s` seconds. A device receives and sends `first_bytes` in its first round and
+    `round_bytes` in each later one; both are 0 while they are not known. `signature` is the
+    coordinator's over `signed_work.invitation_text`, by the public key `key`.
+    """
+
+    title: str = ""
+    purpose: str = ""
+    contact: str = ""
+    rounds: int = 0
+    round_s: float = 0
+    first_bytes: int = 0
+    round_bytes: int = 0
+    key: str = ""
+    signature: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import time
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from device_agent.formats.protocol import Work
+from device_agent.formats.protocol import Invitation, Work
 from profiles.errors import TrustError
 
 VALID_S = 24 * 3600
@@ -30,6 +30,20 @@ def work_text(work: Work) -> bytes:
     # The first line keeps a signature of another purpose from being used for work.
     lines = ["edgetailor-work-1", str(work.issued), str(work.round), work.submodel]
     lines += [f"{offer.sha256} {offer.size} {offer.name}" for offer in work.files]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def invitation_text(invitation: Invitation) -> bytes:
+    """The text that the signature of `invitation` covers.
+
+    Examples:
+        >>> invitation_text(Invitation(title="Leaves", rounds=3, round_s=600))
+        b'edgetailor-invitation-1\\nLeaves\\n\\n\\n3\\n600\\n0\\n0\\n'
+    """
+    said = (invitation.title, invitation.purpose, invitation.contact)
+    numbers = (invitation.rounds, int(invitation.round_s))
+    lines = ["edgetailor-invitation-1", *said, *map(str, numbers)]
+    lines += [str(invitation.first_bytes), str(invitation.round_bytes)]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -62,6 +76,18 @@ def check_key(key: str, fingerprint: str | None, url: str) -> None:
         )
 
 
+def check_invitation(invitation: Invitation, fingerprint: str | None, url: str) -> None:
+    """Raise TrustError unless the key that the token names has signed `invitation`."""
+    check_key(invitation.key, fingerprint, url)
+    if not _is_signed(invitation.key, invitation.signature, invitation_text(invitation)):
+        raise TrustError(
+            "{url} describes its federation in words that its coordinator has not signed: somebody "
+            "on the way has altered them. Use https.",
+            code="trust.forged-invitation",
+            url=url,
+        )
+
+
 def check_work(work: Work, key: str, newest: int, now: float | None = None) -> None:
     """Check that work to train comes from the coordinator that this device has joined.
 
@@ -74,18 +100,14 @@ def check_work(work: Work, key: str, newest: int, now: float | None = None) -> N
     Raises:
         TrustError: The signature is another key's, or the work is of an earlier time.
     """
-    try:
-        Ed25519PublicKey.from_public_bytes(_decoded(key)).verify(
-            _decoded(work.signature), work_text(work)
-        )
-    except (InvalidSignature, ValueError):
+    if not _is_signed(key, work.signature, work_text(work)):
         raise TrustError(
             "The work that came is not signed by the coordinator that this device has joined: "
             "somebody on the way has altered it. Nothing was trained. Use https, or join again if "
             "the operator has a new key.",
             code="trust.forged-work",
             round=work.round,
-        ) from None
+        )
     now = time.time() if now is None else now
     if work.issued < newest or abs(now - work.issued) > VALID_S:
         raise TrustError(
@@ -97,6 +119,14 @@ def check_work(work: Work, key: str, newest: int, now: float | None = None) -> N
             issued=work.issued,
             newest=newest,
         )
+
+
+def _is_signed(key: str, signature: str, text: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(_decoded(key)).verify(_decoded(signature), text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def _decoded(text: str) -> bytes:

@@ -22,6 +22,7 @@ from device_agent.formats.protocol import (
     NO_SUCH_FILE,
     Fallback,
     FileOffer,
+    Invitation,
     JoinReply,
     JoinRequest,
     Preparation,
@@ -42,6 +43,7 @@ from toolkit.coordinator.devices.join_validation import (
     check_name,
     shortened,
 )
+from toolkit.coordinator.devices.expected_traffic import round_traffic
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner, planned_submodel
 from toolkit.coordinator.devices.wrong_credentials import operator_joins, unknown_secret
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
@@ -116,6 +118,27 @@ class Coordinator:
         if self.is_operator(token):
             raise operator_joins(self.config.devices)
         self.store.registry.check_token(token)
+
+    def invitation(self, token: str) -> Invitation:
+        """What the holder of this join token is asked to take part in.
+
+        Raises RefusalError (403) for a token that is not one of this federation's.
+        """
+        self.check_join_token(token)
+        config = self.config
+        kind = config.kind(self.store.registry.kind(token))
+        with self.lock:
+            bundle = self.bundles.get(kind.submodel, {})
+        return self.key.invites(
+            Invitation(
+                title=config.title,
+                purpose=config.purpose,
+                contact=config.contact,
+                rounds=config.rounds,
+                round_s=config.deadline_s,
+                **round_traffic(bundle, self.store.blobs),
+            )
+        )
 
     def join(self, token: str, request: JoinRequest) -> JoinReply:
         """Enrol a device, or give one that joins again a new secret.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     PlainValidator,
@@ -67,6 +68,14 @@ def _whole_or(*words: str) -> PlainValidator:
     return PlainValidator(check)
 
 
+def _is_one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it must be one line of printable characters")
+    return text
+
+
+Line = Annotated[str, Field(max_length=500), AfterValidator(_is_one_line)]
+"""Words that owners of devices read: one line."""
 SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
 """Keys of a kind of devices that only `simulate` uses."""
 
@@ -147,6 +156,8 @@ class FederationConfig(Table):
     made. `phones`: serve the page by which phones join. `site`: be a site of a larger fleet, whose
     rounds begin with a model from above and end with a partial aggregate.
 
+    `title`, `purpose` and `contact` are for the owners of devices, who read them before they join.
+
     `data`: how pictures or CSV files of a device become samples.
 
     With `tls_cert` and `tls_key`, PEM files, the coordinator speaks https.
@@ -155,6 +166,9 @@ class FederationConfig(Table):
     have come. A device that was not seen for `forget_after` seconds loses its place.
     """
 
+    title: Line = ""
+    purpose: Line = ""
+    contact: Line = ""
     model: str
     weights: Path | None = None
     input_shape: Annotated[tuple[Positive, ...], Field(min_length=1)]

@@ -76,6 +76,7 @@ def test_the_api_describes_itself(fleet: Fleet) -> None:
     document = urllib3.request("GET", f"{fleet[0].url}/openapi.json").json()
     routes = {(method, path) for path, methods in document["paths"].items() for method in methods}
     assert routes == {
+        ("get", "/v1/invitation"),
         ("post", "/v1/devices"),
         ("get", "/v1/work"),
         ("get", "/v1/files/{sha256}"),

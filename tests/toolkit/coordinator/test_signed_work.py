@@ -20,11 +20,23 @@ from device_agent.federation import round_loop
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
-from device_agent.formats.protocol import FileOffer, Work
-from device_agent.formats.signed_work import VALID_S, check_work, work_text
+from device_agent.formats.protocol import FileOffer, Invitation, Work
+from device_agent.formats.signed_work import VALID_S, check_work, split_token, work_text
+from log_messages import logged
+from profiles.errors import InputError
 from refusals import refused
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
-from vector_fleet import CONFIG, configured, full_token, running, token, train_vector
+from vector_fleet import (
+    CONFIG,
+    SIZE,
+    configured,
+    full_token,
+    joined,
+    running,
+    task,
+    token,
+    train_vector,
+)
 
 ONE = CONFIG[: CONFIG.index("[[devices]]")] + '[[devices]]\nname = "board"\nsubmodel = "full"\n'
 NOW = 1_800_000_000
@@ -134,6 +146,60 @@ def test_altered_work_is_not_trained(tmp_path: Path, alter: Alter) -> None:
             with refused("trust.forged-work", round=1):
                 run(tmp_path / "one", server.config.held_out)
         assert not DeviceState(tmp_path / "one").update.exists()
+
+
+WORDS = """title = "Ripe or not"
+purpose = "Tells ripe tomatoes from unripe ones"
+contact = "Ada, ada@example.org"
+"""
+
+
+def test_join_says_what_the_federation_is(tmp_path: Path) -> None:
+    lines = [
+        "Federation: Ripe or not",
+        "Purpose: Tells ripe tomatoes from unripe ones",
+        "Contact: Ada, ada@example.org",
+    ]
+    with running(configured(tmp_path / "c", WORDS + ONE)) as server:
+        given = full_token(server.config, "board")
+        client = CoordinatorClient(server.url, split_token(given)[0])
+        with logged() as said:
+            join(server.url, given, "one", tmp_path / "one")
+        assert said[: len(lines)] == lines
+        work = task(joined(server, tmp_path / "one"))
+        size = {offer.name: offer.size for offer in work.files}
+        told = client.invitation()
+        assert told is not None
+        sent = 4 * SIZE
+        again = size["manifest.json"] + size["weights.safetensors"] + sent
+        assert (told.first_bytes, told.round_bytes) == (again + size["train.onnx"], again)
+        assert (told.rounds, told.round_s) == (3, 600)
+        with refused("join.unknown-token"):
+            CoordinatorClient(server.url, "guess")._ask("GET", "/invitation", Invitation)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [({"contact": "eve@example.org"}, "trust.forged-invitation"), ({"key": ""}, "trust.other-key")],
+)
+def test_altered_words_of_a_federation_are_refused(
+    tmp_path: Path, change: dict[str, str], code: str
+) -> None:
+    def alter(answer: dict[str, Any]) -> dict[str, Any]:
+        return answer | change if "title" in answer else answer
+
+    with (
+        running(configured(tmp_path / "c", WORDS + ONE)) as server,
+        in_between(server.url, alter) as url,
+        refused(code),
+    ):
+        join(url, full_token(server.config, "board"), "one", tmp_path / "one")
+
+
+@pytest.mark.parametrize("title", ["two\nlines", "x" * 501])
+def test_a_federation_describes_itself_in_short_lines(tmp_path: Path, title: str) -> None:
+    with pytest.raises(InputError, match="title"):
+        configured(tmp_path, f"title = {json.dumps(title)}\n{ONE}")
 
 
 def test_old_work_is_not_trained_again(tmp_path: Path) -> None:

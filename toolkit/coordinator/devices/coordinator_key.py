@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_agent.formats.atomic_files import write_file
-from device_agent.formats.protocol import Work
-from device_agent.formats.signed_work import key_fingerprint, work_text
+from device_agent.formats.protocol import Invitation, Work
+from device_agent.formats.signed_work import invitation_text, key_fingerprint, work_text
 from profiles.errors import InputError
 
 KEY = "coordinator.key"
@@ -62,5 +62,12 @@ class CoordinatorKey:
     def signed(self, work: Work, now: float) -> Work:
         """`work` with the time `now`, in seconds since 1970, and the signature of both."""
         issued = replace(work, issued=int(now))
-        signature = self._private.sign(work_text(issued))
-        return replace(issued, signature=base64.b64encode(signature).decode())
+        return replace(issued, signature=self._signature(work_text(issued)))
+
+    def invites(self, invitation: Invitation) -> Invitation:
+        """`invitation` with this key and its signature."""
+        signature = self._signature(invitation_text(invitation))
+        return replace(invitation, key=self.public, signature=signature)
+
+    def _signature(self, text: bytes) -> str:
+        return base64.b64encode(self._private.sign(text)).decode()

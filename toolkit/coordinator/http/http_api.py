@@ -17,6 +17,7 @@ from device_agent.formats.protocol import (
     API,
     NO_SUCH_FILE,
     Fallback,
+    Invitation,
     JoinReply,
     JoinRequest,
     Problem,
@@ -74,6 +75,17 @@ router = APIRouter(
 _conflict: dict[int | str, dict[str, Any]] = {
     409: {"model": Problem, "description": "The request does not fit the present state"},
 }
+
+
+@router.get(
+    "/invitation",
+    summary="See what a join token is for",
+    description="The federation's own words, its rounds and what they transfer, before joining.",
+    responses={403: {"model": Problem, "description": "This is no join token"}},
+)
+def invitation(token: Credentials, service: Service) -> Invitation:
+    """Describe the federation to the holder of a join token."""
+    return service.invitation(token)
 
 
 @router.post(

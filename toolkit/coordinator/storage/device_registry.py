@@ -160,6 +160,11 @@ class Registry:
         with self._database.transaction() as db:
             _token(db, token)
 
+    def kind(self, token: str) -> str:
+        """The kind that `token` is for. Raises RefusalError (403) if the token is unknown."""
+        with self._database.transaction() as db:
+            return _token(db, token).kind
+
     def kind_if_new(self, token: str, public_key: str) -> str | None:
         """The kind that `token` gives the device with this key; None if the device is a member.
 

@@ -1,0 +1,31 @@
+"""What a device will receive and send, told to its owner before it joins."""
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+from device_agent.formats.graph_forms import form_of
+from device_agent.formats.manifest import MANIFEST, WEIGHTS, FileEntry
+from toolkit.coordinator.rounds.upload_validation import expected_tensors, tensor_bytes
+from toolkit.coordinator.storage.blobs import Blobs
+
+
+class Traffic(TypedDict, total=False):
+    """Bytes that a device receives and sends in its first round, and in each later one."""
+
+    first_bytes: int
+    round_bytes: int
+
+
+def round_traffic(bundle: Mapping[str, FileEntry], blobs: Blobs) -> Traffic:
+    """The traffic of a device with this bundle; empty while there is no bundle.
+
+    Graphs stay on the device; manifest and weights come anew in every round. Other forms of the
+    graphs, which only some devices fetch, are not counted.
+    """
+    if MANIFEST not in bundle:
+        return {}
+    manifest = blobs.path(bundle[MANIFEST].sha256).read_bytes()
+    sent = tensor_bytes(expected_tensors(manifest))
+    again = sum(bundle[name].size for name in (MANIFEST, WEIGHTS) if name in bundle)
+    first = sum(entry.size for name, entry in bundle.items() if form_of(name) is None)
+    return {"first_bytes": first + sent, "round_bytes": again + sent}
