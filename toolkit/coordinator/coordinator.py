@@ -36,6 +36,7 @@ from device_agent.formats.protocol import (
 from profiles.text_formatting import counted
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
+from toolkit.coordinator.devices.expected_traffic import round_traffic
 from toolkit.coordinator.devices.join_proof import check_possession
 from toolkit.coordinator.devices.join_validation import (
     TROUBLE_LENGTH,
@@ -43,7 +44,6 @@ from toolkit.coordinator.devices.join_validation import (
     check_name,
     shortened,
 )
-from toolkit.coordinator.devices.expected_traffic import round_traffic
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner, planned_submodel
 from toolkit.coordinator.devices.wrong_credentials import operator_joins, unknown_secret
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
