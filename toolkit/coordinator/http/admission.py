@@ -15,6 +15,7 @@ from toolkit.coordinator.refusals import not_authorised
 
 CALLER = "caller"
 """The key of the device, or of the token, in the state of an admitted request's scope."""
+FOR_JOIN_TOKENS = (f"{API}/invitation", f"{API}/devices")
 DISCARDED = 64 << 10
 DISCARDED_S = 2.0
 """What is read and thrown away of a stranger's body, in bytes and seconds, so that the answer
@@ -36,7 +37,7 @@ async def admit(scope: Scope, coordinator: Coordinator) -> bool:
         )
     # A member's secret is found without waiting. Everything else may wait for the database.
     device = coordinator.member_with(secret)
-    if scope["path"] == f"{API}/devices":
+    if scope["path"] in FOR_JOIN_TOKENS:
         await run_in_threadpool(coordinator.check_join_token, secret)
     elif device is None and not (
         scope["path"] == f"{API}/status" and coordinator.is_operator(secret)

@@ -83,7 +83,7 @@ _conflict: dict[int | str, dict[str, Any]] = {
     description="The federation's own words, its rounds and what they transfer, before joining.",
     responses={403: {"model": Problem, "description": "This is no join token"}},
 )
-def invitation(token: Credentials, service: Service) -> Invitation:
+def invitation(token: JoinToken, service: Service) -> Invitation:
     """Describe the federation to the holder of a join token."""
     return service.invitation(token)
 
