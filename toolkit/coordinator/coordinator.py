@@ -36,7 +36,6 @@ from device_agent.formats.protocol import (
 from profiles.text_formatting import counted
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
-from toolkit.coordinator.devices.expected_traffic import round_traffic
 from toolkit.coordinator.devices.join_proof import check_possession
 from toolkit.coordinator.devices.join_validation import (
     TROUBLE_LENGTH,
@@ -51,6 +50,7 @@ from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.asking_again import AskingAgain
+from toolkit.coordinator.rounds.expected_traffic import round_traffic
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
