@@ -1,12 +1,10 @@
 """`edgetailor-agent bench`."""
 
-import json
 import logging
 import sys
 from pathlib import Path
 
 import click
-import msgspec
 
 from device_agent.cli.console import print_json, say
 from device_agent.cli.options import json_option, only_runtime_option, threads_option
@@ -56,6 +54,10 @@ def bench(
         edgetailor-agent bench bundles/
         edgetailor-agent bench --out my-board.json
     """
+    import json
+
+    import msgspec
+
     from device_agent.formats.atomic_files import check_file_place, write_file
     from device_agent.profiling.bundle_benchmark import (
         as_document,

@@ -4,7 +4,6 @@ import platform
 from pathlib import Path
 
 import click
-import msgspec
 
 from device_agent.cli.console import print_json
 from device_agent.cli.options import json_option, threads_option
@@ -25,6 +24,8 @@ def calibrate(out: Path | None, name: str | None, force: bool, threads: int, as_
     the result is valid for any model: `edgetailor plan --profile FILE` uses it. Do not use the
     device for anything else meanwhile.
     """
+    import msgspec
+
     from device_agent.formats.atomic_files import check_file_place, write_file
     from device_agent.profiling.calibration import calibrate, device_profile
     from device_agent.profiling.calibration_summary import summary

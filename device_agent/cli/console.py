@@ -1,12 +1,9 @@
 """What both commands share: output, exit codes, and errors as one sentence or one JSON object.
 
-This module is imported before the arguments are parsed, so it must not import heavy libraries.
+This module is imported before the arguments are parsed, so it imports little.
 """
 
-import json
 import sys
-import tempfile
-import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -100,6 +97,8 @@ def run(command: click.Command, name: str) -> NoReturn:
 
 def _finish(error: EdgeTailorError) -> int:
     """Print `error` as JSON if the command was to print JSON. Returns the exit code."""
+    import json
+
     # Arguments that cannot be parsed have no result to ask: look at the command line itself.
     if JSON_OPTION in sys.argv[1:] and not _output["json_printed"]:
         about = {"code": error.code, "message": str(error)} | error.values
@@ -184,6 +183,9 @@ def write_traceback(name: str) -> Path:
     Returns:
         The file.
     """
+    import tempfile
+    import traceback
+
     handle, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".log")
     with open(handle, "w", encoding="utf-8") as file:
         traceback.print_exc(file=file)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-import msgspec
 
 from device_agent.cli.console import print_json
 from device_agent.cli.options import json_option, state_option
@@ -23,8 +22,11 @@ def doctor(url: str | None, token_file: Path | None, state: Path | None, as_json
     Each check ends with PASS, FAIL or SKIP and names the remedy. If a check fails, the exit code
     is 2. Without URL the command checks the coordinator that this device has joined.
     """
+    import json
+    from dataclasses import asdict
+
     from device_agent.doctor.doctor import lines, run_checks
-    from device_agent.federation.device_state import default_state
+    from device_agent.federation.default_state import default_state
 
     token = None if token_file is None else read_token(token_file)
     found = []
@@ -33,7 +35,6 @@ def doctor(url: str | None, token_file: Path | None, state: Path | None, as_json
         if not as_json:
             click.echo("\n".join(lines(finding)))
     if as_json:
-        document = {"version": 1, "checks": found}
-        print_json(msgspec.json.format(msgspec.json.encode(document), indent=1))
+        print_json(json.dumps({"version": 1, "checks": [*map(asdict, found)]}, indent=1))
     if any(finding.result == "FAIL" for finding in found):
         raise click.exceptions.Exit(FAILED)

@@ -6,10 +6,9 @@ import click
 
 from device_agent.cli.console import say
 from device_agent.cli.options import run_options, user_option
-from device_agent.federation.run_options import RunOptions
 
 
-@click.command("install-service")
+@click.command()
 @run_options
 @user_option
 @click.option("--dry-run", is_flag=True, help="Print the unit and the options, do not write them.")
@@ -20,7 +19,7 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     state folder. Its options are in a file that you can edit: /etc/edgetailor-agent.toml, or
     ~/.config/edgetailor-agent.toml with --user.
     """
-    from device_agent.federation.start_checks import check_start
+    from device_agent.federation.run_options import RunOptions
     from device_agent.service import systemd_service
 
     options = systemd_service.with_absolute_paths(RunOptions.from_flat(**given))
@@ -33,6 +32,8 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
         if note is not None:
             say(note)
         return
+    from device_agent.federation.start_checks import check_start
+
     # Nothing is written before: in the journal, nobody would look for what the service refuses.
     check_start(options, data=note is None)
     systemd_service.install(options, user)

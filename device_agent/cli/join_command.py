@@ -54,7 +54,7 @@ def join(
     The device generates a key pair, which is its identity. Joining again is safe, also after a
     lost answer: the coordinator recognises the device by its key.
     """
-    from device_agent.federation.device_state import default_state
+    from device_agent.federation.default_state import default_state
     from device_agent.federation.membership import join as join_coordinator
 
     folder = state or default_state()

@@ -20,7 +20,7 @@ def leave(state: Path | None, keep_personal: bool, offline: bool) -> None:
 
     The coordinator frees the device's place. The device removes its state, including its key.
     """
-    from device_agent.federation.device_state import default_state
+    from device_agent.federation.default_state import default_state
     from device_agent.federation.membership import leave as leave_coordinator
 
     folder = state or default_state()

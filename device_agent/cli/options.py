@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from device_agent.federation.owner_limits import QuietHours
 from device_agent.training.training_options import AUTO
 from profiles.errors import InputError
 from profiles.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from device_agent.federation.owner_limits import QuietHours
 
 
 class Duration(click.ParamType[float]):
@@ -103,15 +105,17 @@ user_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-class Hours(click.ParamType[QuietHours]):
+class Hours(click.ParamType["QuietHours"]):
     """A time span of every day such as 22:00-07:00."""
 
     name = "from-to"
 
     def convert(
-        self, value: str | QuietHours, param: click.Parameter | None, ctx: click.Context | None
-    ) -> QuietHours:
+        self, value: "str | QuietHours", param: click.Parameter | None, ctx: click.Context | None
+    ) -> "QuietHours":
         """Convert the text."""
+        from device_agent.federation.owner_limits import QuietHours
+
         try:
             return value if isinstance(value, QuietHours) else QuietHours.parse(value)
         except InputError as error:

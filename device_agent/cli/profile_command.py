@@ -9,7 +9,6 @@ import click
 from device_agent.cli.console import print_json, say
 from device_agent.cli.options import Duration, json_option, runtime_option, threads_option
 from device_agent.log_format import PlainFormatter, show_logs
-from profiles.documents.bundle_profile import RUNS
 
 
 @click.command()
@@ -18,10 +17,8 @@ from profiles.documents.bundle_profile import RUNS
 @threads_option
 @click.option(
     "--runs",
-    default=RUNS,
-    show_default=True,
     type=click.IntRange(5),
-    help="Measured runs of each phase.",
+    help="Measured runs of each phase.  [default: 20]",
 )
 @click.option(
     "--sustained",
@@ -40,7 +37,7 @@ def profile(
     bundle: Path,
     runtime: str | None,
     threads: int,
-    runs: int,
+    runs: int | None,
     sustained_s: float,
     strict: bool,
     out: Path | None,
@@ -55,6 +52,7 @@ def profile(
     from device_agent.formats.atomic_files import check_file_place, write_file
     from device_agent.profiling.profile_text import summary
     from device_agent.profiling.profiler import profile_bundle, require_stable
+    from profiles.documents.bundle_profile import RUNS
     from profiles.documents.profile_reading import encode_profile
 
     if out is not None:
@@ -62,7 +60,9 @@ def profile(
     # A log file needs no progress lines for a measurement of seconds.
     level = logging.INFO if sys.stderr.isatty() or sustained_s else logging.WARNING
     with show_logs(say, PlainFormatter(), level):
-        found = profile_bundle(bundle, threads, runs=runs, sustained_s=sustained_s, runtime=runtime)
+        found = profile_bundle(
+            bundle, threads, runs=runs or RUNS, sustained_s=sustained_s, runtime=runtime
+        )
     document = encode_profile(found)
     if out is not None:
         write_file(out, document)

@@ -5,28 +5,32 @@ import os
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from device_agent.cli.console import say
 from device_agent.cli.options import run_options
-from device_agent.federation.run_options import RunOptions, read_options
 from device_agent.log_format import JsonFormatter, PlainFormatter, fields, show_logs
-from device_agent.service.systemd_notify import Notifier
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted
+
+if TYPE_CHECKING:
+    from device_agent.federation.run_options import RunOptions
+    from device_agent.service.systemd_notify import Notifier
 
 log = logging.getLogger(__name__)
 
 
 def _from_file(context: click.Context, option: click.Parameter, path: Path | None) -> None:
     """Use the file's values as defaults of the other options."""
+    from device_agent.federation.run_options import read_options
+
     if path is not None:
         context.default_map = read_options(path)
 
 
-@click.command("run")
+@click.command()
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -36,12 +40,15 @@ def _from_file(context: click.Context, option: click.Parameter, path: Path | Non
     help='Read options from this TOML file, for example quiet_hours = "22:00-07:00".',
 )
 @run_options
-def run_command(**given: Any) -> None:
+def run(**given: Any) -> None:
     """Take part in every round until the last.
 
     The agent waits for a coordinator that is away. The owner's limits (temperature, battery, quiet
     hours) pause it, also in the middle of a training.
     """
+    from device_agent.federation.run_options import RunOptions
+    from device_agent.service.systemd_notify import Notifier
+
     options = RunOptions.from_flat(**given)
     signal.signal(signal.SIGTERM, _end)
     notifier = Notifier()
@@ -66,11 +73,11 @@ def run_command(**given: Any) -> None:
     click.echo(f"{counted(taken, 'update')} sent")
 
 
-def _run(options: RunOptions, notifier: Notifier) -> int:
-    from device_agent.federation.round_loop import run
+def _run(options: "RunOptions", notifier: "Notifier") -> int:
+    from device_agent.federation.round_loop import run as take_part
 
     os.nice(options.nice)
-    return run(options, alive=notifier.alive)
+    return take_part(options, alive=notifier.alive)
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

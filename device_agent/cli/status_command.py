@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-import msgspec
 
 from device_agent.cli.console import print_json
 from device_agent.cli.options import json_option, state_option
@@ -14,7 +13,9 @@ from device_agent.cli.options import json_option, state_option
 @json_option
 def status(state: Path | None, as_json: bool) -> None:
     """Show the federation as the coordinator sees it."""
-    from device_agent.federation.device_state import default_state
+    import msgspec
+
+    from device_agent.federation.default_state import default_state
     from device_agent.federation.fleet_status import fleet_status, lines
 
     found = fleet_status(state or default_state())

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-import msgspec
 
 from device_agent.cli.console import print_json
 from device_agent.cli.options import (
@@ -56,6 +55,8 @@ def train(
     \b
         edgetailor-agent train bundles/phone --data local.npz --out update
     """
+    import msgspec
+
     from device_agent.training.standalone_training import train as train_alone
 
     record = train_alone(

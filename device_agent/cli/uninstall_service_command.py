@@ -5,7 +5,7 @@ import click
 from device_agent.cli.options import user_option
 
 
-@click.command("uninstall-service")
+@click.command()
 @user_option
 def uninstall_service(user: bool) -> None:
     """Stop and remove the agent's service.

@@ -1,6 +1,6 @@
 """Checks of the connection to the coordinator: name, TCP, TLS, coordinator, clock, membership.
 
-Each check needs the one before it to pass.
+Up to the coordinator, each check needs the one before it to pass.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from device_agent.client.addresses import check_secret, check_url
 from device_agent.client.client_errors import reason, tls_reason
 from device_agent.client.replies import REPLY_LIMIT
 from device_agent.client.whole_answers import connections
-from device_agent.doctor.finding import Finding
-from device_agent.federation.device_state import Identity
+from device_agent.doctor.finding import Finding, isolated
+from device_agent.federation.state_folder import Identity
 from device_agent.formats.protocol import (
     API,
     JOIN_TOKEN,
@@ -33,6 +33,7 @@ from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 
 TIMEOUT_S = 5.0
+PLAIN = Finding.skip("TLS", "the URL is plain http")
 SKEW_S = 60.0
 """How far the clocks may differ. The coordinator refuses joins from 5 minutes on."""
 
@@ -40,7 +41,7 @@ SKEW_S = 60.0
 def check_connection(
     url: str | None, identity: Identity | None, token: str | None
 ) -> Iterator[Finding]:
-    """Check the connection to a coordinator. The first failure ends the checks.
+    """Check the connection to a coordinator. Without one, its clock and tokens are not checked.
 
     Args:
         url: The coordinator's URL (default: that of `identity`).
@@ -60,19 +61,19 @@ def check_connection(
     # The secret of another coordinator must not be sent to this one.
     if identity is not None and identity.url != target:
         identity = None
-    for finding in _steps(target, host, port, parsed.scheme == "https", identity, token):
-        yield finding
-        if finding.result == "FAIL":
-            return
-
-
-def _steps(
-    url: str, host: str, port: int, secure: bool, known: Identity | None, token: str | None
-) -> Iterator[Finding]:
-    yield _name(host, port)
-    yield _tcp(host, port)
-    yield _tls(host, port, known) if secure else Finding.skip("TLS", "the URL is plain http")
-    yield from _coordinator(url, known, token)
+    known = identity
+    secure = parsed.scheme == "https"
+    # Each needs the one before it.
+    for check, make in (
+        ("name", lambda: _name(host, port)),
+        ("TCP", lambda: _tcp(host, port)),
+        ("TLS", lambda: _tls(host, port, known) if secure else PLAIN),
+    ):
+        for finding in isolated(check, make):
+            yield finding
+            if finding.result == "FAIL":
+                return
+    yield from isolated("coordinator", lambda: _coordinator(target, known, token))
 
 
 def _name(host: str, port: int) -> Finding:
@@ -153,7 +154,7 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
         yield Finding.fail("coordinator", detail, "check the URL, and which program runs there")
         return
     yield Finding.ok("coordinator", f"answers at {url}")
-    yield _clock(answer.headers.get("Date"), time.time())
+    yield from isolated("clock", lambda: _clock(answer.headers.get("Date"), time.time()))
     if isinstance(said, Problem) and said.code == PREPARING:
         what = "membership" if token is None else "token"
         yield Finding.skip(what, "the coordinator is still preparing", "try again in a few minutes")

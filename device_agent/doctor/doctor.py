@@ -1,12 +1,14 @@
-"""All checks of `edgetailor-agent doctor`, and their text."""
+"""All checks of `edgetailor-agent doctor`, and their text.
+
+Nothing here or in a check may end the others. Libraries are imported inside the checks that need
+them: one that does not load is what the doctor is for.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from device_agent.doctor.coordinator_checks import check_connection
-from device_agent.doctor.finding import Finding
+from device_agent.doctor.finding import Finding, isolated
 from device_agent.doctor.machine_checks import check_machine
-from device_agent.federation.device_state import DeviceState, Identity
 from profiles.errors import InputError
 from profiles.text_formatting import wrapped
 
@@ -23,13 +25,18 @@ def run_checks(url: str | None, state: Path, token: str | None = None) -> Iterat
 
     Returns:
         The findings, each as soon as its check has ended.
-
-    Raises:
-        InputError: `url` is malformed.
     """
-    identity: Identity | None = None
+    yield from isolated("coordinator", lambda: _connection(url, state, token))
+    yield from check_machine(state)
+
+
+def _connection(url: str | None, state: Path, token: str | None) -> Iterator[Finding]:
+    from device_agent.doctor.coordinator_checks import check_connection
+    from device_agent.federation.state_folder import StateFolder
+
+    identity = None
     try:
-        identity = DeviceState(state).identity()
+        identity = StateFolder(state).identity()
     except InputError as error:
         if state.is_dir():  # check_machine reports a state that is not a folder
             remedy = "the key is kept, so the device stays the same"
@@ -38,7 +45,6 @@ def run_checks(url: str | None, state: Path, token: str | None = None) -> Iterat
         yield Finding.skip("coordinator", "not known", "give its URL, or join first")
     else:
         yield from check_connection(url, identity, token)
-    yield from check_machine(state)
 
 
 def lines(finding: Finding) -> list[str]:

@@ -1,13 +1,26 @@
-"""The result of one check."""
+"""The result of one check, and checks that cannot end the others."""
 
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal, Self
 
-from device_agent.formats.manifest import Struct
+from profiles.errors import EdgeTailorError
+from profiles.text_formatting import one_line
 
 Result = Literal["PASS", "FAIL", "SKIP"]
+MISSING_LIBRARY = re.compile(r"([\w.+-]+\.so[.\d]*): cannot open shared object file")
+DEBIAN_PACKAGES = {
+    "libstdc++.so.6": "libstdc++6",
+    "libgcc_s.so.1": "libgcc-s1",
+    "libgomp.so.1": "libgomp1",
+    "libatomic.so.1": "libatomic1",
+    "libz.so.1": "zlib1g",
+}
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Finding:
     """The result of one check.
 
     Attributes:
@@ -28,11 +41,38 @@ class Finding(Struct, frozen=True, kw_only=True):
         return cls(check=check, result="PASS", detail=detail)
 
     @classmethod
-    def fail(cls, check: str, detail: str, remedy: str) -> Self:
-        """A check that failed: this device cannot work."""
+    def fail(cls, check: str, detail: str, remedy: str | None) -> Self:
+        """A check that failed: this device cannot work. The detail may hold the remedy."""
         return cls(check=check, result="FAIL", detail=detail, remedy=remedy)
 
     @classmethod
     def skip(cls, check: str, detail: str, remedy: str | None = None) -> Self:
         """A check that does not apply, or that cannot be made."""
         return cls(check=check, result="SKIP", detail=detail, remedy=remedy)
+
+
+def isolated(check: str, make: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
+    """The findings of `make`. Whatever it raises becomes a finding of `check`."""
+    try:
+        found = make()
+        yield from [found] if isinstance(found, Finding) else found
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except EdgeTailorError as error:
+        yield Finding.fail(check, str(error), None)
+    except BaseException as error:  # a library that is broken may raise anything
+        said = one_line(f"{type(error).__name__}: {error}")
+        remedy = "please report this line"
+        if isinstance(error, ImportError):
+            remedy = loading_remedy(str(error), (error.name or "edgetailor").partition(".")[0])
+        yield Finding.fail(check, f"cannot be checked: {said}", remedy)
+
+
+def loading_remedy(said: str, package: str) -> str:
+    """What to do if `package` does not load, which `said` why."""
+    missing = MISSING_LIBRARY.search(said)
+    if missing is None:
+        return f"reinstall it: pip install --force-reinstall {package}"
+    known = DEBIAN_PACKAGES.get(missing[1])
+    how = f"; on Debian: sudo apt install {known}" if known else ""
+    return f"install the system library {missing[1]}{how}"

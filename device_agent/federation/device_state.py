@@ -23,9 +23,10 @@ import msgspec
 import numpy as np
 
 from device_agent.client.transfers import PART
+from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.graph_forms import form_of
-from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest, Struct, encode
+from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest
 from device_agent.formats.protocol import FileOffer, Work
 from device_agent.formats.signed_work import check_work
 from device_agent.formats.update import UpdateRecord, read_update
@@ -33,7 +34,6 @@ from device_agent.runtime.graph_form import device_form
 from device_agent.training.personal_model import read_personal, write_personal
 from device_agent.training.training_folder import training_folder
 from profiles.errors import ClientError, InputError, UpdateError
-from profiles.json_decoding import MalformedError, decode_json
 
 Fetch = Callable[[FileOffer, Path], None]
 UNFINISHED = re.compile(
@@ -43,103 +43,23 @@ UNFINISHED = re.compile(
 """Names that `write_file` gives to the files of this folder before they are complete."""
 
 
-class Identity(Struct, frozen=True, kw_only=True):
-    """The content of device.json.
-
-    `token_sha256` is the hash of the join token that was used. `key` is the coordinator's public
-    key, which has to sign all work; None for a device that joined before keys were given.
-    `certificate` is the SHA-256 of the coordinator's certificate if it was given at the join.
-    """
-
-    version: int = 1
-    url: str
-    device: str
-    secret: str
-    name: str
-    submodel: str
-    token_sha256: str | None = None
-    key: str | None = None
-    certificate: str | None = None
-
-
-def default_state() -> Path:
-    """The default state folder, below $XDG_STATE_HOME or ~/.local/state."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "edgetailor-agent"
-
-
-class DeviceState:
-    """The state folder of a device.
+class DeviceState(StateFolder):
+    """The state folder with all files of a device.
 
     Args:
         folder: The folder. It need not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.bundle = folder / "bundle"
         self.update = folder / "update"
         self._files = folder / "files"
-        self.key = folder / "device.key"
         self.replacing_key = folder / "replacing.key"
         self.attempts = folder / "attempts.json"
         self.trials = folder / "runtimes.json"
-        self._identity = folder / "device.json"
         self._personal = folder / "personal.safetensors"
         self._newest = folder / "newest-work"
-
-    def identity(self) -> Identity | None:
-        """Read the identity.
-
-        Returns:
-            The identity; None if the device has not joined.
-
-        Raises:
-            InputError: device.json is damaged or cannot be read.
-        """
-        try:
-            return decode_json(self._identity.read_bytes(), Identity)
-        except FileNotFoundError:
-            return None
-        except NotADirectoryError:
-            raise InputError(
-                f"The state must be a folder; {self.folder} is a file or below a file. Give a "
-                "folder with --state.",
-                code="state.not-a-folder",
-                path=str(self.folder),
-            ) from None
-        except OSError as error:
-            raise InputError(
-                f"{self._identity} cannot be read: {error.strerror}.",
-                code="state.unreadable",
-                path=str(self._identity),
-            ) from None
-        except MalformedError as error:
-            raise InputError(
-                f"{self._identity} is damaged ({error}). Remove it and join again.",
-                code="state.damaged-identity",
-                path=str(self._identity),
-            ) from None
-
-    def member(self) -> Identity:
-        """Read the identity of a device that has joined.
-
-        Raises:
-            InputError: It has not joined, or device.json is damaged.
-        """
-        identity = self.identity()
-        if identity is None:
-            raise InputError(
-                f"{self.folder} has not joined a coordinator yet. Run `edgetailor-agent join URL "
-                "--token-file FILE` first.",
-                code="state.not-joined",
-                path=str(self.folder),
-            )
-        return identity
-
-    def remember(self, identity: Identity) -> None:
-        """Write device.json, readable by the owner only."""
-        write_file(self._identity, encode(identity), mode=0o600)
 
     @contextmanager
     def created(self) -> Iterator[None]:
@@ -159,25 +79,6 @@ class DeviceState:
                 for made in missing:
                     made.rmdir()
             raise
-
-    def check_writable(self) -> None:
-        """Check that files can be written to the folder, which is created if need be.
-
-        Raises:
-            InputError: The folder cannot be made or written.
-        """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # Mode bits do not tell: the disk may be read-only or full, and root ignores the bits.
-            write_file(self.folder / ".writable", b"")
-            (self.folder / ".writable").unlink()
-        except OSError as error:
-            raise InputError(
-                f"The state folder {self.folder} cannot be written ({error.strerror}). Give "
-                "another folder with --state.",
-                code="state.not-writable",
-                path=str(self.folder),
-            ) from None
 
     def check_changeable(self) -> None:
         """Check that files of the folder can be made and removed.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation.device_state import DeviceState
+from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.protocol import ABSENT, LEFT, DeviceStatus, Status
 from profiles.text_formatting import counted, have_joined, wrapped
 
@@ -26,7 +26,7 @@ def fleet_status(state: Path) -> Status:
         InputError: The device has not joined.
         ClientError: The coordinator does not answer.
     """
-    identity = DeviceState(state).member()
+    identity = StateFolder(state).member()
     return CoordinatorClient(
         identity.url, identity.secret, patience_s=PATIENCE_S, certificate=identity.certificate
     ).status()

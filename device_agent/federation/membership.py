@@ -13,7 +13,8 @@ from device_agent.client.addresses import check_url
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.device_keys import DeviceKey
-from device_agent.federation.device_state import DeviceState, Identity
+from device_agent.federation.device_state import DeviceState
+from device_agent.federation.state_folder import Identity
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.protocol import NEEDS_PROFILE, Invitation
 from device_agent.formats.signed_work import check_invitation, check_key, split_token

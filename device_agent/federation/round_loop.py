@@ -8,7 +8,8 @@ from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
-from device_agent.federation.device_state import DeviceState, default_state
+from device_agent.federation.default_state import default_state
+from device_agent.federation.device_state import DeviceState
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
 from device_agent.federation.run_options import RunOptions

@@ -2,9 +2,11 @@
 
 import device_agent.training.bundle_training  # noqa: F401 - the idle agent has the runtime loaded
 from device_agent.data.local_data import check_source
-from device_agent.federation.device_state import DeviceState, Identity, default_state
+from device_agent.federation.default_state import default_state
+from device_agent.federation.device_state import DeviceState
 from device_agent.federation.run_options import RunOptions
-from device_agent.runtime import openvino_runtime
+from device_agent.federation.state_folder import Identity
+from device_agent.runtime.runtime_packages import OPENVINO, check_openvino
 from device_agent.training.memory_limits import Usage, ceilings, check_idle
 
 
@@ -26,8 +28,8 @@ def check_start(options: RunOptions, *, data: bool = True) -> tuple[Identity, Us
     """
     identity = DeviceState(options.state or default_state()).member()
     options.limits.check()
-    if options.training.runtime == openvino_runtime.PACKAGE:
-        openvino_runtime.check_installed()
+    if options.training.runtime == OPENVINO:
+        check_openvino()
     if data:
         check_source(options.data)
     # Measured before the first training: afterwards the process keeps the runtime's memory.

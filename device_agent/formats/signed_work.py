@@ -9,9 +9,6 @@ import hashlib
 import re
 import time
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from device_agent.formats.protocol import Invitation, Work
 from profiles.errors import TrustError
 
@@ -122,6 +119,10 @@ def check_work(work: Work, key: str, newest: int, now: float | None = None) -> N
 
 
 def _is_signed(key: str, signature: str, text: bytes) -> bool:
+    # Imported here: `status` and `doctor` need the rest of this module only.
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         Ed25519PublicKey.from_public_bytes(_decoded(key)).verify(_decoded(signature), text)
     except (InvalidSignature, ValueError):

@@ -9,18 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.runtime.runtime_errors import runtime_error
+from device_agent.runtime.runtime_packages import LITERT
 from device_agent.system.process_memory import ran_out
 from profiles.errors import BundleError
-
-PACKAGE = "ai-edge-litert"
 
 
 def description() -> str:
     """Name and version of the library."""
     try:
-        return f"{PACKAGE} {version(PACKAGE)}"
+        return f"{LITERT} {version(LITERT)}"
     except PackageNotFoundError:
-        return PACKAGE
+        return LITERT
 
 
 @contextmanager

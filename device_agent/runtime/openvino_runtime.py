@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import numpy as np
 from device_agent.runtime.graph_check import check_graph
 from device_agent.runtime.openvino_probe import has_varying_kernels, keeps_kernels
 from device_agent.runtime.runtime_errors import runtime_error
+from device_agent.runtime.runtime_packages import OPENVINO
 from device_agent.system.process_memory import ran_out, release_unused
 from profiles.errors import BundleError
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Shapes = tuple[tuple[int, ...], ...]
 """The shapes of all inputs."""
-PACKAGE = "openvino"
 CONVERTER = "openvino.tools.ovc"
 BATCH_SIZES = 2
 """Batch sizes that a session keeps compiled: the usual one, and an epoch's last, smaller one."""
@@ -31,20 +30,9 @@ SINK = "/sink_port_0"
 def description() -> str:
     """Name and version of the library."""
     try:
-        return f"{PACKAGE} {version(PACKAGE)}"
+        return f"{OPENVINO} {version(OPENVINO)}"
     except PackageNotFoundError:
-        return PACKAGE
-
-
-def check_installed() -> None:
-    """Raise BundleError if OpenVINO is not installed. It is not loaded, which takes memory."""
-    if find_spec(PACKAGE) is None:
-        raise BundleError(
-            "OpenVINO is not installed on this device. Install it with "
-            "`pip install 'edgetailor[openvino]'`, or leave out --runtime openvino.",
-            code="bundle.runtime-missing",
-            runtime=PACKAGE,
-        )
+        return OPENVINO
 
 
 def load_core() -> "openvino.Core":
@@ -83,7 +71,7 @@ class OpenvinoSession:
                 f"OpenVINO cannot be loaded here: {error}. Install it with "
                 "`pip install 'edgetailor[openvino]'`, or train with --runtime onnxruntime.",
                 code="bundle.runtime-missing",
-                runtime=PACKAGE,
+                runtime=OPENVINO,
             ) from None
         self._settings = {
             "INFERENCE_NUM_THREADS": threads,
@@ -106,7 +94,7 @@ class OpenvinoSession:
                 "--runtime onnxruntime.",
                 code="bundle.kept-weights",
                 graph=graph.name,
-                runtime=PACKAGE,
+                runtime=OPENVINO,
             )
         self._names = [given.node.friendly_name for given in self._model.inputs]
         self._results = [

@@ -9,14 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
-from device_agent.runtime.litert_runtime import PACKAGE as LITERT
 from device_agent.runtime.litert_runtime import LitertSession
 from device_agent.runtime.litert_runtime import description as litert
 from device_agent.runtime.onnx_runtime import DESCRIPTION, OnnxSession
 from device_agent.runtime.onnx_runtime import arena as onnx_arena
-from device_agent.runtime.openvino_runtime import PACKAGE as OPENVINO
 from device_agent.runtime.openvino_runtime import OpenvinoSession
 from device_agent.runtime.openvino_runtime import description as openvino
+from device_agent.runtime.runtime_packages import LITERT, OPENVINO
 from profiles.errors import BundleError
 
 

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from device_agent.federation.device_state import default_state
+from device_agent.federation.default_state import default_state
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError

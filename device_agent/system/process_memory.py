@@ -5,8 +5,10 @@ import errno
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from profiles.documents.bundle_profile import Pages
+if TYPE_CHECKING:
+    from profiles.documents.bundle_profile import Pages
 
 M_MMAP_THRESHOLD = -3
 LARGE_BYTES = 4 << 20
@@ -26,8 +28,10 @@ def resident_bytes() -> int | None:
     return status_field("VmRSS")
 
 
-def pages() -> Pages | None:
+def pages() -> "Pages | None":
     """The resident set now, in two parts: RssAnon, and RssFile plus RssShmem."""
+    from profiles.documents.bundle_profile import Pages
+
     anonymous, file = status_field("RssAnon"), status_field("RssFile")
     if anonymous is None or file is None:
         return None

@@ -4,11 +4,12 @@ Each function takes the root of sysfs, so that tests can describe any machine wi
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from profiles.documents.bundle_profile import Conditions
+if TYPE_CHECKING:
+    from profiles.documents.bundle_profile import Conditions
 
 SYS = Path("/sys")
 PI_FLAGS = ("under-voltage", "frequency capped", "throttled", "soft temperature limit")
@@ -19,7 +20,8 @@ CPU_COOLING = ("cpufreq", "processor", "devfreq")
 COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
 
 
-class Throttle(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Throttle:
     """Reasons why the processor runs slower than it could.
 
     `active` apply now, `since_boot` applied at some time since the last boot. `events` counts how
@@ -37,8 +39,10 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys([*before.active, *self.active, *latched, *counted]))
 
 
-def conditions(root: Path = SYS) -> Conditions:
+def conditions(root: Path = SYS) -> "Conditions":
     """All sensors at this moment, for a profile."""
+    from profiles.documents.bundle_profile import Conditions
+
     now = throttle(root)
     return Conditions(
         temperature_c=temperature_c(root),

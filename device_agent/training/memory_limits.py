@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.system.process_memory import status_field
-from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES
 from profiles.errors import LimitError
 from profiles.text_formatting import bytes_as_option
 
@@ -194,6 +193,8 @@ def enforce_memory_limit(
     if max_memory is None or not (idle.data and idle.resident):
         yield
         return
+    from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES
+
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     # RLIMIT_DATA counts the whole stack of every thread that a session adds to the calling thread,
     # although resident memory, which `max_memory` limits, holds almost nothing of it.

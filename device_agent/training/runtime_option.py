@@ -10,7 +10,7 @@ from device_agent.formats.graph_forms import WINOGRAD, form_file, form_of
 from device_agent.formats.manifest import Manifest, Signature
 from device_agent.runtime.blocked_probe import best_form, block_size
 from device_agent.runtime.graph_form import device_form
-from device_agent.runtime.openvino_runtime import PACKAGE as OPENVINO
+from device_agent.runtime.runtime_packages import OPENVINO
 from device_agent.training.memory_estimate import batch_of, size_of
 from profiles.cost_model.memory_rule import openvino_growth
 from profiles.errors import BundleError

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from msgspec import UNSET
 
-from device_agent.runtime.litert_runtime import PACKAGE as LITERT
+from device_agent.runtime.runtime_packages import LITERT
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.device_profile import DeviceProfile
 from profiles.text_formatting import format_bytes, format_seconds

@@ -15,7 +15,8 @@ import pytest
 
 from bundles import everything
 from commands import Agent, Done, interrupted, refusal
-from device_agent.federation.device_state import DeviceState, Identity
+from device_agent.federation.device_state import DeviceState
+from device_agent.federation.state_folder import Identity
 
 STOPPED = "\nInterrupted.\n"  # on a line of its own, behind the terminal's ^C
 

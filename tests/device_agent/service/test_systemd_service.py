@@ -14,9 +14,10 @@ import pytest
 from bundles import everything, write_data
 from commands import Done, command, environment, refusal, run
 from device_agent.cli import main_group
-from device_agent.federation.device_state import DeviceState, Identity
+from device_agent.federation.device_state import DeviceState
 from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.run_options import RunOptions, read_options
+from device_agent.federation.state_folder import Identity
 from device_agent.service.systemd_notify import Notifier
 from device_agent.service.systemd_service import (
     ServicePlace,
@@ -121,7 +122,7 @@ def test_what_run_would_refuse_is_refused_before_anything_is_written(
     (tmp_path / "broken.npz").write_bytes(b"no archive")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("device_agent.system.sensors.temperature_c", lambda root: None)
-    monkeypatch.setattr("device_agent.runtime.openvino_runtime.find_spec", lambda name: None)
+    monkeypatch.setattr("device_agent.runtime.runtime_packages.find_spec", lambda name: None)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     written: list[object] = []
     monkeypatch.setattr(

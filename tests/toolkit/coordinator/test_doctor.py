@@ -21,9 +21,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from commands import Done, run
+from commands import ROOT, run
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.doctor import machine_checks
+from device_agent.doctor import library_checks, machine_checks
 from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.doctor.doctor import lines, run_checks
 from device_agent.doctor.finding import Finding
@@ -48,7 +48,8 @@ def test_a_member(fleet: Fleet, tmp_path: Path) -> None:
     assert results[:-2] == [
         ("PASS", "name"), ("PASS", "TCP"), ("SKIP", "TLS"), ("PASS", "coordinator"),
         ("PASS", "clock"), ("PASS", "membership"), ("PASS", "state"), ("PASS", "disk"),
-        ("PASS", "onnxruntime"), ("PASS", "litert"), ("PASS", "openvino"), ("PASS", "memory"),
+        ("PASS", "libraries"), ("PASS", "onnxruntime"), ("PASS", "litert"),
+        ("PASS", "openvino"), ("PASS", "memory"),
     ]  # fmt: skip
     assert [check for _, check in results[-2:]] == ["temperature", "power"]
     assert "PASS  membership   known there as desktop-1\n" in done.stdout
@@ -68,10 +69,10 @@ def test_json_and_the_exit_code(tmp_path: Path) -> None:
         "remedy": "check that `edgetailor serve` runs there, that its `host` can be reached from "
         "other machines, and that no firewall blocks the port",
     }
-    assert run("edgetailor-agent", "doctor", "ftp://x", cwd=tmp_path) == Done(
-        2, "", "Error: Invalid URL of a coordinator 'ftp://x': write it like "
-        "http://192.168.1.10:8123, as `edgetailor serve` prints it.\n",
-    )  # fmt: skip
+    assert one("coordinator", tmp_path, "ftp://x").detail == (
+        "Invalid URL of a coordinator 'ftp://x': write it like http://192.168.1.10:8123, as "
+        "`edgetailor serve` prints it."
+    )
 
 
 def test_tokens(fleet: Fleet) -> None:
@@ -149,7 +150,9 @@ def test_another_program(tmp_path: Path) -> None:
 def test_a_clock_that_is_off() -> None:
     problem = b'{"code": "client.not-authorised", "message": "Say who you are."}'
     with page(body=problem) as port:
-        result, detail = found(f"http://127.0.0.1:{port}", None, None)["clock"]
+        checks = found(f"http://127.0.0.1:{port}", None, None)
+    assert checks["membership"] == ("SKIP", "not joined there")
+    result, detail = checks["clock"]
     assert result == "FAIL"
     ahead = re.fullmatch(r"(\d+) s ahead of the coordinator's", detail)
     assert ahead
@@ -242,7 +245,7 @@ def test_plain_http_where_tls_was_asked_for() -> None:
 
 
 def test_the_tiny_graph_is_valid() -> None:
-    model = onnx.load_from_string(machine_checks.TINY_GRAPH)
+    model = onnx.load_from_string(library_checks.TINY_GRAPH)
     onnx.checker.check_model(model, full_check=True)
     evaluator = onnx.reference.ReferenceEvaluator(model)
     assert evaluator.run(None, {"x": np.array([21], np.float32)})[0] == [42]
@@ -254,8 +257,8 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def one(check: str, state: Path) -> Finding:
-    return next(finding for finding in run_checks(None, state) if finding.check == check)
+def one(check: str, state: Path, url: str | None = None) -> Finding:
+    return next(finding for finding in run_checks(url, state) if finding.check == check)
 
 
 def test_a_key_that_others_can_read(state: Path) -> None:
@@ -281,7 +284,7 @@ def test_a_full_disk_a_small_machine_and_a_broken_runtime(
 ) -> None:
     monkeypatch.setattr(machine_checks, "LEAST_DISK", 1 << 60)
     monkeypatch.setattr(machine_checks, "LEAST_MEMORY", 1 << 60)
-    monkeypatch.setattr(machine_checks, "RUN_TINY", "import os; os.abort()")
+    monkeypatch.setattr(library_checks, "RUN_TINY", "import os; os.abort()")
     assert one("disk", state).result == "FAIL"
     assert one("memory", state).result == "FAIL"
     broken = one("onnxruntime", state)
@@ -296,3 +299,76 @@ def test_a_full_disk_a_small_machine_and_a_broken_runtime(
 def test_a_state_folder_of_another_user(state: Path) -> None:
     state.chmod(0o555)
     assert one("state", state).result == "FAIL"
+
+
+LIBSTDCXX = "libstdc++.so.6: cannot open shared object file: No such file or directory"
+CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+
+
+def hide(folder: Path, library: str, content: str = f"raise ImportError({LIBSTDCXX!r})") -> str:
+    """Put a broken `library` into `folder`. Returns a PYTHONPATH that finds it first."""
+    (folder / library).mkdir()
+    (folder / library / "__init__.py").write_text(content)
+    return f"{folder}:{ROOT}"
+
+
+@pytest.mark.parametrize("library", list(library_checks.LIBRARIES))
+def test_a_library_that_does_not_load_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    monkeypatch.setattr(library_checks, "RUN_TINY", "print('1 plain 2.0')")
+    monkeypatch.setenv("PYTHONPATH", hide(tmp_path, library))
+    found = {finding.check: finding for finding in library_checks.check_libraries()}
+    assert (found[library].result, found["libraries"].result) == ("FAIL", "PASS")
+    assert found[library].remedy == (
+        "install the system library libstdc++.so.6; on Debian: sudo apt install libstdc++6"
+    )
+    assert "libstdc++.so.6: cannot open" in found[library].detail
+    assert library not in found["libraries"].detail
+
+
+def test_a_library_that_ends_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", hide(tmp_path, "safetensors", CRASH))
+    found = {finding.check: finding for finding in library_checks.check_libraries()}
+    assert found["safetensors"].detail == "loading it ended with exit code -4: no output"
+    assert found["onnxruntime"].result == "PASS"
+
+
+@pytest.mark.parametrize("library", ["numpy", "cryptography", "msgspec", "urllib3"])
+def test_the_doctor_works_where_a_library_does_not_load(tmp_path: Path, library: str) -> None:
+    for optional in ("openvino", "ai_edge_litert"):  # they take long to load
+        hide(tmp_path, optional)
+    (tmp_path / "token").write_text("guess")
+    with page(body=b'{"code": "client.not-authorised", "message": "Who?"}') as port:
+        done = run(
+            "edgetailor-agent", "doctor", f"http://127.0.0.1:{port}", "--state", "s",
+            "--token-file", "token", cwd=tmp_path, PYTHONPATH=hide(tmp_path, library),
+        )  # fmt: skip
+    assert (done.code, done.stderr) == (2, "")
+    results = re.findall("^(PASS|SKIP|FAIL)  ([^ ]+) ", done.stdout, re.M)
+    assert ("FAIL", library) in results
+    checks = {check for _, check in results}
+    assert {"coordinator", "state", "disk", "libraries", "memory", "temperature", "power"} <= checks
+    if library not in ("msgspec", "urllib3"):  # these two speak with the coordinator
+        assert {"clock", "token"} <= checks
+
+
+def test_a_check_that_raises_is_a_line_and_the_others_go_on(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object) -> None:
+        raise RuntimeError("nobody foresaw\nthis")
+
+    for name in ("_writable", "_disk", "check_libraries", "check_optional", "_memory"):
+        monkeypatch.setattr(machine_checks, name, fails)
+    monkeypatch.setattr("device_agent.system.sensors.temperature_c", fails)
+    monkeypatch.setattr("device_agent.system.sensors.charging", fails)
+    monkeypatch.setattr("device_agent.federation.state_folder.StateFolder.identity", fails)
+    found = list(run_checks(None, state))
+    assert [finding.check for finding in found] == [
+        "coordinator", "state", "disk", "libraries", "litert", "openvino", "memory", "temperature",
+        "power",
+    ]  # fmt: skip
+    assert {(finding.result, finding.detail) for finding in found} == {
+        ("FAIL", "cannot be checked: RuntimeError: nobody foresaw this")
+    }

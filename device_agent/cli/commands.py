@@ -1,0 +1,34 @@
+"""The commands of `edgetailor-agent`, each imported when it is asked for.
+
+On a small board, importing what a command does not need takes longer than the command.
+"""
+
+from collections import UserDict
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+
+import click
+
+
+class Commands(UserDict[str, click.Command]):
+    """Commands by name. `a-b` is the function `a_b` of the module `a_b_command`."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self._names = tuple(names)
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name in self._names and name not in self.data:
+            function = name.replace("-", "_")
+            module = import_module(f"device_agent.cli.{function}_command")
+            self.data[name] = getattr(module, function)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

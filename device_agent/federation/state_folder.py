@@ -1,0 +1,116 @@
+"""Who a device is: its identity in the state folder, which every command reads.
+
+This module imports little: `status` and `doctor` need nothing else of the folder, and `doctor` must
+work where libraries do not load.
+"""
+
+from pathlib import Path
+
+from device_agent.formats.atomic_files import write_file
+from device_agent.formats.manifest import Struct, encode
+from profiles.errors import InputError
+from profiles.json_decoding import MalformedError, decode_json
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """The content of device.json.
+
+    `token_sha256` is the hash of the join token that was used. `key` is the coordinator's public
+    key, which has to sign all work; None for a device that joined before keys were given.
+    `certificate` is the SHA-256 of the coordinator's certificate if it was given at the join.
+    """
+
+    version: int = 1
+    url: str
+    device: str
+    secret: str
+    name: str
+    submodel: str
+    token_sha256: str | None = None
+    key: str | None = None
+    certificate: str | None = None
+
+
+class StateFolder:
+    """The state folder of a device.
+
+    Args:
+        folder: The folder. It need not exist yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = folder / "device.key"
+        self._identity = folder / "device.json"
+
+    def identity(self) -> Identity | None:
+        """Read the identity.
+
+        Returns:
+            The identity; None if the device has not joined.
+
+        Raises:
+            InputError: device.json is damaged or cannot be read.
+        """
+        try:
+            return decode_json(self._identity.read_bytes(), Identity)
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError:
+            raise InputError(
+                f"The state must be a folder; {self.folder} is a file or below a file. Give a "
+                "folder with --state.",
+                code="state.not-a-folder",
+                path=str(self.folder),
+            ) from None
+        except OSError as error:
+            raise InputError(
+                f"{self._identity} cannot be read: {error.strerror}.",
+                code="state.unreadable",
+                path=str(self._identity),
+            ) from None
+        except MalformedError as error:
+            raise InputError(
+                f"{self._identity} is damaged ({error}). Remove it and join again.",
+                code="state.damaged-identity",
+                path=str(self._identity),
+            ) from None
+
+    def member(self) -> Identity:
+        """Read the identity of a device that has joined.
+
+        Raises:
+            InputError: It has not joined, or device.json is damaged.
+        """
+        identity = self.identity()
+        if identity is None:
+            raise InputError(
+                f"{self.folder} has not joined a coordinator yet. Run `edgetailor-agent join URL "
+                "--token-file FILE` first.",
+                code="state.not-joined",
+                path=str(self.folder),
+            )
+        return identity
+
+    def remember(self, identity: Identity) -> None:
+        """Write device.json, readable by the owner only."""
+        write_file(self._identity, encode(identity), mode=0o600)
+
+    def check_writable(self) -> None:
+        """Check that files can be written to the folder, which is created if need be.
+
+        Raises:
+            InputError: The folder cannot be made or written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # Mode bits do not tell: the disk may be read-only or full, and root ignores the bits.
+            write_file(self.folder / ".writable", b"")
+            (self.folder / ".writable").unlink()
+        except OSError as error:
+            raise InputError(
+                f"The state folder {self.folder} cannot be written ({error.strerror}). Give "
+                "another folder with --state.",
+                code="state.not-writable",
+                path=str(self.folder),
+            ) from None

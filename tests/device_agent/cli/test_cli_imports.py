@@ -1,0 +1,50 @@
+"""What a command imports. On a small board, each library costs seconds of processor time."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import environment
+
+HEAVY = {"numpy", "onnxruntime", "cryptography", "safetensors"}
+NETWORK = {"urllib3", "ssl", "http"}
+FORMATS = {"msgspec"}
+CODE = """
+import atexit, json, sys
+atexit.register(lambda: print("\\n", json.dumps(sorted(sys.modules)), file=sys.stderr))
+from device_agent.cli import main
+main()
+"""
+
+
+def imported(folder: Path, *arguments: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    modules: list[str] = json.loads(done.stderr.splitlines()[-1])
+    assert "device_agent.cli" in modules
+    return {name.partition(".")[0] for name in modules} | set(modules)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [
+        (["--version"], HEAVY | NETWORK | FORMATS | {"device_agent.cli.options"}),
+        (["--help"], HEAVY | NETWORK | FORMATS),
+        (["run", "--help"], HEAVY | NETWORK | FORMATS | {"device_agent.cli.join_command"}),
+        (["status", "--state", "s"], HEAVY),
+        (["doctor", "--state", "s"], HEAVY),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(
+    tmp_path: Path, arguments: list[str], unneeded: set[str]
+) -> None:
+    assert not unneeded & imported(tmp_path, *arguments)
