@@ -9,6 +9,22 @@ from importlib import import_module
 
 import click
 
+from device_agent.cli.console import EXIT_CODES
+
+COMMANDS = (
+    "bench",
+    "calibrate",
+    "doctor",
+    "install-service",
+    "join",
+    "leave",
+    "profile",
+    "run",
+    "status",
+    "train",
+    "uninstall-service",
+)
+
 
 class Commands(UserDict[str, click.Command]):
     """Commands by name. `a-b` is the function `a_b` of the module `a_b_command`."""
@@ -32,3 +48,19 @@ class Commands(UserDict[str, click.Command]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+@click.group(
+    commands=Commands(COMMANDS), epilog=EXIT_CODES, context_settings={"max_content_width": 100}
+)
+@click.version_option(package_name="edgetailor")
+def main_group() -> None:
+    """Train and profile bundles on this device, alone or in a federation.
+
+    Alone: copy a bundle folder here, train it, and copy the update back. In a federation: join
+    once, then run.
+    """
+    from device_agent.training.memory_limits import check_memory
+
+    # A limit that is too low would end the process in an import, without an explanation.
+    check_memory()

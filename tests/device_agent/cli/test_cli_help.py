@@ -3,8 +3,10 @@
 import re
 
 import pytest
+from click.testing import CliRunner
 
 from commands import EXIT_CODES, Agent
+from device_agent.cli.commands import main_group
 
 COMMANDS = [
     "bench", "calibrate", "doctor", "install-service", "join", "leave", "profile", "run", "status",
@@ -27,3 +29,9 @@ def test_every_command_explains_itself(agent: Agent, command: str) -> None:
     assert done.stdout.startswith(f"Usage: edgetailor-agent {command} ")
     undocumented = re.findall(r"^  --[a-z-]+(?: [A-Z]+)?$", done.stdout, re.M)
     assert undocumented == []
+
+
+def test_the_short_way_to_the_version_says_the_same(agent: Agent) -> None:
+    done = agent("--version")
+    usual = CliRunner().invoke(main_group, ["--version"], prog_name="edgetailor-agent")
+    assert (done.code, done.stdout) == (usual.exit_code, usual.stdout)

@@ -37,7 +37,7 @@ def imported(folder: Path, *arguments: str) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "unneeded"),
     [
-        (["--version"], HEAVY | NETWORK | FORMATS | {"device_agent.cli.options"}),
+        (["--version"], HEAVY | NETWORK | FORMATS | {"click"}),
         (["--help"], HEAVY | NETWORK | FORMATS),
         (["run", "--help"], HEAVY | NETWORK | FORMATS | {"device_agent.cli.join_command"}),
         (["status", "--state", "s"], HEAVY),

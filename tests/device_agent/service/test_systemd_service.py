@@ -13,7 +13,7 @@ import pytest
 
 from bundles import everything, write_data
 from commands import Done, command, environment, refusal, run
-from device_agent.cli import main_group
+from device_agent.cli.commands import main_group
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.run_options import RunOptions, read_options
