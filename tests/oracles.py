@@ -1,7 +1,7 @@
 """Reference implementation of federated rounds in plain PyTorch, in float64.
 
-It uses neither the exporters nor the toolkit. The order of the samples is that of the agent. Models
-are `nn.Sequential`; a state maps the model's own tensor names to float64 tensors.
+It imports nothing of the project. Models are `nn.Sequential`; a state maps the model's own tensor
+names to float64 tensors.
 """
 
 import copy
@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from device_agent.training.batching import batches
 
 State = dict[str, Tensor]
 
@@ -46,11 +44,22 @@ class Device:
 
         def every() -> Iterator[np.ndarray]:
             for epoch in range(plan.epochs) if plan.steps is None else itertools.count():
-                order = np.random.default_rng([self.seed, epoch])
-                yield from batches(len(self.y), plan.batch_size, order)
+                yield from batches_of(len(self.y), plan.batch_size, self.seed, epoch)
 
         for indices in itertools.islice(every(), plan.steps):
             yield torch.from_numpy(self.y[indices]), indices
+
+
+def batches_of(samples: int, size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """The batches of an epoch, as docs/reference/bundle.md defines them."""
+    order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    waiting = order.permutation(samples).tolist()
+    found = []
+    while waiting:
+        taken = size + 1 if len(waiting) == size + 1 else size
+        found.append(np.array(waiting[:taken]))
+        waiting = waiting[taken:]
+    return found
 
 
 def samples(device: Device, dtype: torch.dtype) -> Tensor:

@@ -110,14 +110,13 @@ def test_a_form_that_is_wrong_or_missing_is_not_used(
     assert gains(tmp_path / PROBE.name, clock) is gained
 
 
+@pytest.mark.parametrize("block", [8, 16])
 def test_the_probe_is_not_made_where_convolutions_are_blocked(
-    monkeypatch: pytest.MonkeyPatch,
+    block: int, say: Callable[[int | None, bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device_form.cache_clear()
+    say(block, True)
     monkeypatch.setattr(graph_form, "multiplies_faster", lambda: pytest.fail("was asked"))
-    if block_size() is not None:
-        assert device_form() == f"nchwc{block_size()}"
-    device_form.cache_clear()
+    assert device_form() == f"nchwc{block}"
 
 
 def test_the_graphs_that_are_opened(

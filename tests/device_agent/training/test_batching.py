@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.training.batching import batches
+from oracles import batches_of
 
 
 @given(
@@ -22,6 +23,18 @@ def test_batches_cover_every_sample_once(count: int, size: int, order: int | Non
     assert sizes[-1] <= size + 1
     if order is None:
         assert np.concatenate(made).tolist() == list(range(count))
+
+
+@given(
+    samples=st.integers(1, 300),
+    size=st.integers(2, 40),
+    seed=st.integers(0, 99),
+    epoch=st.integers(0, 9),
+)
+def test_the_order_is_the_documented_one(samples: int, size: int, seed: int, epoch: int) -> None:
+    made = batches(samples, size, np.random.default_rng([seed, epoch]))
+    expected = batches_of(samples, size, seed, epoch)
+    assert [one.tolist() for one in made] == [one.tolist() for one in expected]
 
 
 def test_batches_are_shuffled_by_their_seed() -> None:

@@ -299,6 +299,7 @@ def test_a_graph_holds_no_paths_and_no_other_metadata(twice: tuple[bytes, bytes]
     assert not [n.op_type for n in graph.node if n.op_type in ("If", "Loop")]
     # No statistics are computed by ONNX's operator: its running variance is biased.
     norms = [n for n in graph.node if n.op_type == "BatchNormalization"]
+    assert norms
     assert all(len(n.output) == 1 for n in norms)
     assert not [a for n in norms for a in n.attribute if a.name == "training_mode" and a.i]
 

@@ -111,9 +111,8 @@ def test_weights_that_a_full_disk_does_not_take(
     monkeypatch.setattr(os, "fsync", full_disk)
     request = model_export.Request("m:m", (2,), "full", tmp_path / "b", save_weights=tmp_path / "w")
     full = split(model, "full", (2,))
+    origin = model_export.Origin(model, from_model(model), SharedRecording(model, (2,)), full)
     with refused_by("file.system-error", file=str(tmp_path / "w")) as caught:
-        recording = SharedRecording(model, (2,))
-        origin = model_export.Origin(model, from_model(model), recording, full)
         model_export.save_weights(origin, request)
     assert "No space left on device" in str(caught.value)
     assert str(tmp_path / "b") in str(caught.value)
@@ -124,9 +123,11 @@ def test_a_failed_bundle_is_kept_beside_and_replaces_nothing_else(tmp_path: Path
     model, source = tiny_model()
     submodel = split(model, "full", (1, 6, 6))
     thesis(tmp_path / "b.failed-verification")
+    before = everything(tmp_path)
     place = str(tmp_path / "b.failed-verification")
     with refused_by("file.not-replaceable", file=place):
         export(submodel.program, submodel.cut(source), tmp_path / "b", base=source.fingerprint())
+    assert everything(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["learning-rate", "weight-decay", "proximal"])

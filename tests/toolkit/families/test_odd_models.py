@@ -1,5 +1,6 @@
 """Unusual code in users' models: it is computed correctly or refused by name."""
 
+import copy
 import itertools
 import re
 from collections import OrderedDict
@@ -304,12 +305,18 @@ def test_a_batch_norm_called_twice() -> None:
     assert_right(model, "full")
 
 
-def test_buffers_that_are_not_saved_are_constants() -> None:
+@pytest.mark.parametrize("spec", ["full", "slice:h", "low-rank:0.3,keep=1", "width:0.5", "cp:2.0"])
+def test_buffers_that_are_not_saved_are_constants(spec: str) -> None:
     model = Net(lambda own, y: y + own.position)
     model.register_buffer("position", torch.randn(8), persistent=False)
-    for spec in ("full", "low-rank:0.3,keep=1", "slice:h", "width:0.5", "cp:2.0"):
-        submodel = split(model, spec, (6,))
-        submodel.cut(from_model(model))
+    if spec in ("full", "slice:h"):  # the others change the rest of the model, too
+        assert_right(copy.deepcopy(model), spec)
+    submodel, x = split(model, spec, (6,)), torch.randn(4, 6, dtype=torch.float64)
+    weights = from_model(model)
+    assert not [name for name in (*weights.tensors, *submodel.cut(weights)) if "position" in name]
+    before = predicted(model, submodel, x)
+    model.position.zero_()
+    assert torch.equal(predicted(model, submodel, x), before)
 
 
 def test_models_that_read_the_sizes_of_a_layer() -> None:
