@@ -8,6 +8,7 @@ RefusedError            It refused the request, with a reason. This is an Update
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -45,6 +46,7 @@ from device_agent.formats.protocol import (
     Progress,
     Receipt,
     Status,
+    Stopped,
     SubmodelFailure,
     Work,
 )
@@ -56,6 +58,8 @@ T = TypeVar("T")
 TIMEOUT = urllib3.Timeout(connect=10.0, read=60.0)
 PROGRESS_TIMEOUT_S = 5.0
 """Timeout of requests that training makes in between: it must not wait long for them."""
+STOPPED_AGAIN_S = 1.0
+"""Wait before the second attempt to tell that the device stops."""
 NO_CONTENT = 204
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -180,6 +184,15 @@ class CoordinatorClient:
             self._order("POST", "/progress", body, timeout=PROGRESS_TIMEOUT_S)
         except (UnreachableError, RefusedError, ClientError):
             return  # the next request that matters reports the same problem
+
+    def stopped(self, stopped: Stopped, *, again: bool) -> None:
+        """Tell that this device stops. It is tried once more if `again`."""
+        body = msgspec.json.encode(stopped)
+        for wait in (0.0, STOPPED_AGAIN_S) if again else (0.0,):
+            self._sleep(wait)
+            with suppress(UnreachableError, RefusedError, ClientError):
+                self._order("POST", "/stopped", body, timeout=PROGRESS_TIMEOUT_S)
+                return
 
     def download(self, offer: FileOffer, to: Path) -> None:
         """Download a file. `to` appears only when the file is complete and correct.

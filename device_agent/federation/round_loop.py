@@ -10,6 +10,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.default_state import default_state
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.last_words import BY_OWNER, last_words, without_folders
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
 from device_agent.federation.run_options import RunOptions
@@ -72,7 +73,7 @@ def run(
         TrustError: Work came that this device's coordinator has not signed.
     """
     folder = DeviceState(options.state or default_state())
-    identity, idle = check_start(options)
+    identity = folder.member()
 
     def rest(seconds: float) -> None:
         alive()
@@ -85,11 +86,17 @@ def run(
         alive=alive,
         certificate=identity.certificate,
     )
-    pauses = Pauses(options.limits, client.progress, rest)
-    rounds = _Rounds(folder, client, options, pauses, _Hooks(train, rest, alive), idle)
     alive()
+    # Locked first: while another agent uses the folder, this one says nothing in its name.
     with folder.locked():
-        sent = rounds.all_rounds()
+        rounds = _Rounds(folder, client, options, _Hooks(train, rest, alive))
+        try:
+            sent = rounds.all_rounds()
+        except BaseException as error:
+            if (words := last_words(error, rounds.current)) is not None:
+                # Its owner waits for the end.
+                client.stopped(words, again=words.code != BY_OWNER)
+            raise
     updates = counted(sent, "update")
     log.info("The last round is over; %s sent since this agent started.", updates)
     return sent
@@ -109,28 +116,32 @@ class _Hooks:
 
 
 class _Rounds:
-    """The state of one device in its rounds."""
+    """The state of one device in its rounds.
+
+    Attributes:
+        current: The round that the device works on; 0 while it waits.
+    """
 
     def __init__(
         self,
         folder: DeviceState,
         client: CoordinatorClient,
         options: RunOptions,
-        pauses: Pauses,
         hooks: _Hooks,
-        idle: Usage,
     ) -> None:
-        self._folder, self._client, self._options, self._pauses = folder, client, options, pauses
+        self._folder, self._client, self._options, self._hooks = folder, client, options, hooks
+        self._pauses = Pauses(options.limits, client.progress, hooks.rest)
         self._key = folder.member().key
-        self._hooks, self._idle = hooks, idle
+        self._idle: Usage | None = None
         self._attempts = Attempts(folder.attempts)
         self._skipped_round: int | None = None
         self._skipped_at = 0.0
         self._progress = Progress(state="waiting")
-        self._round, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
+        self.current, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
 
     def all_rounds(self) -> int:
         """Take part until the last round is over. Returns how many updates were accepted."""
+        _, self._idle = check_start(self._options)
         try:
             self._attempts.check_last()
         except TrainingFailedError as failed:
@@ -143,6 +154,7 @@ class _Rounds:
             if work.joined != joined and work.expected:
                 log.info("Waiting: %s.", have_joined(work.joined, work.expected))
             joined = work.joined
+            self.current = 0
             if work.state == "finished":
                 return sent
             if work.state == "train" and not self._is_skipped(work.round):
@@ -153,7 +165,7 @@ class _Rounds:
 
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""
-        about = fields(round=work.round)
+        about, self.current = fields(round=work.round), work.round
         if self._key is not None:
             self._folder.check_work(work, self._key)
         try:
@@ -186,7 +198,7 @@ class _Rounds:
     def _train(self, round_: int) -> None:
         log.info("Round %d: training", round_, extra=fields(round=round_))
         self._tell(Progress(state="training"))
-        self._round, self._round_check = round_, IntervalTimer(ROUND_CHECK_S)
+        self._round_check = IntervalTimer(ROUND_CHECK_S)
         training = self._options.training
         options = replace(training, seed=round_seed(training.seed, round_))
         with self._attempts.attempt(self._folder.submodel(), round_):
@@ -214,9 +226,9 @@ class _Rounds:
         """Whether an update of the current round would come too late, as far as is known."""
         work = self._client.peek()
         # An earlier round: the coordinator was restarted and has not opened this round again yet.
-        if work is None or work.round < self._round:
+        if work is None or work.round < self.current:
             return False
-        return work.round > self._round or work.state != "train"
+        return work.round > self.current or work.state != "train"
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
         self._tell(Progress(state="training", loss=loss))
@@ -244,7 +256,8 @@ class _Rounds:
             log.info("Trying again in %.0f s.", wait)
             self._hooks.rest(wait)
             return
-        fallback = self._client.report(failure)
+        told = replace(failure, reason=without_folders(failure.reason))
+        fallback = self._client.report(told)
         self._attempts.forget()
         self._skipped_round, self._skipped_at = failed.round, time.monotonic()
         then = "It has no smaller submodel for this device; trying again in the next round."

@@ -12,6 +12,7 @@ both sides always agree. All messages are JSON over HTTP, usable from a browser'
     PUT  /v1/rounds/{round}/tensors/{sha256}  secret  bytes of update.safetensors ->
     POST /v1/rounds/{round}/update   secret       update.json -> Receipt
     POST /v1/problems                secret       SubmodelFailure -> Fallback
+    POST /v1/stopped                 secret       Stopped ->
     POST /v1/leave                   secret       ->
     GET  /v1/status                  secret or operator token -> Status
 
@@ -62,6 +63,8 @@ LEFT = "left"
 """State of a device that has ended its membership."""
 ABSENT = "absent"
 """State of a device that lost its place because it was not seen for long. It may come back."""
+STOPPED = "stopped"
+"""State of a device that has said that it stops, until it asks for work again."""
 ALREADY_SENT = "round.already-sent"
 """Code of the Problem for a second, different update for one round."""
 NO_SUCH_FILE = "round.no-such-file"
@@ -198,6 +201,19 @@ class SubmodelFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """The device stops working now, so no round waits for it until it asks for work again.
+
+    `code` and `reason` are those of the error that ends it, without folders; `round` is the round
+    that it worked on, or 0.
+    """
+
+    code: str
+    reason: str
+    round: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fallback:
     """The smaller `submodel` that the device gets from `round` on; None if there is none."""
 
@@ -209,8 +225,8 @@ class Fallback:
 class DeviceStatus:
     """A device as the coordinator sees it. Bytes count message bodies over all rounds so far.
 
-    `round` is the round that the device works on now. `note` is the reason for a pause, the round
-    that closed before the device's update came, or what it reported about its submodel.
+    `round` is the round that the device works on now. `note` is the reason for a pause or a stop,
+    the round that closed before the device's update came, or what it reported about its submodel.
     """
 
     device: str

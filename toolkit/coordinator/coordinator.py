@@ -20,6 +20,7 @@ from device_agent.formats.protocol import (
     ABSENT,
     LEFT,
     NO_SUCH_FILE,
+    STOPPED,
     Fallback,
     FileOffer,
     Invitation,
@@ -29,6 +30,7 @@ from device_agent.formats.protocol import (
     Progress,
     Receipt,
     Status,
+    Stopped,
     SubmodelFailure,
     Upload,
     Work,
@@ -64,6 +66,8 @@ from toolkit.coordinator.storage.incoming_files import IncomingFile
 
 logger = logging.getLogger(__name__)
 
+CODE_LENGTH = 64
+"""Most characters of a code that a device reports."""
 STARTED = "started"
 """The key in the store that says that the first round has opened."""
 
@@ -253,6 +257,8 @@ class Coordinator:
     def work(self, device: Device) -> Work:
         """What `device` should do now."""
         with self.lock:
+            if device.id in self.rounds.stopped:
+                self._resume(device)
             task, round_ = self.rounds.task(device.id), self.rounds.round
             if task != "train":
                 return self._nothing_to_train(device, task)
@@ -272,7 +278,9 @@ class Coordinator:
             return None
         try:
             task = self.rounds.task(device.id)
-            return None if task == "train" else self._nothing_to_train(device, task)
+            if task == "train" or device.id in self.rounds.stopped:
+                return None
+            return self._nothing_to_train(device, task)
         finally:
             self.lock.release()
 
@@ -350,6 +358,32 @@ class Coordinator:
             logger.warning("%s: %s", label(device), trouble)
         return from_
 
+    def stopped(self, device: Device, stopped: Stopped) -> None:
+        """Note that `device` ends its work. No round waits for it until it asks for work again."""
+        reason = shortened(stopped.reason, TROUBLE_LENGTH)
+        with self.lock:
+            activity = self.activity[device.id]
+            activity.state, activity.note = STOPPED, reason
+            self.rounds.stop(device.id)
+            self.store.stopped.note(device.id, reason)
+            self._note_reopening()
+            told, activity.told = activity.told, reason
+        # A service that is started again and again for the same end is one line.
+        if reason != told:
+            code = shortened(stopped.code, CODE_LENGTH)
+            logger.warning("%s has stopped: %s (%s)", label(device), reason, code)
+        self.changed.set()
+
+    def _resume(self, device: Device) -> None:
+        """Count on a `device` that had stopped, also in the open round; needs the lock."""
+        bundle = self.bundles.get(self.submodel(device), {})
+        failed = device.id in self.store.open_round.failures(self.rounds.round)
+        offer = bundle[MANIFEST].sha256 if bundle and not failed else None
+        self.rounds.resume(device.id, offer)
+        self.activity[device.id].state, self.activity[device.id].note = "waiting", None
+        self.store.stopped.forget(device.id)
+        self.changed.set()
+
     def _note_reopening(self) -> None:
         """Give the open round a new deadline if nobody is left in it: it opens again."""
         if self.rounds.phase == "aggregating" and not self.rounds.updates:
@@ -383,6 +417,7 @@ class Coordinator:
         """End the membership of `device`; needs the lock."""
         self.store.registry.leave(device.id, forgotten)
         self.rounds.leave(device.id)
+        self.store.stopped.forget(device.id)
         self.store.incoming.drop(device.id)
         self._note_reopening()
 
@@ -448,6 +483,7 @@ class Coordinator:
                     self.rounds.take(device.id, round_, record.bundle, digest)
                     activity = self.activity[device.id]
                     activity.loss, activity.missed = record.loss_last, None
+                    activity.told = None
             self.changed.set()
         return Receipt(round=round_)
 
@@ -538,12 +574,15 @@ def restore(
     rounds = Rounds(config.rounds, config.expected_devices, config.deadline_s, done, config.quorum)
     bundles = store.bundles(done + 1)
     coordinator = Coordinator(config, store, rounds, clock, planner, bundles=bundles)
+    reasons = store.stopped.reasons()
+    rounds.stopped = set(reasons)
     for device in store.registry.devices():
         if not device.has_left:
             rounds.enrol(device.id)
         left = ABSENT if device.forgotten else LEFT
-        state = left if device.has_left else "enrolled"
-        coordinator.activity[device.id] = DeviceActivity(clock(), state)
+        reason = reasons.get(device.id)
+        state = left if device.has_left else "enrolled" if reason is None else STOPPED
+        coordinator.activity[device.id] = DeviceActivity(clock(), state, note=reason, told=reason)
     # Devices may have left since the first round opened: their number does not say that it has.
     if store.value(STARTED) is not None and rounds.phase == "enrolling":
         rounds.begin()

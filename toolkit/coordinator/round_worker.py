@@ -91,7 +91,7 @@ class RoundWorker:
         waiting = rounds.phase in ("enrolling", "aggregating") and not self._prepared()
         if waiting and self._ready():
             self._when_room(self._prepare)
-        if rounds.phase == "aggregating" and rounds.devices and self._prepared():
+        if rounds.phase == "aggregating" and rounds.present and self._prepared():
             self._when_room(self._open)
             coordinator.store.remove_unnamed()  # last, so that no device waits for it
         with coordinator.lock:
@@ -176,8 +176,9 @@ class RoundWorker:
         remaining = store.open_round.begin(round_, wall + limit) - wall
         failures = store.open_round.failures(round_)
         with coordinator.lock:
-            if rounds.devices and self._prepared():  # devices may have joined or left meanwhile
-                members = store.registry.members()
+            if rounds.present and self._prepared():  # devices may have joined or left meanwhile
+                counted_on = rounds.present | {name for name, _ in earlier}
+                members = [d for d in store.registry.members() if d.id in counted_on]
                 bundles = {d.id: coordinator.bundles[coordinator.submodel(d)] for d in members}
                 offers = {name: files[MANIFEST].sha256 for name, files in bundles.items() if files}
                 # A wall clock that was set while no coordinator ran must not keep the round open.

@@ -353,7 +353,7 @@ def test_quiet_hours_of_a_process_with_a_log_for_programs(server: Server, tmp_pa
         service.settimeout(20)
         with agent(tmp_path, "--config", "o.toml", NOTIFY_SOCKET=str(address)) as process:
             until = f"quiet hours until {end}"
-            soon(lambda: desk(server).state == "paused")
+            soon(lambda: (desk(server).state, desk(server).note) == ("paused", until))
             assert process.stderr is not None
             line = json.loads(process.stderr.readline())
             assert [service.recv(200) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]
@@ -361,7 +361,9 @@ def test_quiet_hours_of_a_process_with_a_log_for_programs(server: Server, tmp_pa
             process.send_signal(signal.SIGTERM)
             stdout, rest = process.communicate(timeout=20)
     assert (process.returncode, stdout, rest) == (0, "", "")
-    assert desk(server).note == until
+    assert (desk(server).state, desk(server).note) == (
+        "stopped", "stopped by its owner or its system",
+    )  # fmt: skip
     stamp = datetime.fromisoformat(line.pop("time"))
     assert stamp.tzinfo is not None
     assert abs(stamp.timestamp() - time.time()) < 60

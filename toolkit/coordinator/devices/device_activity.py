@@ -18,9 +18,10 @@ class DeviceActivity:
         seen_at: When it last sent a request, in seconds of the coordinator's clock.
         state: What it said that it does.
         loss: The last loss that it reported.
-        note: Why it is paused, if it said so.
+        note: Why it is paused or has stopped, if it said so.
         round: The round that it was last given work for.
         missed: The round that closed before its update came. None once a later update has come.
+        told: Why it stopped, as the log says. None once a later update has come.
     """
 
     seen_at: float
@@ -29,6 +30,7 @@ class DeviceActivity:
     note: str | None = None
     round: int | None = None
     missed: int | None = None
+    told: str | None = None
 
     def status(
         self,

@@ -24,6 +24,7 @@ from device_agent.formats.protocol import (
     Progress,
     Receipt,
     Status,
+    Stopped,
     SubmodelFailure,
     Upload,
     Work,
@@ -182,6 +183,18 @@ def progress(body: Progress, device: Caller, service: Service) -> None:
 def problem(body: SubmodelFailure, device: Caller, service: Service) -> Fallback:
     """Note that a device cannot train its submodel."""
     return service.submodel_failed(device, body)
+
+
+@router.post(
+    "/stopped",
+    summary="Report that the device stops",
+    description="The device ends its work now, for this reason. No round waits for it until it "
+    "asks for work again.",
+    status_code=204,
+)
+def stopped(body: Stopped, device: Caller, service: Service) -> None:
+    """Note that a device stops."""
+    service.stopped(device, body)
 
 
 @router.post(

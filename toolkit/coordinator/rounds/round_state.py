@@ -4,6 +4,7 @@
     ... --folded after the last round--> finished
 
 A device may leave at any time. Another one may take its place and trains from the next round on.
+A device that has stopped keeps its place, and no round waits for it until it asks for work again.
 Times are seconds of a monotonic clock that the caller passes in. A refusal changes nothing.
 """
 
@@ -40,6 +41,7 @@ class Rounds:
         self.done = done
         self.phase: Phase = "enrolling"
         self.devices: set[str] = set()
+        self.stopped: set[str] = set()
         self.updates: dict[str, str] = {}
         self._offers: dict[str, str] = {}
         self._closes_at = 0.0
@@ -67,7 +69,27 @@ class Rounds:
     def leave(self, device: str) -> None:
         """Remove `device`; an update that it sent for the open round still counts."""
         self.devices.discard(device)
+        self.stopped.discard(device)
         self.excuse(device)
+
+    @property
+    def present(self) -> set[str]:
+        """The devices that have not stopped."""
+        return self.devices - self.stopped
+
+    def stop(self, device: str) -> None:
+        """Wait for `device` no longer, in this round and in later ones."""
+        self.stopped.add(device)
+        self.excuse(device)
+
+    def resume(self, device: str, offer: str | None) -> None:
+        """Count on `device` again. It takes part in the open round if that has an `offer` for it.
+
+        `offer` is the hash of its bundle's manifest.
+        """
+        self.stopped.discard(device)
+        if self.phase == "training" and offer is not None:
+            self._offers.setdefault(device, offer)
 
     def excuse(self, device: str) -> None:
         """Stop waiting for `device` in the open round, unless its update has come."""
@@ -80,12 +102,14 @@ class Rounds:
         """Start the next round, or continue one that was open before a restart.
 
         Args:
-            offers: For every device the hash of its bundle's manifest.
+            offers: For every device that has not stopped the hash of its bundle's manifest.
             now: The time now.
             remaining_s: Seconds to the deadline; by default all of `deadline_s`.
         """
         self._expect(self.phase == "aggregating" and not self._offers, "open")
-        self._expect(set(offers) == self.devices != set(), "open with offers for other devices")
+        # One that stopped after it sent its update has an offer, too.
+        fitting = self.present <= set(offers) <= self.devices
+        self._expect(fitting and bool(offers), "open with offers for other devices")
         self._offers = dict(offers)
         self._closes_at = now + (self.deadline_s if remaining_s is None else remaining_s)
         self.phase = "training"

@@ -32,6 +32,7 @@ from toolkit.coordinator.storage.incoming_files import IncomingFile, IncomingFil
 from toolkit.coordinator.storage.open_round import OpenRound
 from toolkit.coordinator.storage.recoverable import FILES, MODEL, has_hash
 from toolkit.coordinator.storage.retention import Keep
+from toolkit.coordinator.storage.stopped_devices import StoppedDevices
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Store:
         self.incoming = IncomingFiles(folder / INCOMING)
         self.registry = Registry(self._database)
         self.open_round = OpenRound(self._database)
+        self.stopped = StoppedDevices(self._database)
         self._held: list[str] = []
         self._recover(read_all)
 

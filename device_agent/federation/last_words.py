@@ -1,0 +1,62 @@
+"""What a device tells its coordinator before it ends, so that no round waits for it.
+
+The message leaves the device. It names no folder, because folders tell the owner's name, and it
+quotes nothing of the data.
+"""
+
+import re
+from collections.abc import Iterable
+
+from device_agent.formats.protocol import Stopped
+from device_agent.system.process_memory import ran_out
+from profiles.errors import AuthorisationError, EdgeTailorError
+
+BY_OWNER = "agent.stopped"
+"""Code of a device whose owner, or whose system, has stopped it in order."""
+REASON_LENGTH = 500
+_FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^\s/'\":]+/)*")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+
+
+def last_words(error: BaseException, round_: int) -> Stopped | None:
+    """What to tell about the `error` that ends the agent in `round_`; None if nothing is to tell.
+
+    A coordinator that does not know the device any more does not wait for it.
+    """
+    if isinstance(error, AuthorisationError):
+        return None
+    code, reason = _described(error)
+    return Stopped(code=code, reason=reason[:REASON_LENGTH], round=round_)
+
+
+def _described(error: BaseException) -> tuple[str, str]:
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return BY_OWNER, "stopped by its owner or its system"
+    if ran_out(error) is not None:
+        return "memory.ran-out", "memory ran out"
+    if isinstance(error, EdgeTailorError):
+        reason = without_folders(str(error), error.values.values())
+        return error.code, _QUOTED.sub("'...'", reason) if _is_of_data(error) else reason
+    if isinstance(error, OSError):
+        path = "" if error.filename is None else f"{error.filename}: "
+        reason = f"{path}{error.strerror or type(error).__name__}"
+        return "file.system-error", without_folders(reason, [error.filename])
+    # Its message may hold anything.
+    return "program.internal-error", f"an internal error ({type(error).__name__})"
+
+
+def _is_of_data(error: EdgeTailorError) -> bool:
+    return error.code.startswith("data.")
+
+
+def without_folders(text: str, values: Iterable[object] = ()) -> str:
+    """`text` with the name alone of every path: of those in `values`, and of what looks like one.
+
+    Examples:
+        >>> without_folders("/home/ann/a.npz: y in my data/b.npz", ["my data/b.npz"])
+        'a.npz: y in b.npz'
+    """
+    paths = {str(value) for value in values if "/" in str(value)}
+    for path in sorted(paths, key=len, reverse=True):
+        text = text.replace(path, path.rstrip("/").rpartition("/")[2])
+    return _FOLDERS.sub("", text)
