@@ -21,10 +21,9 @@ PAGES = ROOT / "docs" / "reference"
 FIELD = re.compile(r"\{(\w+)(?:![rs])?(?::[^{}]*)?\}")
 """A name in braces, which the value of this name replaces."""
 UNCONVERTED: tuple[str, ...] = (
-    *("device_agent/", "toolkit/aggregation/", "toolkit/cli/", "toolkit/coordinator/"),
-    *("toolkit/data_table.py", "toolkit/demo/", "toolkit/exporting/", "toolkit/flower/"),
-    *("toolkit/model_evaluation.py", "toolkit/slicing/", "toolkit/splitting.py"),
-    *("toolkit/toml_files.py", "toolkit/web/"),
+    *("device_agent/cli/", "device_agent/client/", "device_agent/data/"),
+    *("device_agent/federation/", "device_agent/service/", "toolkit/aggregation/", "toolkit/cli/"),
+    "toolkit/coordinator/",
 )
 
 

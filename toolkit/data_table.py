@@ -40,7 +40,7 @@ def read_data_table(path: Path) -> Preprocessing:
     content = read_toml(path)
     if "data" not in content:
         raise InputError(
-            f"{path} has no table [data], which says how files become samples.",
+            "{path} has no table [data], which says how files become samples.",
             code="config.missing-key",
             path=str(path),
             key="data",
@@ -49,8 +49,9 @@ def read_data_table(path: Path) -> Preprocessing:
         return preprocessing_of(content["data"])
     except ValueError as error:
         raise InputError(
-            f"{path}: `data`: {error}.",
+            "{path}: `data`: {reason}.",
             code="config.bad-value",
             path=str(path),
             key="data",
+            reason=str(error),
         ) from None

@@ -183,12 +183,12 @@ def _check_labels(y: np.ndarray, labels: LabelRule, origin: str) -> None:
     """Raise InputError if `y` are not labels that the model takes."""
     if y.shape[1:] != labels.shape:
         raise InputError(
-            f"{origin} has labels of shape {y.shape}; the model's labels are "
-            f"{batch_shape(labels.shape or ())}.",
+            "{origin} has labels of shape {shape}; the model's labels are {labels}.",
             code="data.wrong-shape",
             origin=origin,
-            shape=list(y.shape),
+            shape=y.shape,
             expected=list(labels.shape or ()),
+            labels=batch_shape(labels.shape or ()),
         )
     if labels.dtype == "int64":
         check_classes(y, labels, origin)
@@ -216,9 +216,10 @@ def _output(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         shape = tuple(x.shape[1:])
         reason = str(error).partition("\n")[0]
         raise wrong_input_shape(module, shape) or ModelError(
-            f"The model cannot take samples of shape {shape}: {reason}",
+            "The model cannot take samples of shape {shape}: {reason}",
             code="model.forward-fails",
-            shape=list(shape),
+            shape=shape,
+            reason=reason,
         ) from error
     if not isinstance(output, torch.Tensor) or output.shape[:1] != x.shape[:1]:
         raise ModelError(

@@ -59,13 +59,16 @@ def split(
         raise_if_interrupted(error)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ModelError(
-            f"{parsed}: the family {parsed.family} failed on this model "
-            f"({type(error).__name__}: {first_line(error)}; {Path(frame.filename).name}, line "
-            f"{frame.lineno}). This is a mistake in EdgeTailor: please report it with your model. "
-            "Other families may work.",
+            "{spec}: the family {family} failed on this model ({error}: {reason}; {file}, line "
+            "{line}). This is a mistake in EdgeTailor: please report it with your model. Other "
+            "families may work.",
             code="model.family-failed",
             family=parsed.family,
             error=type(error).__name__,
+            spec=str(parsed),
+            reason=first_line(error),
+            file=Path(frame.filename).name,
+            line=frame.lineno,
         ) from error
     word = recomputed(parsed)
     if word in MOST_WORK:

@@ -92,9 +92,8 @@ def read_table(path: Path, kind: type[Kind], keys: Callable[[Place], list[str]])
     except ValidationError as error:
         raise _mistake(path, _first(error), keys) from None
     except InputError as error:
-        raise InputError(
-            f"{path}: {error}", **{"code": error.code, "path": str(path), **error.values}
-        ) from None
+        known = {**error.values, "path": str(path), "problem": str(error)}
+        raise InputError("{path}: {problem}", code=error.code, **known) from None
     for place, value, wanted in _converted(content, made):
         raise _wrong_type(path, _key(place), value, wanted)
     return made
@@ -106,23 +105,29 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read: {error.strerror}.", code="config.not-readable", path=str(path)
+            "{path} cannot be read: {reason}.",
+            code="config.not-readable",
+            path=str(path),
+            reason=error.strerror,
         ) from None
     except UnicodeDecodeError:
         raise InputError(
-            f"{path} is not a TOML file: it is not UTF-8 text.",
+            "{path} is not a TOML file: it is not UTF-8 text.",
             code="config.not-toml",
             path=str(path),
         ) from None
     except RecursionError:
         raise InputError(
-            f"{path} is not a TOML file that can be read: it is nested too deeply.",
+            "{path} is not a TOML file that can be read: it is nested too deeply.",
             code="config.not-toml",
             path=str(path),
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(
-            f"{path} is not a TOML file: {error}.", code="config.not-toml", path=str(path)
+            "{path} is not a TOML file: {reason}.",
+            code="config.not-toml",
+            path=str(path),
+            reason=str(error),
         ) from None
 
 
@@ -137,19 +142,20 @@ def _mistake(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]]
     known = keys(error["loc"])
     if error["type"] in UNKNOWN:
         return InputError(
-            f"{path}: unknown key `{key}`{did_you_mean(str(error['loc'][-1]), known)} The keys "
-            f"here are {', '.join(known)}.",
+            "{path}: unknown key `{key}`{did_you_mean} The keys here are {keys}.",
             code="config.unknown-key",
             path=str(path),
             key=key,
             keys=known,
+            did_you_mean=did_you_mean(str(error["loc"][-1]), known),
         )
     if error["type"] == "missing":
         return InputError(
-            f"{path}: the key `{key}` is missing. The keys here are {', '.join(known)}.",
+            "{path}: the key `{key}` is missing. The keys here are {known}.",
             code="config.missing-key",
             path=str(path),
             key=key,
+            known=", ".join(known),
         )
     if error["type"] in WANTED:
         return _wrong_type(path, key, error["input"], WANTED[error["type"]])
@@ -161,19 +167,24 @@ def _mistake(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]]
     shown = "" if isinstance(error["input"], dict) else f" is {_shown(error['input'])}"
     value = f"`{key}`{shown}: " if key else ""
     return InputError(
-        f"{path}: {value}{problem}{'' if problem.endswith(('.', '?')) else '.'}",
+        "{path}: {entry}{problem}{end}",
         code="config.bad-value",
         path=str(path),
         key=key,
+        entry=value,
+        problem=problem,
+        end="" if problem.endswith((".", "?")) else ".",
     )
 
 
 def _wrong_type(path: Path, key: str, value: object, wanted: str) -> InputError:
     return InputError(
-        f"{path}: `{key}` is {_shown(value)}; it must be {wanted}.",
+        "{path}: `{key}` is {given}; it must be {wanted}.",
         code="config.wrong-type",
         path=str(path),
         key=key,
+        given=_shown(value),
+        wanted=wanted,
     )
 
 

@@ -81,9 +81,10 @@ def refuse_existing(out: Path, force: bool = False) -> None:
     """Raise InputError if `out` exists, unless `force` allows replacing it."""
     if os.path.lexists(out) and not force:
         raise InputError(
-            f"{out} exists already: give another place, or --force to replace it.",
+            "{out} exists already: give another place, or --force to replace it.",
             code="file.exists",
             path=str(out),
+            out=out,
         )
 
 
@@ -94,26 +95,32 @@ def check_file_place(out: Path, force: bool = False) -> None:
     """
     if out.is_dir():
         raise InputError(
-            f"{out} is a folder: give the name of a file.", code="file.is-folder", path=str(out)
+            "{out} is a folder: give the name of a file.",
+            code="file.is-folder",
+            path=str(out),
+            out=out,
         )
     nearest = next((parent for parent in out.parents if parent.exists()), None)
     if nearest is not None and not nearest.is_dir():
         raise InputError(
-            f"{out} cannot be written: {nearest} is a file, not a folder.",
+            "{out} cannot be written: {path} is a file, not a folder.",
             code="file.not-a-folder",
             path=str(nearest),
+            out=out,
         )
     if nearest is not None and not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(
-            f"{out} cannot be written: {nearest} is read-only. Give another place.",
+            "{out} cannot be written: {path} is read-only. Give another place.",
             code="file.read-only",
             path=str(nearest),
+            out=out,
         )
     if out.exists() and not out.is_file():
         raise InputError(
-            f"{out} is not a regular file: give another place.",
+            "{out} is not a regular file: give another place.",
             code="file.not-regular",
             path=str(out),
+            out=out,
         )
     refuse_existing(out, force)
     if nearest is not None:
@@ -123,9 +130,11 @@ def check_file_place(out: Path, force: bool = False) -> None:
             handle, name = tempfile.mkstemp(dir=nearest, prefix=f".{longest}.")
         except OSError as error:
             raise InputError(
-                f"{out} cannot be written: {error.strerror}. Give another place.",
+                "{out} cannot be written: {reason}. Give another place.",
                 code="file.refused",
                 path=str(out),
+                out=out,
+                reason=error.strerror,
             ) from None
         os.close(handle)
         os.unlink(name)

@@ -60,19 +60,28 @@ class Bundle:
             tensors = read_tensors(self.folder / WEIGHTS, names)
         except SafetensorError as error:
             raise BundleError(
-                f"{self.folder / WEIGHTS} cannot be read: {error}. {REPAIR}",
+                "{path} cannot be read: {reason}. {repair}",
                 code="bundle.unreadable-weights",
                 file=WEIGHTS,
+                path=self.folder / WEIGHTS,
+                reason=str(error),
+                repair=REPAIR,
             ) from None
         # The hash of the file matches the manifest, but the manifest may describe other tensors.
         for name, array in tensors.items():
             entry = self.entry(name)
             if array.shape != entry.shape or array.dtype.name != entry.dtype:
                 raise BundleError(
-                    f"{self.folder / WEIGHTS}: {name!r} is {array.dtype.name} {array.shape}, but "
-                    f"the manifest says {entry.dtype} {entry.shape}. {REPAIR}",
+                    "{path}: {tensor!r} is {found_dtype} {found_shape}, but the manifest says "
+                    "{expected_dtype} {expected_shape}. {repair}",
                     code="bundle.wrong-tensor",
                     tensor=name,
+                    path=self.folder / WEIGHTS,
+                    found_dtype=array.dtype.name,
+                    found_shape=array.shape,
+                    expected_dtype=entry.dtype,
+                    expected_shape=entry.shape,
+                    repair=REPAIR,
                 )
         return tensors
 
@@ -97,10 +106,11 @@ def open_bundle(folder: Path) -> Bundle:
     for file in sorted(folder.iterdir()):
         if form_of(file.name) is not None and file.name not in manifest.files:
             raise BundleError(
-                f"{file} is not a file of this bundle, perhaps one of a bundle that was in the "
+                "{path} is not a file of this bundle, perhaps one of a bundle that was in the "
                 "folder before. Delete it.",
                 code="bundle.foreign-file",
                 file=file.name,
+                path=file,
             )
     return Bundle(folder, manifest, fingerprint(data).sha256)
 
@@ -111,10 +121,12 @@ def manifest_bytes(folder: Path) -> bytes:
         return (folder / MANIFEST).read_bytes()
     except OSError as error:
         raise BundleError(
-            f"{folder} is not a bundle: {MANIFEST} cannot be read ({error.strerror}). "
-            "Give the folder that `edgetailor export --out` wrote.",
+            "{folder} is not a bundle: {manifest} cannot be read ({reason}). Give the folder that "
+            "`edgetailor export --out` wrote.",
             code="bundle.not-a-bundle",
             folder=str(folder),
+            manifest=MANIFEST,
+            reason=error.strerror,
         ) from None
 
 
@@ -125,17 +137,22 @@ def read_manifest(data: bytes, origin: Path | str) -> Manifest:
         version = decode_json(data, dict[str, object]).get("version")
         if version != FORMAT_VERSION:
             raise BundleError(
-                f"{origin} has format version {version}; this agent reads {FORMAT_VERSION}. "
-                "Install the version of the agent that matches the server.",
+                "{origin} has format version {version}; this agent reads {supported}. Install the "
+                "version of the agent that matches the server.",
                 code="bundle.wrong-version",
                 found=version if isinstance(version, int) else None,
                 supported=FORMAT_VERSION,
+                origin=origin,
+                version=version,
             )
         return decode_json(data, Manifest)
     except msgspec.MsgspecError as error:
         raise BundleError(
-            f"{origin} is not a bundle's manifest: {error}. {REPAIR}",
+            "{origin} is not a bundle's manifest: {reason}. {repair}",
             code="bundle.malformed-manifest",
+            origin=origin,
+            reason=str(error),
+            repair=REPAIR,
         ) from None
 
 
@@ -143,24 +160,33 @@ def check_file(path: Path, size: int, sha256: str) -> None:
     """Raise BundleError unless the file at `path` has this size in bytes and this SHA-256."""
     if not path.is_file():
         raise BundleError(
-            f"{path} is missing. {REPAIR}", code="bundle.missing-file", file=path.name
+            "{path} is missing. {repair}",
+            code="bundle.missing-file",
+            file=path.name,
+            path=path,
+            repair=REPAIR,
         )
     # Compare sizes first: it is fast, and a truncated copy gets a more useful message.
     found = path.stat().st_size
     if found != size:
         how = "it was truncated" if found < size else "something was appended to it"
         raise BundleError(
-            f"{path} has {found:,} bytes instead of {size:,}: {how}. {REPAIR}",
+            "{path} has {found_bytes:,} bytes instead of {expected_bytes:,}: {reason}. {repair}",
             code="bundle.wrong-size",
             file=path.name,
             found_bytes=found,
             expected_bytes=size,
+            path=path,
+            reason=how,
+            repair=REPAIR,
         )
     if fingerprint_file(path).sha256 != sha256:
         raise BundleError(
-            f"{path} was altered: its SHA-256 differs from the manifest. {REPAIR}",
+            "{path} was altered: its SHA-256 differs from the manifest. {repair}",
             code="bundle.altered-file",
             file=path.name,
+            path=path,
+            repair=REPAIR,
         )
 
 
@@ -170,8 +196,9 @@ def training_of(bundle: Bundle) -> Train:
         if isinstance(instruction, Train):
             return instruction
     raise BundleError(
-        f"The schedule of {bundle.folder} trains nothing: it has no training instruction.",
+        "The schedule of {folder} trains nothing: it has no training instruction.",
         code="bundle.no-training",
+        folder=bundle.folder,
     )
 
 

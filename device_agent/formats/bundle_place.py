@@ -24,13 +24,13 @@ def check_bundle_place(out: Path, force: bool = False) -> None:
         check_file_place(out)  # a folder needs the same of its parents as a file does
     elif not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(
-            f"{out} is not a bundle, so --force does not replace it: give another place.",
+            "{file} is not a bundle, so --force does not replace it: give another place.",
             code="file.not-replaceable",
             file=str(out),
         )
     elif Path.cwd().is_relative_to(out.resolve()):
         raise InputError(
-            f"{out} cannot be replaced from inside it: go to another folder first.",
+            "{file} cannot be replaced from inside it: go to another folder first.",
             code="file.current-folder",
             file=str(out),
         )

@@ -43,16 +43,20 @@ def _files(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     for name in manifest.files:
         if name in (MANIFEST, "", ".", "..") or "/" in name or "\\" in name or "\0" in name:
             yield BundleError(
-                f"{origin} lists {name!r}, which is not a plain file name. {REPAIR}",
+                "{origin} lists {file!r}, which is not a plain file name. {repair}",
                 code="bundle.bad-file-name",
                 file=name,
+                origin=origin,
+                repair=REPAIR,
             )
     for name in (*(s.graph for s in manifest.signatures.values()), WEIGHTS):
         if name not in manifest.files:
             yield BundleError(
-                f"{origin} names the file {name!r}, which it does not list. {REPAIR}",
+                "{origin} names the file {file!r}, which it does not list. {repair}",
                 code="bundle.unlisted-file",
                 file=name,
+                origin=origin,
+                repair=REPAIR,
             )
 
 
@@ -60,34 +64,43 @@ def _tensors(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     """Yield an error for tensors with a repeated name, an impossible shape or a bad origin."""
     if twice := _repeated(entry.name for entry in manifest.tensors):
         yield BundleError(
-            f"{origin} describes the tensor {twice!r} twice. {REPAIR}",
+            "{origin} describes the tensor {tensor!r} twice. {repair}",
             code="bundle.duplicate-tensor",
             tensor=twice,
+            origin=origin,
+            repair=REPAIR,
         )
     for entry in manifest.tensors:
         # A hostile shape must be refused before anything allocates memory for it.
         if math.prod(entry.shape) >= MOST_NUMBERS:
             yield BundleError(
-                f"{origin} gives {entry.name!r} the impossible shape {entry.shape}. {REPAIR}",
+                "{origin} gives {tensor!r} the impossible shape {shape}. {repair}",
                 code="bundle.impossible-shape",
                 tensor=entry.name,
-                shape=list(entry.shape),
+                shape=entry.shape,
+                origin=origin,
+                repair=REPAIR,
             )
         # A name such as layer.weight has no empty parts; a path such as ../../x has.
         if entry.stands_for is not None and not all(entry.stands_for.split(".")):
             yield BundleError(
-                f"{origin} says that {entry.name!r} stands for {entry.stands_for!r}, which is not "
-                f"a tensor name. {REPAIR}",
+                "{origin} says that {tensor!r} stands for {stands_for!r}, which is not a tensor "
+                "name. {repair}",
                 code="bundle.bad-global-name",
                 tensor=entry.name,
                 stands_for=entry.stands_for,
+                origin=origin,
+                repair=REPAIR,
             )
         if not _part_fits(entry):
             yield BundleError(
-                f"{origin} gives {entry.name!r} the shape {entry.shape}, which differs from the "
-                f"shape of its part. {REPAIR}",
+                "{origin} gives {tensor!r} the shape {shape}, which differs from the shape of its "
+                "part. {repair}",
                 code="bundle.wrong-part",
                 tensor=entry.name,
+                origin=origin,
+                shape=entry.shape,
+                repair=REPAIR,
             )
 
 
@@ -105,28 +118,34 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         for side in (signature.inputs, signature.outputs):
             if twice := _repeated(port.name for port in side):
                 yield BundleError(
-                    f"{origin} gives the signature {name!r} the port {twice!r} twice. {REPAIR}",
+                    "{origin} gives the signature {signature!r} the port {port!r} twice. {repair}",
                     code="bundle.duplicate-port",
                     signature=name,
                     port=twice,
+                    origin=origin,
+                    repair=REPAIR,
                 )
         for port in (*signature.inputs, *signature.outputs):
             entry = table.get(port.state or "")
             if port.kind == "state" and entry is None:
                 yield BundleError(
-                    f"{origin} has the signature {name!r}, which uses the unknown tensor "
-                    f"{port.state!r}. {REPAIR}",
+                    "{origin} has the signature {signature!r}, which uses the unknown tensor "
+                    "{tensor!r}. {repair}",
                     code="bundle.unknown-tensor",
                     signature=name,
                     tensor=port.state,
+                    origin=origin,
+                    repair=REPAIR,
                 )
             elif entry is not None and (port.shape, port.dtype) != (entry.shape, entry.dtype):
                 yield BundleError(
-                    f"{origin} gives the port {port.name!r} of {name!r} a shape or type that "
-                    f"differs from its tensor. {REPAIR}",
+                    "{origin} gives the port {port!r} of {signature!r} a shape or type that "
+                    "differs from its tensor. {repair}",
                     code="bundle.wrong-port",
                     signature=name,
                     port=port.name,
+                    origin=origin,
+                    repair=REPAIR,
                 )
 
 
@@ -138,47 +157,56 @@ def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         # Other instructions release the tensors that were trained.
         if trained and not isinstance(instruction, Train):
             yield BundleError(
-                f"{origin} runs {instruction.signature!r} after its training, which must come "
-                f"last. {REPAIR}",
+                "{origin} runs {signature!r} after its training, which must come last. {repair}",
                 code="bundle.after-training",
                 signature=instruction.signature,
+                origin=origin,
+                repair=REPAIR,
             )
         trained = trained or isinstance(instruction, Train)
         for name in _signatures_of(instruction):
             if name not in manifest.signatures:
                 yield BundleError(
-                    f"{origin} runs the unknown signature {name!r}. {REPAIR}",
+                    "{origin} runs the unknown signature {signature!r}. {repair}",
                     code="bundle.unknown-signature",
                     signature=name,
+                    origin=origin,
+                    repair=REPAIR,
                 )
         if not isinstance(instruction, Initialise) and instruction.source not in recorded:
             yield BundleError(
-                f"{origin} reads {instruction.source!r} before it is recorded. {REPAIR}",
+                "{origin} reads {source!r} before it is recorded. {repair}",
                 code="bundle.unrecorded-source",
                 source=instruction.source,
+                origin=origin,
+                repair=REPAIR,
             )
         if isinstance(instruction, Record):
             # The name becomes a file name, so it must not leave the folder of recordings.
             if not instruction.target.isidentifier():
                 yield BundleError(
-                    f"{origin} records {instruction.target!r}, which is not a valid name of a "
-                    f"recording. {REPAIR}",
+                    "{origin} records {recording!r}, which is not a valid name of a recording. "
+                    "{repair}",
                     code="bundle.bad-recording-name",
                     recording=instruction.target,
+                    origin=origin,
+                    repair=REPAIR,
                 )
             if instruction.target in recorded:
                 yield BundleError(
-                    f"{origin} records {instruction.target!r} again. It may record each name once. "
-                    f"{REPAIR}",
+                    "{origin} records {recording!r} again. It may record each name once. {repair}",
                     code="bundle.repeated-recording",
                     recording=instruction.target,
+                    origin=origin,
+                    repair=REPAIR,
                 )
             if len(manifest.signatures[instruction.signature].outputs) != 1:
                 yield BundleError(
-                    f"{origin} records {instruction.signature!r}, which must have exactly one "
-                    f"output. {REPAIR}",
+                    "{origin} records {signature!r}, which must have exactly one output. {repair}",
                     code="bundle.wrong-recording",
                     signature=instruction.signature,
+                    origin=origin,
+                    repair=REPAIR,
                 )
             recorded.add(instruction.target)
 
@@ -188,37 +216,45 @@ def _training(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     steps = [s for train in manifest.schedule if isinstance(train, Train) for s in train.steps]
     if not steps:
         yield BundleError(
-            f"{origin} trains nothing: its schedule has no training instruction. {REPAIR}",
+            "{origin} trains nothing: its schedule has no training instruction. {repair}",
             code="bundle.no-training",
+            origin=origin,
+            repair=REPAIR,
         )
     for step in steps:
         yield from _missing_inputs(step, manifest.signatures[step.signature], origin)
     if PREDICT not in manifest.signatures:
         yield BundleError(
-            f"{origin} has no signature {PREDICT!r}. {REPAIR}",
+            "{origin} has no signature {signature!r}. {repair}",
             code="bundle.missing-signature",
             signature=PREDICT,
+            origin=origin,
+            repair=REPAIR,
         )
     evaluating = [EVALUATE] if EVALUATE in manifest.signatures else []
     for names in ([step.signature for step in steps], evaluating):
         outputs = [p.name for name in names for p in manifest.signatures[name].outputs]
         if names and LOSS not in outputs:
             yield BundleError(
-                f"{origin} has no output {LOSS!r} in {' or '.join(names)}. {REPAIR}",
+                "{origin} has no output {output!r} in {places}. {repair}",
                 code="bundle.missing-output",
                 output=LOSS,
                 signatures=names,
+                origin=origin,
+                places=" or ".join(names),
+                repair=REPAIR,
             )
     run = [name for step in manifest.schedule for name in _signatures_of(step)]
     replaced = {p.state for name in run for p in manifest.signatures[name].outputs}
     for entry in manifest.tensors:
         if entry.role != "frozen" and entry.name not in replaced:
             yield BundleError(
-                f"{origin} gives {entry.name!r} the role {entry.role!r}, but no step replaces it. "
-                f"{REPAIR}",
+                "{origin} gives {tensor!r} the role {role!r}, but no step replaces it. {repair}",
                 code="bundle.untrained-tensor",
                 tensor=entry.name,
                 role=entry.role,
+                origin=origin,
+                repair=REPAIR,
             )
 
 
@@ -227,10 +263,12 @@ def _missing_inputs(step: Step, signature: Signature, origin: Path) -> Iterator[
     for port in signature.inputs:
         if port.kind == "scalar" and not math.isfinite(step.inputs.get(port.name, math.nan)):
             yield BundleError(
-                f"{origin} gives {step.signature!r} no number for {port.name!r}. {REPAIR}",
+                "{origin} gives {signature!r} no number for {input!r}. {repair}",
                 code="bundle.missing-input",
                 signature=step.signature,
                 input=port.name,
+                origin=origin,
+                repair=REPAIR,
             )
 
 
@@ -261,7 +299,9 @@ def _preprocessing(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     )
     if wrong is not None:
         yield BundleError(
-            f"{origin} says how files become samples, but {wrong}. {REPAIR}",
+            "{origin} says how files become samples, but {reason}. {repair}",
             code="bundle.bad-preprocessing",
             reason=wrong,
+            origin=origin,
+            repair=REPAIR,
         )

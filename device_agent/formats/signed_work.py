@@ -65,7 +65,7 @@ def check_key(key: str, fingerprint: str | None, url: str) -> None:
     """Raise TrustError unless the key in the answer to a join is the one that the token names."""
     if fingerprint is not None and (not key or key_fingerprint(key) != fingerprint):
         raise TrustError(
-            f"{url} is not the coordinator that this join token comes from: its key is another "
+            "{url} is not the coordinator that this join token comes from: its key is another "
             "one. Ask the operator for a new token. If the operator has not changed the key, "
             "somebody between this device and the coordinator answers in its place.",
             code="trust.other-key",
@@ -108,9 +108,9 @@ def check_work(work: Work, key: str, newest: int, now: float | None = None) -> N
     now = time.time() if now is None else now
     if work.issued < newest or abs(now - work.issued) > VALID_S:
         raise TrustError(
-            f"The work of round {work.round} that came is signed, but of another time: it may be "
-            "an old one that somebody repeats. Nothing was trained. Check the clocks of this "
-            "device and of the coordinator.",
+            "The work of round {round} that came is signed, but of another time: it may be an old "
+            "one that somebody repeats. Nothing was trained. Check the clocks of this device and "
+            "of the coordinator.",
             code="trust.old-work",
             round=work.round,
             issued=work.issued,

@@ -107,15 +107,19 @@ def decode_record(data: bytes, origin: str) -> UpdateRecord:
         record = decode_json(data, UpdateRecord)
     except MalformedError as error:
         raise UpdateError(
-            f"{origin} is not an update record: {error}.", code="update.malformed-record"
+            "{origin} is not an update record: {reason}.",
+            code="update.malformed-record",
+            origin=origin,
+            reason=str(error),
         ) from None
     if record.version != UPDATE_VERSION:
         raise UpdateError(
-            f"{origin} has version {record.version}; this program reads "
-            f"{UPDATE_VERSION}. Install the same version of edgetailor on both sides.",
+            "{origin} has version {found}; this program reads {supported}. Install the same "
+            "version of edgetailor on both sides.",
             code="update.wrong-version",
             found=record.version,
             supported=UPDATE_VERSION,
+            origin=origin,
         )
     return record
 
@@ -126,11 +130,13 @@ def check_record(record: UpdateRecord, origin: str) -> None:
         # Over JSON the number may have any length; errors carry what other programs can read.
         samples = min(max(record.samples, -1), MOST_SAMPLES + 1)
         raise UpdateError(
-            f"{origin}: an update must be trained on 1 to {MOST_SAMPLES:,} samples, not on "
-            f"{_shown(record.samples)}. Train the bundle again.",
+            "{origin}: an update must be trained on 1 to {most:,} samples, not on {shown}. Train "
+            "the bundle again.",
             code="update.unusable-samples",
             samples=samples,
             most=MOST_SAMPLES,
+            origin=origin,
+            shown=_shown(record.samples),
         )
     losses = (record.loss_first, record.loss_last, *(found.loss for found in record.validation))
     if not all(map(math.isfinite, losses)):
@@ -149,35 +155,39 @@ def check_tensors(
     expected = {entry.name: entry for entry in table}
     for name in sorted(expected.keys() - tensors.keys()):
         raise UpdateError(
-            f"{origin}: the tensor {name!r} is missing; the update is not from this bundle.",
+            "{origin}: the tensor {tensor!r} is missing; the update is not from this bundle.",
             code="update.missing-tensor",
             tensor=name,
+            origin=origin,
         )
     for name in sorted(tensors.keys() - expected.keys()):
         raise UpdateError(
-            f"{origin}: unexpected tensor {name!r}; the update is not from this bundle.",
+            "{origin}: unexpected tensor {tensor!r}; the update is not from this bundle.",
             code="update.unexpected-tensor",
             tensor=name,
+            origin=origin,
         )
     for name, array in tensors.items():
         entry = expected[name]
         if tuple(array.shape) != entry.shape or array.dtype.name != entry.dtype:
             raise UpdateError(
-                f"{origin}: {name!r} is {array.dtype.name} {tuple(array.shape)}; "
-                f"its bundle says {entry.dtype} {entry.shape}.",
+                "{origin}: {tensor!r} is {found_dtype} {found_shape}; its bundle says "
+                "{expected_dtype} {expected_shape}.",
                 code="update.wrong-shape",
                 tensor=name,
                 found_dtype=array.dtype.name,
-                found_shape=list(array.shape),
+                found_shape=tuple(array.shape),
                 expected_dtype=entry.dtype,
-                expected_shape=list(entry.shape),
+                expected_shape=entry.shape,
+                origin=origin,
             )
         if not np.isfinite(array).all():
             raise UpdateError(
-                f"{origin}: {name!r} holds a number that is not finite; training diverged. "
-                "Lower the learning rate and train again.",
+                "{origin}: {tensor!r} holds a number that is not finite; training diverged. Lower "
+                "the learning rate and train again.",
                 code="update.not-finite",
                 tensor=name,
+                origin=origin,
             )
 
 
@@ -191,24 +201,29 @@ def check_matches_bundle(record: UpdateRecord, manifest: Manifest, origin: str) 
     """Raise UpdateError unless `record` describes a training of the bundle of `manifest`."""
     if (record.base, record.submodel) != (manifest.base, manifest.submodel):
         raise UpdateError(
-            f"{origin} trained {record.submodel!r} of the model {record.base[:12]}; its bundle is "
-            f"{manifest.submodel!r} of {manifest.base[:12]}. Train the bundle again.",
+            "{origin} trained {submodel!r} of the model {base}; its bundle is "
+            "{expected_submodel!r} of {expected_base}. Train the bundle again.",
             code="update.other-bundle",
             submodel=record.submodel,
             expected_submodel=manifest.submodel,
+            origin=origin,
+            base=record.base[:12],
+            expected_base=manifest.base[:12],
         )
     if record.tensors != uploaded(manifest.tensors):
         raise UpdateError(
-            f"{origin}: the update lists other tensors than its bundle. Train the bundle again.",
+            "{origin}: the update lists other tensors than its bundle. Train the bundle again.",
             code="update.other-tensors",
+            origin=origin,
         )
     if record.profile is not None and record.profile.submodel != manifest.submodel:
         raise UpdateError(
-            f"{origin}: the profile is of {record.profile.submodel!r}, the update of "
-            f"{manifest.submodel!r}. Train the bundle again.",
+            "{origin}: the profile is of {submodel!r}, the update of {expected_submodel!r}. Train "
+            "the bundle again.",
             code="update.other-profile",
             submodel=record.profile.submodel,
             expected_submodel=manifest.submodel,
+            origin=origin,
         )
 
 
@@ -217,7 +232,7 @@ def check_place(out: Path, force: bool = False) -> None:
     refuse_existing(out, force)
     if out.exists() and not (out / RECORD).is_file():
         raise InputError(
-            f"{out} is not an update, so --force does not replace it: give another place.",
+            "{path} is not an update, so --force does not replace it: give another place.",
             code="file.not-replaceable",
             path=str(out),
         )
@@ -279,14 +294,15 @@ def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]
         data = (folder / TENSORS).read_bytes()
     except FileNotFoundError as error:
         raise UpdateError(
-            f"{folder} is not an update: {Path(error.filename).name} is missing. "
-            "Give the folder that `edgetailor-agent train --out` wrote.",
+            "{folder} is not an update: {file} is missing. Give the folder that `edgetailor-agent "
+            "train --out` wrote.",
             code="update.missing-file",
             file=Path(error.filename).name,
+            folder=folder,
         ) from None
     except NotADirectoryError:
         raise UpdateError(
-            f"{folder} is a file; an update is a folder.",
+            "{path} is a file; an update is a folder.",
             code="update.not-a-folder",
             path=str(folder),
         ) from None
@@ -294,18 +310,22 @@ def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]
     # A hash that differs usually means an incomplete copy, so the advice is to copy again.
     if fingerprint(data) != record.file:
         raise UpdateError(
-            f"{folder / TENSORS} is not the file that {RECORD} describes (size or SHA-256 differ): "
-            "copy the update again.",
+            "{path} is not the file that {record} describes (size or SHA-256 differ): copy the "
+            "update again.",
             code="update.altered-file",
             file=TENSORS,
+            path=folder / TENSORS,
+            record=RECORD,
         )
     try:
         tensors: dict[str, np.ndarray] = load_file(folder / TENSORS)
     except SafetensorError as error:
         raise UpdateError(
-            f"{folder / TENSORS} cannot be read: {error}.",
+            "{path} cannot be read: {reason}.",
             code="update.unreadable-tensors",
             file=TENSORS,
+            path=folder / TENSORS,
+            reason=str(error),
         ) from None
     check_tensors(tensors, record.tensors, str(folder))
     return record, tensors

@@ -65,7 +65,7 @@ def bundles_in(places: Iterable[Path]) -> Iterator[Path]:
         inside = sorted(path.parent for path in place.glob(f"*/{MANIFEST}"))
         if not (place / MANIFEST).exists() and not inside:
             raise InputError(
-                f"{place} is no bundle and has no bundles in it. Give a folder that `edgetailor "
+                "{folder} is no bundle and has no bundles in it. Give a folder that `edgetailor "
                 "export` wrote, or a folder of such folders.",
                 code="bundle.none-found",
                 folder=str(place),

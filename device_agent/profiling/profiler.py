@@ -195,11 +195,12 @@ class ChildProcesses:
         """The error for a child process that ended with the status `code`."""
         reason = failure(code, errors)
         return BundleError(
-            f"{self.bundle.folder} could not be measured ({' + '.join(task.signatures)}): {reason}",
+            "{path} could not be measured ({together}): {reason}",
             code="measurement.failed",
             path=str(self.bundle.folder),
             signatures=list(task.signatures),
             reason=reason,
+            together=" + ".join(task.signatures),
         )
 
 
@@ -214,16 +215,16 @@ def require_stable(profile: Profile) -> None:
     """
     if reasons := profile.validity.invalid:
         raise UnstableError(
-            f"The device was slowed down while it was measured: {'; '.join(reasons)}. Let it cool, "
-            "check its power supply, and measure again.",
+            "The device was slowed down while it was measured: {explanation}. Let it cool, check "
+            "its power supply, and measure again.",
             code="measurement.throttled",
             reasons=list(reasons),
+            explanation="; ".join(reasons),
         )
     if varying := [label(p) for p in profile.phases if p.name in profile.validity.unstable]:
         raise UnstableError(
-            f"The times of {', '.join(varying)} vary by more than {UNSTABLE_SPREAD:.0%} of the "
-            "median from p10 to p90. Stop the other programs on this device, or measure longer "
-            "with --runs.",
+            "The times of {phases} vary by more than {spread:.0%} of the median from p10 to p90. "
+            "Stop the other programs on this device, or measure longer with --runs.",
             code="measurement.unstable",
             phases=varying,
             spread=UNSTABLE_SPREAD,

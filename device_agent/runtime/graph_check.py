@@ -56,8 +56,8 @@ def check_graph(path: Path) -> None:
         found = "bytes that are not ONNX"
     if found is not None:
         raise BundleError(
-            f"{path.name} was not opened: the graph has {found}, which no export has. Do not train "
-            "this bundle; ask where it comes from.",
+            "{file} was not opened: the graph has {found}, which no export has. Do not train this "
+            "bundle; ask where it comes from.",
             code="bundle.unsafe-graph",
             file=path.name,
             found=found,

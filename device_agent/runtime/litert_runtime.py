@@ -56,11 +56,12 @@ class LitertSession:
             if (short := ran_out(error)) is not None:
                 raise short from None
             raise BundleError(
-                f"The bundle is for LiteRT, which cannot be loaded here: {error}. Install it with "
+                "The bundle is for LiteRT, which cannot be loaded here: {reason}. Install it with "
                 "`pip install '.[litert]'` in the folder of EdgeTailor's source, or export the "
                 "bundle with --format onnx.",
                 code="bundle.runtime-missing",
                 runtime="litert",
+                reason=str(error),
             ) from None
         self._graph, self._ran = graph, False
         try:

@@ -68,10 +68,11 @@ class OpenvinoSession:
             if (short := ran_out(error)) is not None:
                 raise short from None
             raise BundleError(
-                f"OpenVINO cannot be loaded here: {error}. Install it with "
-                "`pip install 'edgetailor[openvino]'`, or train with --runtime onnxruntime.",
+                "OpenVINO cannot be loaded here: {reason}. Install it with `pip install "
+                "'edgetailor[openvino]'`, or train with --runtime onnxruntime.",
                 code="bundle.runtime-missing",
                 runtime=OPENVINO,
+                reason=str(error),
             ) from None
         self._settings = {
             "INFERENCE_NUM_THREADS": threads,
@@ -89,12 +90,12 @@ class OpenvinoSession:
             raise openvino_error(error, graph, "is refused by") from None
         if has_varying_kernels(self._model) and keeps_kernels():
             raise BundleError(
-                f"{graph.name} has convolutions whose weights change, but on this processor "
-                f"{description()} would go on with the weights of the first step. Train with "
-                "--runtime onnxruntime.",
+                "{graph} has convolutions whose weights change, but on this processor {library} "
+                "would go on with the weights of the first step. Train with --runtime onnxruntime.",
                 code="bundle.kept-weights",
                 graph=graph.name,
                 runtime=OPENVINO,
+                library=description(),
             )
         self._names = [given.node.friendly_name for given in self._model.inputs]
         self._results = [

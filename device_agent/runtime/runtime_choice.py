@@ -63,7 +63,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
         return OpenvinoSession(graph, threads)
     if runtime != "onnx":
         raise BundleError(
-            f"The bundle is for the runtime {runtime!r}; this agent runs onnx and litert bundles. "
+            "The bundle is for the runtime {runtime!r}; this agent runs onnx and litert bundles. "
             "Export it again with --format onnx.",
             code="bundle.unknown-runtime",
             runtime=runtime,

@@ -17,5 +17,11 @@ def runtime_error(error: Exception, graph: Path, trouble: str, library: str) -> 
         return short
     reason = str(error).strip().split("\n")[0] or type(error).__name__
     return BundleError(
-        f"{graph} {trouble} {library}: {reason}", code="bundle.unusable-graph", graph=graph.name
+        "{path} {failure} {library}: {reason}",
+        code="bundle.unusable-graph",
+        graph=graph.name,
+        path=graph,
+        failure=trouble,
+        library=library,
+        reason=reason,
     )

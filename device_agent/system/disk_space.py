@@ -57,9 +57,12 @@ def storage_error(error: OSError) -> StorageError | None:
     if cure is None:
         return None
     return StorageError(
-        f"{error.filename or 'A file'}: {error.strerror}; {cure}.",
+        "{file}: {reason}; {remedy}.",
         code="storage.disk-error",
         errno=errno.errorcode[error.errno or 0],
+        file=error.filename or "A file",
+        reason=error.strerror,
+        remedy=cure,
     )
 
 
@@ -115,8 +118,8 @@ class MappedArray:
             at = self._offset + int(run[0]) * size
             if os.preadv(self._handle, [part.data], at) < part.nbytes:
                 raise DataError(
-                    f"{self._path} became shorter while it was read: replace data files with a "
-                    "rename, and run the same command again.",
+                    "{path} became shorter while it was read: replace data files with a rename, "
+                    "and run the same command again.",
                     code="data.changed-while-read",
                     path=str(self._path),
                 )

@@ -42,7 +42,7 @@ def to_float16(values: np.ndarray) -> np.ndarray:
     if beyond.size:
         largest = float(np.abs(beyond).max())
         raise UpdateError(
-            f"Recorded activations have to be at most 65,504 in float16, but one is {largest:g}. "
+            "Recorded activations have to be at most 65,504 in float16, but one is {number:g}. "
             "Check the data. If they are right, use a submodel without recording=float16.",
             code="update.beyond-float16",
             number=largest,
@@ -101,12 +101,14 @@ class Recording:
             self._in_memory = np.empty((samples, *shape), self._dtype)
         else:
             raise StorageError(
-                f"Recording activations needs {format_bytes(size)} in {path.parent}, but only "
-                f"{format_bytes(free)} are free. Free some space or use fewer samples.",
+                "Recording activations needs {needed} in {path}, but only {free} are free. Free "
+                "some space or use fewer samples.",
                 code="storage.too-little-space",
                 path=str(path.parent),
                 needed_bytes=size,
                 free_bytes=free,
+                needed=format_bytes(size),
+                free=format_bytes(free),
             )
 
     @property

@@ -27,11 +27,15 @@ def held_out(samples: int, share: float) -> np.ndarray:
     count = round(samples * share)
     if share and (count < 1 or samples - count < MIN_SAMPLES):
         raise DataError(
-            f"Validating on {share:g} of {counted(samples, 'sample')} leaves {samples - count} to "
-            f"train on and {count} to validate on. At least {MIN_SAMPLES} and 1 are needed.",
+            "Validating on {share:g} of {counted} leaves {trained} to train on and {held_out} to "
+            "validate on. At least {least} and 1 are needed.",
             code="data.too-few-to-validate",
             samples=samples,
             share=share,
+            counted=counted(samples, "sample"),
+            trained=samples - count,
+            held_out=count,
+            least=MIN_SAMPLES,
         )
     return np.sort(np.random.default_rng(samples).permutation(samples)[:count])
 

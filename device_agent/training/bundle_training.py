@@ -157,10 +157,11 @@ def _explain_system_errors(out: Path) -> Iterator[None]:
     except (MemoryError, OSError) as error:
         if (short := ran_out(error)) is not None:
             raise LimitError(
-                f"Memory ran out while training {out}: {str(short) or 'none is left'}. Allow more "
-                "memory: the same command then continues the training. Or take a smaller submodel.",
+                "Memory ran out while training {update}: {reason}. Allow more memory: the same "
+                "command then continues the training. Or take a smaller submodel.",
                 code="memory.ran-out",
                 update=str(out),
+                reason=str(short) or "none is left",
             ) from None
         raise (storage_error(error) if isinstance(error, OSError) else None) or error from None
 
@@ -176,12 +177,14 @@ def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
             raise
         name, sample, number = found
         raise UpdateError(
-            f"{error} First check the data: in {source}, {name}[{sample}] is {number:g}; models "
+            "{reason} First check the data: in {data}, {array}[{sample}] is {number:g}; models "
             "expect numbers around 1.",
             code="update.diverged",
             data=source,
             array=name,
             sample=sample,
+            reason=str(error),
+            number=number,
         ) from None
 
 

@@ -61,8 +61,7 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
     most = bytes_as_option(fitting, round_down=True)
     smaller = f", or take a submodel with a peak memory of at most {most}" if possible else ""
     raise DoesNotFitError(
-        f"{manifest.submodel} does not fit: {why}. Allow at least {bytes_as_option(needed)}"
-        f"{smaller}.",
+        "{submodel} does not fit: {reason}. Allow at least {needed}{smaller}.",
         code="memory.does-not-fit",
         submodel=manifest.submodel,
         limit=tightest.name,
@@ -70,6 +69,9 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
         idle_bytes=tightest.used,
         needed_bytes=needed,
         fitting_peak_bytes=fitting // 10**5 * 10**5 if possible else None,
+        reason=why,
+        needed=bytes_as_option(needed),
+        smaller=smaller,
     )
 
 

@@ -98,12 +98,14 @@ def check_memory() -> None:
         limit = _soft_limit(kind)
         if limit is not None and limit < AGENT_BYTES[kind]:
             raise LimitError(
-                f"The agent with its runtime needs {bytes_as_option(AGENT_BYTES[kind])} before any "
-                f"training, but {name} allows only {bytes_as_option(limit)}. Raise this limit.",
+                "The agent with its runtime needs {needed} before any training, but {limit} "
+                "allows only {allowed}. Raise this limit.",
                 code="limit.below-agent",
                 limit=name,
                 limit_bytes=limit,
                 needed_bytes=AGENT_BYTES[kind],
+                needed=bytes_as_option(AGENT_BYTES[kind]),
+                allowed=bytes_as_option(limit),
             )
 
 
@@ -165,12 +167,14 @@ def check_idle(limits: list[Ceiling]) -> None:
     for ceiling in limits:
         if ceiling.left <= 0:
             raise LimitError(
-                f"The agent uses {bytes_as_option(ceiling.used)} before any training, but "
-                f"{ceiling.name} allows only {bytes_as_option(ceiling.limit)}. Raise this limit.",
+                "The agent uses {needed} before any training, but {limit} allows only {allowed}. "
+                "Raise this limit.",
                 code="limit.below-agent",
                 limit=ceiling.name,
                 limit_bytes=ceiling.limit,
                 needed_bytes=ceiling.used,
+                needed=bytes_as_option(ceiling.used),
+                allowed=bytes_as_option(ceiling.limit),
             )
 
 

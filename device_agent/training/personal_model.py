@@ -44,8 +44,8 @@ def read_personal(path: Path, manifest: Manifest) -> Personal:
         with safe_open(path, framework="numpy") as file:
             if (file.metadata() or {}).get(KEY) != _key(manifest):
                 raise InputError(
-                    f"{path} holds the personal model of another submodel than this bundle's "
-                    f"{manifest.submodel!r}. Use one file for each submodel.",
+                    "{path} holds the personal model of another submodel than this bundle's "
+                    "{submodel!r}. Use one file for each submodel.",
                     code="state.other-personal-model",
                     path=str(path),
                     submodel=manifest.submodel,
@@ -53,7 +53,7 @@ def read_personal(path: Path, manifest: Manifest) -> Personal:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise InputError(
-            f"{path} is not a readable personal model: {error}. Give the file that an earlier "
+            "{path} is not a readable personal model: {reason}. Give the file that an earlier "
             "round wrote, or delete it to start a new personal model.",
             code="state.unreadable-personal-model",
             path=str(path),

@@ -46,10 +46,11 @@ def with_runtime(bundle: Bundle, chosen: str | None, fits: Fits = lambda manifes
         return other if fits(other.manifest) else bundle
     if any(port.kind == "seed" for one in manifest.signatures.values() for port in one.inputs):
         raise BundleError(
-            f"{manifest.submodel} has dropout, whose masks need integers of 64 bits; OpenVINO "
-            "computes with 32. Train with --runtime onnxruntime.",
+            "{submodel} has dropout, whose masks need integers of 64 bits; OpenVINO computes with "
+            "32. Train with --runtime onnxruntime.",
             code="bundle.no-dropout",
             runtime=OPENVINO,
+            submodel=manifest.submodel,
         )
     signatures = {
         name: msgspec.structs.replace(one, peak_bytes=peak_bytes(manifest, one))

@@ -54,11 +54,13 @@ def check_ports(session: Session, signature: Signature, origin: str) -> None:
     ):
         if other := {port.name for port in ports} ^ found:
             raise BundleError(
-                f"{origin}: only one of the graph and the manifest has {min(other)!r} among its "
-                f"{side}. {REPAIR}",
+                "{origin}: only one of the graph and the manifest has {port!r} among its {side}. "
+                "{repair}",
                 code="bundle.wrong-graph",
                 side=side,
                 port=min(other),
+                origin=origin,
+                repair=REPAIR,
             )
 
 
@@ -202,7 +204,7 @@ class SignatureRuns:
         signature = self.bundle.manifest.signatures.get(EVALUATE)
         if signature is None:
             raise BundleError(
-                f"{self.bundle.folder} has no signature {EVALUATE!r}. Export the bundle again.",
+                "{path} has no signature {signature!r}. Export the bundle again.",
                 code="bundle.missing-signature",
                 path=str(self.bundle.folder),
                 signature=EVALUATE,

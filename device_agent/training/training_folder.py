@@ -67,8 +67,8 @@ def _locked(folder: Path, out: Path) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise InputError(
-            f"Another process is training {out}. Wait until it has ended, or choose another output "
-            "folder.",
+            "Another process is training {path}. Wait until it has ended, or choose another "
+            "output folder.",
             code="update.already-training",
             path=str(out),
         ) from None

@@ -36,13 +36,19 @@ class Child:
         """Whether the process is still running."""
         return self.process.poll() is None
 
-    def failure(self) -> str:
-        """How the process ended, and the last line of its log."""
+    def failure(self) -> EdgeTailorError:
+        """The error that says how the process ended, with the last line of its log."""
         code = self.process.returncode
-        name = f" ({signal.Signals(-code).name})" if code < 0 else ""
         lines = self.log.read_text(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-        return f"{self.name} ended with exit code {code}{name}. Last line of {self.log}: {last}"
+        return EdgeTailorError(
+            "{process} ended with exit code {exit_code}{signal}. Last line of {log}: {last}",
+            code="demo.process-failed",
+            process=self.name,
+            exit_code=code,
+            signal=f" ({signal.Signals(-code).name})" if code < 0 else "",
+            log=str(self.log),
+            last=next((line.strip() for line in reversed(lines) if line.strip()), "nothing"),
+        )
 
 
 class Processes:
@@ -112,7 +118,7 @@ class Processes:
         while left := [child for child in children if child.running]:
             if time.monotonic() > until:
                 raise EdgeTailorError(
-                    f"{left[0].name} did not end within {limit_s:.0f} s; see {left[0].log}.",
+                    "{process} did not end within {limit_s:.0f} s; see {log}.",
                     code="demo.process-timeout",
                     process=left[0].name,
                     limit_s=limit_s,
@@ -132,13 +138,7 @@ class Processes:
             if child.running:
                 continue
             if child.process.returncode:
-                raise EdgeTailorError(
-                    child.failure(),
-                    code="demo.process-failed",
-                    process=child.name,
-                    exit_code=child.process.returncode,
-                    log=str(child.log),
-                )
+                raise child.failure()
             self._children.remove(child)
 
 

@@ -49,7 +49,7 @@ def start_coordinator(
     while not address.exists():
         if time.monotonic() > until:
             raise EdgeTailorError(
-                f"The coordinator did not start within {START_S:.0f} s; see {child.log}.",
+                "The coordinator did not start within {limit_s:.0f} s; see {log}.",
                 code="demo.process-timeout",
                 process=child.name,
                 limit_s=START_S,

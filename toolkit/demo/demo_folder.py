@@ -45,8 +45,8 @@ class DemoFolder:
         refuse_existing(self.root, force)
         if self.root.exists() and not (self.root / MARKER).is_file():
             raise InputError(
-                f"{self.root} is not the folder of an earlier demo, so --force does not replace "
-                "it: give another place with --out.",
+                "{file} is not the folder of an earlier demo, so --force does not replace it: "
+                "give another place with --out.",
                 code="file.not-replaceable",
                 file=str(self.root),
             )

@@ -47,7 +47,7 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
     """
     if seed < 0:
         raise InputError(
-            f"Invalid seed {seed}: use a whole number of at least 0.",
+            "Invalid seed {value}: use a whole number of at least 0.",
             code="option.invalid-value",
             option="seed",
             value=seed,

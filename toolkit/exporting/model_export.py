@@ -170,10 +170,12 @@ def save_weights(origin: Origin, request: Request) -> None:
         write_file(request.save_weights, origin.numbers.save())
     except OSError as error:
         raise InputError(
-            f"The weights cannot be saved as {request.save_weights}: {error.strerror}. The bundle "
-            f"in {request.out} is complete. Free some space and export again with --force.",
+            "The weights cannot be saved as {file}: {reason}. The bundle in {out} is complete. "
+            "Free some space and export again with --force.",
             code="file.system-error",
             file=str(request.save_weights),
+            reason=error.strerror,
+            out=request.out,
         ) from error
 
 

@@ -27,7 +27,7 @@ def check_places(out: Path, save_weights: Path | None = None, force: bool = Fals
     bundle, weights_file = out.resolve(), save_weights.resolve()
     if weights_file.is_relative_to(bundle):
         raise InputError(
-            f"The weights cannot be saved as {save_weights}, inside the bundle {out}: give a place "
+            "The weights cannot be saved as {weights}, inside the bundle {out}: give a place "
             "outside it.",
             code="export.weights-in-bundle",
             weights=str(save_weights),
@@ -35,8 +35,8 @@ def check_places(out: Path, save_weights: Path | None = None, force: bool = Fals
         )
     if bundle.is_relative_to(weights_file):
         raise InputError(
-            f"The bundle cannot be written to {out}: the weights are saved as the file "
-            f"{save_weights}. Give another place.",
+            "The bundle cannot be written to {out}: the weights are saved as the file {weights}. "
+            "Give another place.",
             code="export.bundle-in-weights",
             weights=str(save_weights),
             out=str(out),

@@ -38,7 +38,7 @@ def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
     twice = repeated([tier.name for tier in tiers])
     if twice:
         raise InputError(
-            f"Several submodels would be written to {twice}: give each submodel once.",
+            "Several submodels would be written to {folders}: give each submodel once.",
             code="option.repeated-submodel",
             folders=twice.split(", "),
         )

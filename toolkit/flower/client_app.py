@@ -98,11 +98,13 @@ def _check_range(own: dict[str, np.ndarray], names: list[str], most: float) -> N
     for name in names:
         if (found := float(np.abs(own[name]).max(initial=0.0))) > most:
             raise ClientError(
-                f"SecAgg+ sends numbers from {-most:g} to {most:g}, and {name!r} has {found:g}. "
+                "SecAgg+ sends numbers from {least:g} to {most:g}, and {tensor!r} has {found:g}. "
                 "Set `range` in the run's configuration above it.",
                 code="site.out-of-range",
                 tensor=name,
                 most=most,
+                least=-most,
+                found=found,
             )
 
 
@@ -114,10 +116,11 @@ def _answer(site: Path, task: SiteTask, model: bytes, timeout: float) -> dict[st
     while (files := partial_for(site, task)) is None:
         if time.monotonic() > end:
             raise ClientError(
-                f"The site has no aggregate of round {task.round} after {timeout:g} s. Check that "
+                "The site has no aggregate of round {round} after {timeout:g} s. Check that "
                 "`edgetailor serve` runs with this state folder, and lower its `deadline_s`.",
                 code="site.timeout",
                 round=task.round,
+                timeout=timeout,
             )
         time.sleep(POLL_S)
     return files

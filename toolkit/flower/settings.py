@@ -67,7 +67,8 @@ def read_settings(config: Mapping[str, object]) -> Settings:
         return msgspec.convert(dict(config), Settings)
     except msgspec.ValidationError as error:
         raise InputError(
-            f"The run's configuration cannot be used: {error}. Correct `[tool.flwr.app.config]` "
+            "The run's configuration cannot be used: {reason}. Correct `[tool.flwr.app.config]` "
             "in the app's pyproject.toml.",
             code="flower.settings",
+            reason=str(error),
         ) from None

@@ -30,9 +30,9 @@ def choose_cut(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None)
     """
     if not cutter.points:
         raise SpecError(
-            f"{str(spec)!r}: this model cannot be cut. At each place one side has no parameters of "
-            "its own, both sides have the same batch norm, or what is needed later has no axis "
-            "for the samples.",
+            "{spec!r}: this model cannot be cut. At each place one side has no parameters of its "
+            "own, both sides have the same batch norm, or what is needed later has no axis for "
+            "the samples.",
             code="spec.no-cut-point",
             spec=str(spec),
         )
@@ -53,7 +53,7 @@ def cut_at_module(cutter: Cutter, spec: Spec, batch: int) -> CutPoint:
     inside = [name for name in points if is_within(name, str(spec.size))]
     if not inside:
         raise SpecError(
-            f"{str(spec)!r}: the model cannot be cut there. Use one of {', '.join(points)}.",
+            "{spec!r}: the model cannot be cut there. Use one of {cut_points}.",
             code="spec.unknown-cut-point",
             spec=str(spec),
             cut_points=list(points),
@@ -88,11 +88,12 @@ def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load | None) -
     if first == len(slices):
         smallest = round_up(counted(slices[-1]) / full)
         raise SpecError(
-            f"{str(spec)!r}: the smallest slice of this model has capacity {smallest}. "
-            "Allow at least that.",
+            "{spec!r}: the smallest slice of this model has capacity {smallest}. Allow at least "
+            "that.",
             code="spec.capacity-too-small",
             spec=str(spec),
             smallest_capacity=float(smallest),
+            smallest=smallest,
         )
     best = own(slices[first])
     # Operators without parameters and activations, such as a pooling, can be on either side.

@@ -51,11 +51,11 @@ class InnerFamily:
         if not rewritten.origins and not self.may_keep_all:
             why = reasons(rewritten.layer_decisions)
             raise SpecError(
-                f"{str(self.spec)!r}: no layer of the slice, which begins at {point.module}, gets "
-                f"smaller{f'; {why}' if why else ''}.",
+                "{spec!r}: no layer of the slice, which begins at {module}, gets smaller{reason}.",
                 code="spec.nothing-smaller",
                 spec=str(self.spec),
                 module=point.module,
+                reason=f"; {why}" if why else "",
             )
         with refuse_if_unusable(self.spec, rewritten.layer_decisions):
             captured = capture(rewritten.model, self.cutter.captured.sample_shape)

@@ -65,11 +65,12 @@ def cut_along_time(cutter: Cutter, within: Callable[[str], bool], skip: int, spe
     if len(found) != 1:
         names = [module_of(node) for node in lstm_nodes(graph)]
         raise SpecError(
-            f"{spec!r}: skip= needs the name of one LSTM of the model, as in slice:NAME,skip=2. "
-            f"Its LSTMs: {', '.join(names) or 'none'}.",
+            "{spec!r}: skip= needs the name of one LSTM of the model, as in slice:NAME,skip=2. "
+            "Its LSTMs: {known}.",
             code="spec.unknown-lstm",
             spec=spec,
             lstms=names,
+            known=", ".join(names) or "none",
         )
     lstm = found[0]
     check_time_cut(cutter, lstm, skip, spec)
@@ -91,13 +92,13 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
     assert isinstance(source, Node)
     if not batch_first or cutter.training.sample_axis(source) != 0:
         raise SpecError(
-            f"{spec!r}: the LSTM must take (batch, steps, features). Set batch_first=True.",
+            "{spec!r}: the LSTM must take (batch, steps, features). Set batch_first=True.",
             code="spec.impossible-time-cut",
             spec=spec,
         )
     if bidirectional and layers != 1:
         raise SpecError(
-            f"{spec!r}: a bidirectional LSTM of {layers} layers cannot be cut along time. Its "
+            "{spec!r}: a bidirectional LSTM of {layers} layers cannot be cut along time. Its "
             "second layer needs the backward direction of the first layer over all steps.",
             code="spec.impossible-time-cut",
             spec=spec,
@@ -105,16 +106,17 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
         )
     if not 1 <= skip < recurrent_steps(lstm):
         raise SpecError(
-            f"{spec!r}: skip must be from 1 to {recurrent_steps(lstm) - 1}; the LSTM takes "
-            f"{recurrent_steps(lstm)} steps.",
+            "{spec!r}: skip must be from 1 to {highest}; the LSTM takes {steps} steps.",
             code="spec.invalid-option",
             spec=spec,
             option="skip",
             value=str(skip),
+            highest=recurrent_steps(lstm) - 1,
+            steps=recurrent_steps(lstm),
         )
     if not is_only_value_needed(cutter, source, lstm):
         raise SpecError(
-            f"{spec!r}: the model needs more than the input of the LSTM after the cut. Only a "
+            "{spec!r}: the model needs more than the input of the LSTM after the cut. Only a "
             "model in which nothing bypasses the LSTM can be cut along time.",
             code="spec.impossible-time-cut",
             spec=spec,
@@ -122,7 +124,7 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
     for result in lstm.users:
         if result.args[1] == 0 and not all(selects_last_step(user) for user in result.users):
             raise SpecError(
-                f"{spec!r}: the model reads the output of the LSTM at every step. Only a model "
+                "{spec!r}: the model reads the output of the LSTM at every step. Only a model "
                 "that reads its last output or its states can be cut along time.",
                 code="spec.impossible-time-cut",
                 spec=spec,

@@ -74,10 +74,12 @@ def read_page(folder: Path = BUILT) -> Page | None:
         page[INDEX]
     except (OSError, EOFError, KeyError, ValueError, zlib.error, MalformedError) as error:
         raise InputError(
-            f"The page for phones in {folder} is damaged ({error}). {HOW_TO_BUILD}; or set "
-            "`phones = false` in the federation's file to serve without it.",
+            "The page for phones in {path} is damaged ({reason}). {how_to_build}; or set `phones "
+            "= false` in the federation's file to serve without it.",
             code="web.damaged-page",
             path=str(folder),
+            reason=str(error),
+            how_to_build=HOW_TO_BUILD,
         ) from None
     return page
 

@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import BaseRoute, Route
 
 from device_agent.formats.protocol import Problem
+from profiles.errors import InputError
 from toolkit.web.built_page import HOW_TO_BUILD, INDEX, Page, PageFile
 
 JOIN = "/join/"
@@ -63,8 +64,10 @@ def join_routes(page: Page | None) -> list[BaseRoute]:
         if page is None and name == INDEX:
             return HTMLResponse(NOT_BUILT, 503, SECURITY | {"Cache-Control": "no-store"})
         if page is None or name not in page:
-            message = f"The page has no file {name!r}."
-            return _refusal(404, Problem(code="client.no-such-route", message=message))
+            error = InputError(
+                "The page has no file {name!r}.", code="client.no-such-route", name=name
+            )
+            return _refusal(404, error)
         return _file(request, page[name])
 
     async def redirect(request: Request) -> Response:
@@ -80,11 +83,13 @@ def _file(request: Request, file: PageFile) -> Response:
     accepted = ",".join(request.headers.getlist("accept-encoding"))
     coding = next((one for one in CODINGS if one in file.bodies and accepts(accepted, one)), None)
     if coding is None:
-        message = (
-            f"{file.name} is sent compressed with brotli only. Browsers accept brotli over https "
-            "and from localhost: open the page there."
+        error = InputError(
+            "{name} is sent compressed with brotli only. Browsers accept brotli over https and "
+            "from localhost: open the page there.",
+            code="client.no-brotli",
+            name=file.name,
         )
-        return _refusal(406, Problem(code="client.no-brotli", message=message))
+        return _refusal(406, error)
     body, tag = file.bodies[coding], f'"{file.listed.sha256[:32]}-{coding}"'
     headers = SECURITY | {
         "Cache-Control": FOR_EVER if file.listed.immutable else "no-cache",
@@ -119,5 +124,6 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + PIECE]
 
 
-def _refusal(status: int, problem: Problem) -> Response:
+def _refusal(status: int, error: InputError) -> Response:
+    problem = Problem(code=error.code, message=str(error))
     return JSONResponse(asdict(problem), status, SECURITY | {"Vary": "Accept-Encoding"})

@@ -160,10 +160,14 @@ def check_agrees(
         against = objection(ours, theirs, partial(trials.of, own + NUDGED))
         if against is not None:
             raise BundleError(
-                f"{describe(chosen)} computes other numbers for {bundle.manifest.submodel} than "
-                f"{describe(own)}: {against}. Train without --runtime.",
+                "{library} computes other numbers for {submodel} than {expected}: {reason}. Train "
+                "without --runtime.",
                 code="bundle.other-results",
                 runtime=chosen,
+                library=describe(chosen),
+                submodel=bundle.manifest.submodel,
+                expected=describe(own),
+                reason=against,
             )
 
 
