@@ -25,6 +25,12 @@ def decode_json(data: bytes | str, type: type[T]) -> T:
         raise MalformedError(str(error)) from None
 
 
+def decode_strictly(data: bytes, type: type[T]) -> T:
+    """The same, and no object in `data` may have a key twice: for what others send."""
+    refuse_repeated_keys(data)
+    return decode_json(data, type)
+
+
 def refuse_repeated_keys(data: bytes) -> None:
     """Raise MalformedError if `data` is not JSON, or an object in it has a key twice.
 

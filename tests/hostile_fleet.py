@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from safetensors.numpy import save
 
 from device_agent.data.local_data import LocalData
-from device_agent.formats.manifest import encode
 from device_agent.formats.protocol import RoundResult
 from models_for_tests import CLASSES, INPUT_SHAPE
 from toolkit.aggregation.aggregate import Received
@@ -56,8 +55,7 @@ class HostileFleet:
             store.add_result(RoundResult(round=0, accuracy=0, loss=1, updates=0), self.first)
             for number, (record, arrays) in enumerate(updates):
                 entry = store.blobs.put(save(dict(arrays)))
-                body = encode(replace(record, file=entry))
-                store.add_update(1, f"device-{number}", entry.sha256, body)
+                store.add_update(1, f"device-{number}", replace(record, file=entry))
             done = RoundAggregation(self.federation, store, self.held_out, 1)
             done.run()
         finally:

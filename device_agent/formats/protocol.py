@@ -31,9 +31,13 @@ carry the secret that the coordinator gave to the device.
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 API = "/v1"
+Whole = Annotated[int, Meta(ge=0, lt=2**53)]
+"""Integers that every JSON reader can hold: JavaScript's numbers are exact up to 2^53."""
 JOIN_TOKEN = "client.join-token"
 """Code of the Problem (401) for a valid join token where a device's secret is needed."""
 NOT_AUTHORISED = "client.not-authorised"
@@ -107,7 +111,7 @@ class JoinRequest:
     name: str
     public_key: str
     machine: dict[str, str | int | None]
-    timestamp: int
+    timestamp: Whole
     signature: str
     profile: dict[str, Any] | None = None
 
@@ -196,7 +200,7 @@ class SubmodelFailure:
     """Training `submodel` failed `failures` times in a row; `reason` is the last one."""
 
     submodel: str
-    failures: int
+    failures: Whole
     reason: str
 
 
@@ -210,7 +214,7 @@ class Stopped:
 
     code: str
     reason: str
-    round: int = 0
+    round: Whole = 0
 
 
 @dataclass(frozen=True, kw_only=True)

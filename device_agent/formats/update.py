@@ -25,7 +25,7 @@ from device_agent.formats.manifest import (
 )
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError, UpdateError
-from profiles.json_decoding import MalformedError, decode_json
+from profiles.json_decoding import MalformedError, decode_strictly
 
 UPDATE_VERSION = 1
 RECORD = "update.json"
@@ -42,9 +42,9 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     before 0.2 do not give it. `correct` is None for a regression.
     """
 
-    samples: int
+    samples: Count
     loss: float
-    correct: int | None
+    correct: Count | None
     counted: Count | None = None
 
     @property
@@ -83,7 +83,7 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     base: str
     submodel: str
     samples: int
-    steps: int
+    steps: Count
     loss_first: float
     loss_last: float
     tensors: tuple[TensorEntry, ...]
@@ -104,7 +104,7 @@ def decode_record(data: bytes, origin: str) -> UpdateRecord:
     Raises UpdateError if it is malformed or of another version.
     """
     try:
-        record = decode_json(data, UpdateRecord)
+        record = decode_strictly(data, UpdateRecord)
     except MalformedError as error:
         raise UpdateError(
             "{origin} is not an update record: {reason}.",
@@ -141,6 +141,16 @@ def check_record(record: UpdateRecord, origin: str) -> None:
     losses = (record.loss_first, record.loss_last, *(found.loss for found in record.validation))
     if not all(map(math.isfinite, losses)):
         raise UpdateError(DIVERGED, code="update.diverged")
+    for found in record.validation:
+        if found.counted is not None and (found.correct or 0) > found.counted:
+            raise UpdateError(
+                "{origin}: {correct:,} of {counted:,} predictions cannot be correct. Train the "
+                "bundle again.",
+                code="update.unusable-validation",
+                origin=origin,
+                correct=found.correct,
+                counted=found.counted,
+            )
 
 
 def _shown(number: int) -> str:

@@ -3,10 +3,12 @@
 `edgetailor serve` runs for fleets of the sizes FLEETS at the same time, and their requests take
 turns. Devices have Ed25519 keys and send distinct valid updates. Processor time is that of the
 serving process. Uploads of a larger model take turns with those to a bare Starlette route that only
-streams to a file. Linux only. Run `make bench-coordinator`.
+streams to a file. Thousands of devices wait for the first round, each with a connection of its own.
+Linux only. Run `make bench-coordinator`.
 """
 
 import argparse
+import asyncio
 import http.client
 import itertools
 import os
@@ -28,6 +30,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 from safetensors.numpy import load, save
+from waiting_fleet import Waiting, enrolled
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.device_keys import DeviceKey
@@ -36,6 +39,7 @@ from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest, encode, u
 from device_agent.formats.protocol import API, Work
 from device_agent.formats.signed_work import split_token
 from device_agent.formats.update import UpdateRecord
+from toolkit.coordinator.http.connection_limits import raise_descriptor_limit
 from vector_fleet import MACHINE
 
 FLEETS = (200, 1000, 2000)
@@ -45,7 +49,11 @@ POLLS, TRANSFERS = 200, 30
 """Requests of a turn; all transfers together must be fewer than the devices of the least fleet."""
 UPLOADS = 7
 """Turns of the uploads of the larger model."""
+WAITING = 10_000
+MEASURED_S = 30.0
+"""How long the processor time of a fleet that waits is measured, after all have asked once."""
 GOAL_RATIO, GOAL_SHARE, GOAL_POLL_S = 1.3, 0.7, 1.0
+GOAL_WAITING, GOAL_LEARNS_S = 0.2, 10.0
 NETS = """
 from torch import nn
 
@@ -211,8 +219,8 @@ def process(folder: Path, *command: object) -> Iterator[int]:
 
 @contextmanager
 def serving(folder: Path, devices: int, model: str, inputs: int) -> Iterator[Serving]:
-    """`edgetailor serve` in the new folder `folder`."""
-    folder.mkdir()
+    """`edgetailor serve` in the folder `folder`."""
+    folder.mkdir(exist_ok=True)
     (folder / "nets.py").write_text(NETS)
     (folder / "fleet.toml").write_text(CONFIG.format(model=model, inputs=inputs, devices=devices))
     draw = np.random.default_rng(0)
@@ -328,20 +336,49 @@ def throughput(scratch: Path) -> None:
         print(f"{share:.2f} of the bare route's throughput (goal {GOAL_SHARE})")
 
 
+async def wait(scratch: Path, devices: int) -> None:
+    """Print what `devices` devices that wait cost, and how long they take to learn of a round."""
+    folder = scratch / "waiting"
+    secrets = enrolled(folder / "state", devices)
+    with serving(folder, devices + 1, "small", 64) as found:
+        fleet, waiting = Fleet(1, found), Waiting(found.url, secrets)
+        running = asyncio.create_task(waiting.run())
+        while waiting.polls < 3 * devices:
+            await asyncio.sleep(0.5)
+        used, begun, polls = found.processor_s(), time.monotonic(), waiting.polls
+        connections = waiting.connections
+        await asyncio.sleep(MEASURED_S)
+        took = time.monotonic() - begun
+        used, polls = found.processor_s() - used, waiting.polls - polls
+        print(f"\n{devices:,} devices wait: {used / took:.3f} of a core (goal {GOAL_WAITING}), "
+              f"{polls / took:.0f} polls a second, {used / polls * 1e3:.3f} ms each, "
+              f"{(waiting.connections - connections) / took:.1f} new connections a second, "
+              f"peak {found.peak_bytes() / 1e6:.0f} MB")  # fmt: skip
+        await asyncio.to_thread(fleet.join)  # the last one: the round opens
+        await running
+        learned = sorted(one - waiting.learned[0] for one in waiting.learned)
+        print(f"they learn of the round within {learned[-1]:.1f} s of one another, half of them "
+              f"within {learned[len(learned) // 2]:.1f} s (goal {GOAL_LEARNS_S:.0f})")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fleets", type=int, nargs="+", default=list(FLEETS))
-    parser.add_argument("--only", choices=["requests", "throughput"])
+    parser.add_argument("--waiting", type=int, default=WAITING)
+    parser.add_argument("--only", choices=["requests", "throughput", "waiting"])
     given = parser.parse_args()
     names = ("uvicorn", "starlette", "fastapi", "h11")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
           f"{versions}")  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        if given.only != "throughput":
+        if given.only in (None, "requests"):
             requests(Path(scratch), given.fleets, stack)
-        if given.only != "requests":
+        if given.only in (None, "throughput"):
             throughput(Path(scratch))
+        if given.only in (None, "waiting"):
+            raise_descriptor_limit()
+            asyncio.run(wait(Path(scratch), given.waiting))
 
 
 def requests(scratch: Path, sizes: list[int], stack: ExitStack) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.manifest import MANIFEST, encode
 from device_agent.formats.protocol import (
     ABSENT,
     LEFT,
@@ -72,6 +72,14 @@ STARTED = "started"
 """The key in the store that says that the first round has opened."""
 
 
+class _Offer:
+    """Signed work for the devices that train `bundle`, and its JSON."""
+
+    def __init__(self, bundle: Bundle, work: Work) -> None:
+        self.bundle, self.work = bundle, work
+        self.encoded = msgspec.json.encode(work)
+
+
 @dataclass
 class Coordinator:
     """One federation.
@@ -113,6 +121,7 @@ class Coordinator:
     closed_connections: Callable[[], int] = lambda: 0
     minute_log: MinuteLog = field(default_factory=MinuteLog, repr=False)
     asking_again: AskingAgain = field(init=False, repr=False)
+    _offers: dict[str, _Offer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.asking_again = AskingAgain(self.clock)
@@ -259,30 +268,42 @@ class Coordinator:
         with self.lock:
             if device.id in self.rounds.stopped:
                 self._resume(device)
-            task, round_ = self.rounds.task(device.id), self.rounds.round
+            task = self.rounds.task(device.id)
             if task != "train":
                 return self._nothing_to_train(device, task)
-            submodel = self.submodel(device)
-            bundle = self.bundles[submodel]
-            self.activity[device.id].round = round_
-        files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
-        work = Work(state=task, round=round_, files=files, submodel=submodel)
-        return self.key.signed(work, self.wall_clock())
+            return self._offer(device).work
 
-    def work_at_once(self, device: Device) -> Work | None:
-        """The same for a device that has nothing to train; None if it has, or if that takes time.
+    def work_at_once(self, device: Device) -> bytes | None:
+        """The same as JSON; None if that takes time.
 
-        It is called for every poll of a fleet that waits, in the thread that all requests share.
+        It is called for every poll of a large fleet, in the thread that all requests share.
         """
         if not self.lock.acquire(blocking=False):
             return None
         try:
             task = self.rounds.task(device.id)
-            if task == "train" or device.id in self.rounds.stopped:
+            if device.id in self.rounds.stopped:
                 return None
-            return self._nothing_to_train(device, task)
+            if task == "train":
+                return self._offer(device).encoded
+            return msgspec.json.encode(self._nothing_to_train(device, task))
         finally:
             self.lock.release()
+
+    def _offer(self, device: Device) -> "_Offer":
+        """The work of a `device` that has to train; needs the lock.
+
+        It is signed once a second for all devices of a submodel: the work is the same for all, and
+        a signature costs more than all else of a poll.
+        """
+        submodel, round_, now = self.submodel(device), self.rounds.round, self.wall_clock()
+        bundle, offer = self.bundles[submodel], self._offers.get(submodel)
+        if offer is None or offer.bundle is not bundle or offer.work.issued != int(now):
+            files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
+            work = Work(state="train", round=round_, files=files, submodel=submodel)
+            offer = self._offers[submodel] = _Offer(bundle, self.key.signed(work, now))
+        self.activity[device.id].round = round_
+        return offer
 
     def _nothing_to_train(self, device: Device, task: Literal["wait", "finished"]) -> Work:
         """The work of a `device` that waits or has finished; needs the lock."""
@@ -469,7 +490,7 @@ class Coordinator:
                 were not sent. 422 for an update that cannot be used.
         """
         record = upload_validation.read_record(body)
-        digest = hashed(body.decode())
+        digest = hashed(encode(record).decode())
         with self.lock:
             new = self.rounds.check(device.id, round_, record.bundle, digest)
             manifest = self._manifest(device)
@@ -479,7 +500,7 @@ class Coordinator:
                 upload_validation.check_upload(device.id, record, manifest, sent, self.store.blobs)
                 with self.lock:
                     self.rounds.check(device.id, round_, record.bundle, digest)
-                    self.store.add_update(round_, device.id, record.file.sha256, body)
+                    self.store.add_update(round_, device.id, record)
                     self.rounds.take(device.id, round_, record.bundle, digest)
                     activity = self.activity[device.id]
                     activity.loss, activity.missed = record.loss_last, None

@@ -33,9 +33,9 @@ from toolkit.coordinator.http.connection_limits import (
 )
 from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.http.open_connections import OpenConnections
+from toolkit.coordinator.http.repeated_polls import RepeatedPolls
 from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import answer_preparing, bind, url_of, uvicorn_server
-from toolkit.coordinator.http.waiting_polls import WaitingPolls
 from toolkit.coordinator.join_links import ADDRESS, token_file
 from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.round_worker import RoundWorker, read_samples
@@ -158,7 +158,7 @@ class Server:
         self._planner_failure: Exception | None = None
         self.opened = OpenConnections(self.coordinator.minute_log, most_connections)
         self.coordinator.closed_connections = lambda: self.opened.closed
-        polls = WaitingPolls(self.coordinator)
+        polls = RepeatedPolls(self.coordinator)
         self._uvicorn = uvicorn_server(
             RequestLimits(create_app(self.coordinator, self._lifespan, page), self.coordinator),
             connections(self.opened, self._certificate, polls),

@@ -99,7 +99,7 @@ def test_one_address_locks_nobody_out(tmp_path: Path, address: str) -> None:
         process.terminate()
         process.wait()
     assert len(status.devices) == 2
-    allowed = (NOFILE - connection_limits.RESERVED) // 2
+    allowed = NOFILE - connection_limits.RESERVED
     assert status.closed_connections >= SILENT - allowed
     said = [line for line in lines(status) if "because there were too many" in line]
     assert said == [
@@ -108,9 +108,9 @@ def test_one_address_locks_nobody_out(tmp_path: Path, address: str) -> None:
     # One line at once; how many more is said a minute later.
     logged = (tmp_path / "log").read_text().splitlines()
     assert [line for line in logged if "too many connections" in line] == [
-        f"There are too many connections ({allowed} may be open, half of the limit of open files): "
-        f"closed one from {address}. If these are your devices, raise the limit (`ulimit -n`, or "
-        "LimitNOFILE of the service)."
+        f"There are too many connections for {allowed} open files: closed one from {address}. If "
+        "these are your devices, raise the limit of open files (`ulimit -n`, or LimitNOFILE of the "
+        "service)."
     ]
 
 
@@ -171,24 +171,35 @@ class Table:
 
 def test_who_gives_way() -> None:
     """The least useful first; of equals one of the address that has most, its oldest."""
-    table = Table(8)
+    table = Table(10)
     table.add("a", Rank.BUSY, "device-1")
     table.add("b", Rank.IDLE)
     for rank in (Rank.IDLE, Rank.STRANGER, Rank.SILENT, Rank.SILENT, Rank.IDLE):
         table.add("c", rank)
     table.add("d")
+    table.add("d")
     assert table.dropped() == []
-    for gives_way in ("4 c SILENT", "5 c SILENT", "7 d SILENT", "3 c STRANGER", "2 c IDLE"):
+    for gives_way in ("4 c SILENT", "5 c SILENT", "7 d SILENT", "8 d SILENT", "3 c STRANGER"):
         before = table.dropped()
-        table.add("e", Rank.BUSY, "device-2")
+        table.add(f"f{len(table.made)}", Rank.IDLE)
         assert sorted(table.dropped()) == sorted([*before, gives_way])
-    # Of the requests of devices only those of an address that has more than half are cut off.
-    for _ in range(2):
-        table.add("e", Rank.BUSY, "device-2")  # in place of the idle ones
-    assert table.add("e").dropped
-    assert not table.add("f").dropped
-    assert not table.made[0].dropped
     assert table.opened.closed == len(table.dropped())
+
+
+def test_requests_of_devices_are_cut_off_last() -> None:
+    """Only those of an address that has more than half of all, and never for its own sake."""
+    table = Table(10)
+    first = table.add("a", Rank.BUSY, "device-0")
+    many = [table.add("b", Rank.BUSY, f"device-{number}") for number in range(1, 5)]
+    assert table.dropped() == []
+    assert table.add("b").dropped
+    assert not table.add("c").dropped
+    assert [one.dropped for one in (first, *many)] == [False, True, False, False, False]
+    assert not table.add("c", Rank.IDLE).dropped
+    equal = Table(4)
+    kept = [equal.add(address, Rank.BUSY, address) for address in "ab"]
+    assert equal.add("c").dropped
+    assert not any(one.dropped for one in kept)
 
 
 def test_a_device_has_few_requests_at_a_time() -> None:

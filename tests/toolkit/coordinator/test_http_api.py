@@ -64,7 +64,10 @@ def test_other_requests_get_a_problem_too(fleet: Fleet) -> None:
     answer = urllib3.request("GET", f"{server.url}/nothing")
     assert (answer.status, answer.json()["code"]) == (404, "client.no-such-route")
     answer = urllib3.request("POST", f"{server.url}/v1/devices", json={}, headers=headers)
-    assert answer.json() == {"code": "client.bad-request", "message": "body.name: Field required."}
+    assert answer.json() == {
+        "code": "client.bad-request",
+        "message": "The body cannot be used: Object missing required field `name`.",
+    }
     request = asdict(replace(DeviceKey.new().join_request(secret, "x", MACHINE), name="\n"))
     answer = urllib3.request("POST", f"{server.url}/v1/devices", json=request, headers=headers)
     assert answer.json()["code"] == "join.bad-name"
@@ -97,3 +100,5 @@ def test_the_api_describes_itself(fleet: Fleet) -> None:
     references = {part.split('"')[0] for part in json.dumps(document).split("/schemas/")[1:]}
     assert references <= schemas.keys()
     assert {"UpdateRecord", "TensorEntry", "Profile", "Work"} <= schemas.keys()
+    for message, number in (("JoinRequest", "timestamp"), ("SubmodelFailure", "failures")):
+        assert schemas[message]["properties"][number]["minimum"] == 0

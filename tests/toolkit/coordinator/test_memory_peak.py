@@ -75,7 +75,7 @@ def send(store, bundle, encoded, manifest, number):
             assert incoming.write(piece)
         store.keep_upload(device.id, incoming)
     check_upload(device.id, record, encoded, entry.sha256, store.blobs)
-    store.add_update(1, device.id, entry.sha256, encode(record))
+    store.add_update(1, device.id, record)
 
 def keep(store, model, result):
     data = model.save()

@@ -6,8 +6,6 @@ import msgspec
 import pytest
 
 from bundles import tiny_bundle, write_data
-from device_agent.formats.atomic_files import fingerprint
-from device_agent.formats.manifest import encode
 from device_agent.formats.update import read_update
 from made_profiles import MACHINE, full
 from profiles.documents.bundle_profile import Machine, Profile
@@ -45,7 +43,7 @@ def test_alone_a_record_holds_no_times(bundle: Path, tmp_path: Path) -> None:
 
 def add(store: Store, device: str, round_: int, profile: Profile | None) -> None:
     record = msgspec.structs.replace(record_of("full", 1, ()), profile=profile)
-    store.add_update(round_, device, fingerprint(b"").sha256, encode(record))
+    store.add_update(round_, device, record)
 
 
 def on(machine: Machine, factor: float) -> Profile:

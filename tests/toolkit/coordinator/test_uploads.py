@@ -1,5 +1,7 @@
 """Updates that the coordinator refuses."""
 
+import sqlite3
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,7 @@ from safetensors.numpy import save
 
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import encode
-from device_agent.formats.update import RECORD, TENSORS, UpdateRecord
+from device_agent.formats.update import RECORD, TENSORS, Evaluation, UpdateRecord
 from made_profiles import sliced
 from refusals import refused
 from vector_fleet import SIZE, Fleet, configured, enrol, running, send, task, trained
@@ -37,6 +39,9 @@ def test_altered_bytes(fleet: Fleet, tmp_path: Path) -> None:
     (update / TENSORS).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with refused("round.tensors-not-sent"):
         send(link, 1, update)
+
+
+EVALUATED = partial(Evaluation, samples=4, loss=1.0, correct=2, counted=4)
 
 
 def change(update: Path, record: UpdateRecord, data: bytes | None = None, **fields: object) -> None:
@@ -77,6 +82,12 @@ def test_unusable_tensors(
     ("fields", "code", "words"),
     [
         ({"samples": 0}, "update.unusable-samples", "not on 0"),
+        ({"steps": -5}, "update.malformed-record", "$.steps"),
+        ({"steps": 2**53}, "update.malformed-record", "$.steps"),
+        ({"validation": (EVALUATED(samples=-1),)}, "update.malformed-record", "samples"),
+        ({"validation": (EVALUATED(correct=-1),)}, "update.malformed-record", "correct"),
+        ({"validation": (EVALUATED(correct=5),)}, "update.unusable-validation", "5 of 4"),
+        ({"validation": (EVALUATED(),) * 9999}, "update.too-long-record", "262,144 bytes"),
         ({"samples": 10**400}, "update.unusable-samples", "not on more than 1,000,000,000,000"),
         ({"version": 9}, "update.wrong-version", "version 9; this program reads 1"),
         ({"tensors": ()}, "update.other-tensors", "desktop-1"),
@@ -98,6 +109,27 @@ def test_unusable_records(
     with refused(code) as caught:
         send(link, 1, update)
     assert words in str(caught.value)
+
+
+def test_a_record_with_a_key_twice_and_what_is_kept_of_one(tmp_path: Path) -> None:
+    """What was checked is what is stored and counted, and nothing else that came with it."""
+    with running(configured(tmp_path)) as server:
+        links = enrol(server, tmp_path)
+        work, record, update = trained(links["desktop-1"], tmp_path / "u")
+        body = (update / RECORD).read_bytes()
+        links["desktop-1"].send_tensors(work.round, update / TENSORS)
+        twice = body.replace(b'"steps": 1', b'"steps": 7, "steps": 1')
+        with refused("update.malformed-record") as caught:
+            links["desktop-1"].send_update(work.round, twice)
+        assert "'steps' twice" in str(caught.value)
+        for spaces in (b"", b" " * 10_000):  # the same record, so the same update
+            links["desktop-1"].send_update(work.round, body.replace(b"\n", b"\n" + spaces))
+        [(_, _, kept)] = server._store.updates(work.round)
+        assert kept == encode(msgspec.structs.replace(record, file=record.file))
+        connection = sqlite3.connect(server.config.state / "state.sqlite3")
+        row = connection.execute("SELECT samples, steps, loss_first, loss_last FROM updates")
+        assert row.fetchall() == [(record.samples, 1, 2.0, 1.0)]
+        connection.close()
 
 
 def test_no_record_and_no_tensor_file(fleet: Fleet, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from toolkit.coordinator.refusals import RefusalError
 
 PIECE = 1 << 18
 """Bytes that are read from a file at a time."""
-_ONE_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+_ONE_RANGE = re.compile(r"bytes=(\d{1,4000})-(\d{0,4000})")
+"""Python converts no longer numbers."""
 
 
 def etag(sha256: str) -> str:
@@ -34,8 +35,8 @@ class ByteRange:
         RefusalError (416) for a range after the file's end.
         """
         found = _ONE_RANGE.fullmatch(range_ or "")
-        first, last = (int(found[1]), int(found[2] or size)) if found else (0, 0)
-        if not found or if_range not in (None, tag) or first > last:
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        if not found or first > last or if_range not in (None, tag):
             return cls(0, size, size, whole=True)
         if first >= size:
             raise RefusalError(
@@ -45,7 +46,8 @@ class ByteRange:
                 code="client.range-after-end",
                 size_bytes=size,
             )
-        return cls(first, min(last, size - 1) + 1 - first, size, whole=False)
+        end = min(last + 1, size) if found[2] else size
+        return cls(first, end - first, size, whole=False)
 
     @property
     def status(self) -> int:

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from toolkit.coordinator.http.certificates import Certificate
 from toolkit.coordinator.http.open_connections import OpenConnections, Rank
-from toolkit.coordinator.http.waiting_polls import PATH, WaitingPolls
+from toolkit.coordinator.http.repeated_polls import PATH, RepeatedPolls
 
 HEADERS_S = 20.0
 """How long a connection may take to send the headers of a request, and for the handshake of TLS, in
@@ -30,7 +30,7 @@ class Connection(H11Protocol):
     """One connection. uvicorn itself waits without limit and takes any number of connections."""
 
     def __init__(
-        self, opened: OpenConnections, polls: WaitingPolls | None, *args: Any, **settings: Any
+        self, opened: OpenConnections, polls: RepeatedPolls | None, *args: Any, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
         self._opened, self._polls = opened, polls
@@ -177,7 +177,7 @@ class Handshake(asyncio.Protocol):
 
 
 def connections(
-    opened: OpenConnections, certificate: Certificate | None, polls: WaitingPolls | None = None
+    opened: OpenConnections, certificate: Certificate | None, polls: RepeatedPolls | None = None
 ) -> Callable[..., asyncio.Protocol]:
     """Makes the protocol of a connection; for https with a certificate."""
 
@@ -204,8 +204,8 @@ def undelivered(receive: Receive) -> bytes:
 
 
 def most_connections() -> int:
-    """How many connections there may be at a time. Each may have one open file."""
-    return max((resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED) // 2, 1)
+    """How many file descriptors connections may use, with the files that they answer with."""
+    return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED, 1)
 
 
 def raise_descriptor_limit() -> None:

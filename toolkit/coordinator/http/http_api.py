@@ -5,7 +5,6 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Request
 from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
@@ -34,15 +33,15 @@ from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.http.admission import CALLER
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
 from toolkit.coordinator.http.problem_answers import answer_problems
-from toolkit.coordinator.http.strict_json import StrictRoute
+from toolkit.coordinator.http.strict_json import body_of, described, schemas
 from toolkit.coordinator.refusals import RefusalError, cut_off
 from toolkit.coordinator.rounds.upload_validation import too_large
 from toolkit.coordinator.storage.device_registry import Device
 from toolkit.web.built_page import Page
 from toolkit.web.static_files import join_routes
 
-SCHEMAS = "#/components/schemas/{name}"
-
+MESSAGES = [JoinRequest, Progress, Stopped, SubmodelFailure, UpdateRecord]
+"""The bodies that msgspec reads instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 _bearer = HTTPBearer(auto_error=False, description="A join token, device secret or operator token.")
@@ -67,7 +66,6 @@ Sha256 = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$")]
 
 router = APIRouter(
     prefix=API,
-    route_class=StrictRoute,
     responses={
         401: {"model": Problem, "description": "This token or secret is unknown"},
         422: {"model": Problem, "description": "The content of the request cannot be used"},
@@ -103,8 +101,13 @@ def invitation(token: JoinToken, service: Service) -> Invitation:
         409: {"model": Problem, "description": "The device needs a profile, or nothing fits it"},
         503: {"model": Problem, "description": "The plan is still being made: ask again"},
     },
+    openapi_extra=described(JoinRequest),
 )
-def join(body: JoinRequest, token: JoinToken, service: Service) -> JoinReply:
+def join(
+    body: Annotated[JoinRequest, Depends(body_of(JoinRequest))],
+    token: JoinToken,
+    service: Service,
+) -> JoinReply:
     """Enrol a device."""
     return service.join(token, body)
 
@@ -168,8 +171,11 @@ def _opened(path: Path) -> BinaryIO:
     summary="Report progress",
     description="What the device is doing, for the status of the fleet.",
     status_code=204,
+    openapi_extra=described(Progress),
 )
-def progress(body: Progress, device: Caller, service: Service) -> None:
+def progress(
+    body: Annotated[Progress, Depends(body_of(Progress))], device: Caller, service: Service
+) -> None:
     """Note what the device is doing."""
     service.progress(device, body)
 
@@ -179,8 +185,13 @@ def progress(body: Progress, device: Caller, service: Service) -> None:
     summary="Report that training fails",
     description="The device cannot train its submodel. If its kind has a fallback, the reply names "
     "it and the first round that the device trains it in.",
+    openapi_extra=described(SubmodelFailure),
 )
-def problem(body: SubmodelFailure, device: Caller, service: Service) -> Fallback:
+def problem(
+    body: Annotated[SubmodelFailure, Depends(body_of(SubmodelFailure))],
+    device: Caller,
+    service: Service,
+) -> Fallback:
     """Note that a device cannot train its submodel."""
     return service.submodel_failed(device, body)
 
@@ -191,8 +202,11 @@ def problem(body: SubmodelFailure, device: Caller, service: Service) -> Fallback
     description="The device ends its work now, for this reason. No round waits for it until it "
     "asks for work again.",
     status_code=204,
+    openapi_extra=described(Stopped),
 )
-def stopped(body: Stopped, device: Caller, service: Service) -> None:
+def stopped(
+    body: Annotated[Stopped, Depends(body_of(Stopped))], device: Caller, service: Service
+) -> None:
     """Note that a device stops."""
     service.stopped(device, body)
 
@@ -259,14 +273,7 @@ async def put_tensors(
     summary="Send the update",
     description="update.json, after its tensors. The same update may be sent again.",
     responses=_conflict,
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": {"$ref": SCHEMAS.format(name="UpdateRecord")}}
-            },
-        }
-    },
+    openapi_extra=described(UpdateRecord),
 )
 async def post_update(round: int, request: Request, device: Caller, service: Service) -> Receipt:
     """Check the update and count it."""
@@ -310,12 +317,6 @@ def create_app(
     if coordinator.config.phones:
         app.router.routes.extend(join_routes(page))
     answer_problems(app)
-    _describe_update(app)
-    return app
-
-
-def _describe_update(app: FastAPI) -> None:
-    """Add the schema of update.json, which msgspec reads instead of FastAPI."""
-    _, schemas = msgspec.json.schema_components([UpdateRecord], ref_template=SCHEMAS)
     document = app.openapi()  # the app keeps this object
-    document["components"]["schemas"] |= schemas
+    document["components"]["schemas"] |= schemas(MESSAGES)
+    return app

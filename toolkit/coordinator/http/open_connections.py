@@ -51,8 +51,10 @@ class _Address:
     def __init__(self) -> None:
         self.by_rank: tuple[dict[Held, None], ...] = tuple({} for _ in Rank)
 
-    def __len__(self) -> int:
-        return sum(map(len, self.by_rank))
+    @property
+    def used(self) -> int:
+        """How many of all connections these are, as OpenConnections counts."""
+        return sum(map(len, self.by_rank)) + len(self.by_rank[Rank.BUSY])
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,11 @@ class _Place:
 
 
 class OpenConnections:
-    """All connections, of which there may be `most()` at a time.
+    """All connections.
 
     Attributes:
-        most: How many there may be.
+        most: How many there may be. One that answers a device counts twice, for the file that it
+            may have open.
         closed: How many were closed since the start because there were too many.
     """
 
@@ -77,18 +80,23 @@ class OpenConnections:
         self._addresses: dict[str, _Address] = {}
         self._places: dict[Held, _Place] = {}
         self._busy: dict[str, dict[Held, None]] = {}
+        self._files = 0
         self.closed = 0
 
     @property
     def keep_alive_s(self) -> float:
         """How long a connection may wait for its next request: shorter as the limit comes near."""
-        free = 1 - len(self._places) / self.most()
+        free = 1 - self._used / self.most()
         return max(min(2 * free, 1) * KEEP_ALIVE_S, SHORTEST_KEEP_ALIVE_S)
 
+    @property
+    def _used(self) -> int:
+        return len(self._places) + self._files
+
     def add(self, one: Held, address: str) -> None:
-        """Take the new connection `one`. If there are too many, close one, perhaps this one."""
+        """Take the new connection `one`. If there are too many, close some, perhaps this one."""
         network = network_of(address)
-        if len(self._places) >= self.most():
+        while self._used >= self.most():
             victim = self._victim(network)
             self._close(victim or one, network)
             if victim is None:
@@ -104,15 +112,18 @@ class OpenConnections:
         self._put(one, _Place(place.address, rank, device))
         if device is not None and len(self._busy[device]) > MOST_BUSY:
             self._close(next(iter(self._busy[device])), place.address)
+        while self._used > self.most() and one in self._places:
+            self._close(self._victim(place.address) or one, place.address)
 
     def remove(self, one: Held) -> None:
         """Forget a connection that has ended. Repeating it changes nothing."""
         place = self._places.pop(one, None)
         if place is None:
             return
+        self._files -= place.rank is Rank.BUSY
         address = self._addresses[place.address]
         del address.by_rank[place.rank][one]
-        if not len(address):
+        if not address.used:
             del self._addresses[place.address]
         if place.device is not None:
             del self._busy[place.device][one]
@@ -121,6 +132,7 @@ class OpenConnections:
 
     def _put(self, one: Held, place: _Place) -> None:
         self._places[one] = place
+        self._files += place.rank is Rank.BUSY
         self._addresses.setdefault(place.address, _Address()).by_rank[place.rank][one] = None
         if place.device is not None:
             self._busy.setdefault(place.device, {})[one] = None
@@ -131,10 +143,10 @@ class OpenConnections:
             having = [name for name, one in self._addresses.items() if one.by_rank[rank]]
             if not having:
                 continue
-            network = max(having, key=lambda name: len(self._addresses[name]))
+            network = max(having, key=lambda name: self._addresses[name].used)
             address = self._addresses[network]
             # A request of a device is cut off only where one address has most of all connections.
-            if rank is Rank.BUSY and (network == newcomer or 2 * len(address) <= self.most()):
+            if rank is Rank.BUSY and (network == newcomer or 2 * address.used <= self.most()):
                 return None
             return next(iter(address.by_rank[rank]))
         return None
@@ -145,9 +157,9 @@ class OpenConnections:
         if self._log.begins("", CLOSED):
             place = self._places.get(one)
             logger.warning(
-                "There are too many connections (%s may be open, half of the limit of open files): "
-                "closed one from %s. If these are your devices, raise the limit (`ulimit -n`, or "
-                "LimitNOFILE of the service).",
+                "There are too many connections for %s open files: closed one from %s. If these "
+                "are your devices, raise the limit of open files (`ulimit -n`, or LimitNOFILE of "
+                "the service).",
                 f"{self.most():,}",
                 network if place is None else place.address,
             )

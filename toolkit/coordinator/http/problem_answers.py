@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 
 from device_agent.formats.protocol import Problem
 from toolkit.coordinator.http.server_socket import RETRY_S
-from toolkit.coordinator.http.strict_json import NotJson
 from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.refusals import RefusalError
 
@@ -52,9 +51,6 @@ def refused(request: Request, error: RefusalError, log: MinuteLog) -> JSONRespon
 def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    if isinstance(first.get("input"), NotJson):
-        message = f"The body is not JSON: {first['input'].why}."
-        return _problem(422, Problem(code="client.bad-request", message=message))
     place = ".".join(str(part) for part in first["loc"])
     message = f"{place}: {first['msg']}."
     return _problem(422, Problem(code="client.bad-request", message=message))

@@ -1,44 +1,49 @@
-"""Strict reading of JSON bodies: UTF-8 only, no lone surrogates, no NaN."""
+"""The bodies of requests: one JSON object of a message's type, read once and strictly.
 
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any
+UTF-8 only, no key twice, no NaN, and every number within the limits of its type. The agent reads
+the coordinator's answers with the same decoder.
+"""
 
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
-from profiles.json_decoding import MalformedError, decode_json
+import msgspec
+from fastapi import Request
+
+from profiles.json_decoding import MalformedError, decode_strictly
+from toolkit.coordinator.refusals import RefusalError, unusable
+
+T = TypeVar("T")
+JSON = "application/json"
+SCHEMAS = "#/components/schemas/{name}"
 
 
-@dataclass(frozen=True)
-class NotJson:
-    """A body that is not JSON; `why` says where."""
+def body_of(message: type[T]) -> Callable[[Request], Awaitable[T]]:
+    """A dependency of a route: the body as a `message`. It raises RefusalError (422)."""
 
-    why: str
-
-
-class StrictRequest(Request):
-    """A request with strict JSON. Python's own reader accepts text that UTF-8 cannot encode."""
-
-    async def json(self) -> Any:
-        """The body, or NotJson, which FastAPI answers like a body of a wrong type.
-
-        FastAPI would answer an error raised here before it checks the credentials.
-        """
+    async def read(request: Request) -> T:
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != JSON:
+            raise _malformed(f"its Content-Type has to be {JSON}")
         try:
-            return decode_json(await self.body(), object)
+            return decode_strictly(await request.body(), message)
         except MalformedError as error:
-            return NotJson(str(error))
+            raise _malformed(str(error)) from None
+
+    return read
 
 
-class StrictRoute(APIRoute):
-    """A route whose requests are StrictRequests."""
+def _malformed(why: str) -> RefusalError:
+    return unusable("The body cannot be used: {why}.", code="client.bad-request", why=why)
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Implement APIRoute."""
-        handler = super().get_route_handler()
 
-        async def handle(request: Request) -> Response:
-            return await handler(StrictRequest(request.scope, request.receive))
+def described(message: type[Any]) -> dict[str, Any]:
+    """The part of a route's description that names the type of its body."""
+    schema = {"$ref": SCHEMAS.format(name=message.__name__)}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
-        return handle
+
+def schemas(messages: list[type[Any]]) -> dict[str, Any]:
+    """The schemas of `messages`, by name."""
+    _, found = msgspec.json.schema_components(messages, ref_template=SCHEMAS)
+    return found

@@ -8,10 +8,11 @@ import math
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from device_agent.formats.manifest import Manifest, TensorEntry, uploaded
+from device_agent.formats.manifest import Manifest, TensorEntry, encode, uploaded
 from device_agent.formats.update import (
     RECORD,
     TENSORS,
@@ -22,11 +23,13 @@ from device_agent.formats.update import (
     decode_record,
 )
 from profiles.errors import UpdateError
-from toolkit.coordinator.refusals import RefusalError, conflict, unusable_because
+from toolkit.coordinator.refusals import RefusalError, conflict, unusable, unusable_because
 from toolkit.coordinator.storage.blobs import Blobs
 
 HEADROOM = 64 << 10
 """Bytes that the header of a tensor file may take in addition to the tensors."""
+RECORD_BYTES = 256 << 10
+"""The most bytes that are kept of an update's record, in addition to its list of tensors."""
 
 
 def is_finite(*values: float) -> bool:
@@ -61,11 +64,21 @@ def too_large(limit: int) -> RefusalError:
 
 
 def read_record(body: bytes) -> UpdateRecord:
-    """The record in the body of a request. Raises RefusalError (422) if it is malformed."""
+    """The record in the body of a request. Raises RefusalError (422) if it is unusable."""
     try:
-        return decode_record(body, f"The {RECORD} of this request")
+        record = decode_record(body, f"The {RECORD} of this request")
     except UpdateError as error:
         raise unusable_because(error) from None
+    size = len(encode(replace(record, tensors=())))
+    if size > RECORD_BYTES:
+        raise unusable(
+            "{record} may have {limit:,} bytes without its list of tensors; it has {size:,}.",
+            code="update.too-long-record",
+            record=RECORD,
+            limit=RECORD_BYTES,
+            size=size,
+        )
+    return record
 
 
 def check_upload(

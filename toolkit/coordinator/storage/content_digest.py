@@ -22,27 +22,42 @@ def install(connection: sqlite3.Connection) -> None:
 def schema(connection: sqlite3.Connection) -> str:
     """The SQL of the digest and of its triggers, for the tables that `connection` has."""
     statements = [
-        f"CREATE TABLE {TABLE} (total INTEGER NOT NULL);",
-        f"INSERT INTO {TABLE} VALUES (0);",
+        f"CREATE TABLE {TABLE} (total INTEGER NOT NULL)",
+        f"INSERT INTO {TABLE} VALUES (0)",
     ]
     for table in _tables(connection):
-        added, removed = _call(connection, table, "new."), _call(connection, table, "old.")
-        for event, change in {
-            "INSERT": f"+ {added}",
-            "DELETE": f"- {removed}",
-            "UPDATE": f"+ {added} - {removed}",
-        }.items():
-            statements.append(
-                f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table} "
-                f"BEGIN UPDATE {TABLE} SET total = total {change}; END;"
-            )
-    return "\n".join(statements)
+        statements += triggers(connection, table)
+    return "".join(f"{one};\n" for one in statements)
+
+
+def triggers(connection: sqlite3.Connection, table: str) -> list[str]:
+    """The SQL of the triggers of one table."""
+    added, removed = _call(connection, table, "new."), _call(connection, table, "old.")
+    changes = {
+        "INSERT": f"+ {added}",
+        "DELETE": f"- {removed}",
+        "UPDATE": f"+ {added} - {removed}",
+    }
+    return [
+        f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table} "
+        f"BEGIN UPDATE {TABLE} SET total = total {change}; END"
+        for event, change in changes.items()
+    ]
 
 
 def matches(connection: sqlite3.Connection) -> bool:
     """Whether the rows are those that the digest was kept for."""
     kept = connection.execute(f"SELECT total FROM {TABLE}").fetchall()
-    return kept == [(sum(_digest_of(connection, table) for table in _tables(connection)),)]
+    return kept == [(_total(connection),)]
+
+
+def renew(connection: sqlite3.Connection) -> None:
+    """Keep the digest of the rows as they are, after a change that no trigger has seen."""
+    connection.execute(f"UPDATE {TABLE} SET total = ?", (_total(connection),))
+
+
+def _total(connection: sqlite3.Connection) -> int:
+    return sum(_digest_of(connection, table) for table in _tables(connection))
 
 
 def _digest_of(connection: sqlite3.Connection, table: str) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from device_agent.formats.atomic_files import fingerprint
-from device_agent.formats.manifest import FileEntry
+from device_agent.formats.manifest import FileEntry, encode
 from device_agent.formats.protocol import RoundResult
 from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
@@ -32,6 +32,7 @@ from toolkit.coordinator.storage.incoming_files import IncomingFile, IncomingFil
 from toolkit.coordinator.storage.open_round import OpenRound
 from toolkit.coordinator.storage.recoverable import FILES, MODEL, has_hash
 from toolkit.coordinator.storage.retention import Keep
+from toolkit.coordinator.storage.schema_upgrade import columns
 from toolkit.coordinator.storage.stopped_devices import StoppedDevices
 
 logger = logging.getLogger(__name__)
@@ -200,12 +201,12 @@ class Store:
             with self._database.exclusively():
                 self._held.remove(sha256 or "")
 
-    def add_update(self, round_: int, device: str, sha256: str, record: bytes) -> None:
-        """Keep an update of `round_`: the hash of its tensors and its update.json."""
+    def add_update(self, round_: int, device: str, record: UpdateRecord) -> None:
+        """Keep an update of `round_`."""
         with self._database.transaction() as db:
             db.execute(
-                "INSERT OR IGNORE INTO updates VALUES (?, ?, ?, ?)",
-                (round_, device, sha256, record),
+                "INSERT OR IGNORE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (round_, device, record.file.sha256, encode(record), *columns(record)),
             )
 
     def drop_damaged(self, round_: int) -> list[str]:

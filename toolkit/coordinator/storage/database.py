@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from profiles.errors import StorageError
-from toolkit.coordinator.storage import content_digest, schema
+from toolkit.coordinator.storage import content_digest, schema, schema_upgrade
 
 BUSY_S = 60.0
 """How long a transaction waits for a reader in another process, such as a backup."""
@@ -38,7 +38,10 @@ class Database:
         # With TRUNCATE, FULL also flushes the end of the journal: a power cut undoes no commit.
         self._connection.execute("PRAGMA synchronous=FULL")
         (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if not tables:
+        if tables:
+            with self.transaction() as db:
+                schema_upgrade.upgrade(db)
+        else:
             schema.create(self._connection)
 
     @contextmanager

@@ -9,6 +9,7 @@ from profiles.errors import InputError
 from toolkit.coordinator.storage import content_digest, schema
 from toolkit.coordinator.storage.federation_marker import Marker
 from toolkit.coordinator.storage.recoverable import recoverable
+from toolkit.coordinator.storage.schema_upgrade import READABLE
 
 JOURNAL = "-journal"
 """What SQLite adds to the name of a database for the file with which it undoes a transaction."""
@@ -55,7 +56,7 @@ def _checked(path: Path) -> Marker | None:
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(" ".join(found.split()))
-        if schema.statements(connection) != schema.expected_statements():
+        if schema.statements(connection) != schema.expected_statements(version):
             raise sqlite3.DatabaseError("its tables are not those of this program")
         if not content_digest.matches(connection):
             raise sqlite3.DatabaseError("its rows are not those that were written")
@@ -73,9 +74,9 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def check_version(folder: Path, connection: sqlite3.Connection) -> None:
-    """Raise InputError if the database of `folder` was written with another schema."""
+    """Raise InputError if the database of `folder` has a schema that this program cannot read."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != schema.SCHEMA_VERSION:
+    if version not in READABLE:
         raise InputError(
             f"{folder} was written by another version of edgetailor: its state has version "
             f"{version}, this program reads {schema.SCHEMA_VERSION}. Serve it with the version "

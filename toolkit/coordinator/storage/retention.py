@@ -65,12 +65,8 @@ def shorten_records(db: sqlite3.Connection, round_: int) -> None:
     """Replace the records of updates that are FULL_RECORDS rounds older than `round_`."""
     old = (round_ - FULL_RECORDS,)
     db.execute(
-        "INSERT INTO past_updates SELECT round, device, "
-        + ", ".join(
-            f"json_extract(CAST(record AS TEXT), '$.{field}')"
-            for field in ("samples", "steps", "loss_first", "loss_last")
-        )
-        + " FROM updates WHERE round <= ?",
+        "INSERT INTO past_updates SELECT round, device, samples, steps, loss_first, loss_last "
+        "FROM updates WHERE round <= ?",
         old,
     )
     db.execute(

@@ -4,9 +4,19 @@ import sqlite3
 
 from toolkit.coordinator.storage import content_digest
 
-SCHEMA_VERSION = 5
-"""Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES."""
-TABLES = """
+SCHEMA_VERSION = 6
+"""Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES, and add the
+change of existing databases to `schema_upgrade.py`."""
+UPDATES = """CREATE TABLE updates (
+    round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
+    samples INTEGER NOT NULL, steps INTEGER NOT NULL,  -- these four are in the record, too
+    loss_first REAL NOT NULL, loss_last REAL NOT NULL,
+    PRIMARY KEY (round, device))"""
+UPDATES_5 = """CREATE TABLE updates (
+    round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
+    PRIMARY KEY (round, device))"""
+"""The same table in version 5."""
+TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE tokens (
     kind TEXT PRIMARY KEY, hash TEXT NOT NULL,
@@ -28,9 +38,7 @@ CREATE TABLE bundles (
     round INTEGER, submodel TEXT, name TEXT, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
     PRIMARY KEY (round, submodel, name));
 CREATE TABLE uploads (device TEXT PRIMARY KEY, sha256 TEXT NOT NULL);
-CREATE TABLE updates (
-    round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
-    PRIMARY KEY (round, device));
+{UPDATES};
 CREATE TABLE past_updates (
     round INTEGER, device TEXT, samples INTEGER, steps INTEGER, loss_first REAL, loss_last REAL,
     PRIMARY KEY (round, device)) WITHOUT ROWID;
@@ -64,14 +72,15 @@ ORDER BY round DESC LIMIT 1"""
 """The round whose model the next round starts from."""
 
 
-def create(connection: sqlite3.Connection) -> None:
+def create(connection: sqlite3.Connection, version: int = SCHEMA_VERSION) -> None:
     """Make all tables in one transaction: a process that is killed here leaves none or all."""
+    wanted = TABLES if version == SCHEMA_VERSION else TABLES.replace(UPDATES, UPDATES_5)
     tables = sqlite3.connect(":memory:")
-    tables.executescript(TABLES)
+    tables.executescript(wanted)
     triggers = content_digest.schema(tables)
     tables.close()
     connection.executescript(
-        f"BEGIN; {TABLES} {triggers} PRAGMA user_version={SCHEMA_VERSION}; "
+        f"BEGIN; {wanted} {triggers} PRAGMA user_version={version}; "
         "INSERT INTO meta VALUES ('id', lower(hex(randomblob(16)))), ('generation', '0'); COMMIT;"
     )
 
@@ -83,11 +92,11 @@ def statements(connection: sqlite3.Connection) -> list[tuple[str, str, str, str]
     ).fetchall()
 
 
-def expected_statements() -> list[tuple[str, str, str, str]]:
-    """What `statements` gives for a database that `create` made."""
+def expected_statements(version: int) -> list[tuple[str, str, str, str]]:
+    """What `statements` gives for a database of `version` that `create` made."""
     connection = sqlite3.connect(":memory:")
     content_digest.install(connection)
-    create(connection)
+    create(connection, version)
     found = statements(connection)
     connection.close()
     return found

@@ -17,17 +17,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from safetensors.numpy import load, save
 
 from device_agent.formats.protocol import RoundResult
 from killing import Job, die_at
 from parameters import some_long
 from toolkit.coordinator.storage.coordinator_store import Store
+from updates import record_of
 
 Reports = list[tuple[str, int, str | None]]
 """(what, round, device) of each call that returned."""
 DEVICES = ("a", "b")
 ROUNDS = 4
+RECORD = record_of("full", 1, ())
 
 
 def update_of(round_: int, device: str) -> bytes:
@@ -52,7 +55,7 @@ def work(folder: Path, report: Connection, job: Job | None) -> None:
             if device in present:
                 continue
             entry = store.blobs.put(update_of(round_, device))
-            store.add_update(round_, device, entry.sha256, b"{}")
+            store.add_update(round_, device, replace(RECORD, file=entry))
             report.send(("update", round_, device))
         total = load(store.model() or b"")["w"]
         for _, sha256, _ in store.updates(round_):

@@ -9,7 +9,6 @@ import pytest
 
 from bundles import everything
 from device_agent.federation import fleet_status
-from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import encode
 from device_agent.formats.protocol import RoundResult
 from made_profiles import full
@@ -149,7 +148,7 @@ def test_records_of_updates_are_bounded(tmp_path: Path) -> None:
     sizes = []
     for round_ in range(1, rounds + 1):
         for device in devices:
-            store.add_update(round_, device, fingerprint(b"").sha256, data)
+            store.add_update(round_, device, record)
         store.add_result(result(round_, 0.5), b"model")
         sizes.append((tmp_path / "state.sqlite3").stat().st_size)
     assert len(data) > 1000

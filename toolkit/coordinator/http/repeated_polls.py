@@ -1,12 +1,9 @@
-"""Polls of devices that wait, answered without reading the request again.
+"""Polls that repeat byte for byte, answered without reading them again.
 
-A device that waits sends the same bytes again and again. A whole request that came at the beginning
+A device sends the same bytes whenever it asks for work. A whole request that came at the beginning
 of a turn, byte for byte like one before, is the same request: its answer needs no parser and no
-route. Everything else takes the usual way, also the first poll, one with a wrong secret and one of
-a device that has to train.
+route. Everything else takes the usual way, also the first poll and one with a wrong secret.
 """
-
-import msgspec
 
 from device_agent.formats.protocol import API
 from toolkit.coordinator.coordinator import Coordinator
@@ -19,7 +16,7 @@ _BEARER = b"bearer "
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
-class WaitingPolls:
+class RepeatedPolls:
     """The last poll of each device as it was sent."""
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -46,9 +43,8 @@ class WaitingPolls:
         device = self._coordinator.store.registry.device_with_hash(secret)
         if device is None or device.has_left:
             return None
-        work = self._coordinator.work_at_once(device)
-        if work is None:
+        body = self._coordinator.work_at_once(device)
+        if body is None:
             return None
         self._coordinator.note_seen(device)
-        body = msgspec.json.encode(work)
         return _HEAD % len(body) + body

@@ -1,0 +1,106 @@
+"""A state folder that an earlier version wrote goes on: `state_5.sql` is a dump of one.
+
+In it the first round of three devices is over, and all have sent their updates of the second. That
+version accepted steps below zero and repeated keys.
+"""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toolkit.coordinator.coordinator import restore
+from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.round_worker import RoundWorker
+from toolkit.coordinator.storage import content_digest, schema
+from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.storage.database_check import check_database
+from toolkit.coordinator.storage.saved_rounds import saved_rounds
+from vector_fleet import TWO_KINDS, VectorModel, configured
+
+DUMP = Path(__file__).with_name("state_5.sql")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CoordinatorConfig:
+    made = configured(tmp_path, TWO_KINDS.format(2))
+    (made.state / "files").mkdir(parents=True)
+    connection = sqlite3.connect(made.state / "state.sqlite3")
+    connection.executescript(DUMP.read_text())
+    for round_, name in connection.execute("SELECT round, model FROM history").fetchall():
+        model = VectorModel()
+        model.weights += np.float32(round_ / 2)
+        (made.state / "files" / name).write_bytes(model.save())
+    connection.close()
+    return made
+
+
+def rows(folder: Path) -> dict[str, list[Any]]:
+    connection = sqlite3.connect(folder / "state.sqlite3")
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    found = {name: connection.execute(f"SELECT * FROM {name}").fetchall() for (name,) in names}
+    found["version"] = connection.execute("PRAGMA user_version").fetchall()
+    connection.close()
+    return found
+
+
+def test_what_is_counted_gets_columns_and_nothing_else_changes(config: CoordinatorConfig) -> None:
+    before = rows(config.state)
+    Store(config.state).close()
+    after = rows(config.state)
+    assert (before.pop("version"), after.pop("version")) == ([(5,)], [(schema.SCHEMA_VERSION,)])
+    counted = {(round_, device): rest for round_, device, _, _, *rest in after.pop("updates")}
+    assert counted == {
+        **{(1, device): [10, 1, 2.0, 1.0] for device in ("desktop-1", "desktop-2", "board-1")},
+        (2, "desktop-1"): [10, 1, 2.0, 1.0],
+        (2, "board-1"): [9, 1, 2.0, 1.0],  # of the repeated keys the one that was used
+        # desktop-2 said that it made -5 steps, and is asked again.
+    }
+    assert len(before.pop("updates")) == 6
+    for changing in ("content_digest", "meta"):  # `meta`: the number of milestones
+        del before[changing], after[changing]
+    assert after == before
+    marker = check_database(config.state / "state.sqlite3")  # the digest of all rows, among others
+    assert marker is not None
+    assert marker.round == 1
+
+
+def test_the_open_round_goes_on(config: CoordinatorConfig) -> None:
+    store = Store(config.state)
+    coordinator = restore(config, store, lambda: 1.0)
+    samples = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
+    worker = RoundWorker(coordinator, VectorModel(), samples, lambda: None)
+    worker.resume()
+    worker.turn()
+    assert (coordinator.rounds.phase, coordinator.rounds.round) == ("training", 2)
+    asked = [d.id for d in store.registry.members() if coordinator.rounds.waits_for(d.id)]
+    # The tensors of the others are not in the dump: their devices send them again.
+    assert "desktop-2" in asked
+    assert store.rounds_trained()["desktop-1"] >= 1
+    store.close()
+
+
+def test_an_interrupted_upgrade_leaves_the_earlier_version(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = rows(config.state)
+    with monkeypatch.context() as patch:
+        patch.setattr(content_digest, "renew", lambda connection: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Store(config.state)
+    assert rows(config.state) == before
+    assert [one.round for one in saved_rounds(config.state)] == [0, 1]  # it changes nothing either
+    assert rows(config.state) == before
+    Store(config.state).close()
+
+
+def test_an_altered_earlier_database_is_refused(config: CoordinatorConfig) -> None:
+    connection = sqlite3.connect(config.state / "state.sqlite3")
+    content_digest.install(connection)
+    connection.execute("DROP TRIGGER history_insert")
+    connection.commit()
+    connection.close()
+    with pytest.raises(Exception, match="its tables are not those of this program"):
+        Store(config.state)
