@@ -88,7 +88,7 @@ def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
             "rounds = 3\nround = 4",
             "config.unknown-key",
             "round",
-            "unknown key `round`: did you mean 'rounds'? The keys here are model",
+            "unknown key `round`: did you mean 'rounds'? The keys here are title",
         ),
         *(
             ("rounds = 3", f"rounds = 3\nkeep = {value}", "config.bad-value", "keep", '"all" or')
@@ -98,8 +98,8 @@ def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
             ("rounds = 3", f'rounds = 3\n{key} = "a\\u0000b"', "config.bad-value", key, "null byte")
             for key in ("weights", "statistics", "state", "tls_cert", "tls_key")
         ),
-        ("rounds = 3", "", "config.missing-key", "rounds", "keys here are model"),
-        ("rounds = 3", "round = 3", "config.unknown-key", "round", "are model"),
+        ("rounds = 3", "", "config.missing-key", "rounds", "keys here are title"),
+        ("rounds = 3", "round = 3", "config.unknown-key", "round", "are title"),
         ("submodel", "submodels", "config.unknown-key", "devices[0].submodels", "name, submodel,"),
         ("rounds = 3", "rounds = 'x'", "config.wrong-type", "rounds", "'x'; it must be an integer"),
         ("rounds = 3", "rounds = 'ten'", "config.wrong-type", "rounds", "`rounds` is 'ten'; it"),
