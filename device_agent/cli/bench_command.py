@@ -65,7 +65,7 @@ def bench(
         bench_table,
         measure_each,
     )
-    from device_agent.profiling.calibration import calibrate
+    from device_agent.profiling.calibration import available_to_an_agent, calibrate
     from device_agent.profiling.calibration_summary import summary
 
     if out is None and not places:
@@ -73,13 +73,14 @@ def bench(
     if out is not None:
         check_file_place(out, force)
     level = logging.INFO if out is not None or sys.stderr.isatty() else logging.WARNING
+    available = available_to_an_agent()
     with show_logs(say, PlainFormatter(), level):
         rows = measure_each(places, threads, runs, runtime)
         calibration = None if out is None else calibrate(threads)
     document = json.dumps(as_document(rows), indent=1).encode()
     lines = bench_table(rows) if places else []
     if out is not None and calibration is not None:
-        device = bench_profile(name, calibration, rows)
+        device = bench_profile(name, calibration, available, rows)
         document = msgspec.json.format(msgspec.json.encode(device), indent=1)
         write_file(out, document)
         lines += summary(device, out)

@@ -27,12 +27,12 @@ def calibrate(out: Path | None, name: str | None, force: bool, threads: int, as_
     import msgspec
 
     from device_agent.formats.atomic_files import check_file_place, write_file
-    from device_agent.profiling.calibration import calibrate, device_profile
+    from device_agent.profiling.calibration import measured_device
     from device_agent.profiling.calibration_summary import summary
 
     if out is not None:
         check_file_place(out, force)
-    found = device_profile(name or platform.node(), calibrate(threads), Path.cwd())
+    found = measured_device(name or platform.node(), Path.cwd(), threads)
     content = msgspec.json.format(msgspec.json.encode(found), indent=1)
     if out is not None:
         write_file(out, content)

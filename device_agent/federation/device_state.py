@@ -18,9 +18,9 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from device_agent.client.transfers import PART
 from device_agent.federation.state_folder import StateFolder
@@ -29,11 +29,13 @@ from device_agent.formats.graph_forms import form_of
 from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest
 from device_agent.formats.protocol import FileOffer, Work
 from device_agent.formats.signed_work import check_work
-from device_agent.formats.update import UpdateRecord, read_update
-from device_agent.runtime.graph_form import device_form
-from device_agent.training.personal_model import read_personal, write_personal
 from device_agent.training.training_folder import training_folder
 from profiles.errors import ClientError, InputError, UpdateError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from device_agent.formats.update import UpdateRecord
 
 Fetch = Callable[[FileOffer, Path], None]
 UNFINISHED = re.compile(
@@ -45,6 +47,9 @@ UNFINISHED = re.compile(
 
 class DeviceState(StateFolder):
     """The state folder with all files of a device.
+
+    Methods for rounds import the libraries that only rounds need: without them, joining leaves the
+    memory of a small board to the calibration.
 
     Args:
         folder: The folder. It need not exist yet.
@@ -181,6 +186,8 @@ class DeviceState(StateFolder):
         Raises:
             ClientError: The offered files are not a bundle.
         """
+        from device_agent.runtime.graph_form import device_form
+
         offers = [offer for offer in offers if form_of(offer.name) in (None, device_form())]
         _check_offers(offers)
         # First, so that unfinished downloads of rounds that closed do not fill the disk.
@@ -213,11 +220,13 @@ class DeviceState(StateFolder):
             except OSError:  # the file system has no hard links
                 shutil.copyfile(cached, self.bundle / offer.name)
 
-    def trained(self, bundle: str) -> UpdateRecord | None:
+    def trained(self, bundle: str) -> "UpdateRecord | None":
         """Read the update in update/ if it belongs to the bundle with this hash.
 
         An update of another bundle, or an incomplete one, is removed.
         """
+        from device_agent.formats.update import read_update
+
         if self.update.exists():
             try:
                 record, _ = read_update(self.update)
@@ -228,15 +237,19 @@ class DeviceState(StateFolder):
             shutil.rmtree(self.update)
         return None
 
-    def personal(self) -> dict[str, np.ndarray]:
+    def personal(self) -> "dict[str, np.ndarray]":
         """Read the personal tensors of the current submodel, if there are any."""
+        from device_agent.training.personal_model import read_personal
+
         try:
             return read_personal(self._personal, self._manifest())
         except InputError:
             return {}  # of another submodel, or damaged: start with a new personal model
 
-    def keep_personal(self, tensors: Mapping[str, np.ndarray]) -> None:
+    def keep_personal(self, tensors: "Mapping[str, np.ndarray]") -> None:
         """Store the personal tensors for the next round of this submodel."""
+        from device_agent.training.personal_model import write_personal
+
         write_personal(self._personal, tensors, self._manifest())
 
     def submodel(self) -> str:

@@ -35,11 +35,10 @@ LONGEST_LINE = 500
 
 def calibrated(name: str, folder: Path) -> DeviceProfile:
     """Measure this device's profile."""
-    # These import the runtime, which joining does not need otherwise.
-    from device_agent.profiling.calibration import calibrate, device_profile
+    from device_agent.profiling.calibration import measured_device
     from device_agent.profiling.calibration_summary import summary
 
-    found = device_profile(name, calibrate(0), folder)
+    found = measured_device(name, folder)
     for line in summary(found, None):
         log.info(line)
     return found

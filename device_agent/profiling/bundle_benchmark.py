@@ -118,19 +118,20 @@ def measure_one(
 
 
 def bench_profile(
-    name: str | None, calibration: Calibration, rows: Sequence[BenchRow]
+    name: str | None, calibration: Calibration, available: int | None, rows: Sequence[BenchRow]
 ) -> DeviceProfile:
     """The document that `bench --out` writes.
 
     Args:
         name: Name of the device. None means its model or processor.
         calibration: The device's calibration.
+        available: Memory available to an agent in bytes, measured before anything else.
         rows: The results of `measure_each`; may be empty.
 
     Returns:
         The profile of this device, with all versions and the profiles in `rows`.
     """
-    found = device_profile("", calibration, Path.cwd())
+    found = device_profile("", calibration, Path.cwd(), available)
     about = found.machine
     own = about and (about.model or about.processor or about.architecture)
     return replace(

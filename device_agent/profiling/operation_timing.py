@@ -1,22 +1,33 @@
 """Times single operations inside small graphs with the runtime's own profiler."""
 
 import json
+import math
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime
 
 from device_agent.profiling.calibration_cases import GRAPHS, Case, Shape
 from device_agent.runtime.onnx_runtime import session_options
+from device_agent.system.process_memory import release_unused
 from profiles.cost_model.workload import sizes_of
 from profiles.documents.calibration_record import SHORTEST_S, Timing
 
-RUNS = (4, 200)
+T = TypeVar("T")
+RUNS = (3, 200)
 """Fewest and most runs of a case. The first run of each case warms up the caches."""
+FIRST_CASES = 3
+"""Cases of each graph that are timed on the slowest device, too."""
+ARRAYS = 4
+"""Memory of a case in multiples of its inputs: measured 3.0 and 3.5 for the largest cases."""
+PROGRESS_S = 10.0
+"""Time between two messages about the progress."""
 EVICTION_ELEMENTS = 2**21
 """Elements that are written between two runs: 8 MB, more than the private caches of a core hold."""
 SUFFIX = "_kernel_time"
@@ -29,6 +40,32 @@ def random_inputs(shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
         name: generator.uniform(0.5, 1.5, shape).astype(np.float32)
         for name, shape in shapes.items()
     }
+
+
+class Budget:
+    """Time for measuring.
+
+    Args:
+        length_s: The time in seconds, from now on.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, length_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._end = clock, clock() + length_s
+
+    @property
+    def left_s(self) -> float:
+        """Time left in seconds; negative when it is over."""
+        return self._end - self._clock()
+
+    def runs(self, limits: tuple[int, int], share: float) -> Iterator[int]:
+        """Numbers of runs within `limits`, until a `share` of the time that is left is over."""
+        fewest, most = limits
+        end_s = (1 - share) * self.left_s
+        for done in range(most):
+            if done >= fewest and self.left_s <= max(0.0, end_s):
+                return
+            yield done
 
 
 class TimedGraph:
@@ -46,14 +83,10 @@ class TimedGraph:
             str(GRAPHS / f"{name}.onnx"), options, providers=["CPUExecutionProvider"]
         )
 
-    def run(self, shapes: Mapping[str, Shape], seconds: float) -> None:
-        """Run repeatedly for about `seconds`, within the limits of `RUNS`."""
+    def run(self, shapes: Mapping[str, Shape], budget: "Budget", share: float) -> None:
+        """Run repeatedly, within the limits of `RUNS`, for a `share` of the time that is left."""
         feeds = random_inputs(shapes)
-        fewest, most = RUNS
-        end = time.monotonic() + seconds
-        for done in range(most):
-            if done >= fewest and time.monotonic() >= end:
-                break
+        for _ in budget.runs(RUNS, share):
             # In a training step other layers run between two runs of a layer and evict its data
             # from the caches. Writing another array has the same effect.
             self._evicting += 1
@@ -92,28 +125,104 @@ def event_shapes(event: Mapping[str, Any], end: str) -> list[Shape]:
     return [tuple(*one.values()) for one in event["args"][f"{end}_type_shape"]]
 
 
-def time_cases(cases: Iterable[Case], threads: int, length_s: float) -> list[Timing]:
+@dataclass(frozen=True)
+class Timed:
+    """Timings, which include the time that the profiler adds, and the share of cases timed."""
+
+    timings: list[Timing]
+    share: float
+
+
+def time_cases(
+    cases: Iterable[Case],
+    threads: int,
+    budget: Budget,
+    say: Callable[[str], None],
+    room: float = math.inf,
+) -> Timed:
     """Time the operations of some cases.
+
+    When the time is over, the remaining cases are left out, except the first few of each graph.
+    Cases that need too much memory are left out, too.
 
     Args:
         cases: The graphs and input shapes to run.
         threads: Threads of the runtime; 0 for one per core.
-        length_s: Total time in seconds, about. If it has passed, each remaining case still gets
-            its fewest runs.
-
-    Returns:
-        The timings, which include the time that the profiler adds.
+        budget: The time to keep to.
+        say: Takes messages about the progress.
+        room: Bytes of memory that a case may take.
     """
-    left = list(cases)
-    end = time.monotonic() + length_s
+    every = list(cases)
+    chunks = spread(case for case in every if needed_bytes(case[1]) <= room)
+    timings, done, told_s = list[Timing](), 0, budget.left_s
+    total = sum(len(chunk.cases) for chunk in chunks)
     with tempfile.TemporaryDirectory() as scratch:
-        graphs: dict[str, TimedGraph] = {}
-        while left:
-            name, shapes = left.pop(0)
-            if name not in graphs:
-                graphs[name] = TimedGraph(name, threads, Path(scratch))
-            graphs[name].run(shapes, max(0.0, end - time.monotonic()) / (len(left) + 1))
-        return [timing for graph in graphs.values() for timing in graph.timings()]
+        for chunk in chunks:
+            if not chunk.needed and budget.left_s <= 0:
+                break
+            # One session at a time: each keeps the memory of its largest run.
+            graph = TimedGraph(chunk.graph, threads, Path(scratch))
+            for shapes in chunk.cases:
+                if not chunk.needed and budget.left_s <= 0:
+                    break
+                graph.run(shapes, budget, 1 / (total - done))
+                done += 1
+                if told_s - budget.left_s >= PROGRESS_S:
+                    told_s = budget.left_s
+                    say(f"Timed {done} of {total} cases")
+            timings += graph.timings()
+            del graph
+            release_unused()
+    return Timed(timings, done / len(every))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Cases of one graph that run in one session. The `needed` ones are never left out."""
+
+    graph: str
+    cases: list[Mapping[str, Shape]]
+    needed: bool
+
+
+def spread(cases: Iterable[Case]) -> list[Chunk]:
+    """Order the cases so that any first part of them covers all graphs and sizes well.
+
+    The first chunk of each graph has its smallest, its largest and a middle case. Later chunks
+    have twice as many cases as the ones before, between those.
+    """
+    graphs: dict[str, list[Mapping[str, Shape]]] = {}
+    for name, shapes in cases:
+        graphs.setdefault(name, []).append(shapes)
+    own = {name: _bisected(sorted(found, key=_numbers)) for name, found in graphs.items()}
+    chunks, size, needed = list[Chunk](), FIRST_CASES, True
+    while own:
+        chunks += [Chunk(name, found[:size], needed) for name, found in own.items()]
+        own = {name: found[size:] for name, found in own.items() if found[size:]}
+        size, needed = 2 * size, False
+    return chunks
+
+
+def needed_bytes(shapes: Mapping[str, Shape]) -> int:
+    """Memory that a case takes, in bytes: its inputs, and several results of their size."""
+    return ARRAYS * 4 * sum(math.prod(shape) for shape in shapes.values())
+
+
+def _numbers(shapes: Mapping[str, Shape]) -> int:
+    """A measure of the work: the product of the sizes of all inputs."""
+    return math.prod(math.prod(shape) for shape in shapes.values())
+
+
+def _bisected(items: list[T]) -> list[T]:
+    """The first and the last of `items`, the one in the middle, those of the halves, and so on."""
+    order, spans = [0, len(items) - 1], deque([(0, len(items) - 1)])
+    while spans:
+        first, last = spans.popleft()
+        middle = (first + last) // 2
+        order.append(middle)
+        if last - first > 1:
+            spans += [(first, middle), (middle, last)]
+    return [items[place] for place in dict.fromkeys(order)]
 
 
 def subtract_profiler(timings: Sequence[Timing], node_s: float) -> tuple[Timing, ...]:

@@ -131,7 +131,8 @@ class TimeModel:
         """Predict the time of one batch in seconds.
 
         Errors of the rates of one kind are fully correlated, so they add up. Errors of different
-        kinds are independent, so the root of the sum of their squares bounds the total.
+        kinds are independent, so the root of the sum of their squares bounds the total. Fewer timed
+        cases widen the bound in proportion.
         """
         kinds: dict[str, float] = defaultdict(float)
         total = 0.0
@@ -148,7 +149,8 @@ class TimeModel:
                 kinds[operation.kind] += seconds
                 total += seconds
         doubt = math.hypot(
-            *(seconds * self.doubt(kind) for kind, seconds in kinds.items()), TIME_ERROR * total
+            *(seconds * self.doubt(kind) for kind, seconds in kinds.items()),
+            TIME_ERROR / self.calibration.timed_share * total,
         )
         return Figure(total, total + doubt)
 

@@ -64,6 +64,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     `port_s` more for each input and output. A node that computes nothing takes `node_s`. A step of
     a loop takes `loop_step_s` more than its body. Each byte that enters or leaves a run takes
     `byte_s`: pages copy inputs and outputs. `memory` is None if the system does not report it.
+    `timed_share` is below 1 on a device that was too slow to time all cases.
     """
 
     version: int = CALIBRATION_VERSION
@@ -76,3 +77,4 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     loop_step_s: Seconds
     byte_s: Seconds = 0.0
     memory: MemoryOverhead | None
+    timed_share: Annotated[float, Meta(gt=0, le=1)] = 1.0

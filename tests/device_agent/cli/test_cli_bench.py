@@ -163,7 +163,7 @@ def test_the_file_is_a_device_profile(
 
 def test_a_file_to_send_in_does_not_name_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "node", lambda: "kitchen-board")
-    found = bench_profile(None, CALIBRATION, [BenchRow("mine", full())])
+    found = bench_profile(None, CALIBRATION, None, [BenchRow("mine", full())])
     about = this_machine("")
     assert found.name in (about.model, about.processor, about.architecture)
     assert "kitchen-board" not in msgspec.json.encode(found).decode()

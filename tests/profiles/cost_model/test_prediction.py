@@ -45,6 +45,14 @@ def test_time_of_two_operators() -> None:
     assert found.upper == pytest.approx((1 + TIME_ERROR) * by_hand, rel=1e-3)
 
 
+def test_fewer_timed_cases_widen_the_bound() -> None:
+    step = signature(Operation("product", (1, 32, 64, 64)))
+    few = msgspec.structs.replace(CALIBRATION, timed_share=0.25)
+    whole, wide = (TimeModel(one).batch([step]) for one in (CALIBRATION, few))
+    assert wide.value == whole.value
+    assert wide.upper == pytest.approx((1 + 4 * TIME_ERROR) * wide.value, rel=1e-3)
+
+
 def test_a_device_with_blocked_convolutions_runs_the_blocked_form() -> None:
     plain = (Operation("convolution", (32, 16, 64, 16, 9)),)
     blocked = (Operation("blocked", (32, 16, 64, 16, 9)), Operation("scaled", (1000,), 2))

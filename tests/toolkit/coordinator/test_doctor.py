@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -312,11 +313,18 @@ def hide(folder: Path, library: str, content: str = f"raise ImportError({LIBSTDC
     return f"{folder}:{ROOT}"
 
 
+def forget_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the libraries be loaded again, which a process that has them does not do."""
+    for module in library_checks.LIBRARIES.values():
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
 @pytest.mark.parametrize("library", list(library_checks.LIBRARIES))
 def test_a_library_that_does_not_load_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
-    monkeypatch.setattr(library_checks, "RUN_TINY", "print('1 plain 2.0')")
+    monkeypatch.setattr(library_checks, "RUN_TINY", "print('1 2.0')")
+    forget_libraries(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", hide(tmp_path, library))
     found = {finding.check: finding for finding in library_checks.check_libraries()}
     assert (found[library].result, found["libraries"].result) == ("FAIL", "PASS")
@@ -328,6 +336,7 @@ def test_a_library_that_does_not_load_is_named(
 
 
 def test_a_library_that_ends_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_libraries(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", hide(tmp_path, "safetensors", CRASH))
     found = {finding.check: finding for finding in library_checks.check_libraries()}
     assert found["safetensors"].detail == "loading it ended with exit code -4: no output"
