@@ -26,6 +26,8 @@ FIRST_CASES = 3
 """Cases of each graph that are timed on the slowest device, too."""
 ARRAYS = 4
 """Memory of a case in multiples of its inputs: measured 3.0 and 3.5 for the largest cases."""
+RUNNING = 0.8
+"""Share of the time for runs. The rest is for opening graphs and for runs that take longer."""
 PROGRESS_S = 10.0
 """Time between two messages about the progress."""
 EVICTION_ELEMENTS = 2**21
@@ -165,7 +167,7 @@ def time_cases(
             for shapes in chunk.cases:
                 if not chunk.needed and budget.left_s <= 0:
                     break
-                graph.run(shapes, budget, 1 / (total - done))
+                graph.run(shapes, budget, RUNNING / (total - done))
                 done += 1
                 if told_s - budget.left_s >= PROGRESS_S:
                     told_s = budget.left_s
