@@ -20,11 +20,7 @@ PAGES = ROOT / "docs" / "reference"
 
 FIELD = re.compile(r"\{(\w+)(?:![rs])?(?::[^{}]*)?\}")
 """A name in braces, which the value of this name replaces."""
-UNCONVERTED: tuple[str, ...] = (
-    *("device_agent/cli/", "device_agent/client/", "device_agent/data/"),
-    *("device_agent/federation/", "device_agent/service/", "toolkit/aggregation/", "toolkit/cli/"),
-    "toolkit/coordinator/",
-)
+UNCONVERTED: tuple[str, ...] = (*("device_agent/federation/", "toolkit/coordinator/"),)
 
 
 @dataclass(frozen=True)

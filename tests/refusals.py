@@ -40,7 +40,7 @@ class ErrorAudit:
         """Watch from now on."""
         made = EdgeTailorError.__init__
 
-        def watched(error: EdgeTailorError, *args: Any, **values: Any) -> None:
+        def watched(error: EdgeTailorError, /, *args: Any, **values: Any) -> None:
             made(error, *args, **values)
             self.faults += faults_of(error)
 

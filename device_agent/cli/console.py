@@ -113,27 +113,30 @@ def _from_click(error: click.ClickException) -> EdgeTailorError:
     named = {} if parameter is None else {"option": parameter.opts[-1]}
     # Our parameter types catch an InputError and call `fail`: keep that error's code and values.
     if isinstance(cause := error.__context__, EdgeTailorError):
-        return InputError(message, code=cause.code, **(cause.values | named))
+        values = cause.values | named | {"problem": message}
+        return InputError("{problem}", code=cause.code, **values)
     if isinstance(error, click.NoSuchOption):
         return InputError(
-            message,
+            "{problem}",
             code="option.unknown",
+            problem=message,
             option=error.option_name,
             possibilities=list(error.possibilities or ()),
         )
     if (command := getattr(error, "command_name", None)) is not None:
         possibilities = list(getattr(error, "possibilities", None) or ())
         return InputError(
-            message,
+            "{problem}",
             code="option.unknown-command",
+            problem=message,
             command=command,
             possibilities=possibilities,
         )
     if isinstance(error, click.MissingParameter):
-        return InputError(message, code="option.missing", **named)
+        return InputError("{problem}", code="option.missing", problem=message, **named)
     if isinstance(error, click.BadParameter):
-        return InputError(message, code="option.invalid-value", **named)
-    return InputError(message, code="option.usage")
+        return InputError("{problem}", code="option.invalid-value", problem=message, **named)
+    return InputError("{problem}", code="option.usage", problem=message)
 
 
 def _from_exception(error: Exception, name: str) -> EdgeTailorError:
@@ -142,18 +145,21 @@ def _from_exception(error: Exception, name: str) -> EdgeTailorError:
 
     if (short := ran_out(error)) is not None:
         return LimitError(
-            f"Memory ran out: {str(short) or 'none is left'}. Allow this process more memory "
-            "(ulimit, --max-memory, MemoryMax), or stop other programs.",
+            "Memory ran out: {reason}. Allow this process more memory (ulimit, --max-memory, "
+            "MemoryMax), or stop other programs.",
             code="memory.ran-out",
+            reason=str(short) or "none is left",
         )
     if isinstance(error, ModuleNotFoundError) and error.name:
         return missing_package(error.name)
     if isinstance(error, OSError):
         path = error.filename
         return InputError(
-            f"{path or 'a file'}: {error.strerror or error}.",
+            "{file}: {reason}.",
             code="file.system-error",
             path=None if path is None else str(path),
+            file=str(path or "a file"),
+            reason=str(error.strerror or error),
         )
     return _internal_error(error, name)
 
@@ -167,10 +173,12 @@ def _internal_error(error: Exception, name: str) -> InternalError:
         said = f"{type(error).__name__}: {error}"
         details = f"{said} (the traceback cannot be written: {trouble.strerror})"
     return InternalError(
-        f"{name} failed because of an internal error. Please report it with these details: "
-        f"{details}",
+        "{name} failed because of an internal error. Please report it with these details: "
+        "{details}",
         code="program.internal-error",
         **about,
+        name=name,
+        details=details,
     )
 
 

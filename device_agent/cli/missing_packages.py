@@ -14,8 +14,8 @@ def missing_package(name: str) -> InputError:
     package = name.partition(".")[0]
     extra = EXTRAS.get(package, "toolkit")
     return InputError(
-        f"The Python package {package} is not installed. Run `pip install '.[{extra}]'` in "
-        "the folder of EdgeTailor's source to install it and all packages of the server side.",
+        "The Python package {package} is not installed. Run `pip install '.[{extra}]'` in the "
+        "folder of EdgeTailor's source to install it and all packages of the server side.",
         code="program.missing-package",
         package=package,
         extra=extra,

@@ -21,20 +21,24 @@ def read_token(path: Path) -> str:
         text = content.decode()
     except OSError as error:
         raise InputError(
-            f"The token file {path} cannot be read: {error.strerror}.",
+            "The token file {path} cannot be read: {reason}.",
             code="file.unreadable",
             path=str(path),
+            reason=error.strerror,
         ) from None
     except UnicodeDecodeError:
         raise InputError(
-            f"The token file {path} is not a text file. {UNALTERED}",
+            "The token file {path} is not a text file. {remedy}",
             code="join.invalid-token-file",
             path=str(path),
+            remedy=UNALTERED,
         ) from None
     if len(content) > TOKEN_BYTES:
         raise InputError(
-            f"The token file {path} has more than {TOKEN_BYTES} bytes. {UNALTERED}",
+            "The token file {path} has more than {limit_bytes} bytes. {remedy}",
             code="join.invalid-token-file",
             path=str(path),
+            limit_bytes=TOKEN_BYTES,
+            remedy=UNALTERED,
         )
     return text.strip()

@@ -65,7 +65,7 @@ def check_url(url: str) -> str:
     if not fine:
         shown = url if len(url) <= SHOWN_LENGTH else f"{url[:SHOWN_LENGTH]}..."
         raise InputError(
-            f"Invalid URL of a coordinator {shown!r}: write it like http://192.168.1.10:8123, as "
+            "Invalid URL of a coordinator {url!r}: write it like http://192.168.1.10:8123, as "
             "`edgetailor serve` prints it.",
             code="client.invalid-url",
             url=shown,

@@ -288,9 +288,10 @@ class CoordinatorClient:
                 problem = f"Coordinator at {self.url} {failure}"
                 if waited + failure.retry_s > patience_s:
                     raise ClientError(
-                        f"{problem}. Try again in a few minutes.",
+                        "{problem}. Try again in a few minutes.",
                         code="client.preparing",
                         url=self.url,
+                        problem=problem,
                     ) from None
                 if not waited:
                     log.info("%s; asking every %.0f s until it is ready", problem, failure.retry_s)

@@ -52,7 +52,7 @@ class RefusedError(UpdateError):
     """The coordinator understood the request and refused it. `code` is the coordinator's code."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.message, code=problem.code)
+        super().__init__("{answer}", code=problem.code, answer=problem.message)
         if self.code == NOTHING_FITS:
             self.exit_code = NothingFitsError.exit_code
 
@@ -127,7 +127,7 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) ->
     # The message goes to a terminal: control characters could move its cursor.
     problem = replace(problem, message=one_line(problem.message, MESSAGE_LENGTH))
     if response.status in (401, 403):
-        raise AuthorisationError(problem.message, code=problem.code)
+        raise AuthorisationError("{answer}", code=problem.code, answer=problem.message)
     raise RefusedError(problem)
 
 

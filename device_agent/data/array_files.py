@@ -88,7 +88,7 @@ def _data_errors(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise DataError(
-            f"{path} does not exist; give an .npz file with x and y.",
+            "{path} does not exist; give an .npz file with x and y.",
             code="data.missing-file",
             path=str(path),
         ) from None
@@ -98,8 +98,8 @@ def _data_errors(path: Path) -> Iterator[None]:
         if (short := ran_out(error)) is not None:
             raise short from None
         raise DataError(
-            f"{path} is not a readable .npz file: {error}. To give single arrays, put them in a "
-            "folder as x.npy and y.npy.",
+            "{path} is not a readable .npz file: {reason}. To give single arrays, put them in "
+            "a folder as x.npy and y.npy.",
             code="data.unreadable-file",
             path=str(path),
             reason=str(error),
@@ -111,17 +111,18 @@ def _read_folder(path: Path) -> tuple[MappedArray, MappedArray]:
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise DataError(
-            f"{path} is not a readable .npz file, and as a folder it lacks {missing[0].name}. A "
-            "folder must hold x.npy (samples) and y.npy (labels).",
+            "{path} is not a readable .npz file, and as a folder it lacks {file}. A folder "
+            "must hold x.npy (samples) and y.npy (labels).",
             code="data.missing-array",
             path=str(path),
             array=missing[0].stem,
+            file=missing[0].name,
         )
     try:
         x, y = (open_npy(file) for file in files)
     except ValueError as error:
         raise DataError(
-            f"{path} is not a folder of readable .npy files: {error}.",
+            "{path} is not a folder of readable .npy files: {reason}.",
             code="data.unreadable-file",
             path=str(path),
             reason=str(error),
@@ -137,7 +138,7 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         missing = [name for name in (SAMPLES, LABELS) if f"{name}.npy" not in names]
         if missing:
             raise DataError(
-                f"{path} has no array {missing[0]!r}. It must hold x (samples) and y (labels).",
+                "{path} has no array {array!r}. It must hold x (samples) and y (labels).",
                 code="data.missing-array",
                 path=str(path),
                 array=missing[0],
@@ -203,13 +204,17 @@ def _unpack(path: Path, member: IO[bytes], name: str, size: int, to: Path | None
     free = room(to.parent)
     if size > free:
         raise StorageError(
-            f"{path} is compressed. Unpacking {name} needs {format_bytes(size)} in {to.parent}, "
-            f"but only {format_bytes(free)} are free. Free some space, or store the arrays with "
-            "np.savez: they are then used without unpacking.",
+            "{archive} is compressed. Unpacking {file} needs {needed} in {path}, but only {free} "
+            "are free. Free some space, or store the arrays with np.savez: they are then used "
+            "without unpacking.",
             code="storage.too-little-space",
             path=str(to.parent),
             needed_bytes=size,
             free_bytes=free,
+            archive=path,
+            file=name,
+            needed=format_bytes(size),
+            free=format_bytes(free),
         )
     to.mkdir(exist_ok=True)
     file = to / name

@@ -44,19 +44,24 @@ def check_types(
     """
     if str(x_type) not in SAMPLE_TYPES or str(y_type) not in LABEL_TYPES:
         raise DataError(
-            f"{origin}: x must be {' or '.join(SAMPLE_TYPES)} and y {' or '.join(LABEL_TYPES)}; "
-            f"they are {x_type} and {y_type}. Convert them with numpy's astype.",
+            "{origin}: x must be {sample_types} and y {label_types}; they are {x_type} and "
+            "{y_type}. Convert them with numpy's astype.",
             code="data.wrong-type",
             x_type=str(x_type),
             y_type=str(y_type),
+            origin=origin,
+            sample_types=" or ".join(SAMPLE_TYPES),
+            label_types=" or ".join(LABEL_TYPES),
         )
     x, y = shapes
     if not x or x[:1] != y[:1]:
         raise DataError(
-            f"{origin}: x and y must hold the same number of samples; they are {x} and {y}.",
+            "{origin}: x and y must hold the same number of samples; they are {x_shape} and "
+            "{y_shape}.",
             code="data.wrong-shape",
-            x_shape=list(x),
-            y_shape=list(y),
+            x_shape=x,
+            y_shape=y,
+            origin=origin,
         )
     check_count(x[0], origin, MIN_SAMPLES)
 
@@ -97,21 +102,28 @@ def check_arrays(
         if {str(y.dtype), labels.dtype} == {"int64", "float32"}:
             advice = "Classes are int64; float32 is for a regression with the loss mse."
         raise DataError(
-            f"{origin}: x must be {dtype} and y {labels.dtype}; they are {x.dtype} and {y.dtype}. "
-            f"{advice}",
+            "{origin}: x must be {dtype} and y {label_dtype}; they are {x_type} and {y_type}. "
+            "{advice}",
             code="data.wrong-type",
             x_type=str(x.dtype),
             y_type=str(y.dtype),
+            origin=origin,
+            dtype=dtype,
+            label_dtype=labels.dtype,
+            advice=advice,
         )
     fitting = y.ndim > 0 and x.shape == (len(y), *sample_shape)
     if not fitting or labels.shape not in (None, y.shape[1:]):
         expected = "(n, ...)" if labels.shape is None else batch_shape(labels.shape)
         raise DataError(
-            f"{origin}: x must be {batch_shape(sample_shape)} and y {expected}; they are {x.shape} "
-            f"and {y.shape}.",
+            "{origin}: x must be {sample_shape} and y {expected}; they are {x_shape} and "
+            "{y_shape}.",
             code="data.wrong-shape",
-            x_shape=list(x.shape),
-            y_shape=list(y.shape),
+            x_shape=x.shape,
+            y_shape=y.shape,
+            origin=origin,
+            sample_shape=batch_shape(sample_shape),
+            expected=expected,
         )
     check_count(len(y), origin, least)
     remarks: tuple[str, ...] = ()
@@ -130,10 +142,12 @@ def check_count(samples: int, origin: str, least: int) -> None:
     """Raise DataError if there are fewer than `least` samples."""
     if samples < least:
         raise DataError(
-            f"{origin} holds {counted(samples, 'sample')}. Give at least {least}.",
+            "{origin} holds {counted}. Give at least {needed}.",
             code="data.too-few-samples",
             samples=samples,
             needed=least,
+            origin=origin,
+            counted=counted(samples, "sample"),
         )
 
 
@@ -151,12 +165,13 @@ def check_finite(array: np.ndarray, name: str, origin: str, on_piece: OnPiece) -
             place = tuple(int(n) for n in np.argwhere(~finite)[0])
             row = rows.start + place[0]
             raise DataError(
-                f"{origin}: {name} holds a number that is not finite, {piece[place]} in sample "
-                f"{row} (counted from 0). Correct or remove the sample.",
+                "{origin}: {array} holds a number that is not finite, {number} in sample {sample} "
+                "(counted from 0). Correct or remove the sample.",
                 code="data.not-finite",
                 array=name,
                 sample=row,
                 number=str(piece[place]),
+                origin=origin,
             )
         on_piece(piece)
 
@@ -198,20 +213,24 @@ def check_classes(
     found = value_range(y, on_piece, IGNORED if y.ndim > 1 else None)
     if found is None:
         raise DataError(
-            f"{origin}: y has no label that counts: all are {IGNORED}, the label of positions to "
+            "{origin}: y has no label that counts: all are {ignored}, the label of positions to "
             "ignore. Give samples with labels.",
             code="data.no-labels",
+            origin=origin,
+            ignored=IGNORED,
         )
     low, high = found
     if low < 0 or (highest is not None and high > highest):
         wrong = low if low < 0 else high
         known = "0 and above" if highest is None else f"0 to {highest}"
         raise DataError(
-            f"{origin}: the label {wrong} is outside the model's classes {known}. "
-            "Correct the labels, or use a model with more classes.",
+            "{origin}: the label {label} is outside the model's classes {known}. Correct the "
+            "labels, or use a model with more classes.",
             code="data.label-out-of-range",
             label=wrong,
             highest=highest,
+            origin=origin,
+            known=known,
         )
     if labels.sequence and y.ndim == 2:
         check_sequences(y, origin)
@@ -233,11 +252,13 @@ def check_sequences(y: np.ndarray, origin: str) -> None:
         if wrong.any():
             row = rows.start + int(wrong.argmax())
             raise DataError(
-                f"{origin}: with the loss ctc the labels of a sample are its sequence, without 0 "
-                f"(the blank), and then {IGNORED} to the end. Sample {row} (counted from 0) has "
+                "{origin}: with the loss ctc the labels of a sample are its sequence, without 0 "
+                "(the blank), and then {ignored} to the end. Sample {sample} (counted from 0) has "
                 "other labels.",
                 code="data.not-a-sequence",
                 sample=row,
+                origin=origin,
+                ignored=IGNORED,
             )
 
 
@@ -248,16 +269,18 @@ def check_integers(
     low, high = value_range(x, on_piece) or (0, 0)
     if low < 0:
         raise DataError(
-            f"{origin}: integers in x must be 0 or above, but x holds {low}.",
+            "{origin}: integers in x must be 0 or above, but x holds {number}.",
             code="data.number-out-of-range",
             number=low,
+            origin=origin,
         )
     if limit is not None and high >= limit:
         raise DataError(
-            f"{origin}: integers in x must be 0 to {limit - 1} for this model, but x holds {high}.",
+            "{origin}: integers in x must be 0 to {highest} for this model, but x holds {number}.",
             code="data.number-out-of-range",
             number=high,
             highest=limit - 1,
+            origin=origin,
         )
 
 
@@ -265,18 +288,20 @@ def unknown_class(place: str, name: str, classes: Sequence[str]) -> DataError:
     """The error for a class `name` that the model does not have."""
     wanted = f"one of {', '.join(classes)}" if classes else "the number of a class, such as 0"
     return DataError(
-        f"{place}: {name[:40]!r} is no class of the model{did_you_mean(name, classes)} It must be "
-        f"{wanted}.",
+        "{place}: {name!r} is no class of the model{did_you_mean} It must be {wanted}.",
         code="data.unknown-class",
         name=name[:40],
         classes=list(classes),
+        place=place,
+        did_you_mean=did_you_mean(name, classes),
+        wanted=wanted,
     )
 
 
 def not_readable(path: Path, error: OSError) -> DataError:
     """The error for local data that the system does not give."""
     return DataError(
-        f"{path} cannot be read: {error.strerror}.",
+        "{path} cannot be read: {reason}.",
         code="data.unreadable-file",
         path=str(path),
         reason=str(error.strerror),

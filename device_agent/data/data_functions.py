@@ -45,7 +45,7 @@ def load_function(source: str) -> DataFunction:
         raise
     except BaseException as error:  # the owner's code may raise anything
         raise DataError(
-            f"{source} cannot be loaded: {said_by(error)}.",
+            "{function} cannot be loaded: {reason}.",
             code="data.function-not-loaded",
             function=source,
             reason=said_by(error),
@@ -74,7 +74,7 @@ def call_function(source: str) -> tuple[np.ndarray, np.ndarray]:
     except BaseException as error:
         kind = type(error).__name__
         raise DataError(
-            f"{source} failed: {kind}: {said_by(error)}.",
+            "{function} failed: {error}: {reason}.",
             code="data.function-failed",
             function=source,
             error=kind,

@@ -166,7 +166,7 @@ def given_arrays(source: object) -> tuple[np.ndarray, np.ndarray]:
         for name in (SAMPLES, LABELS):
             if name not in source:
                 raise DataError(
-                    f"data has no array {name!r}. It must hold x (samples) and y (labels).",
+                    "data has no array {array!r}. It must hold x (samples) and y (labels).",
                     code="data.missing-array",
                     array=name,
                 )
@@ -176,7 +176,7 @@ def given_arrays(source: object) -> tuple[np.ndarray, np.ndarray]:
     else:
         kind = type(source).__name__
         raise DataError(
-            f"data is a {kind}. Pass a path, module:callable, a pair of arrays (x, y) or a mapping "
+            "data is a {kind}. Pass a path, module:callable, a pair of arrays (x, y) or a mapping "
             "with x and y.",
             code="data.wrong-kind",
             kind=kind,
@@ -186,7 +186,7 @@ def given_arrays(source: object) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
             kind = type(array).__name__
             raise DataError(
-                f"data: {name} must be a numpy array; it is a {kind}. Convert it with "
+                "data: {array} must be a numpy array; it is a {kind}. Convert it with "
                 "numpy.asarray. Remove or fill masked samples first.",
                 code="data.not-an-array",
                 array=name,

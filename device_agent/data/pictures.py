@@ -49,11 +49,12 @@ def pictures_of(
     for one in visible(folder):
         if not one.is_dir():
             raise DataError(
-                f"{one} is not in the folder of its class. Give the folder that holds a folder of "
-                f"pictures for each of {', '.join(images.classes)}.",
+                "{file} is not in the folder of its class. Give the folder that holds a folder of "
+                "pictures for each of {classes}.",
                 code="data.unknown-class",
                 name=one.name[:40],
                 classes=list(images.classes),
+                file=one,
             )
         if composed(one.name) not in classes:
             raise unknown_class(str(folder), one.name, images.classes)
@@ -113,8 +114,7 @@ def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> n
         raise not_readable(file, error) from None
     except Exception as error:  # decoders raise a dozen kinds for damaged files
         raise DataError(
-            f"{file} is not a picture that Pillow can read: {said_by(error)}. Remove it or convert "
-            "it.",
+            "{path} is not a picture that Pillow can read: {reason}. Remove it or convert it.",
             code="data.unreadable-file",
             path=str(file),
             reason=said_by(error),

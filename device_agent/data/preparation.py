@@ -23,13 +23,13 @@ def check_files(source: Path) -> None:
     """
     if source.is_dir() and not visible(source):
         raise DataError(
-            f"{source} is empty. A folder holds x.npy and y.npy, or CSV files, or a folder of "
+            "{path} is empty. A folder holds x.npy and y.npy, or CSV files, or a folder of "
             "pictures for each class.",
             code="data.missing-file",
             path=str(source),
         )
     if not source.exists():
-        raise DataError(f"{source} does not exist.", code="data.missing-file", path=str(source))
+        raise DataError("{path} does not exist.", code="data.missing-file", path=str(source))
     if source.is_dir() and any(one.is_dir() for one in visible(source)):
         check_pillow()
 
@@ -62,7 +62,7 @@ def prepare(
     check_files(source)
     if preprocessing is None:
         raise DataError(
-            f"{source}: this bundle takes arrays only, an .npz file with x and y: its federation "
+            "{path}: this bundle takes arrays only, an .npz file with x and y: its federation "
             "does not say how pictures or CSV files become samples.",
             code="data.not-prepared",
             path=str(source),
@@ -97,7 +97,9 @@ def prepare(
 def wrong_kind(source: Path, wanted: str) -> DataError:
     """The error for files of another kind than the bundle takes."""
     return DataError(
-        f"{source}: this bundle takes {wanted}, or an .npz file with x and y.",
+        "{source}: this bundle takes {wanted}, or an .npz file with x and y.",
         code="data.wrong-kind",
         kind=source.suffix or "folder",
+        source=source,
+        wanted=wanted,
     )

@@ -52,12 +52,15 @@ def windows_of(
     if not any(len(starts) for _, starts in read):
         same = " with the same label" if labels.dtype == "int64" else ""
         raise DataError(
-            f"There are {counted(lines, 'line')}, and no {length} in a row{same}: a sample is a "
-            f"window of {counted(length, 'line')}.",
+            "There are {counted}, and no {window} in a row{condition}: a sample is a window of "
+            "{needed}.",
             code="data.too-few-samples",
             samples=0,
             lines=lines,
             window=length,
+            counted=counted(lines, "line"),
+            condition=same,
+            needed=counted(length, "line"),
         )
     y = np.concatenate(ends).reshape(-1, *(labels.shape or ()))
     most = max(1, PIECE_BYTES // (4 * math.prod(sample_shape)))
@@ -111,10 +114,11 @@ def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.
                 labels.append(label_of(where, series, cells[-1], dtype))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(
-            f"{file.name} is not a CSV file in UTF-8: {error}.",
+            "{file} is not a CSV file in UTF-8: {reason}.",
             code="data.unreadable-file",
             path=str(file),
             reason=str(error),
+            file=file.name,
         ) from None
     except OSError as error:
         raise not_readable(file, error) from None
@@ -134,10 +138,13 @@ def column_place(file: Path, names: Sequence[str], name: str) -> int:
             why = f"has {count} columns {name!r}."
         found = f"Its columns are {', '.join(names)[:200]}" if names else "Its first line is empty"
         raise DataError(
-            f"{file.name} {why} {found}.",
+            "{file} {problem} {found}.",
             code="data.missing-column",
             path=str(file),
             column=name,
+            file=file.name,
+            problem=why,
+            found=found,
         )
     return names.index(composed(name))
 
@@ -146,10 +153,12 @@ def number(where: str, column: str, text: str) -> float:
     """The number that `text` is. Raises DataError if it is none, or too large for float32."""
     if not NUMBER.fullmatch(text) or abs(found := float(text)) > LARGEST:
         raise DataError(
-            f"{where}: {column} is {text[:40]!r}; it must be a number such as -1.5. Correct the "
-            "line or remove it.",
+            "{place}: {column} is {text!r}; it must be a number such as -1.5. Correct the line or "
+            "remove it.",
             code="data.not-a-number",
             column=column,
+            place=where,
+            text=text[:40],
         )
     return found
 

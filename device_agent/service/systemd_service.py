@@ -249,10 +249,11 @@ def _owner(state: Path) -> str:
         return pwd.getpwuid(state.stat().st_uid).pw_name
     except OSError as error:
         raise InputError(
-            f"The state folder {state} cannot be found ({error.strerror}). Join first, or give the "
-            "folder with --state.",
+            "The state folder {path} cannot be found ({reason}). Join first, or give the folder "
+            "with --state.",
             code="state.no-folder",
             path=str(state),
+            reason=error.strerror,
         ) from None
     except KeyError:
         return str(state.stat().st_uid)
@@ -275,10 +276,11 @@ def _systemctl(place: ServicePlace, *arguments: str) -> None:
         said = " ".join(done.stderr.split()).rstrip(".") or f"exit code {done.returncode}"
         command = " ".join([*place.systemctl, *arguments])
         raise InputError(
-            f"`{command}` failed: {said}. Check that systemd is running; --dry-run prints "
-            "the unit.",
+            "`{command}` failed: {reason}. Check that systemd is running; --dry-run prints the "
+            "unit.",
             code="service.systemctl-failed",
             command=command,
+            reason=said,
         )
 
 

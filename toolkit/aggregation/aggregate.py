@@ -106,23 +106,23 @@ def _checked(name: str, value: Tensor, model: GlobalModel) -> Tensor:
     """A strategy's tensor in the type of the global tensor `name`. Raises InputError."""
     if name not in model.tensors:
         raise InputError(
-            f"The strategy returned {name!r}, which the global model does not have.",
+            "The strategy returned {parameter!r}, which the global model does not have.",
             code="aggregate.unknown-tensor",
             parameter=name,
         )
     old = model.tensors[name]
     if value.shape != old.shape:
         raise InputError(
-            f"The strategy returned {name!r} with the shape {tuple(value.shape)}; the global model "
-            f"has {tuple(old.shape)}.",
+            "The strategy returned {parameter!r} with the shape {shape}; the global model has "
+            "{expected_shape}.",
             code="aggregate.wrong-shape",
             parameter=name,
-            shape=list(value.shape),
-            expected_shape=list(old.shape),
+            shape=tuple(value.shape),
+            expected_shape=tuple(old.shape),
         )
     if not torch.isfinite(value).all():
         raise InputError(
-            f"The strategy returned a number in {name!r} that is not finite.",
+            "The strategy returned a number in {parameter!r} that is not finite.",
             code="aggregate.not-finite",
             parameter=name,
         )

@@ -48,8 +48,8 @@ def aggregate_files(
     check_file_place(out, force)
     if (global_file / RECORD).is_file():
         raise InputError(
-            f"{global_file} is an update folder, not a weights file: give the global weights first "
-            "and the updates after them.",
+            "{path} is an update folder, not a weights file: give the global weights first and "
+            "the updates after them.",
             code="aggregate.wrong-order",
             path=str(global_file),
         )
@@ -63,16 +63,16 @@ def aggregate_files(
             record, tensors = read_update(folder)
             if record.base != base:
                 raise UpdateError(
-                    f"{folder} was trained from another global model than {global_file}: it is of "
-                    "another model or another round. Aggregate it into the weights that its bundle "
-                    "was cut from.",
+                    "{path} was trained from another global model than {global_file}: it is of "
+                    "another model or another round. Aggregate it into the weights that its "
+                    "bundle was cut from.",
                     code="aggregate.other-model",
                     path=str(folder),
                     global_file=str(global_file),
                 )
             if record.file.sha256 in seen:
                 raise UpdateError(
-                    f"{folder} is the same update as {seen[record.file.sha256]}: give each once.",
+                    "{path} is the same update as {other}: give each once.",
                     code="aggregate.same-update",
                     path=str(folder),
                     other=str(seen[record.file.sha256]),

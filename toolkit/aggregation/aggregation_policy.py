@@ -49,24 +49,25 @@ class AggregationPolicy:
         for name, choices in (("weights", get_args(Weights)), ("factors", get_args(Factors))):
             if getattr(self, name) not in choices:
                 raise InputError(
-                    f"{name} must be one of {', '.join(choices)}; it is {getattr(self, name)!r}.",
+                    "{option} must be one of {choices}; it is {value!r}.",
                     code="aggregate.unknown-choice",
                     option=name,
                     choices=list(choices),
+                    value=getattr(self, name),
                 )
         if not _number(self.temperature) >= LOWEST_TEMPERATURE:
             raise InputError(
-                f"temperature must be a number from {LOWEST_TEMPERATURE} up, or inf; "
-                f"it is {self.temperature!r}.",
+                "temperature must be a number from {least} up, or inf; it is {temperature!r}.",
                 code="aggregate.bad-temperature",
                 least=LOWEST_TEMPERATURE,
+                temperature=self.temperature,
             )
         if not 0 < _number(self.beta) <= GREATEST_BETA:
             raise InputError(
-                f"beta must be a number above 0 and at most {GREATEST_BETA:g}; "
-                f"it is {self.beta!r}.",
+                "beta must be a number above 0 and at most {most:g}; it is {beta!r}.",
                 code="aggregate.bad-beta",
                 most=GREATEST_BETA,
+                beta=self.beta,
             )
 
     def weight(self, samples: int, strength: float) -> float:

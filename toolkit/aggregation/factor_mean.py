@@ -120,9 +120,10 @@ class FactorMean:
         for entry in factors:
             if entry.name not in old or tuple(old[entry.name].shape) != entry.shape:
                 raise UpdateError(
-                    f"The updates of {key!r} have other factors of {entry.stands_for!r} than the "
+                    "The updates of {submodel!r} have other factors of {stands_for!r} than the "
                     "global model. Train them from this model.",
                     code="update.different-factors",
                     submodel=key,
+                    stands_for=entry.stands_for,
                 )
         return {e.name: (1 - beta) * old[e.name] + beta * means[e.name] for e in factors}

@@ -220,8 +220,9 @@ def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -
         )
     if training.batch_norm != "static" and statistics is not None:
         raise InputError(
-            f'`statistics` are for batch_norm = "static"; batch_norm is "{training.batch_norm}". '
-            "Remove `statistics`, or set batch_norm to static.",
+            '`statistics` are for batch_norm = "static"; batch_norm is "{batch_norm}". Remove '
+            "`statistics`, or set batch_norm to static.",
             code="option.conflict",
             options=["statistics", "batch_norm"],
+            batch_norm=training.batch_norm,
         )

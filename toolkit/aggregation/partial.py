@@ -60,7 +60,7 @@ def write_partial(out: str | Path, aggregation: Aggregation, force: bool = False
     refuse_existing(out, force)
     if out.exists() and not (out / RECORD).is_file():
         raise InputError(
-            f"{out} is not a partial aggregate, so it is not replaced: give another place.",
+            "{path} is not a partial aggregate, so it is not replaced: give another place.",
             code="file.not-replaceable",
             path=str(out),
         )
@@ -103,10 +103,11 @@ def read_partial(
         files = {name: (folder / name).read_bytes() for name in (RECORD, TENSORS)}
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UpdateError(
-            f"{folder} is not a partial aggregate: {Path(error.filename).name} is missing. Give "
-            "the folder that `write_partial` made.",
+            "{folder} is not a partial aggregate: {file} is missing. Give the folder that "
+            "`write_partial` made.",
             code="partial.missing-file",
             file=Path(error.filename).name,
+            folder=folder,
         ) from None
     return decode_partial(files, model, policy, most_bytes, str(folder))
 
@@ -151,19 +152,24 @@ def decode_partial(
     """The running aggregation in the files that `encode_partial` made; see `read_partial`."""
     if files.keys() != {RECORD, TENSORS}:
         raise UpdateError(
-            f"{origin} must consist of {RECORD} and {TENSORS}; it has "
-            f"{', '.join(sorted(files)) or 'no file'}. Send both files.",
+            "{origin} must consist of {record} and {tensors}; it has {found}. Send both files.",
             code="partial.missing-file",
+            origin=origin,
+            record=RECORD,
+            tensors=TENSORS,
+            found=", ".join(sorted(files)) or "no file",
         )
     check_sizes(len(files[RECORD]), len(files[TENSORS]), model, most_bytes, origin)
     record = decode_partial_record(files[RECORD], f"{origin}: {RECORD}")
     check_record(record, model, policy, origin)
     if fingerprint(files[TENSORS]) != record.file:
         raise UpdateError(
-            f"{origin}: {TENSORS} is not the file that {RECORD} describes (size or SHA-256 "
-            "differ). Send it again.",
+            "{origin}: {file} is not the file that {record} describes (size or SHA-256 differ). "
+            "Send it again.",
             code="partial.altered-file",
             file=TENSORS,
+            origin=origin,
+            record=RECORD,
         )
     found = _without_sums(record, model, policy)
     everything = list(held_sums(found))

@@ -75,15 +75,18 @@ def decode_partial_record(data: bytes, origin: str) -> PartialRecord:
         refuse_repeated_keys(data)
     except MalformedError as error:
         raise UpdateError(
-            f"{origin} is not the record of a partial aggregate: {error}. Send it again.",
+            "{origin} is not the record of a partial aggregate: {reason}. Send it again.",
             code="partial.malformed-record",
+            origin=origin,
+            reason=str(error),
         ) from None
     if record.version != PARTIAL_VERSION:
         raise UpdateError(
-            f"{origin} has version {record.version}; this program reads {PARTIAL_VERSION}. Install "
-            "the same version of edgetailor on both sides.",
+            "{origin} has version {found}; this program reads {supported}. Install the same "
+            "version of edgetailor on both sides.",
             code="partial.wrong-version",
             found=record.version,
             supported=PARTIAL_VERSION,
+            origin=origin,
         )
     return record

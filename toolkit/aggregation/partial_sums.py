@@ -75,16 +75,19 @@ def read_sums(data: bytes, shapes: Shapes, origin: str) -> dict[str, Tensor]:
         arrays = tensor_files.tensors_in(bytearray(data))
     except (MalformedError, SafetensorError) as error:
         raise UpdateError(
-            f"{origin} is not a safetensors file: {error}. Send it again.",
+            "{origin} is not a safetensors file: {reason}. Send it again.",
             code="partial.unreadable-tensors",
+            origin=origin,
+            reason=str(error),
         ) from None
     for label in shapes:
         if f"{LOW}{label}" not in arrays:
             raise UpdateError(
-                f"{origin}: the tensor {LOW + label!r} is missing. A partial aggregate has the sum "
-                "of every tensor that its record names. Send it again.",
+                "{origin}: the tensor {tensor!r} is missing. A partial aggregate has the sum of "
+                "every tensor that its record names. Send it again.",
                 code="partial.missing-tensor",
                 tensor=f"{LOW}{label}",
+                origin=origin,
             )
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
@@ -97,11 +100,12 @@ def _check_header(data: bytes, expected: Shapes, origin: str) -> None:
     most = sum(len(json.dumps(name)) + ENTRY_BYTES for name in expected)
     if length > most:
         raise UpdateError(
-            f"{origin} has a header of {length} bytes; for the tensors of its record it has at "
-            f"most {most}. Send the tensors that the record names.",
+            "{origin} has a header of {bytes} bytes; for the tensors of its record it has at most "
+            "{limit_bytes}. Send the tensors that the record names.",
             code="partial.too-large",
             bytes=length,
             limit_bytes=most,
+            origin=origin,
         )
     header = data[8 : 8 + length]
     entries = decode_json(header, dict[str, msgspec.Raw])
@@ -110,20 +114,23 @@ def _check_header(data: bytes, expected: Shapes, origin: str) -> None:
     for name, raw in sorted(entries.items(), key=lambda item: _begin(item[1])):
         if name not in expected:
             raise UpdateError(
-                f"{origin}: unexpected tensor {name!r}. A partial aggregate has the sums that its "
-                "record names, and nothing else. Send these.",
+                "{origin}: unexpected tensor {tensor!r}. A partial aggregate has the sums that "
+                "its record names, and nothing else. Send these.",
                 code="partial.unexpected-tensor",
                 tensor=name,
+                origin=origin,
             )
         entry = decode_json(raw, tensor_files.Tensor)
         if entry.dtype != "F32" or entry.shape != expected[name]:
             raise UpdateError(
-                f"{origin}: {name!r} is {entry.dtype} {entry.shape}; it must be F32 "
-                f"{expected[name]}. It is of another model or other submodels.",
+                "{origin}: {tensor!r} is {dtype} {found_shape}; it must be F32 {expected_shape}. "
+                "It is of another model or other submodels.",
                 code="partial.wrong-shape",
                 tensor=name,
-                found_shape=list(entry.shape),
-                expected_shape=list(expected[name]),
+                found_shape=entry.shape,
+                expected_shape=expected[name],
+                origin=origin,
+                dtype=entry.dtype,
             )
         if entry.data_offsets[0] != end:
             raise MalformedError(f"{name!r} does not begin where the tensor before it ends")
@@ -142,23 +149,26 @@ def check_sum(held: HeldSum, origin: str) -> None:
     parts = [sums.low] if sums.high is None else [sums.low, sums.high]
     if not all(bool((part.abs() <= MOST).all()) for part in parts):  # nan is not
         raise UpdateError(
-            f"{origin}: the sum of {held.name!r} holds a number that is not finite or above "
-            f"{MOST:g}; training diverged. Leave this partial aggregate out, and lower the "
-            "learning rate.",
+            "{origin}: the sum of {tensor!r} holds a number that is not finite or above {most:g}; "
+            "training diverged. Leave this partial aggregate out, and lower the learning rate.",
             code="partial.not-finite",
             tensor=held.name,
+            origin=origin,
+            most=MOST,
         )
     if isinstance(share, Tensor) and any(bool(part[share == 0].any()) for part in parts):
         raise UpdateError(
-            f"{origin}: the sum of {held.name!r} has a number where no update has a weight. The "
+            "{origin}: the sum of {tensor!r} has a number where no update has a weight. The "
             "weights are not those of this sum: send both again.",
             code="partial.unweighted-sum",
             tensor=held.name,
+            origin=origin,
         )
     if is_variance(held.parameter or "") and bool((sums.total() < 0).any()):
         raise UpdateError(
-            f"{origin}: the sum of {held.parameter!r} is below zero, which no sum of variances "
-            "is. Leave this partial aggregate out.",
+            "{origin}: the sum of {parameter!r} is below zero, which no sum of variances is. "
+            "Leave this partial aggregate out.",
             code="partial.negative-variance",
             parameter=held.parameter,
+            origin=origin,
         )

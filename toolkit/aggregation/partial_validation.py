@@ -51,12 +51,13 @@ def check_sizes(
     for name, size, limit in limits:
         if size > limit:
             raise UpdateError(
-                f"{origin}: {name} has {size} bytes; at most {limit} are read. If the model has "
-                "very many submodels, raise `most_bytes`.",
+                "{origin}: {file} has {bytes} bytes; at most {limit_bytes} are read. If the model "
+                "has very many submodels, raise `most_bytes`.",
                 code="partial.too-large",
                 file=name,
                 bytes=size,
                 limit_bytes=limit,
+                origin=origin,
             )
 
 
@@ -78,28 +79,32 @@ def _check_origin(
 ) -> None:
     if record.base != (base := model.fingerprint()):
         raise UpdateError(
-            f"{origin} is of updates that were trained from the global model "
-            f"{record.base[:12]!r}; this round's is {base[:12]!r}. Merge it where that model is.",
+            "{origin} is of updates that were trained from the global model {base!r}; this "
+            "round's is {expected_base!r}. Merge it where that model is.",
             code="partial.other-model",
             found=record.base[:64],
             expected=base,
+            origin=origin,
+            base=record.base[:12],
+            expected_base=base[:12],
         )
     if record.policy != policy.fingerprint():
         raise UpdateError(
-            f"{origin} was made under another aggregation policy. Only partial aggregates with the "
+            "{origin} was made under another aggregation policy. Only partial aggregates with the "
             "same weights, temperature, factors and beta can be merged: use one [aggregation] "
             "table everywhere.",
             code="partial.other-policy",
             found=record.policy[:64],
             expected=policy.fingerprint(),
+            origin=origin,
         )
     if record.updates > MOST_UPDATES:
         raise UpdateError(
-            f"{origin} claims to have {record.updates} updates; it may have at most "
-            f"{MOST_UPDATES:,}. Leave it out.",
+            "{origin} claims to have {found} updates; it may have at most {most:,}. Leave it out.",
             code="partial.too-many-updates",
             found=record.updates,
             most=MOST_UPDATES,
+            origin=origin,
         )
 
 
@@ -112,30 +117,36 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
         for name, times in Counter(names).items():
             if times > 1:
                 raise UpdateError(
-                    f"{origin} lists the {what} {name!r} more than once. It may list each once.",
+                    "{origin} lists the {what} {name!r} more than once. It may list each once.",
                     code="partial.repeated-name",
                     name=name,
+                    origin=origin,
+                    what=what,
                 )
     for entry in record.sums:
         if entry.name not in model.tensors or not model.tensors[entry.name].is_floating_point():
             raise UpdateError(
-                f"{origin} has a sum of {entry.name!r}, which is not a tensor that devices train "
-                "of the global model. Merge it where its model is.",
+                "{origin} has a sum of {parameter!r}, which is not a tensor that devices train of "
+                "the global model. Merge it where its model is.",
                 code="partial.unknown-parameter",
                 parameter=entry.name,
+                origin=origin,
             )
     held = {entry.name for entry in record.sums}
     held |= {e.stands_for or "" for factors in record.factors for e in factors.tensors}
     if not held:
         raise UpdateError(
-            f"{origin} has no sum. It must have the sums of at least one update.",
+            "{origin} has no sum. It must have the sums of at least one update.",
             code="partial.empty",
+            origin=origin,
         )
     for name in sorted(set(record.trained) - held):
         raise UpdateError(
-            f"{origin} calls {name!r} trained, but has no sum of it. Merge it where its model is.",
+            "{origin} calls {parameter!r} trained, but has no sum of it. Merge it where its model "
+            "is.",
             code="partial.unknown-parameter",
             parameter=name,
+            origin=origin,
         )
 
 
@@ -152,12 +163,14 @@ class _WeightLimits:
         for weight in weights:
             if not self.least <= weight <= self.most * (1 + ROUNDING):
                 raise UpdateError(
-                    f"{self.origin}: {what} has the weight {weight:g}; under this policy its "
-                    f"updates weigh from {self.least:g} to {self.most:g}. Leave it out.",
+                    "{origin}: {what} has the weight {weight:g}; under this policy its updates "
+                    "weigh from {least:g} to {most:g}. Leave it out.",
                     code="partial.wrong-weight",
                     weight=weight,
                     least=self.least,
                     most=self.most,
+                    origin=self.origin,
+                    what=what,
                 )
 
 
@@ -186,10 +199,13 @@ def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None
         or sum(math.prod(place.shape) for place in places) > COVERS * tensor.numel()
     ):
         raise UpdateError(
-            f"{limits.origin}: the parts of {name} must be different, at least one, and cover it "
-            f"at most {COVERS} times. Leave it out.",
+            "{origin}: the parts of {name} must be different, at least one, and cover it at most "
+            "{times} times. Leave it out.",
             code="partial.wrong-parts",
             parameter=entry.name,
+            origin=limits.origin,
+            name=name,
+            times=COVERS,
         )
     share = torch.zeros(shape, dtype=torch.float64)
     for one in entry.weights:
@@ -208,10 +224,11 @@ def _check_factors(
     spec = parse_spec(factors.submodel)
     if not recovering_family(spec).averages_factors or spec.head != factors.submodel:
         raise UpdateError(
-            f"{origin} is not a family and size whose factors are averaged. Its updates belong "
-            "to the sums of global tensors.",
+            "{origin} is not a family and size whose factors are averaged. Its updates belong to "
+            "the sums of global tensors.",
             code="partial.unexpected-factors",
             submodel=factors.submodel,
+            origin=origin,
         )
     weights = [weight for _, weight in factors.classes]
     limits.check(origin, [factors.weight, *weights, factors.all_classes or factors.weight])
@@ -226,9 +243,10 @@ def _check_factors(
     )
     if not fits:
         raise UpdateError(
-            f"{origin}: the weights of classes must be of classes below {rows}, ascending, and "
+            "{origin}: the weights of classes must be of classes below {classes}, ascending, and "
             "with that of all classes at most the whole weight. Leave it out.",
             code="partial.wrong-classes",
             submodel=factors.submodel,
             classes=rows,
+            origin=origin,
         )

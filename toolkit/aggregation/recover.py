@@ -139,21 +139,22 @@ def recover_tensors(
     except KeyError as error:
         name = _incomplete(family, tensors, table, shapes)
         raise UpdateError(
-            f"An update lacks the factor {error} of {name!r}.",
+            "An update lacks the factor {factor!r} of {parameter!r}.",
             code="update.missing-factor",
             factor=str(error.args[0]),
             parameter=name,
         ) from None
     except (RuntimeError, LookupError, ValueError) as error:
         raise UpdateError(
-            f"An update's factors do not fit the global model: {error}.",
+            "An update's factors do not fit the global model: {reason}.",
             code="update.wrong-factors",
+            reason=str(error),
         ) from None
     named = {entry.stands_for for entry in table}
     for odd in sorted(map(str, named ^ recovered.keys())):
         raise UpdateError(
-            f"An update has factors of {odd!r}, but the family {family.form.family!r} does not "
-            "factorize that tensor. The update is not of the submodel that it names.",
+            "An update has factors of {parameter!r}, but the family {family!r} does not factorize "
+            "that tensor. The update is not of the submodel that it names.",
             code="update.unexpected-factors",
             parameter=odd,
             family=family.form.family,
@@ -161,12 +162,12 @@ def recover_tensors(
     for name, value in recovered.items():
         if tuple(value.shape) != shapes[name]:
             raise UpdateError(
-                f"The factors of {name!r} in an update give the shape {tuple(value.shape)}; the "
-                f"global model has {shapes[name]}.",
+                "The factors of {parameter!r} in an update give the shape {shape}; the global "
+                "model has {expected_shape}.",
                 code="update.wrong-shape",
                 parameter=name,
-                shape=list(value.shape),
-                expected_shape=list(shapes[name]),
+                shape=tuple(value.shape),
+                expected_shape=shapes[name],
             )
     return recovered
 

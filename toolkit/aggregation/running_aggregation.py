@@ -92,7 +92,7 @@ class Aggregation:
         group = self.factors.setdefault(key, FactorMean(family, table))
         if group.table != table:
             raise UpdateError(
-                f"Two updates of {key!r} have different factors.",
+                "Two updates of {submodel!r} have different factors.",
                 code="update.different-factors",
                 submodel=key,
             )
@@ -187,7 +187,7 @@ def check_finite(name: str, new: Tensor) -> Tensor:
     # One sum instead of isfinite on every element: no temporary of the tensor's size.
     if not np.isfinite(new.numpy().sum(dtype=np.float64)):
         raise UpdateError(
-            f"The updates of {name!r} add up to more than float32 holds; training diverged. "
+            "The updates of {parameter!r} add up to more than float32 holds; training diverged. "
             "Lower the learning rate.",
             code="aggregate.overflow",
             parameter=name,

@@ -62,10 +62,11 @@ def _check_classes(record: UpdateRecord, origin: str) -> None:
         {one for one in record.classes if 0 <= one < rows}
     ):
         raise UpdateError(
-            f"{origin} must list the classes of its samples, ascending and below {rows}, the rows "
-            "of its classifier. Train the bundle again.",
+            "{origin} must list the classes of its samples, ascending and below {classes}, the "
+            "rows of its classifier. Train the bundle again.",
             code="update.wrong-classes",
             classes=rows,
+            origin=origin,
         )
 
 
@@ -85,9 +86,10 @@ def _check_spec(submodel: str) -> None:
         check_spec(submodel)
     except SpecError as error:
         raise UpdateError(
-            f"{error} An update names this submodel.",
+            "{reason} An update names this submodel.",
             code="update.unknown-submodel",
             submodel=submodel,
+            reason=str(error),
         ) from None
 
 
@@ -96,22 +98,25 @@ def _check_names(table: tuple[TensorEntry, ...], origin: str, shapes: Shapes) ->
     for entry in table:
         if times[entry.name] > 1:
             raise UpdateError(
-                f"{origin} lists the tensor {entry.name!r} more than once.",
+                "{origin} lists the tensor {tensor!r} more than once.",
                 code="update.repeated-tensor",
                 tensor=entry.name,
+                origin=origin,
             )
         if entry.stands_for is None:
             raise UpdateError(
-                f"{origin}: {entry.name!r} stands for no global parameter.",
+                "{origin}: {tensor!r} stands for no global parameter.",
                 code="update.unnamed-parameter",
                 tensor=entry.name,
+                origin=origin,
             )
         if entry.stands_for not in shapes:
             raise UpdateError(
-                f"{origin} trains {entry.stands_for!r}, which the global model does not have. The "
-                "update belongs to another model.",
+                "{origin} trains {parameter!r}, which the global model does not have. The update "
+                "belongs to another model.",
                 code="update.unknown-parameter",
                 parameter=entry.stands_for,
+                origin=origin,
             )
 
 
@@ -122,25 +127,29 @@ def _check_roles_and_types(
     for entry in table:
         if entry.role not in UPLOADED:
             raise UpdateError(
-                f"{origin}: {entry.name!r} has the role {entry.role!r}; an update holds tensors of "
-                f"the roles {' and '.join(UPLOADED)}.",
+                "{origin}: {tensor!r} has the role {role!r}; an update holds tensors of the roles "
+                "{roles}.",
                 code="update.wrong-role",
                 tensor=entry.name,
                 role=entry.role,
+                origin=origin,
+                roles=" and ".join(UPLOADED),
             )
         if entry.dtype != "float32":
             raise UpdateError(
-                f"{origin}: {entry.name!r} is {entry.dtype}; an update holds float32 only.",
+                "{origin}: {tensor!r} is {dtype}; an update holds float32 only.",
                 code="update.wrong-type",
                 tensor=entry.name,
                 dtype=entry.dtype,
+                origin=origin,
             )
         if not model[entry.stands_for or ""].is_floating_point():
             raise UpdateError(
-                f"{origin} trains {entry.stands_for!r}, which holds integers in the global model; "
-                "devices do not train these.",
+                "{origin} trains {parameter!r}, which holds integers in the global model; devices "
+                "do not train these.",
                 code="update.integer-parameter",
                 parameter=entry.stands_for,
+                origin=origin,
             )
 
 
@@ -151,9 +160,10 @@ def _check_variances(
         name = entry.stands_for or ""
         if is_variance(name) and (arrays[entry.name] < 0).any():
             raise UpdateError(
-                f"{origin} gives {name!r} a variance below zero.",
+                "{origin} gives {parameter!r} a variance below zero.",
                 code="update.negative-variance",
                 parameter=name,
+                origin=origin,
             )
 
 
@@ -164,15 +174,17 @@ def _check_group(
     labels = [entry.factor for entry in entries]
     if len(set(labels)) < len(labels) or (None in labels and len(labels) > 1):
         raise UpdateError(
-            f"{origin} holds {name!r} twice; it may hold one tensor or its factors.",
+            "{origin} holds {parameter!r} twice; it may hold one tensor or its factors.",
             code="update.repeated-parameter",
             parameter=name,
+            origin=origin,
         )
     if any(entry.part != entries[0].part for entry in entries):
         raise UpdateError(
-            f"{origin}: the factors of {name!r} name different parts of it.",
+            "{origin}: the factors of {parameter!r} name different parts of it.",
             code="update.different-parts",
             parameter=name,
+            origin=origin,
         )
     held = slice_shape(entries[0], shape)
     if None in labels:
@@ -184,11 +196,13 @@ def _check_group(
 def _check_shape(name: str, came: tuple[int, ...], held: tuple[int, ...], origin: str) -> None:
     if came != held:
         raise UpdateError(
-            f"{origin} gives {name!r} the shape {came}; the global model has {held} there.",
+            "{origin} gives {parameter!r} the shape {shape}; the global model has "
+            "{expected_shape} there.",
             code="update.wrong-shape",
             parameter=name,
-            shape=list(came),
-            expected_shape=list(held),
+            shape=came,
+            expected_shape=held,
+            origin=origin,
         )
 
 
@@ -200,19 +214,23 @@ def _check_rank(name: str, entries: list[TensorEntry], held: tuple[int, ...], or
     """
     if len(held) < 2:
         raise UpdateError(
-            f"{origin} has factors of {name!r}, which has the shape {held} in the global model; "
-            "only tensors of two or more axes have factors.",
+            "{origin} has factors of {parameter!r}, which has the shape {shape} in the global "
+            "model; only tensors of two or more axes have factors.",
             code="update.unexpected-factors",
             parameter=name,
-            shape=list(held),
+            shape=held,
+            origin=origin,
         )
     numbers = sum(math.prod(entry.shape) for entry in entries)
     largest = math.prod(held) // max(held) * sum(held)
     if not 0 < numbers <= largest:
         raise UpdateError(
-            f"{origin} has factors of {numbers} numbers for {name!r}; factors of a tensor of "
-            f"shape {held} have from 1 to {largest}.",
+            "{origin} has factors of {numbers} numbers for {parameter!r}; factors of a tensor of "
+            "shape {held} have from 1 to {most}.",
             code="update.wrong-rank",
             parameter=name,
             most=largest,
+            origin=origin,
+            numbers=numbers,
+            held=held,
         )

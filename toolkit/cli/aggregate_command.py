@@ -103,9 +103,10 @@ def check_order(global_file: Path, updates: tuple[Path, ...], context: click.Con
     words = ["edgetailor", "aggregate", files[0], *folders, *options]
     command = shlex.join(map(str, words))
     raise InputError(
-        f"GLOBAL comes first, but {global_file} is an update and {files[0]} is a file. Run: "
-        f"{command}",
+        "GLOBAL comes first, but {update} is an update and {global_file} is a file. Run: {command}",
         code="aggregate.wrong-order",
         global_file=str(files[0]),
         updates=[str(folder) for folder in folders],
+        update=global_file,
+        command=command,
     )

@@ -34,7 +34,7 @@ def check_data(source: str) -> None:
     """Raise DataError if `source` names a file that does not exist."""
     if not is_reference(source) and not Path(source).exists():
         raise DataError(
-            f"{source} does not exist; give an .npz file with x and y.",
+            "{file} does not exist; give an .npz file with x and y.",
             code="data.missing-file",
             file=source,
         )

@@ -143,13 +143,15 @@ def test_other_endings(capsys: pytest.CaptureFixture[str]) -> None:
             {
                 "code": "file.system-error",
                 "message": "/srv/x: Permission denied.",
+                "file": "/srv/x",
                 "path": "/srv/x",
+                "reason": "Permission denied",
             },
         ),
         (
             click.UsageError("Give one."),
             2,
-            {"code": "option.usage", "message": "Give one."},
+            {"code": "option.usage", "message": "Give one.", "problem": "Give one."},
         ),
         (KeyboardInterrupt(), 130, {"code": "program.interrupted", "message": "Interrupted."}),
         (
@@ -159,6 +161,7 @@ def test_other_endings(capsys: pytest.CaptureFixture[str]) -> None:
                 "code": "memory.ran-out",
                 "message": "Memory ran out: 17 bytes. Allow this process more memory (ulimit, "
                 "--max-memory, MemoryMax), or stop other programs.",
+                "reason": "17 bytes",
             },
         ),
     ],
