@@ -40,6 +40,7 @@ class UnreachableError(Exception):
         sent: The coordinator may have received the request.
         error: What the caller gets when nobody waits any longer; None if it is only away.
         lasting: Waiting seldom helps, so a command that somebody watches does not wait.
+        clock: The cause may be this device's clock.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class UnreachableError(Exception):
         sent: bool,
         error: ClientError | None = None,
         lasting: bool = False,
+        clock: bool = False,
     ) -> None:
         super().__init__(message)
-        self.sent, self.error, self.lasting = sent, error, lasting
+        self.sent, self.error, self.lasting, self.clock = sent, error, lasting, clock
 
 
 class PreparingError(UnreachableError):
@@ -71,6 +73,11 @@ def is_lasting(error: Exception) -> bool:
     if isinstance(error, SSLError):
         return not isinstance(_tls_error(error), CUT)
     return isinstance(error, LocationValueError) or _not_http(error)
+
+
+def is_outside_validity(error: Exception) -> bool:
+    """Whether the certificate is not valid yet, or has expired, by this device's clock."""
+    return getattr(_tls_error(error), "verify_code", None) in OUTSIDE_VALIDITY
 
 
 def nothing_was_sent(error: Exception) -> bool:

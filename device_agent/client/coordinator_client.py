@@ -22,6 +22,7 @@ from device_agent.client.client_errors import (
     PreparingError,
     UnreachableError,
     is_lasting,
+    is_outside_validity,
     nothing_was_sent,
     reason,
 )
@@ -38,6 +39,7 @@ from device_agent.client.transfers import Download, UploadOfFile
 from device_agent.client.whole_answers import connections
 from device_agent.formats.protocol import (
     API,
+    SKEWED_CLOCK,
     Fallback,
     FileOffer,
     Invitation,
@@ -50,6 +52,7 @@ from device_agent.formats.protocol import (
     SubmodelFailure,
     Work,
 )
+from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.errors import AuthorisationError, ClientError
 from profiles.json_decoding import MalformedError, decode_json
 
@@ -80,6 +83,7 @@ class CoordinatorClient:
         alive: Called whenever a piece of a file has been sent or received.
         certificate: SHA-256 of the coordinator's certificate, in hexadecimal digits. By default an
             authority that this device trusts has to have signed it.
+        clock: The device's clock.
 
     Attributes:
         url: The coordinator's URL, without a slash at its end.
@@ -99,10 +103,11 @@ class CoordinatorClient:
         sleep: Callable[[float], None] = time.sleep,
         alive: Callable[[], None] = lambda: None,
         certificate: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.url = check_url(url)
         self.join_unanswered = False
-        self._alive = alive
+        self._alive, self._clock = alive, clock
         self._patience_s, self._sleep = patience_s, sleep
         # This class repeats requests: it waits longer than urllib3 does, and logs each wait.
         self._pool = connections(
@@ -130,9 +135,17 @@ class CoordinatorClient:
             try:
                 body = msgspec.json.encode(request())
                 return check_words(self._ask("POST", "/devices", JoinReply, body), self.url)
-            except (AuthorisationError, RefusedError):
+            except RefusedError:
                 self.join_unanswered = False
                 raise
+            except AuthorisationError as refusal:
+                self.join_unanswered = False
+                if refusal.code != SKEWED_CLOCK:
+                    raise
+                problem = f"refuses this device's clock, {self._clock}"
+                raise UnreachableError(
+                    problem, sent=False, error=refusal, lasting=True, clock=True
+                ) from None
             except UnreachableError as failure:
                 self.join_unanswered = failure.sent
                 raise
@@ -248,17 +261,21 @@ class CoordinatorClient:
                 if done() > most:
                     outage.progressed()
                     most = done()
-                self._check_patience(failure, outage, repeat)
+                patiently = failure.clock and not self._clock.is_believable()
+                if not patiently:
+                    self._check_patience(failure, outage, repeat)
                 problem = f"Coordinator at {self.url} {failure}"
             else:
                 outage.over()
                 return answer
-            outage.wait(problem)
+            outage.wait(problem, patiently=patiently)
 
     def _check_patience(self, failure: UnreachableError, outage: Outage, repeat: bool) -> None:
         """Raise ClientError if the request is not to be repeated after `failure`."""
         if failure.error is not None:
-            if outage.over_patience or (failure.lasting and not repeat):
+            # Nobody has set the clock yet: the system may do so soon.
+            soon = failure.clock and not self._clock.synchronised()
+            if outage.over_patience or (failure.lasting and not repeat and not soon):
                 raise failure.error
         elif failure.sent and not repeat:
             raise ClientError(
@@ -374,6 +391,7 @@ class CoordinatorClient:
                 sent=not (lasting or nothing_was_sent(error)),
                 error=failed if lasting else None,
                 lasting=lasting,
+                clock=is_outside_validity(error),
             ) from None
         if response.status >= 300:
             raise_refusal(response, self.url, f"{method} {path}")

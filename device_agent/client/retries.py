@@ -43,10 +43,15 @@ class Outage:
         """Whether the next wait would exceed the patience."""
         return self.waited_s + self._next_s > self.patience_s
 
-    def wait(self, problem: str) -> None:
-        """Wait before the next attempt, because of `problem`, a sentence without its point."""
+    def wait(self, problem: str, *, patiently: bool = False) -> None:
+        """Wait before the next attempt.
+
+        Args:
+            problem: Why, as a sentence without its point.
+            patiently: The patience does not count.
+        """
         if self._all_s - self._logged_s >= REPORT_S:
-            limited = self.patience_s < float("inf")
+            limited = self.patience_s < float("inf") and not patiently
             long = f" for up to {format_duration(self.patience_s)}" if limited else ""
             log.info("%s; trying again%s", problem, long)
             self._logged_s = self._all_s

@@ -4,12 +4,17 @@ Python's HTTP client takes the end of the connection for the end of the headers:
 proxy cuts there looks like a whole answer of another program.
 """
 
+import warnings
 from http.client import HTTPResponse, RemoteDisconnected
 from io import BufferedReader
 from typing import BinaryIO, cast
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import SystemTimeWarning
+
+# urllib3 would print on every connection that the clock is wrong. The agent says it once.
+warnings.simplefilter("ignore", SystemTimeWarning)
 
 
 class _WholeLines:

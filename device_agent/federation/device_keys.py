@@ -1,7 +1,6 @@
 """The device's key pair. The device generates it; the public key identifies the device."""
 
 import base64
-import time
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -10,6 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_agent.formats.protocol import JoinRequest, join_text
+from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.errors import InputError
 
 
@@ -68,6 +68,7 @@ class DeviceKey:
         name: str,
         machine: Mapping[str, str | int | None],
         profile: dict[str, Any] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> JoinRequest:
         """Make a join request, signed with the current time.
 
@@ -76,8 +77,9 @@ class DeviceKey:
             name: Name of the device.
             machine: Description of the machine.
             profile: Measured profile of the device, if the coordinator asked for it.
+            clock: The device's clock.
         """
-        timestamp = int(time.time())
+        timestamp = int(clock.now())
         signature = self._private.sign(join_text(token, self.public, timestamp))
         return JoinRequest(
             name=name,

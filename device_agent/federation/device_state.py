@@ -24,11 +24,13 @@ import msgspec
 
 from device_agent.client.transfers import PART
 from device_agent.federation.state_folder import StateFolder
+from device_agent.federation.work_age import check_age
 from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.graph_forms import form_of
 from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest
 from device_agent.formats.protocol import FileOffer, Work
-from device_agent.formats.signed_work import check_work
+from device_agent.formats.signed_work import check_signature
+from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.training.training_folder import training_folder
 from profiles.errors import ClientError, InputError, UpdateError
 
@@ -159,19 +161,21 @@ class DeviceState(StateFolder):
         if not keep_personal:
             self._personal.unlink(missing_ok=True)
 
-    def check_work(self, work: Work, key: str) -> None:
-        """Check the signature of `work` with the coordinator's `key`, and note its time.
+    def check_work(self, work: Work, key: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Check the signature of `work` with the coordinator's `key` and its time, and note that.
 
         Raises:
-            TrustError: Somebody else has made the work, or it is older than work before it.
+            TrustError: Somebody else has made the work, it is of another time, or the device's
+                clock is wrong.
         """
+        check_signature(work, key)
         try:
             newest = int(self._newest.read_text())
         except (FileNotFoundError, ValueError):  # none yet, or a damaged disk
             newest = 0
-        check_work(work, key, newest)
-        if work.issued > newest:
-            write_file(self._newest, f"{work.issued}\n".encode())
+        noted = check_age(work, newest, clock)
+        if noted != newest:
+            write_file(self._newest, f"{noted}\n".encode())
 
     def collect(self, offers: Iterable[FileOffer], fetch: Fetch) -> str:
         """Make bundle/ from the offered files. Only files that are not cached are downloaded.

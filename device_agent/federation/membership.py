@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from device_agent.federation.state_folder import Identity
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.protocol import NEEDS_PROFILE, Invitation
 from device_agent.formats.signed_work import check_invitation, check_key, split_token
+from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.documents.bundle_profile import this_machine
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import AuthorisationError, ClientError, InputError
@@ -54,6 +56,8 @@ def join(
     certificate: str | None = None,
     patience_s: float = JOIN_PATIENCE_S,
     measure: Measure = calibrated,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Identity:
     """Enrol this device with a coordinator.
 
@@ -72,6 +76,8 @@ def join(
             it.
         patience_s: How long requests are repeated if the coordinator does not answer, in seconds.
         measure: Measures the device, for a coordinator that plans submodels.
+        sleep: Waits for a number of seconds.
+        clock: The device's clock. A join waits until it can be right.
 
     Returns:
         The device's identity.
@@ -97,12 +103,14 @@ def join(
             log.info("%s has joined %s already, as %s.", known.name, url, known.device)
             return known
         log.info("%s does not know %s any more: it joins again.", url, known.device)
-    client = CoordinatorClient(url, token, patience_s=patience_s, certificate=certificate)
+    client = CoordinatorClient(
+        *(url, token), patience_s=patience_s, certificate=certificate, sleep=sleep, clock=clock
+    )
     moving = known is not None and not same
     # The old key stays until the new coordinator has accepted this device.
     key = folder.replacing_key if moving else folder.key
     with folder.created(), folder.locked():
-        enrolled = _enrol(client, token, name, key, lambda: measure(name, state))
+        enrolled = _enrol(client, token, name, key, lambda: measure(name, state), clock)
         identity = msgspec.structs.replace(enrolled, certificate=certificate)
         check_key(identity.key or "", coordinator_key, url)
         _introduce(client.invitation(), coordinator_key, url)
@@ -206,6 +214,7 @@ def _enrol(
     name: str,
     key: Path,
     measure: Callable[[], DeviceProfile],
+    clock: Clock,
 ) -> Identity:
     """Send the join request, and the profile if the coordinator asks for it.
 
@@ -214,7 +223,7 @@ def _enrol(
     """
     held = _Key.at(key)
     machine = msgspec.to_builtins(this_machine(_runtime()))
-    request = partial(held.key.join_request, token, name, machine)
+    request = partial(held.key.join_request, token, name, machine, clock=clock)
     try:
         try:
             reply = client.join(request)
@@ -224,7 +233,7 @@ def _enrol(
                 raise
             log.info("The coordinator needs a profile of this device: measuring, about a minute.")
             profile = msgspec.to_builtins(measure())
-            reply = client.join(partial(request, profile))
+            reply = client.join(partial(request, profile=profile))
     except BaseException:
         if held.new and not client.join_unanswered:
             held.path.unlink()  # the coordinator knows no device with this key

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
+from device_agent.client.retries import Outage
 from device_agent.federation.default_state import default_state
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.last_words import BY_OWNER, last_words, without_folders
@@ -24,10 +25,12 @@ from device_agent.federation.training_attempts import (
 from device_agent.formats.protocol import FileOffer, Progress, Work
 from device_agent.formats.update import RECORD, TENSORS
 from device_agent.log_format import fields
+from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.memory_limits import Usage
 from device_agent.training.training_options import round_seed
+from profiles.errors import TrustError
 from profiles.text_formatting import counted, have_joined, in_a_row
 
 log = logging.getLogger(__name__)
@@ -47,6 +50,7 @@ def run(
     patience_s: float = float("inf"),
     sleep: Callable[[float], None] = time.sleep,
     alive: Callable[[], None] = lambda: None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> int:
     """Take part in every round until the coordinator says that it was the last.
 
@@ -56,9 +60,11 @@ def run(
     Args:
         options: Data, state folder, training options and the owner's limits.
         train: Trains a bundle, as `train_bundle` does.
-        patience_s: How long each request waits for a coordinator that is away, in seconds.
+        patience_s: How long each request waits for a coordinator that is away, and how long the
+            agent waits for work that it can trust, in seconds.
         sleep: Waits for a number of seconds.
         alive: Called whenever work has progressed, and before each wait.
+        clock: The device's clock.
 
     Returns:
         How many updates the coordinator accepted.
@@ -70,7 +76,8 @@ def run(
         DataError: No bundle could be trained on these data.
         LimitError: The agent alone already uses `max_memory`.
         ClientError: The coordinator is away for too long, or does not accept this device.
-        TrustError: Work came that this device's coordinator has not signed.
+        TrustError: For too long, work came that this device's coordinator has not signed, or that
+            is of another time.
     """
     folder = DeviceState(options.state or default_state())
     identity = folder.member()
@@ -89,7 +96,7 @@ def run(
     alive()
     # Locked first: while another agent uses the folder, this one says nothing in its name.
     with folder.locked():
-        rounds = _Rounds(folder, client, options, _Hooks(train, rest, alive))
+        rounds = _Rounds(folder, client, options, _Hooks(train, rest, alive, clock, patience_s))
         try:
             sent = rounds.all_rounds()
         except BaseException as error:
@@ -113,6 +120,8 @@ class _Hooks:
     train: Trainer
     rest: Callable[[float], None]
     alive: Callable[[], None]
+    clock: Clock
+    patience_s: float
 
 
 class _Rounds:
@@ -132,6 +141,7 @@ class _Rounds:
         self._folder, self._client, self._options, self._hooks = folder, client, options, hooks
         self._pauses = Pauses(options.limits, client.progress, hooks.rest)
         self._key = folder.member().key
+        self._distrust = self._no_distrust()
         self._idle: Usage | None = None
         self._attempts = Attempts(folder.attempts)
         self._skipped_round: int | None = None
@@ -157,17 +167,35 @@ class _Rounds:
             self.current = 0
             if work.state == "finished":
                 return sent
-            if work.state == "train" and not self._is_skipped(work.round):
+            if work.state != "train" or self._is_skipped(work.round):
+                polling.wait(work.ask_again_s)
+            elif self._is_trusted(work):
                 sent += self._take_part(work)
                 polling.restart()
-            else:
-                polling.wait(work.ask_again_s)
+
+    def _no_distrust(self) -> Outage:
+        hooks = self._hooks
+        return Outage("Work that can be trusted comes again", hooks.rest, hooks.patience_s)
+
+    def _is_trusted(self, work: Work) -> bool:
+        """Whether `work` can be trusted now. If not, wait: the network or the clock may change."""
+        if self._key is None:
+            return True
+        try:
+            self._folder.check_work(work, self._key, self._hooks.clock)
+        except TrustError as error:
+            if self._distrust.over_patience:
+                raise
+            self._tell(Progress(state="paused", note=str(error)))
+            self._distrust.wait(str(error).rstrip("."))
+            return False
+        self._distrust.over()
+        self._distrust = self._no_distrust()
+        return True
 
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""
         about, self.current = fields(round=work.round), work.round
-        if self._key is not None:
-            self._folder.check_work(work, self._key)
         try:
             self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)

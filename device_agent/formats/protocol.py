@@ -46,6 +46,8 @@ UNKNOWN_TOKEN = (
     "This join token is unknown here: give the content of one of the .token files that "
     "`edgetailor serve` names when it starts."
 )
+SKEWED_CLOCK = "join.skewed-clock"
+"""Code of the Problem (403) for a join from a device whose clock differs from the coordinator's."""
 NEEDS_PROFILE = "join.needs-profile"
 """Code of the Problem for a join without `profile` if the coordinator plans for the device."""
 NOTHING_FITS = "plan.nothing-fits"

@@ -7,13 +7,10 @@ a point and the key's fingerprint: then not even the join can be answered by som
 import base64
 import hashlib
 import re
-import time
 
 from device_agent.formats.protocol import Invitation, Work
 from profiles.errors import TrustError
 
-VALID_S = 24 * 3600
-"""How long signed work is valid, and how far a device's clock may be behind the coordinator's."""
 _WITH_FINGERPRINT = re.compile(r"(.+)\.([A-Za-z0-9_-]{22})")
 
 
@@ -85,18 +82,8 @@ def check_invitation(invitation: Invitation, fingerprint: str | None, url: str) 
         )
 
 
-def check_work(work: Work, key: str, newest: int, now: float | None = None) -> None:
-    """Check that work to train comes from the coordinator that this device has joined.
-
-    Args:
-        work: The work; its files are named by their SHA-256.
-        key: The coordinator's public key (base64).
-        newest: `issued` of the newest work that this device has accepted.
-        now: The device's time, in seconds since 1970.
-
-    Raises:
-        TrustError: The signature is another key's, or the work is of an earlier time.
-    """
+def check_signature(work: Work, key: str) -> None:
+    """Raise TrustError unless the coordinator with the public `key` (base64) has signed `work`."""
     if not _is_signed(key, work.signature, work_text(work)):
         raise TrustError(
             "The work that came is not signed by the coordinator that this device has joined: "
@@ -104,17 +91,6 @@ def check_work(work: Work, key: str, newest: int, now: float | None = None) -> N
             "the operator has a new key.",
             code="trust.forged-work",
             round=work.round,
-        )
-    now = time.time() if now is None else now
-    if work.issued < newest or abs(now - work.issued) > VALID_S:
-        raise TrustError(
-            "The work of round {round} that came is signed, but of another time: it may be an old "
-            "one that somebody repeats. Nothing was trained. Check the clocks of this device and "
-            "of the coordinator.",
-            code="trust.old-work",
-            round=work.round,
-            issued=work.issued,
-            newest=newest,
         )
 
 

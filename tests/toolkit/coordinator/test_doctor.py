@@ -10,7 +10,7 @@ import shutil
 import ssl
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.doctor.doctor import lines, run_checks
 from device_agent.doctor.finding import Finding
 from device_agent.federation.membership import leave
+from device_agent.formats.protocol import JoinRequest
+from device_agent.system.clock import Clock
 from profiles.errors import ClientError
 from vector_fleet import Fleet, token
 
@@ -114,24 +116,30 @@ def test_a_device_that_has_not_joined(fleet: Fleet) -> None:
 class Page(http.server.BaseHTTPRequestHandler):
     date = "Sat, 01 Jan 2000 00:00:00 GMT"
     body = b"<html>"
+    status = 401
 
     def do_GET(self) -> None:
-        self.send_response_only(401)
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response_only(self.status)
         self.send_header("Date", self.date)
         self.send_header("Content-Length", str(len(self.body)))
         self.end_headers()
         self.wfile.write(self.body)
+
+    do_POST = do_GET  # noqa: N815
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
 
 
 @contextmanager
-def page(certificate: Path | None = None, **fields: object) -> Iterator[int]:
+def page(
+    certificate: Path | None = None, context: ssl.SSLContext | None = None, **fields: object
+) -> Iterator[int]:
     """The port of a server that has `fields` for its pages, with TLS where it has a certificate."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("P", (Page,), fields))
     if certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
         server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -381,3 +389,48 @@ def test_a_check_that_raises_is_a_line_and_the_others_go_on(
     assert {(finding.result, finding.detail) for finding in found} == {
         ("FAIL", "cannot be checked: RuntimeError: nobody foresaw this")
     }
+
+
+@pytest.mark.parametrize(("begins", "ends"), [(DAY, 2 * DAY), (-2 * DAY, -DAY)])
+def test_an_agent_waits_until_its_clock_agrees_with_the_certificate(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: list[str],
+    begins: datetime.timedelta,
+    ends: datetime.timedelta,
+) -> None:
+    for name, times in {"now": (-DAY, DAY), "other": (begins, ends)}.items():
+        (tmp_path / name).mkdir()
+        certificate(tmp_path / name, "127.0.0.1", *times)
+    now, other = (tmp_path / name / "certificate.pem" for name in ("now", "other"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "trusted.pem"))
+    context, slept = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 8:  # as if the clock were set: OpenSSL reads the real one
+            context.load_cert_chain(now)
+            shutil.copy(now, tmp_path / "trusted.pem")
+
+    wait = json.dumps({"state": "wait", "round": 1}).encode()
+    reply = json.dumps({"device": "d", "secret": "s", "submodel": "full"}).encode()
+    request = JoinRequest(name="n", public_key="", machine={}, timestamp=0, signature="")
+    unset = Clock(lambda: 60, lambda: False)
+    calls: list[tuple[bytes, Callable[[CoordinatorClient], object], float]] = [
+        (wait, lambda client: client.work(), float("inf")),
+        (reply, lambda client: client.join(lambda: request), 1),
+    ]
+    for body, call, patience in calls:
+        said.clear()
+        slept.clear()
+        shutil.copy(other, tmp_path / "trusted.pem")
+        with page(other, context, body=body, status=200) as port:
+            url = f"https://127.0.0.1:{port}"
+            client = CoordinatorClient(url, "s", sleep=sleep, patience_s=patience, clock=unset)
+            call(client)
+        assert len(slept) == 8
+        assert [line.partition(" according")[0] for line in said] == [
+            f"Coordinator at {url} cannot be reached (the secure connection failed: certificate "
+            + ("is not yet valid" if begins > datetime.timedelta() else "has expired"),
+            f"Coordinator at {url} answers again after 3 min 3 s.",
+        ]

@@ -20,8 +20,10 @@ from device_agent.federation import round_loop
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
+from device_agent.federation.work_age import VALID_S, check_age
 from device_agent.formats.protocol import FileOffer, Invitation, Work
-from device_agent.formats.signed_work import VALID_S, check_work, split_token, work_text
+from device_agent.formats.signed_work import check_signature, split_token, work_text
+from device_agent.system.clock import Clock
 from log_messages import logged
 from profiles.errors import InputError
 from refusals import refused
@@ -61,26 +63,50 @@ works = st.builds(
 @given(works, works)
 def test_only_the_signed_work_is_accepted(work: Work, other: Work) -> None:
     signed = KEY.signed(work, NOW)
-    check_work(signed, KEY.public, NOW, NOW)
+    check_signature(signed, KEY.public)
     swapped = replace(other, issued=signed.issued, signature=signed.signature)
     if work_text(swapped) != work_text(signed):
         with refused("trust.forged-work", round=other.round):
-            check_work(swapped, KEY.public, 0, NOW)
+            check_signature(swapped, KEY.public)
     with refused("trust.forged-work", round=work.round):
-        check_work(signed, CoordinatorKey().public, 0, NOW)
+        check_signature(signed, CoordinatorKey().public)
     for bad in ("", "no base64", signed.signature[:-4]):
         with refused("trust.forged-work", round=work.round):
-            check_work(replace(signed, signature=bad), KEY.public, 0, NOW)
+            check_signature(replace(signed, signature=bad), KEY.public)
 
 
+DAY = VALID_S
+YEAR = 365 * DAY
+
+
+@pytest.mark.parametrize("synchronised", [True, False])
 @pytest.mark.parametrize(
-    ("newest", "now"), [(NOW + 1, NOW), (0, NOW + VALID_S + 1), (0, NOW - VALID_S - 1)]
+    ("newest", "now", "code"),
+    [
+        (NOW, NOW, None),
+        (NOW, NOW + DAY, None),
+        (0, NOW - DAY, None),
+        (NOW + 1, NOW, "trust.old-work"),  # somebody repeats it
+        (0, NOW + DAY + 1, "trust.old-work"),
+        (0, NOW + 10 * YEAR, "trust.old-work"),  # or the clock is years ahead
+        (0, 60, "trust.wrong-clock"),  # a board without a battery
+        (NOW - 2 * DAY, NOW - 3 * DAY, "trust.wrong-clock"),
+        # It was off for long, and its clock went on where it had stopped.
+        (NOW - 9 * DAY, NOW - 8 * DAY, "trust.wrong-clock if synchronised"),
+        # Its newest work was noted while the clocks of both sides were wrong.
+        (NOW + 10 * YEAR, NOW, "trust.old-work if not synchronised"),
+        (NOW + DAY, NOW, "trust.old-work"),
+    ],
 )
-def test_work_of_another_time_is_refused(newest: int, now: float) -> None:
+def test_the_time_of_work(newest: int, now: float, code: str | None, synchronised: bool) -> None:
     work = KEY.signed(Work(state="train", round=3), NOW)
-    with refused("trust.old-work", round=3, issued=NOW, newest=newest):
-        check_work(work, KEY.public, newest, now)
-    check_work(work, KEY.public, NOW, NOW + VALID_S)
+    clock = Clock(lambda: now, lambda: synchronised)
+    code, _, condition = (code or "").partition(" if ")
+    if not code or (condition and condition.startswith("not") is synchronised):
+        assert check_age(work, newest, clock) == (NOW if now > NOW - 2 * DAY else newest)
+        return
+    with refused(code, round=3, issued=NOW):
+        check_age(work, newest, clock)
 
 
 @contextmanager

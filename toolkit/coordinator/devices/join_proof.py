@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from device_agent.formats.protocol import JoinRequest, join_text
+from device_agent.formats.protocol import SKEWED_CLOCK, JoinRequest, join_text
 from toolkit.coordinator.refusals import forbidden, unusable
 
 CLOCK_SKEW_S = 300
@@ -48,7 +48,7 @@ def check_possession(token: str, request: JoinRequest, now: float) -> None:
             f"The device's clock says {_time_text(request.timestamp)}, the coordinator's "
             f"{_time_text(now)}; they may differ by {CLOCK_SKEW_S // 60} minutes. Set the device's "
             "clock (`timedatectl set-ntp true`), then join again.",
-            code="join.skewed-clock",
+            code=SKEWED_CLOCK,
             limit_s=CLOCK_SKEW_S,
         )
 

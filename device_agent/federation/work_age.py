@@ -1,0 +1,58 @@
+"""Signed work is trained only at its time, so that nobody on the way can repeat an old one."""
+
+from device_agent.formats.protocol import Work
+from device_agent.system.clock import Clock, time_text
+from profiles.errors import TrustError
+
+VALID_S = 24 * 3600
+"""How long signed work is valid, and how far a device's clock may be behind the coordinator's."""
+
+
+def check_age(work: Work, newest: int, clock: Clock) -> int:
+    """Check that `work`, whose signature is right, is of the present.
+
+    Work from the future of a clock that nobody has set shows that the clock is behind: it is
+    trained if the clock is believable otherwise. Its time is not noted, because the coordinator's
+    clock may be the wrong one.
+
+    Args:
+        work: The work.
+        newest: `issued` of the newest work that this device has accepted; 0 if there is none.
+        clock: The device's clock.
+
+    Returns:
+        The time to note as `newest`.
+
+    Raises:
+        TrustError: The work is of an earlier time, or the clock is wrong.
+    """
+    now, sure = clock.now(), clock.synchronised()
+    if sure and newest > now + VALID_S:
+        newest = 0  # noted while the clocks of both sides were wrong
+    ahead = work.issued - now
+    if work.issued < newest or ahead < -VALID_S:
+        raise TrustError(
+            "The work of round {round} that came is signed, but of another time, {signed}: it may "
+            "be an old one that somebody repeats. Nothing was trained. This device's clock says "
+            "{clock}, and its newest work was of {known}. Check the clocks of this device and of "
+            "the coordinator.",
+            code="trust.old-work",
+            round=work.round,
+            issued=work.issued,
+            newest=newest,
+            signed=time_text(work.issued),
+            clock=time_text(now),
+            known=time_text(newest),
+        )
+    if ahead > VALID_S and (sure or not clock.is_believable(newest)):
+        raise TrustError(
+            "This device's clock says {clock}, and the work of round {round} was signed at "
+            "{signed}. Nothing was trained. Set the clock that is wrong (`timedatectl set-ntp "
+            "true`).",
+            code="trust.wrong-clock",
+            round=work.round,
+            issued=work.issued,
+            clock=time_text(now),
+            signed=time_text(work.issued),
+        )
+    return newest if ahead > VALID_S else work.issued
