@@ -26,6 +26,7 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import join, leave, machine_line
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol import NOT_AUTHORISED, JoinRequest, SubmodelFailure
+from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from log_messages import logged
 from profiles.errors import AuthorisationError
 from refusals import refused as raises_code
@@ -139,12 +140,14 @@ def test_a_request_signed_for_another_token(server: Server) -> None:
     assert (answer.status, answer.json()["code"]) == (403, "join.bad-signature")
 
 
-def test_what_join_says_can_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_join_says_can_be_looked_up(tmp_path: Path) -> None:
     """docs/guides/agent.md lists refusals by the sentences that people see, and by code."""
     said: dict[str, str] = {}
 
-    def refused(server: Server, key: DeviceKey, bearer: str, **change: object) -> None:
-        request = replace(key.join_request(bearer, "desk", MACHINE), **change)
+    def refused(
+        server: Server, key: DeviceKey, bearer: str, clock: Clock = SYSTEM_CLOCK, **change: object
+    ) -> None:
+        request = replace(key.join_request(bearer, "desk", MACHINE, clock=clock), **change)
         problem = ask(server, request, bearer).json()
         said[problem["code"]] = problem["message"]
 
@@ -157,11 +160,7 @@ def test_what_join_says_can_be_looked_up(tmp_path: Path, monkeypatch: pytest.Mon
         refused(server, key, desktop)
         refused(server, DeviceKey.new(), board)
         refused(server, key, board, timestamp=0)
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                "device_agent.federation.device_keys.time", SimpleNamespace(time=lambda: 946728000)
-            )
-            refused(server, key, board)
+        refused(server, key, board, Clock(lambda: 946728000))
     with running(configured(tmp_path / "c", f"token_days = 0.0000001\n{CONFIG}")) as server:
         refused(server, DeviceKey.new(), desktop)
     assert set(said) == {
@@ -181,13 +180,11 @@ def test_a_skewed_clock(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, shown: str
 ) -> None:
     noon = 946728000  # 2000-01-01 12:00 UTC
-    for module, now in (
-        ("toolkit.coordinator.coordinator", noon),
-        ("device_agent.federation.device_keys", noon + seconds),
-    ):
-        monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=lambda now=now: now))
+    now = SimpleNamespace(time=lambda: noon)
+    monkeypatch.setattr("toolkit.coordinator.coordinator.time", now)
+    clock, bearer = Clock(lambda: noon + seconds, lambda: True), token(server.config, "board")
     with raises_code("join.skewed-clock") as caught:
-        join(server.url, token(server.config, "board"), "x", tmp_path / "a")
+        join(server.url, bearer, "x", tmp_path / "a", clock=clock)
     message = str(caught.value)
     assert message.startswith(f"The device's clock says {shown} 12:00:00 UTC, ")
     assert " 2000-01-01 12:00:00 UTC; " in message
