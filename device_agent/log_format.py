@@ -1,17 +1,30 @@
 """Log lines for people and for programs, and the handler that commands write them with.
 
-Libraries only call `logging.getLogger(__name__)`. A command shows their messages with `show_logs`.
+Libraries only call `logging.getLogger(__name__)`. A command shows their messages with `show_logs`,
+and keeps what other packages say off the terminal with `quieten_others`.
 """
 
 import json
 import logging
+import os
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
+from typing import TextIO
 
 PACKAGES = ("device_agent", "exporters", "profiles", "toolkit")
 """The packages whose log messages a command shows; other libraries keep their own handlers."""
+
+OWN = tuple(f"{Path(__file__).parents[1] / name}{os.sep}" for name in PACKAGES)
+"""The folders of these packages."""
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+"""Part of the path of every installed package."""
+STANDARD = f"{Path(os.__file__).parent}{os.sep}"
+"""The folder of the standard library."""
 
 Write = Callable[[str], None]
 Field = str | int | float | bool
@@ -107,6 +120,46 @@ def show_logs(
         for logger, (handlers, old_level, propagate) in zip(loggers, before, strict=True):
             logger.handlers, logger.propagate = handlers, propagate
             logger.setLevel(old_level)
+
+
+def quieten_others() -> None:
+    """Drop what other packages log below errors and what they warn about, from here on.
+
+    For the process of a command, and for processes that work for it. What the user's own modules
+    say stays. Warnings that were asked for (`python -W`, PYTHONWARNINGS) stay, too.
+    """
+    # On the way to every handler: some packages have their own, and a user's model may configure
+    # the root logger, which would show every package's messages.
+    logging.Logger.callHandlers = _call_handlers  # type: ignore[method-assign, assignment]
+    if not sys.warnoptions:
+        warnings.showwarning = _show_warning
+
+
+_every_handler, _every_warning = logging.Logger.callHandlers, warnings.showwarning
+
+
+def _call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
+    own = record.name.partition(".")[0] in PACKAGES
+    if own or record.levelno >= logging.ERROR or not _is_others(record.pathname):
+        _every_handler(logger, record)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    # A library's warning may name the line of this project that called it.
+    if not _is_others(filename) and not filename.startswith(OWN):
+        _every_warning(message, category, filename, lineno, file, line)
+
+
+def _is_others(path: str) -> bool:
+    """Whether the code in `path` is neither the user's nor this checkout's."""
+    return path.startswith((STANDARD, "<")) or any(part in path for part in INSTALLED)
 
 
 def _local_time(record: logging.LogRecord) -> datetime:

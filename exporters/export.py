@@ -18,7 +18,7 @@ from exporters.onnx import onnx_writer
 from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint
 from exporters.onnx.forms.winograd import winograd, winograd_footprint
 from exporters.programs.interrupts import raise_if_interrupted
-from exporters.programs.program import Program, ProgramSignature, Report, silent
+from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.program_identity import graphs_key
 from exporters.programs.source_lines import first_line
 from exporters.programs.traced_graph import TracedGraph
@@ -26,6 +26,7 @@ from exporters.runtime_graph import Form, Graph, Graphs
 from exporters.verification.verdict import Verdict, worst
 from exporters.verification.verify import verify
 from profiles.errors import EdgeTailorError, ExportError, InputError, VerificationError
+from profiles.progress import Report, silent
 
 Format = Literal["onnx", "tflite"]
 

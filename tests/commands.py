@@ -140,6 +140,8 @@ def _edgetailor(
 
 STAGE = re.compile(r"\[ *\d+\.\d s\] ")
 """The elapsed time ahead of a stage."""
+SERVE_STAGES = ("Starting at port ", "Loading ", "Splitting ")
+"""How the lines of a coordinator that starts begin."""
 
 
 def stages(done: Done) -> list[str]:
@@ -154,7 +156,7 @@ def refusal(done: Done, code: int = 2) -> str:
     lines = done.stderr.splitlines()
     errors = [line for line in lines if line.startswith("Error: ")]
     usage = [line for line in lines if line.startswith(("Usage: ", "Try '"))]
-    progress = [line for line in lines if line.startswith(("[", "epoch "))]
+    progress = [line for line in lines if line.startswith(("[", "epoch ", *SERVE_STAGES))]
     rest = [line for line in lines if line not in (*errors, *usage, *progress, "")]
     assert "Traceback" not in done.stderr, done.stderr
     assert len(errors) == 1, done.stderr

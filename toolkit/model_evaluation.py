@@ -17,6 +17,8 @@ from exporters.programs.losses import objective
 from exporters.recording.input_shapes import wrong_input_shape
 from exporters.recording.model_output import trained_output
 from profiles.errors import InputError, ModelError
+from profiles.progress import Report, silent
+from profiles.text_formatting import counted
 from toolkit.submodels.hyperparameters import Loss
 from toolkit.submodels.model_loading import load_model
 
@@ -150,6 +152,7 @@ def evaluate_file(
     sample_shape: tuple[int, ...],
     data: str,
     loss: Loss = "cross-entropy",
+    progress: Report = silent,
 ) -> Evaluation:
     """Evaluate a model with weights from a file.
 
@@ -159,6 +162,7 @@ def evaluate_file(
         sample_shape: Shape of one sample, without the batch.
         data: The samples and labels, as `local_data.load_data` reads them.
         loss: The loss that the model was trained on.
+        progress: Called with the name of each stage when it begins.
 
     Returns:
         The number of samples, the accuracy and the mean loss.
@@ -168,9 +172,12 @@ def evaluate_file(
         DataError: If the data cannot be read.
         InputError: If the weights or labels do not fit the model.
     """
+    progress("loading the model")
     module = load_model(model, weights_file)
     shape, dtype = _output_shape_and_sample_type(module.eval(), sample_shape)
+    progress("reading the data")
     local = load_data(data, sample_shape, objective(loss, shape).labels, dtype, least=1)
+    progress(f"evaluating {counted(len(local), 'sample')}")
     return evaluate(module, np.array(local.x), np.array(local.y), data, loss)
 
 

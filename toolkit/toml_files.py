@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 
 from profiles.errors import InputError, SpecError
 from profiles.text_formatting import did_you_mean
-from toolkit.families import family_named
-from toolkit.submodels.spec import as_number, parse_spec
+from toolkit.families import check_spec
+from toolkit.submodels.spec import as_number
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """Pydantic's names for an unknown key, in a table and in a dataclass."""
@@ -60,9 +60,7 @@ class Tier(Table):
 def checked_spec(text: str) -> str:
     """The submodel spec `text` in its canonical form. Raises ValueError if it is malformed."""
     try:
-        spec = parse_spec(text)
-        family_named(spec.family)
-        return str(spec)
+        return str(check_spec(text))
     except SpecError as error:
         raise ValueError(str(error)) from None
 

@@ -18,7 +18,9 @@ def main() -> None:
         return
     from device_agent.cli.commands import main_group
     from device_agent.cli.console import run
+    from device_agent.log_format import quieten_others
 
+    quieten_others()
     run(main_group, NAME)
 
 

@@ -43,11 +43,12 @@ from exporters.onnx.traced_passes.graph_passes import shorten
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.operator_support import suggest_alternative
-from exporters.programs.program import Program, ProgramSignature, Report
+from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.traced_graph import TracedGraph, in_double_precision
 from exporters.programs.tracing import trace
 from exporters.runtime_graph import Graph
 from profiles.errors import EdgeTailorError, ExportError
+from profiles.progress import Report
 
 IR_VERSION = 10
 """The newest version that onnxruntime 1.19 reads."""

@@ -18,16 +18,9 @@ from profiles.errors import InputError, ModelError
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors], dict[str, Tensor]]
-Report = Callable[[str], None]
-"""Called with the name of each stage of an export."""
-
 
 COMMON_BATCH = 32
 """A batch size that is usual on devices."""
-
-
-def silent(stage: str) -> None:
-    """Ignore the name of a stage."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import partial
 
 from exporters.memory.tflite_footprint import footprint
 from exporters.programs.loop_bodies import to_scans
-from exporters.programs.program import Program, ProgramSignature, Report
+from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.traced_graph import TracedGraph, in_double_precision
 from exporters.programs.tracing import trace
 from exporters.runtime_graph import Graph
@@ -28,6 +28,7 @@ from exporters.tflite.exposed_values import exposed_values
 from exporters.tflite.flatbuffer import Subgraph, serialize, with_parts
 from exporters.tflite.lowering import LoweringRules, lower_signature
 from exporters.tflite.subgraph_sizes import plan_of
+from profiles.progress import Report
 
 FILE = "model.tflite"
 DESCRIPTION = "edgetailor"

@@ -31,7 +31,8 @@ from profiles.cost_model.memory_rule import IN_BROWSER
 from profiles.cost_model.prediction import predict
 from profiles.documents.calibration_record import Calibration
 from toolkit.coordinator.federation_config import load_config
-from toolkit.coordinator.server import Server, federation
+from toolkit.coordinator.federation_setup import federation
+from toolkit.coordinator.server import Server
 from toolkit.planning.submodel_workloads import Workloads
 from toolkit.submodels.model_loading import load_global
 from toolkit.web.built_page import read_page

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 import edgetailor
-from bundles import SAMPLE_SHAPE, TRAINING, tiny_model
+from bundles import SAMPLE_SHAPE, TRAINING, tiny_model, write_data
 from commands import LIMIT_S, ROOT, environment
 from edgetailor import split
 from exporters.export import export
+from trainings import train_bundle
 
 NETS = """
 from torch import nn
@@ -66,3 +67,49 @@ def test_what_an_export_returns_is_short_to_print(tmp_path: Path) -> None:
     assert repr(exported) == f"ExportedBundle(out={Path(out)!r}, verdict=None)"
     assert exported.graphs.keys() == {"train", "predict", "evaluate"}
     assert (tmp_path / "bundle" / "manifest.json").is_file()
+
+
+FLEET = """
+model = "toolkit.models:digits_cnn"
+input_shape = [1, 8, 8]
+rounds = 1
+[simulation]
+data = "toolkit.simulation.digits:digits"
+participation = 0.05
+[[devices]]
+name = "phone"
+submodel = "width:0.25"
+count = 20
+"""
+
+
+def test_stages_are_reported_to_the_caller(tmp_path: Path) -> None:
+    model, source = tiny_model()
+    said: list[str] = []
+    submodel = split(model, "cp:2.0", SAMPLE_SHAPE, TRAINING)
+    edgetailor.export(submodel, source, tmp_path / "b", verify=False, progress=said.append)
+    assert said[0] == "factorizing the weights"
+    assert "lowering predict" in said
+
+    said.clear()
+    data = write_data(tmp_path / "data.npz")
+    train_bundle(tmp_path / "b", str(data), tmp_path / "update", threads=1)
+    updates = [edgetailor.read_update(tmp_path / "update")] * 2
+    edgetailor.aggregate(source, updates, progress=said.append)
+    assert said == ["adding update 1: cp:2.0", "adding update 2: cp:2.0", "computing the new model"]
+
+    said.clear()
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    edgetailor.simulate(tmp_path / "fleet.toml", tmp_path / "out", progress=said.append)
+    assert said == [
+        "loading the model toolkit.models:digits_cnn",
+        "splitting width:0.25",
+        "reading the samples of toolkit.simulation.digits:digits",
+        "training 20 clients",
+    ]
+
+    said.clear()
+    edgetailor.plan(
+        model, SAMPLE_SHAPE, "android-low", specs=["full"], training=TRAINING, progress=said.append
+    )
+    assert said[-1] == "exporting full (1 of 1)"

@@ -4,12 +4,14 @@ Every update is recovered by its family to global tensors, or parts of them, and
 averaged over the devices that trained it. Nothing here knows how updates arrive.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from profiles.errors import InputError
+from profiles.progress import Report, silent
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.recover import Received as Received
 from toolkit.aggregation.recover import RecoveredUpdate, recover
@@ -29,6 +31,8 @@ def aggregate(
     updates: Iterable[Received],
     policy: AggregationPolicy = AggregationPolicy(),  # noqa: B008  frozen
     strategy: Strategy | None = None,
+    *,
+    progress: Report = silent,
 ) -> GlobalModel:
     """Aggregate updates into the next global model.
 
@@ -46,6 +50,7 @@ def aggregate(
             how far the model moves.
         strategy: Replaces the weighted mean. It gets every update recovered to full shapes and
             returns new tensors. Default: the weighted mean.
+        progress: Called with the name of each stage when it begins.
 
     Returns:
         The next global model.
@@ -62,13 +67,24 @@ def aggregate(
         ...
         profiles.errors.UpdateError: There is no update to aggregate. Give at least one.
     """
+    updates = _counted(updates, progress)
     if strategy is not None:
         return _aggregate_by(strategy, model, updates, policy)
     aggregation = Aggregation(model, policy)
     for record, arrays in updates:
         aggregation.add(record, arrays)
         del arrays  # otherwise two updates are in memory while the next one is read
+    progress("computing the new model")
     return aggregation.result()
+
+
+def _counted(updates: Iterable[Received], progress: Report) -> Iterator[Received]:
+    """`updates`; each is a stage of its own."""
+    numbers = itertools.count(1)  # `enumerate` would keep an update until it has the next one
+    for update in updates:
+        progress(f"adding update {next(numbers)}: {update[0].submodel}")
+        yield update
+        del update  # otherwise two updates are in memory while the next one is read
 
 
 def _aggregate_by(

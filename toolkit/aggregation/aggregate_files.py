@@ -7,6 +7,7 @@ from pathlib import Path
 from device_agent.formats.atomic_files import check_file_place, write_file
 from device_agent.formats.update import RECORD, UpdateRecord, read_update
 from profiles.errors import InputError, UpdateError
+from profiles.progress import Report, silent
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.submodels import global_model
@@ -28,6 +29,7 @@ def aggregate_files(
     out: Path,
     force: bool = False,
     policy: AggregationPolicy | None = None,
+    progress: Report = silent,
 ) -> Aggregated:
     """Aggregate update folders into a weights file. One update is in memory at a time.
 
@@ -37,6 +39,7 @@ def aggregate_files(
         out: The new weights file.
         force: Replace `out` if it exists.
         policy: The weights of updates and how far the model moves.
+        progress: Called with the name of each stage when it begins.
 
     Returns:
         The records of the updates.
@@ -53,6 +56,7 @@ def aggregate_files(
             code="aggregate.wrong-order",
             path=str(global_file),
         )
+    progress(f"reading {global_file}")
     model = global_model.from_file(global_file)
     base = model.fingerprint()
     records: list[UpdateRecord] = []
@@ -82,7 +86,8 @@ def aggregate_files(
             yield record, tensors
             del tensors  # freed before the next update is read
 
-    new = aggregate(model, received(), policy or AggregationPolicy())
+    new = aggregate(model, received(), policy or AggregationPolicy(), progress=progress)
+    progress(f"writing {out}")
     write_file(out, new.save())
     return Aggregated(tuple(records), out)
 

@@ -4,9 +4,12 @@ A command checks its arguments (`early_checks.py`), calls the library and prints
 that import torch are imported inside the commands, after the checks, because that takes seconds.
 """
 
+import os
+
 import click
 
 from device_agent.cli.console import EXIT_CODES, run
+from device_agent.log_format import quieten_others
 from toolkit.cli.aggregate_command import aggregate
 from toolkit.cli.backup_commands import backup, restore
 from toolkit.cli.compare_command import compare
@@ -59,4 +62,7 @@ for command in (
 
 def main() -> None:
     """Entry point of `edgetailor`."""
+    # Torch's C++ code writes its warnings to stderr by itself.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    quieten_others()
     run(main_group, "edgetailor")

@@ -1,6 +1,7 @@
 """`edgetailor aggregate`: aggregate updates into the global model."""
 
 import json
+import logging
 import shlex
 from pathlib import Path
 from typing import get_args
@@ -13,6 +14,9 @@ from profiles.errors import InputError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors, Weights
 from toolkit.cli.early_checks import check_weights
 from toolkit.cli.options import Choice, repeated
+from toolkit.terminal_output import show_stages
+
+logger = logging.getLogger(__name__)
 
 
 @click.command()
@@ -81,10 +85,15 @@ def aggregate(
     check_order(global_file, updates, context)
     check_weights(global_file)
 
+    show_stages()
+    logger.info("loading PyTorch")
+
     from toolkit.aggregation import aggregate_files
     from toolkit.cli.printed import aggregate_table
 
-    done = aggregate_files.aggregate_files(global_file, updates, out, force, policy)
+    done = aggregate_files.aggregate_files(
+        global_file, updates, out, force, policy, progress=logger.info
+    )
     if as_json:
         click.echo(json.dumps(aggregate_files.as_json(done), indent=1))
     else:

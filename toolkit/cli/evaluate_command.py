@@ -1,6 +1,7 @@
 """`edgetailor evaluate`: accuracy and loss of a global model on held-out data."""
 
 import json
+import logging
 from pathlib import Path
 
 import click
@@ -8,6 +9,9 @@ import click
 from toolkit.cli.early_checks import check_data, check_model
 from toolkit.cli.options import Shape, loss_option
 from toolkit.submodels.hyperparameters import Loss
+from toolkit.terminal_output import show_stages
+
+logger = logging.getLogger(__name__)
 
 
 @click.command()
@@ -35,10 +39,15 @@ def evaluate(
     check_model(model, weights)
     check_data(data)
 
+    show_stages()
+    logger.info("loading PyTorch")
+
     from toolkit import model_evaluation
     from toolkit.cli.printed import evaluate_table
 
-    found = model_evaluation.evaluate_file(model, weights, input_shape, data, loss)
+    found = model_evaluation.evaluate_file(
+        model, weights, input_shape, data, loss, progress=logger.info
+    )
     if as_json:
         click.echo(json.dumps(model_evaluation.as_json(found), indent=1))
     else:

@@ -167,6 +167,7 @@ def plan(
         workloads,
         submodels or all_specs(loaded, input_shape, batch),
         Budgets(memory=memory, step=step_time, traffic=bandwidth),
+        progress=logger.info,
     )
     if as_json:
         print_json(json.dumps(plan_display.as_json(planned), indent=1))

@@ -36,7 +36,7 @@ def serve(config: Path, check_models: bool) -> None:
     found = load_config(config)
     check_model(found.model, found.weights)
 
-    from toolkit.coordinator.server import serve as serve_config
+    from toolkit.coordinator.startup import serve as serve_config
 
     serve_config(config, check_models)
 

@@ -1,5 +1,6 @@
 """`edgetailor simulate`: a federation of many clients on this machine."""
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from toolkit.cli.early_checks import check_data, check_model
 from toolkit.cli.options import Choice
 from toolkit.cli.printed.simulated_rounds import shown_rounds
 from toolkit.terminal_output import show_stages
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from toolkit.simulation.metric_logs import LogName
@@ -84,6 +87,7 @@ def simulate(
     check_model(found.model, found.weights)
     check_data(found.simulation.data)
     console = show_stages()
+    logger.info("loading PyTorch")
 
     from toolkit.simulation.simulate import simulate as run
 
@@ -99,6 +103,7 @@ def simulate(
             force=force,
             logs=logs,
             on_round=show,
+            progress=logger.info,
         )
     last = history[-1]
     accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.2%}, "

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from profiles.progress import Report, silent
 from toolkit.coordinator.federation_config import FederationConfig
 from toolkit.coordinator.round_worker import read_samples
 
@@ -9,13 +10,14 @@ if TYPE_CHECKING:
     from toolkit.aggregation.federation import Federation
 
 
-def federation(config: FederationConfig) -> "Federation":
+def federation(config: FederationConfig, report: Report = silent) -> "Federation":
     """The global model that `config` describes, split for every kind of device.
 
-    Raises ModelError, SpecError, InputError or DataError.
+    `report` is called with each stage. Raises ModelError, SpecError, InputError or DataError.
     """
     from toolkit.aggregation.federation import Federation
 
+    report(f"loading the model {config.model}")
     statistics = None
     if config.statistics is not None:
         labels = config.training.labels
@@ -34,9 +36,14 @@ def federation(config: FederationConfig) -> "Federation":
         preprocessing=config.data,
     )
     # Split now, so that a spec that the model cannot satisfy ends the server before it starts.
-    for kind in config.devices:
-        if not kind.planned:
-            model.submodel(kind.submodel)
-        if kind.fallback is not None:
-            model.submodel(kind.fallback)
+    for spec in _specs(config):
+        report(f"splitting {spec}")
+        model.submodel(spec)
     return model
+
+
+def _specs(config: FederationConfig) -> list[str]:
+    """The submodels that the kinds of devices name, each once."""
+    named = [kind.submodel for kind in config.devices if not kind.planned]
+    fallbacks = [kind.fallback for kind in config.devices if kind.fallback is not None]
+    return list(dict.fromkeys([*named, *fallbacks]))

@@ -59,6 +59,7 @@ class RoundWorker:
         self._on_failure, self._ready = on_failure, ready
         self._quality: tuple[float | None, float] = (None, 0.0)
         self._unmade: dict[str, str] = {}
+        self._exported: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
@@ -148,6 +149,11 @@ class RoundWorker:
         needed = sorted(coordinator.submodels())
         self._unmade = {}
         for number, submodel in enumerate(needed, 1):
+            if submodel not in self._exported:  # later rounds only cut new weights
+                logger.info(
+                    "Round %d: preparing %s (%d of %d).", round_, submodel, number, len(needed)
+                )
+            self._exported.add(submodel)
             coordinator.note_preparation(
                 "bundles",
                 Preparation(task="bundles", submodel=submodel, number=number, total=len(needed)),
@@ -217,6 +223,7 @@ class RoundWorker:
 
     def _check_initial(self) -> None:
         """Evaluate the initial model. Raises EdgeTailorError if its loss is not finite."""
+        logger.info("Evaluating the initial model on the held-out samples.")
         self._quality = self._model.evaluate(*self._held_out)
         loss = self._quality[1]
         if not is_finite(loss):

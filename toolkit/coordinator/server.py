@@ -1,17 +1,14 @@
-"""`edgetailor serve`: a coordinator bound to its socket, with its tokens and its workers."""
+"""A coordinator bound to its socket, with its tokens and its workers."""
 
 import asyncio
 import logging
 import secrets
-import signal
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from fastapi import FastAPI
 
@@ -23,80 +20,28 @@ from profiles.errors import InputError
 from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
-from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
-from toolkit.coordinator.federation_setup import federation
-from toolkit.coordinator.http.certificates import RENEWAL_S, Certificate
-from toolkit.coordinator.http.connection_limits import (
-    connections,
-    most_connections,
-    raise_descriptor_limit,
-)
+from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.http.certificates import RENEWAL_S, Certificate, certificate_of
+from toolkit.coordinator.http.connection_limits import connections, most_connections
 from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.http.open_connections import OpenConnections
 from toolkit.coordinator.http.repeated_polls import RepeatedPolls
 from toolkit.coordinator.http.request_limits import RequestLimits
-from toolkit.coordinator.http.server_socket import answer_preparing, bind, url_of, uvicorn_server
+from toolkit.coordinator.http.server_socket import bind, url_of, uvicorn_server
 from toolkit.coordinator.join_links import ADDRESS, token_file
 from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.round_worker import RoundWorker, read_samples
 from toolkit.coordinator.settings_check import check_same_settings
-from toolkit.coordinator.startup_message import OPERATOR, startup_message
+from toolkit.coordinator.startup_message import OPERATOR
 from toolkit.coordinator.storage.coordinator_store import Store
-from toolkit.web.built_page import Page, read_page
+from toolkit.coordinator.storage.folder_lock import FolderLock
+from toolkit.web.built_page import Page
 
 logger = logging.getLogger(__name__)
 
 MakePlanner = Callable[[Callable[[Preparation], None], threading.Event], SubmodelPlanner]
 """(progress, stopping) -> the planner. It calls `progress` with every step and ends early, with
 any error, when `stopping` is set."""
-
-
-def serve(config_path: Path, read_all: bool = False) -> None:
-    """Serve the federation of the file `config_path` until interrupted.
-
-    Args:
-        config_path: The federation's TOML file.
-        read_all: Compare every kept model with its hash.
-
-    Raises:
-        InputError: For a mistake in the file, a port in use, or a state folder of another
-            federation.
-        EdgeTailorError: If the rounds cannot continue, for example because the model diverged.
-        KeyboardInterrupt: When interrupted.
-    """
-    # These import torch and the exporters, which takes seconds.
-    from toolkit.coordinator.devices.submodel_assignment import make_planner
-    from toolkit.coordinator.site import SITE, SiteModel
-
-    config = load_config(config_path)
-    # uvicorn raises the signal again once it has stopped. An exit here ends the process orderly.
-    signal.signal(signal.SIGTERM, _exit)
-    raise_descriptor_limit()
-    page = read_page() if config.phones else None
-    certificate = certificate_of(config)
-    with bind(config.host, config.port, config_path) as listening:
-        with answer_preparing(listening, certificate):
-            model = federation(config)
-            site = SiteModel(model, config.state / SITE) if config.site else None
-            server = Server(
-                *(config, site or model, config_path),
-                page=page,
-                listening=listening,
-                read_all=read_all,
-                certificate=certificate,
-                ready=site.ready if site else lambda: True,
-            )
-        planned = [kind.name for kind in config.devices if kind.planned]
-        if planned:
-            server.make_planner = lambda *args: make_planner(config, *args)
-        pin = certificate.fingerprint if certificate else None
-        for line in startup_message(config, server.url, config_path, page is not None, pin):
-            logger.info(line)
-        server.run()
-
-
-def _exit(signum: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(0)
 
 
 class Server:
@@ -110,6 +55,7 @@ class Server:
         page: The page for phones, if it was built.
         listening: The server's socket. By default it makes one from `config`.
         read_all: Compare every kept model with its hash.
+        lock: That of the state folder, if the caller has taken it already.
         certificate: For https. By default it is read from the files that `config` names.
         ready: Whether the next round may begin.
 
@@ -130,6 +76,7 @@ class Server:
         page: Page | None = None,
         listening: socket.socket | None = None,
         read_all: bool = False,
+        lock: FolderLock | None = None,
         certificate: Certificate | None = None,
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -141,7 +88,7 @@ class Server:
         )
         self._socket = listening or bind(config.host, config.port, origin)
         try:
-            self._store = Store(config.state, config.keep, read_all=read_all)
+            self._store = Store(config.state, config.keep, read_all=read_all, lock=lock)
         except BaseException:
             self._socket.close()
             raise
@@ -221,13 +168,6 @@ class Server:
             coordinator.planner = planner
             coordinator.note_preparation("plan", None)
         logger.info("The plan is ready: devices of every kind may join.")
-
-
-def certificate_of(config: CoordinatorConfig) -> Certificate | None:
-    """The certificate that `config` names, if any. Raises InputError if it cannot be used."""
-    if config.tls_cert is None or config.tls_key is None:
-        return None
-    return Certificate(config.tls_cert, config.tls_key)
 
 
 def _coordinator(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from exporters.export import ExportedBundle, Format
 from exporters.export import export as export_program
+from profiles.progress import Report, silent
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.submodel import Submodel
 
@@ -16,6 +17,7 @@ def export(
     format: Format = "onnx",
     verify: bool = True,
     force: bool = False,
+    progress: Report = silent,
 ) -> ExportedBundle:
     """Write `submodel` with its part of the global weights as a bundle that a device trains.
 
@@ -26,6 +28,7 @@ def export(
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
         verify: Compare operators and training steps with PyTorch in float64 first.
         force: Replace an earlier bundle at `out`.
+        progress: Called with the name of each stage when it begins; `print` shows them.
 
     Returns:
         Where the bundle is, and the result of the verification.
@@ -46,6 +49,8 @@ def export(
         >>> sorted(path.name for path in bundle.out.glob("train*"))
         ['train.nchwc16.onnx', 'train.nchwc8.onnx', 'train.onnx', 'train.winograd.onnx']
     """
+    if any(entry.factor is not None for entry in submodel.program.tensors):
+        progress("factorizing the weights")
     return export_program(
         submodel.program,
         submodel.cut(state),
@@ -54,4 +59,5 @@ def export(
         format=format,
         check=verify,
         force=force,
+        report=progress,
     )

@@ -7,6 +7,7 @@ from torch import nn
 
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.documents.device_profile import DeviceProfile, load_device
+from profiles.progress import Report, silent
 from profiles.units import parse_bytes
 from toolkit.planning.candidate_specs import specs as all_specs
 from toolkit.planning.plan import Planned, plan_for
@@ -24,6 +25,7 @@ def plan(
     bandwidth: str | int | None = None,
     specs: Sequence[str] | None = None,
     training: TrainingConfig | None = None,
+    progress: Report = silent,
 ) -> Planned:
     """Choose the strongest submodel of `model` that a device can train within its budgets.
 
@@ -37,6 +39,7 @@ def plan(
         bandwidth: Limit of the traffic both ways in a round: bytes, or text.
         specs: The submodels to look at; without them those of every family and size.
         training: How devices train; it decides what a step holds.
+        progress: Called with the name of each stage when it begins.
 
     Returns:
         The plan: `plan.chosen` is the submodel, None if nothing fits; `plan.candidates` has the
@@ -58,8 +61,12 @@ def plan(
     device = profile if isinstance(profile, DeviceProfile) else load_device(str(profile))
     config = training or TrainingConfig()
     budgets = Budgets(memory=_bytes(memory), step=step_s, traffic=_bytes(bandwidth))
+    if not specs:
+        progress("finding the submodels of the model")
     wanted = specs or all_specs(model, sample_shape, config.batch_size)
-    return plan_for(device, Workloads(model, sample_shape, config), wanted, budgets)
+    return plan_for(
+        device, Workloads(model, sample_shape, config), wanted, budgets, progress=progress
+    )
 
 
 def _bytes(size: str | int | None) -> float | None:

@@ -22,6 +22,7 @@ from typing import TypeVar
 import torch
 
 from device_agent.formats.protocol import Preparation
+from device_agent.log_format import quieten_others
 from profiles.errors import EdgeTailorError, LimitError
 from profiles.text_formatting import counted, format_bytes
 from toolkit.planning.candidate_specs import specs
@@ -182,13 +183,19 @@ def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
     # Not forked: this process has threads, and a lock that one of them holds would stay locked.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(count, context, torch.set_num_threads, (1,))
+    pool = ProcessPoolExecutor(count, context, _begin)
     try:
         yield pool
     finally:
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin() -> None:
+    """Make this process one of the pool."""
+    torch.set_num_threads(1)
+    quieten_others()
 
 
 def _submit(pool: ProcessPoolExecutor, call: Callable[..., T], *arguments: object) -> Future[T]:

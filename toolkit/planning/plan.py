@@ -1,7 +1,6 @@
 """Choose the submodel for a device from its profile and the workloads of a model."""
 
 import datetime
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,13 +9,12 @@ from profiles.cost_model.prediction import in_browser, predict
 from profiles.cost_model.submodel_choice import Budgets, Candidate, Figure, Plan, plan
 from profiles.documents.calibration_record import STALE_DAYS
 from profiles.documents.device_profile import DeviceProfile
+from profiles.progress import Report, silent
 from profiles.text_formatting import counted
 from toolkit.planning.default_budget import with_memory
 from toolkit.planning.measured_runtimes import runtime_notes
 from toolkit.planning.recomputed_variants import saving, trades, worth_recomputing
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ def plan_for(
     specs: Iterable[str],
     budgets: Budgets | None = None,
     today: datetime.date | None = None,
+    progress: Report = silent,
 ) -> Planned:
     """Choose the strongest submodel that fits a device.
 
@@ -57,6 +56,7 @@ def plan_for(
         specs: The submodels to choose from.
         budgets: What the submodel may use. The default for memory is a share of the device's.
         today: The date that the profile's age is judged by; today by default.
+        progress: Called with the name of each stage when it begins.
 
     Returns:
         All candidates, the chosen one and notes.
@@ -65,10 +65,10 @@ def plan_for(
         InputError: There is no budget for memory, and the profile does not state the memory.
         SpecError: A spec is wrong for every model.
     """
-    known, impossible = find_workloads(workloads, specs)
+    known, impossible = find_workloads(workloads, specs, progress)
     limits, day = budgets or Budgets(), today or datetime.date.today()
     planned = decide(device, known, impossible, limits, day)
-    again, _ = find_workloads(workloads, worth_recomputing(planned.plan))
+    again, _ = find_workloads(workloads, worth_recomputing(planned.plan), progress)
     lighter = saving(
         planned.plan, [candidate(one, device, planned.budgets.memory) for one in again]
     )
@@ -80,20 +80,20 @@ def plan_for(
 
 
 def find_workloads(
-    workloads: Workloads, specs: Iterable[str]
+    workloads: Workloads, specs: Iterable[str], progress: Report = silent
 ) -> tuple[list[Known], tuple[Impossible, ...]]:
     """The workloads of `specs`, and the specs that are impossible.
 
-    Submodels that are not in the cache are exported. That takes seconds each and is logged.
+    Submodels that are not in the cache are exported. That takes seconds each, and each is a stage.
     """
     found = {spec: workloads.remembered(spec) for spec in specs}
     new = [spec for spec, one in found.items() if one is None]
     if new:
         many = counted(len(found), "submodel")
-        logger.info("%d of %s to export, seconds to a minute each", len(new), many)
-        logger.info("results are kept in %s", workloads.cache)
+        progress(f"{len(new)} of {many} to export, seconds to a minute each")
+        progress(f"results are kept in {workloads.cache}")
     for number, spec in enumerate(new, 1):
-        logger.info("exporting %s (%d of %d)", spec, number, len(new))
+        progress(f"exporting {spec} ({number} of {len(new)})")
         found[spec] = workloads.of(spec)
     known = [one for one in found.values() if isinstance(one, Known)]
     return known, tuple(one for one in found.values() if isinstance(one, Impossible))

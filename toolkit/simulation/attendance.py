@@ -9,6 +9,7 @@ import numpy as np
 
 from profiles.cost_model.workload import Workload
 from profiles.errors import ExportError
+from profiles.progress import Report, silent
 from toolkit.aggregation.federation import Federation
 from toolkit.planning.plan import find_workloads
 from toolkit.planning.submodel_workloads import Workloads
@@ -107,7 +108,9 @@ def taken(
     return in_time, deadline_s
 
 
-def workloads(config: SimulationConfig, model: Federation) -> dict[str, Workload]:
+def workloads(
+    config: SimulationConfig, model: Federation, progress: Report = silent
+) -> dict[str, Workload]:
     """The workload of each submodel, if the devices have profiles.
 
     Submodels that are not in the planner's cache are exported. That takes seconds each.
@@ -117,7 +120,7 @@ def workloads(config: SimulationConfig, model: Federation) -> dict[str, Workload
     if config.devices[0].profile is None or config.simulation.baseline:
         return {}
     source = Workloads(model.module, config.input_shape, config.training)
-    known, impossible = find_workloads(source, dict.fromkeys(config.specs()))
+    known, impossible = find_workloads(source, dict.fromkeys(config.specs()), progress)
     for one in impossible:
         raise ExportError(
             "{submodel} cannot be exported, so simulated time cannot be computed: {reason} Set no "

@@ -13,6 +13,8 @@ from device_agent.data.data_source import Data
 from device_agent.data.local_data import LocalData, load_data
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
+from profiles.progress import Report, silent
+from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.round_worker import read_samples
@@ -57,6 +59,7 @@ def simulate(
     force: bool = False,
     logs: Sequence[LogName] = (),
     on_round: Observer | None = None,
+    progress: Report = silent,
 ) -> list[RoundResult]:
     """Simulate the federation of a file on this machine, without devices.
 
@@ -82,6 +85,7 @@ def simulate(
         logs: Log each round to `"mlflow"`, `"tensorboard"` or both, with the keys of
             `history.jsonl`: to the run or the folder of event files of this simulation.
         on_round: Called with the result of each finished round.
+        progress: Called with the name of each stage before the rounds when it begins.
 
     Returns:
         The result of each round.
@@ -126,13 +130,14 @@ def simulate(
     config, folder = load_simulation(Path(file), seed), RunFolder(Path(out))
     settings = config.model_dump(mode="json")
     folder.read(settings, force)
-    simulation = prepare(config, folder)
+    simulation = prepare(config, folder, progress)
     folder.begin(settings, force)
     with (
         limited_threads(threads),
         open_logs(logs, folder, settings) as opened,
         closing(started(engine, simulation, workers, threads, device)) as trains,
     ):
+        progress(f"training {counted(len(simulation.specs), 'client')}")
         simulation.observers = [*opened, *([on_round] if on_round else [])]
         simulation.run(trains)
     write_file(folder.root / MODEL, simulation.federation.save())
@@ -170,11 +175,11 @@ def limited_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def prepare(config: SimulationConfig, folder: RunFolder) -> Simulation:
+def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = silent) -> Simulation:
     """Load model and data, and share the samples among the clients."""
-    model = federation(config)
+    model = federation(config, progress)
     # Workloads depend on the first weights, which a restart no longer has.
-    works = workloads(config, model)
+    works = workloads(config, model, progress)
     saved = folder.model()
     if saved is not None:
         model.load(saved)
@@ -192,6 +197,7 @@ def prepare(config: SimulationConfig, folder: RunFolder) -> Simulation:
             preprocessing=config.data,
         )
 
+    progress(f"reading the samples of {table.data}")
     tested = writers = None
     if table.format is None:
         samples = load(table.data)

@@ -11,7 +11,7 @@ from torch import nn
 from edgetailor import Federation, TrainingConfig
 from refusals import refused
 from toolkit.coordinator.federation_config import load_config
-from toolkit.coordinator.server import federation
+from toolkit.coordinator.federation_setup import federation
 from toolkit.model_evaluation import CHUNK
 from vector_fleet import messages_to
 

@@ -9,7 +9,7 @@ import pytest
 
 from bundles import everything
 from command_models import DIGITS, TINY
-from commands import edgetailor, refused
+from commands import STAGE, edgetailor, refused
 from device_agent.formats.bundle import open_bundle
 from exporters.programs.operator_support import SUPPORTED
 
@@ -163,3 +163,41 @@ def test_a_verdict_of_an_earlier_export_is_said_to_be_one(folder: Path) -> None:
         assert found, done.stdout
         assert (found["earlier"] is not None) == earlier
         assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+NOISY_LIBRARY = """
+import logging, warnings
+LOG = logging.getLogger(__name__)
+LOG.addHandler(logging.StreamHandler())
+
+def talk():
+    LOG.warning("of a library")
+    warnings.warn("of a library")
+"""
+NOISY_MODEL = """
+import logging, sys, warnings
+sys.path.append("site-packages")
+import noisy
+from nets import tiny
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+
+def net():
+    noisy.talk()
+    logging.getLogger(__name__).info("of the user's model")
+    warnings.warn("of the user's model")
+    return tiny()
+"""
+
+
+def test_what_other_libraries_say_is_not_shown(folder: Path) -> None:
+    """Also where the user's model lets every library write to the terminal."""
+    (folder / "site-packages").mkdir()
+    (folder / "site-packages" / "noisy.py").write_text(NOISY_LIBRARY)
+    (folder / "own.py").write_text(NOISY_MODEL)
+    done = edgetailor("export", "own:net", *TINY[1:], "--out", "b", "--no-cache", cwd=folder)
+    others = [line for line in done.stderr.splitlines() if not STAGE.match(line)]
+    assert [others[0], others[1].partition(": ")[2], others[2:]] == [
+        "of the user's model",
+        "UserWarning: of the user's model",
+        ['  warnings.warn("of the user\'s model")'],
+    ]

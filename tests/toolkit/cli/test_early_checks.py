@@ -1,14 +1,16 @@
 """Mistakes that every command refuses before it imports torch."""
 
 import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from commands import ROOT, refusal, run
+from commands import ROOT, Done, refusal, run, stages
 from refusals import refused
 from toolkit.cli.early_checks import check_some_spec, check_specs
+from toolkit.coordinator.storage.folder_lock import FolderLock
 from toolkit.submodels.model_loading import load_model
 from toolkit.submodels.model_reference import check_reference
 
@@ -53,9 +55,61 @@ def torchless(tmp_path: Path) -> Path:
 def test_a_typo_is_refused_without_torch(
     torchless: Path, arguments: tuple[str, ...], said: str
 ) -> None:
-    path = os.pathsep.join([str(torchless / "blocked"), str(ROOT)])
-    done = run("edgetailor", *arguments, cwd=torchless, PYTHONPATH=path)
-    assert said in refusal(done)
+    assert said in refusal(torchless_run(torchless, *arguments))
+
+
+FLEET = """
+model = "toolkit.models:resnet20"
+input_shape = [1, 6, 6]
+rounds = 1
+held_out = "d.npz"
+port = {port}
+[simulation]
+data = "d.npz"
+[[devices]]
+name = "desk"
+submodel = "full"
+"""
+
+
+def torchless_run(folder: Path, *arguments: object) -> Done:
+    path = os.pathsep.join([str(folder / "blocked"), str(ROOT)])
+    return run("edgetailor", *arguments, cwd=folder, PYTHONPATH=path)
+
+
+def test_a_port_or_a_state_folder_in_use_is_refused_without_torch(torchless: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (torchless / "fleet.toml").write_text(FLEET.format(port=port))
+        assert f"Port {port} on 127.0.0.1 is in use" in refusal(
+            torchless_run(torchless, "serve", "fleet.toml")
+        )
+    (torchless / "fleet.toml").write_text(FLEET.format(port=0))
+    lock = FolderLock(torchless / "blocked")
+    (torchless / "fleet.toml").write_text('state = "blocked"' + FLEET.format(port=0))
+    done = torchless_run(torchless, "serve", "fleet.toml")
+    lock.release()
+    assert f"{torchless / 'blocked'} is in use" in refusal(done)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inspect", *MODEL),
+        ("export", *MODEL, "--out", "b"),
+        ("plan", *MODEL, "--profile", "android-low"),
+        ("evaluate", *MODEL, "--weights", "d.npz", "--data", "d.npz"),
+        ("aggregate", "d.npz", "one", "--out", "new"),
+        ("simulate", "fleet.toml"),
+    ],
+)
+def test_a_stage_is_shown_before_torch_is_imported(
+    torchless: Path, arguments: tuple[str, ...]
+) -> None:
+    (torchless / "d.npz").touch()
+    (torchless / "fleet.toml").write_text(FLEET.format(port=0))
+    done = torchless_run(torchless, *arguments)
+    assert stages(done) == ["loading PyTorch"]
 
 
 def test_specs_that_no_model_could_satisfy() -> None:

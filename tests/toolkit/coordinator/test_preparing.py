@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import urllib3
 
-from commands import command, edgetailor, environment, refusal, run
+from commands import ROOT, command, edgetailor, environment, refusal, run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.federation.device_keys import DeviceKey
@@ -22,7 +22,8 @@ from device_agent.federation.fleet_status import PATIENCE_S
 from device_agent.formats.protocol import NEEDS_PROFILE, PREPARING
 from made_calibration import DEVICE
 from parameters import some_long
-from profiles.errors import ClientError
+from profiles.errors import ClientError, InputError
+from toolkit.coordinator.storage.folder_lock import FolderLock
 from vector_fleet import MACHINE
 
 FLEET = """
@@ -44,15 +45,15 @@ SERVE = """
 import sys, time
 from pathlib import Path
 from device_agent.formats.protocol import Preparation
-from toolkit.coordinator import server
+from toolkit.coordinator import federation_setup
 from toolkit.coordinator.devices import submodel_assignment
 
-load = server.federation
+load = federation_setup.federation
 
-def federation(config):
+def federation(config, report):
     while not Path("loaded").exists():
         time.sleep(0.05)
-    return load(config)
+    return load(config, report)
 
 class Planner:
     def submodel(self, kind, device):
@@ -65,7 +66,7 @@ def make_planner(config, progress, stopping):
             raise RuntimeError("stopped")
     return Planner()
 
-server.federation = federation
+federation_setup.federation = federation
 submodel_assignment.make_planner = make_planner
 sys.argv = ["edgetailor", "serve", "fleet.toml"]
 from toolkit.cli import main
@@ -217,7 +218,7 @@ def assert_logged(process: Process, url: str) -> None:
     process.send_signal(signal.SIGINT)
     lines = process.communicate(timeout=120)[1].splitlines()
     assert process.returncode == 130
-    assert lines[0] == f"Coordinator at {url}"
+    assert lines.index("Loading PyTorch.") < lines.index(f"Coordinator at {url}")
     assert "Planning first: devices of kind phone wait; others may join." in lines
     planned = lines.index("The plan is ready: devices of every kind may join.")
     (desk,) = (
@@ -225,6 +226,38 @@ def assert_logged(process: Process, url: str) -> None:
     )
     assert desk < planned < lines.index("phone-1 (mine) has joined: 2 of 2 places taken.")
     assert lines[-1] == "Interrupted."
+
+
+TORCH = """
+import pathlib, time
+pathlib.Path("imported").touch()
+for _ in range(1200):
+    time.sleep(0.05)
+"""
+
+
+def test_port_and_state_folder_are_taken_before_torch_is_imported(tmp_path: Path) -> None:
+    """By a coordinator whose import of torch never ends."""
+    np.savez(tmp_path / "digits.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.array([0, 1]))
+    (tmp_path / "fleet.toml").write_text(FLEET.format(port=0))
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "torch.py").write_text(TORCH)
+    path = f"{tmp_path / 'blocked'}:{ROOT}"
+    with subprocess.Popen(
+        command("edgetailor", "serve", "fleet.toml"),
+        cwd=tmp_path, env=environment(PYTHONPATH=path), stderr=subprocess.PIPE, text=True,
+    ) as started:  # fmt: skip
+        try:
+            assert started.stderr is not None
+            said = started.stderr.readline()
+            port = int(said.removeprefix("Starting at port ").split()[0])
+            assert started.stderr.readline() == "Loading PyTorch.\n"
+            assert_soon((tmp_path / "imported").exists)
+            assert answers(f"http://127.0.0.1:{port}")
+            with pytest.raises(InputError, match="is in use"):
+                FolderLock(tmp_path / "state")
+        finally:
+            started.kill()
 
 
 @pytest.mark.parametrize("stage", some_long(["loading", "planning"], "planning"))

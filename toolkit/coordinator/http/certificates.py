@@ -14,6 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
+from toolkit.coordinator.federation_config import CoordinatorConfig
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,13 @@ def _reason(error: ssl.SSLError) -> str:
 def _own_fingerprint(path: Path) -> str | None:
     found = x509.load_pem_x509_certificate(path.read_bytes())
     return found.fingerprint(hashes.SHA256()).hex() if found.issuer == found.subject else None
+
+
+def certificate_of(config: CoordinatorConfig) -> Certificate | None:
+    """The certificate that `config` names, if any. Raises InputError if it cannot be used."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return Certificate(config.tls_cert, config.tls_key)
 
 
 def new_certificate(folder: Path, names: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ from toolkit.coordinator.storage.database import Database
 from toolkit.coordinator.storage.device_registry import Registry
 from toolkit.coordinator.storage.federation_marker import Marker, read_marker
 from toolkit.coordinator.storage.folder_check import DATABASE, check_folder
-from toolkit.coordinator.storage.folder_lock import FolderLock
+from toolkit.coordinator.storage.folder_lock import FolderLock, locked
 from toolkit.coordinator.storage.incoming_files import IncomingFile, IncomingFiles
 from toolkit.coordinator.storage.open_round import OpenRound
 from toolkit.coordinator.storage.recoverable import FILES, MODEL, has_hash
@@ -50,26 +50,22 @@ class Store:
     """The state folder of one federation. `keep` says which models stay.
 
     With `read_all` every kept model is compared with its hash, otherwise the newest and the best.
+    `lock` is the folder's, if the caller has taken it already.
 
     Raises InputError, and changes nothing, if another process has it open or if it held a
     federation that cannot be continued.
     """
 
     def __init__(
-        self, folder: Path, keep: Keep = "all", needs_model: bool = True, read_all: bool = False
+        self,
+        folder: Path,
+        keep: Keep = "all",
+        needs_model: bool = True,
+        read_all: bool = False,
+        lock: FolderLock | None = None,
     ) -> None:
-        try:
-            # Updates and tokens are nobody else's to read.
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"The `state` folder {folder} cannot be created ({error.strerror}). Set another "
-                "`state`.",
-                code="state.not-a-folder",
-                path=str(folder),
-            ) from None
         self.folder, self.keep = folder, keep
-        self._lock = FolderLock(folder)
+        self._lock = lock or locked(folder)
         try:
             check_folder(folder, needs_model)
             self._database = Database(folder / DATABASE)

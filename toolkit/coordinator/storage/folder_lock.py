@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from profiles.errors import InputError
@@ -14,17 +16,53 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._handle)
+            os.close(handle)
             raise InputError(
                 f"{folder} is in use: stop the coordinator that runs on it first.",
                 code="state.in-use",
                 path=str(folder),
             ) from None
+        self._handle: int | None = handle
 
     def release(self) -> None:
         """Let other processes use the folder."""
-        os.close(self._handle)
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle = None
+
+
+def locked(folder: Path) -> FolderLock:
+    """The lock on the state folder `folder`, which is created if it is missing.
+
+    Raises InputError if it cannot be created, or another process holds the lock.
+    """
+    try:
+        # Updates and tokens are nobody else's to read.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            "The `state` folder {path} cannot be created ({reason}). Set another `state`.",
+            code="state.not-a-folder",
+            path=str(folder),
+            reason=error.strerror,
+        ) from None
+    return FolderLock(folder)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[FolderLock]:
+    """The same. If the block fails, the folder is released, and removed if it is new and empty."""
+    is_new = not folder.exists()
+    lock = locked(folder)
+    try:
+        yield lock
+    except BaseException:
+        lock.release()
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise

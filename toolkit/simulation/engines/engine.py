@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from device_agent.log_format import quieten_others
 from profiles.errors import LimitError
 from toolkit.coordinator.federation_setup import federation
 from toolkit.simulation.chunks import Chunk, ChunkTrainer, TrainedChunk
@@ -63,6 +64,7 @@ class Worker:
         torch.set_num_threads(setup.threads)
         # The process that prepared the simulation has said what there is to say about the file.
         logging.disable()
+        quieten_others()
         self._setup = setup
         self._trainer: ChunkTrainer | None = None
 

@@ -1,0 +1,102 @@
+"""The start of `edgetailor serve`: port and state folder first, then what takes long to load.
+
+This module imports neither torch nor FastAPI, so that a port in use is refused at once.
+"""
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from device_agent.formats.atomic_files import shown
+from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.http.certificates import certificate_of
+from toolkit.coordinator.http.connection_limits import raise_descriptor_limit
+from toolkit.coordinator.http.server_socket import answer_preparing, bind
+from toolkit.coordinator.startup_message import startup_message
+from toolkit.coordinator.storage.folder_lock import claimed
+from toolkit.web.built_page import read_page
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config_path: Path, read_all: bool = False) -> None:
+    """Serve the federation of the file `config_path` until interrupted.
+
+    Args:
+        config_path: The federation's TOML file.
+        read_all: Compare every kept model with its hash.
+
+    Raises:
+        InputError: For a mistake in the file, a port in use, or a state folder of another
+            federation.
+        EdgeTailorError: If the rounds cannot continue, for example because the model diverged.
+        KeyboardInterrupt: When interrupted.
+    """
+    config = load_config(config_path)
+    # uvicorn raises the signal again once it has stopped. An exit here ends the process orderly.
+    signal.signal(signal.SIGTERM, _exit)
+    raise_descriptor_limit()
+    page = read_page() if config.phones else None
+    certificate = certificate_of(config)
+    with bind(config.host, config.port, config_path) as listening:
+        with claimed(config.state) as lock, answer_preparing(listening, certificate):
+            port, folder = listening.getsockname()[1], shown(config.state)
+            logger.info("Starting at port %d with the state folder %s.", port, folder)
+            logger.info("Loading PyTorch.")
+            with _uninterrupted():
+                from toolkit.coordinator.devices.submodel_assignment import make_planner
+                from toolkit.coordinator.federation_setup import federation
+                from toolkit.coordinator.server import Server
+                from toolkit.coordinator.site import SITE, SiteModel
+
+            model = federation(config, _log_stage)
+            site = SiteModel(model, config.state / SITE) if config.site else None
+            server = Server(
+                *(config, site or model, config_path),
+                page=page,
+                listening=listening,
+                read_all=read_all,
+                lock=lock,
+                certificate=certificate,
+                ready=site.ready if site else lambda: True,
+            )
+        planned = [kind.name for kind in config.devices if kind.planned]
+        if planned:
+            server.make_planner = lambda *args: make_planner(config, *args)
+        pin = certificate.fingerprint if certificate else None
+        for line in startup_message(config, server.url, config_path, page is not None, pin):
+            logger.info(line)
+        server.run()
+
+
+def _log_stage(stage: str) -> None:
+    logger.info("%s.", stage[:1].upper() + stage[1:])
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Handle signals at the end of the block: torch aborts if they raise an error in its import."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    came: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+        logger.info("Stopping as soon as PyTorch is loaded.")
+
+    for one in before:
+        signal.signal(one, note)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+def _exit(signum: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
