@@ -223,7 +223,7 @@ class RoundWorker:
 
     def _check_initial(self) -> None:
         """Evaluate the initial model. Raises EdgeTailorError if its loss is not finite."""
-        logger.info("Evaluating the initial model on the held-out samples.")
+        logger.info("Round 0: evaluating the initial model.")
         self._quality = self._model.evaluate(*self._held_out)
         loss = self._quality[1]
         if not is_finite(loss):
