@@ -12,14 +12,23 @@ from device_agent.cli.options import json_option, state_option
 @state_option
 @json_option
 def status(state: Path | None, as_json: bool) -> None:
-    """Show the federation as the coordinator sees it."""
+    """Show the federation as the coordinator sees it, and what this device did last."""
     import msgspec
 
     from device_agent.federation.default_state import default_state
-    from device_agent.federation.fleet_status import fleet_status, lines
+    from device_agent.federation.fleet_status import fleet_status, lines, own_lines
+    from profiles.errors import ClientError
 
-    found = fleet_status(state or default_state())
+    folder = state or default_state()
+    own = [] if as_json else own_lines(folder)
+    try:
+        found = fleet_status(folder)
+    except ClientError:
+        # The more important is what this device knows itself.
+        if own:
+            click.echo("\n".join(own))
+        raise
     if as_json:
         print_json(msgspec.json.format(msgspec.json.encode(found), indent=1))
     else:
-        click.echo("\n".join(lines(found)))
+        click.echo("\n".join([*lines(found), *own]))

@@ -7,6 +7,7 @@ files/                 files of the current bundle by SHA-256, each downloaded o
                        unfinished downloads
 bundle/  update/       the current bundle and the update trained from it
 attempts.json          number of failed trainings in a row (see training_attempts.py)
+rounds.log             what the device has done in its rounds (see round_log.py)
 personal.safetensors   personal tensors, which never leave the device
 runtimes.json          how long runtimes took in trials (see remembered_trials.py)
 """
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 Fetch = Callable[[FileOffer, Path], None]
 UNFINISHED = re.compile(
     r"\.writable|\.(\.writable|device\.json|(device|replacing)\.key|attempts\.json"
-    r"|runtimes\.json|personal\.safetensors)\.\w+"
+    r"|runtimes\.json|rounds\.log|personal\.safetensors)\.\w+"
 )
 """Names that `write_file` gives to the files of this folder before they are complete."""
 
@@ -157,6 +158,7 @@ class DeviceState(StateFolder):
             shutil.rmtree(path, ignore_errors=True)
         self.attempts.unlink(missing_ok=True)
         self.trials.unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
         self._newest.unlink(missing_ok=True)
         if not keep_personal:
             self._personal.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation.round_log import last_lines
 from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.protocol import ABSENT, LEFT, DeviceStatus, Status
 from profiles.text_formatting import counted, have_joined, wrapped
@@ -12,6 +13,7 @@ PATIENCE_S = 5.0
 """How long a request to a coordinator that does not answer is repeated."""
 MIN_COLUMNS = ("", " " * 16, " " * 12)
 """Smallest width of each column, as text of that width."""
+OWN_LINES = 5
 LABEL_LENGTH = 27
 """Most characters of a device's id and name that are shown."""
 
@@ -30,6 +32,13 @@ def fleet_status(state: Path) -> Status:
     return CoordinatorClient(
         identity.url, identity.secret, patience_s=PATIENCE_S, certificate=identity.certificate
     ).status()
+
+
+def own_lines(state: Path) -> list[str]:
+    """What this device has done last, by its log in the folder `state`; empty without one."""
+    log = StateFolder(state).log
+    found = last_lines(log, OWN_LINES)
+    return [f"this device ({log}):", *(f"  {line}" for line in found)] if found else []
 
 
 def lines(status: Status) -> list[str]:

@@ -14,6 +14,7 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.last_words import BY_OWNER, last_words, without_folders
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
+from device_agent.federation.round_log import kept_log
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.start_checks import check_start
 from device_agent.federation.training_attempts import (
@@ -95,7 +96,7 @@ def run(
     )
     alive()
     # Locked first: while another agent uses the folder, this one says nothing in its name.
-    with folder.locked():
+    with folder.locked(), kept_log(folder.log):
         rounds = _Rounds(folder, client, options, _Hooks(train, rest, alive, clock, patience_s))
         try:
             sent = rounds.all_rounds()
@@ -262,6 +263,7 @@ class _Rounds:
         self._tell(Progress(state="training", loss=loss))
 
     def _send(self, round_: int) -> None:
+        log.info("Sending the update of round %d", round_, extra=fields(round=round_))
         self._tell(Progress(state="uploading"))
         self._client.send_tensors(round_, self._folder.update / TENSORS)
         self._client.send_update(round_, (self._folder.update / RECORD).read_bytes())

@@ -41,6 +41,7 @@ class StateFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.key = folder / "device.key"
+        self.log = folder / "rounds.log"
         self._identity = folder / "device.json"
 
     def identity(self) -> Identity | None:
