@@ -23,6 +23,7 @@ from toolkit.coordinator.federation_config import DeviceKind
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.device_registry import Device
 from toolkit.web.built_page import Page as WebPage
+from toolkit.web.built_page import read_page
 from vector_fleet import full_token
 
 PATIENCE_MS = 180_000
@@ -56,11 +57,26 @@ self.postMessage = (message) => {
 """Keeps the worker of a device with such a name in each batch, as a larger model would."""
 
 
-def with_slow_steps(page: WebPage, milliseconds: int) -> WebPage:
-    """The built page, whose batches take so much longer on devices with a name like "slow"."""
+def with_slow_steps(milliseconds: int) -> WebPage:
+    """The page, whose batches take so much longer on devices with a name like "slow"."""
+    return with_script_before_worker(SLOW % milliseconds)
+
+
+def with_timers(factor: float, longer_than_ms: int = 0) -> WebPage:
+    """The page, in whose worker long waits take `factor` times as long."""
+    return with_script_before_worker(
+        "const later = self.setTimeout; self.setTimeout = (f, ms) => "
+        f"later(f, ms > {longer_than_ms} ? {factor} * ms : ms);"
+    )
+
+
+def with_script_before_worker(script: str) -> WebPage:
+    """The built page, whose worker begins with `script`."""
+    page = read_page()
+    assert page is not None
     [name] = (one for one in page if one.startswith("worker."))
     worker = page[name]
-    body = (SLOW % milliseconds).encode() + worker.bodies["identity"]
+    body = script.encode() + worker.bodies["identity"]
     return {**page, name: replace(worker, bodies={"identity": body})}
 
 
@@ -117,12 +133,15 @@ class Phone:
     page: object
 
     @classmethod
-    def opened(cls, browser, server: Server, kind: str, language: str = "en") -> "Phone":
+    def opened(
+        cls, browser, server: Server, kind: str, language: str = "en", url: str | None = None
+    ) -> "Phone":
+        """A page at `server`, or at the `url` of a proxy before it."""
         context = browser.new_context(ignore_https_errors=True, locale=language)
         page = context.new_page()
         phone = cls(page)
         page.add_init_script(KEEP_VIEWS)
-        page.goto(f"{server.url}/join/#{token(server, kind)}")
+        page.goto(f"{url or server.url}/join/#{token(server, kind)}")
         return phone
 
     def killed(self) -> None:
@@ -157,15 +176,16 @@ class Phone:
         page.get_by_role("button", name="Start training").click()
 
     def wait_for_problem(self, code: str) -> None:
-        until = time.monotonic() + PATIENCE_MS / 1000
-        while ((view := self.view() or {}).get("problem") or {}).get("code") != code:
-            assert time.monotonic() < until, view
-            self.page.wait_for_timeout(50)
+        self.wait_until(f"() => window.view?.problem?.code === {json.dumps(code)}")
 
     def wait_for(self, stage: str) -> None:
+        self.wait_until(f"() => window.view?.stage === {json.dumps(stage)}")
+
+    def wait_until(self, condition: str) -> None:
+        """Wait until a JavaScript function returns true."""
         until = time.monotonic() + PATIENCE_MS / 1000
-        while (view := self.view() or {}).get("stage") != stage:
-            assert time.monotonic() < until, view
+        while not self.page.evaluate(condition):
+            assert time.monotonic() < until, (condition, self.view())
             self.page.wait_for_timeout(50)
 
 

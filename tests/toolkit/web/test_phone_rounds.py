@@ -24,7 +24,6 @@ from phones import (
     with_slow_steps,
 )
 from toolkit.coordinator.server import Server, federation
-from toolkit.web.built_page import read_page
 
 pytestmark = pytest.mark.web
 
@@ -114,9 +113,7 @@ def test_interruptions_in_long_steps(
     folder.mkdir()
     images(folder, seed, 99, 20).rename(folder / "held_out.npz")
     data = images(tmp_path, seed, 0, 32)
-    built = read_page()
-    assert built is not None
-    with serve(toml, folder, page=with_slow_steps(built, LONG_STEP_MS)) as server:
+    with serve(toml, folder, page=with_slow_steps(LONG_STEP_MS)) as server:
         sent = keep_updates(server)
         whole = Phone.opened(browser, server, "phone")
         whole.train(data, "whole")

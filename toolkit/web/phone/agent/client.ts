@@ -5,6 +5,7 @@
 
 import { Failure } from "./failure.js";
 import type { Problem } from "./messages.js";
+import { Away, Interrupted, readBody, upload, Watch } from "./requests.js";
 import type { SampleForm } from "./sample_form.js";
 import type { Bytes } from "./storage.js";
 
@@ -12,6 +13,10 @@ const API = "/v1";
 const LONGEST_ANSWER = 16 << 20;
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 60_000;
+/** How long nothing may move in a request. */
+const STILL_MS = 30_000;
+/** The same for a request that training waits for. */
+const SHORT_MS = 5000;
 const LONGEST_MESSAGE = 1000;
 /** Statuses of a coordinator, or of a proxy before it, that is away for a while. */
 const RETRIED = new Set([429, 500, 502, 503, 504]);
@@ -72,9 +77,6 @@ export class Refusal extends Failure {
   }
 }
 
-/** The coordinator cannot be reached now. */
-class Away extends Failure {}
-
 /** Takes the bytes of a download; `received` of them are there already. */
 export interface Sink {
   received: number;
@@ -84,17 +86,27 @@ export interface Sink {
 export class CoordinatorClient {
   bytesDown = 0;
   bytesUp = 0;
+  /** Called before each attempt, which waits for it. */
+  permitted: () => Promise<void> = () => Promise.resolve();
+  private readonly running = new Set<Watch>();
+  private wake: () => void = () => undefined;
 
   /**
    * @param origin Address of the coordinator, such as https://example.org.
    * @param secret A join token or a device's secret.
-   * @param onAway Called before each wait for a coordinator that is away.
+   * @param onAway Called before each wait for a coordinator that is away, and with null after the last.
    */
   constructor(
     readonly origin: string,
     private readonly secret: string,
-    private readonly onAway: (problem: Problem) => void,
+    private readonly onAway: (problem: Problem | null) => void,
   ) {}
+
+  /** Ends running requests and waits. What is repeated begins its next attempt at once. */
+  interrupt(): void {
+    for (const watch of this.running) watch.abort(new Interrupted());
+    this.wake();
+  }
 
   async join(request: () => Promise<object>): Promise<JoinReply> {
     // Each attempt signs again, because the signature holds the time.
@@ -107,12 +119,12 @@ export class CoordinatorClient {
 
   /** Asks once for work; null if there is no answer, because training must not wait. */
   async peek(): Promise<Work | null> {
-    return this.json<Work>("GET", "/work").catch(() => null);
+    return this.json<Work>("GET", "/work", undefined, SHORT_MS).catch(() => null);
   }
 
   /** Reports progress once. The next request that matters reports the same problem. */
   async progress(state: string, loss: number | null = null, note: string | null = null): Promise<void> {
-    await this.json("POST", "/progress", { state, loss, note }).catch(() => null);
+    await this.json("POST", "/progress", { state, loss, note }, SHORT_MS).catch(() => null);
   }
 
   async reportFailure(submodel: string, failures: number, reason: string): Promise<string | null> {
@@ -123,8 +135,12 @@ export class CoordinatorClient {
     return reply.submodel;
   }
 
-  async leave(): Promise<void> {
-    await this.json("POST", "/leave");
+  /** Asks once to leave. Whether the coordinator knows now that this device has left. */
+  async leave(): Promise<boolean> {
+    return this.json("POST", "/leave", undefined, SHORT_MS).then(
+      () => true,
+      (error: unknown) => error instanceof Refusal,
+    );
   }
 
   /** Fetches the rest of a file. An answer longer than announced is cut off and refused. */
@@ -132,11 +148,13 @@ export class CoordinatorClient {
     await this.patiently(async () => {
       if (sink.received === offer.size) return;
       const range = { Range: `bytes=${sink.received}-`, "If-Range": `"${offer.sha256}"` };
-      const response = await this.ask("GET", `/files/${offer.sha256}`, sink.received ? range : {});
-      if (response.status === 200) sink.received = 0;
-      await this.pieces(response, offer.size - sink.received, (piece) => {
-        sink.write(piece, sink.received);
-        sink.received += piece.length;
+      await this.watched(STILL_MS, async (watch) => {
+        const response = await this.ask(watch, "GET", `/files/${offer.sha256}`, sink.received ? range : {});
+        if (response.status === 200) sink.received = 0;
+        await this.pieces(response, offer.size - sink.received, watch, (piece) => {
+          sink.write(piece, sink.received);
+          sink.received += piece.length;
+        });
       });
       if (sink.received < offer.size) throw new Away("client.away/broke-off", {});
     });
@@ -150,10 +168,14 @@ export class CoordinatorClient {
       if (complete) return;
       const body = new Blob([tensors.subarray(received)]);
       const headers = {
+        ...this.authorisation,
         "Content-Type": "application/octet-stream",
         "Upload-Offset": `${received}`,
       };
-      await this.ask("PUT", path, headers, body);
+      await this.watched(STILL_MS, async (watch) => {
+        const response = await upload(`${this.origin}${API}${path}`, headers, body, watch);
+        if (!response.ok) throw await this.refusal(response, watch);
+      });
       this.bytesUp += body.size;
     });
   }
@@ -161,106 +183,126 @@ export class CoordinatorClient {
   async sendUpdate(round: number, record: string): Promise<void> {
     await this.patiently(async () => {
       const headers = { "Content-Type": "application/json" };
-      await this.ask("POST", `/rounds/${round}/update`, headers, record);
+      await this.watched(STILL_MS, (watch) =>
+        this.ask(watch, "POST", `/rounds/${round}/update`, headers, record),
+      );
       this.bytesUp += record.length;
     });
   }
 
   /** Repeats `attempt` until the coordinator answers. */
   private async patiently<T>(attempt: () => Promise<T>): Promise<T> {
+    let away = false;
     for (let wait = FIRST_WAIT_MS; ; wait = Math.min(2 * wait, LONGEST_WAIT_MS)) {
+      await this.permitted();
       try {
-        return await attempt();
+        const answer = await attempt();
+        if (away) this.onAway(null);
+        return answer;
       } catch (error) {
+        if (error instanceof Interrupted) continue;
         if (!(error instanceof Away)) throw error;
-        this.onAway({ ...error.problem, retryIn: wait / 1000 });
-        await new Promise((done) => setTimeout(done, wait));
+        away = true;
+        this.onAway({ ...error.problem, retryAt: Date.now() + wait });
+        if (await this.interrupted(wait)) wait = FIRST_WAIT_MS / 2;
       }
     }
   }
 
-  private async json<T>(method: string, path: string, body?: object): Promise<T> {
+  /** Waits. Whether the wait was ended early. */
+  private async interrupted(milliseconds: number): Promise<boolean> {
+    return new Promise((done) => {
+      const timer = setTimeout(() => done(false), milliseconds);
+      this.wake = () => {
+        clearTimeout(timer);
+        done(true);
+      };
+    });
+  }
+
+  private async watched<T>(milliseconds: number, use: (watch: Watch) => Promise<T>): Promise<T> {
+    const watch = new Watch(milliseconds);
+    this.running.add(watch);
+    return watch.over(use(watch)).finally(() => this.running.delete(watch));
+  }
+
+  private async json<T>(method: string, path: string, body?: object, milliseconds = STILL_MS): Promise<T> {
     const headers: Record<string, string> = body ? { "Content-Type": "application/json" } : {};
-    const response = await this.ask(method, path, headers, body && JSON.stringify(body));
-    if (response.status === 204) return undefined as T;
-    const text = await this.text(response);
-    try {
-      return JSON.parse(text) as T;
-    } catch {
-      throw new Away("client.away/broke-off", {});
-    }
+    return this.watched(milliseconds, async (watch) => {
+      const response = await this.ask(watch, method, path, headers, body && JSON.stringify(body));
+      if (response.status === 204) return undefined as T;
+      const text = await this.text(response, watch);
+      try {
+        return JSON.parse(text) as T;
+      } catch {
+        throw new Away("client.away/broke-off", {});
+      }
+    });
+  }
+
+  private get authorisation(): Record<string, string> {
+    return { Authorization: `Bearer ${this.secret}` };
   }
 
   private async ask(
+    watch: Watch,
     method: string,
     path: string,
     headers: Record<string, string>,
-    body?: string | Blob,
+    body?: string,
   ): Promise<Response> {
     let response: Response;
     try {
       response = await fetch(`${this.origin}${API}${path}`, {
         method,
-        headers: { Authorization: `Bearer ${this.secret}`, ...headers },
+        headers: { ...this.authorisation, ...headers },
         body: body ?? null,
         cache: "no-store",
         credentials: "omit",
         redirect: "error",
+        signal: watch.signal,
       });
     } catch {
       throw new Away("client.away/unreachable", {});
     }
-    if (!response.ok) throw await this.refusal(response);
+    if (!response.ok) throw await this.refusal(response, watch);
     return response;
   }
 
-  private async refusal(response: Response): Promise<Failure> {
+  private async refusal(response: Response, watch: Watch): Promise<Failure> {
     let problem: { code?: unknown; message?: unknown } = {};
     try {
-      problem = JSON.parse(await this.text(response)) as typeof problem;
+      problem = JSON.parse(await this.text(response, watch)) as typeof problem;
     } catch {
-      // Not a coordinator's answer: the status decides.
+      // Another program's answer: a proxy before the coordinator, or in its place for a while.
     }
     const { code, message } = problem;
     if (typeof code !== "string" || typeof message !== "string") {
       const { status } = response;
       if (RETRIED.has(status)) return new Away("client.away/status", { status });
-      return new Failure("client.not-a-coordinator/status", { origin: this.origin, status });
+      return new Away("client.not-a-coordinator/status", { origin: this.origin, status });
     }
-    if (RETRIED.has(response.status) || SEND_AGAIN.has(code)) return new Away("client.away/says", { message: message.slice(0, LONGEST_MESSAGE) });
+    if (RETRIED.has(response.status) || SEND_AGAIN.has(code)) {
+      return new Away("client.away/says", { message: message.slice(0, LONGEST_MESSAGE) });
+    }
     return new Refusal(code, message.slice(0, LONGEST_MESSAGE), response.status);
   }
 
-  private async text(response: Response): Promise<string> {
+  private async text(response: Response, watch: Watch): Promise<string> {
     const pieces: Bytes[] = [];
-    await this.pieces(response, LONGEST_ANSWER, (piece) => pieces.push(piece));
+    await this.pieces(response, LONGEST_ANSWER, watch, (piece) => pieces.push(piece));
     return new TextDecoder().decode(await new Blob(pieces).arrayBuffer());
   }
 
-  /** Reads a body of at most `most` bytes. */
   private async pieces(
     response: Response,
     most: number,
+    watch: Watch,
     take: (piece: Bytes) => void,
   ): Promise<void> {
-    const reader = response.body?.getReader();
-    if (reader === undefined) return;
-    let left = most;
-    for (;;) {
-      let read: ReadableStreamReadResult<Bytes>;
-      try {
-        read = await reader.read();
-      } catch {
-        throw new Away("client.away/broke-off", {});
-      }
-      if (read.done) return;
-      left -= read.value.length;
-      if (left < 0) {
-        await reader.cancel();
-        throw new Failure("client.too-long", { origin: this.origin });
-      }
-      this.bytesDown += read.value.length;
-      take(read.value);
-    }
+    await readBody(response, most, this.origin, watch, (piece) => {
+      this.bytesDown += piece.length;
+      take(piece);
+    });
   }
 }

@@ -17,7 +17,7 @@ export class Failure<F extends FaultName = FaultName> extends Error {
   }
 
   get problem(): Problem {
-    return { code: this.code, fault: this.fault, retryIn: null };
+    return { code: this.code, fault: this.fault, retryAt: null };
   }
 }
 

@@ -31,6 +31,7 @@ export interface Faults {
   "bundle.wrong-graph": { port: string; signature: string };
   "client.away/unreachable": None;
   "client.away/broke-off": None;
+  "client.away/silent": None;
   "client.away/status": { status: number };
   /** The coordinator's own words. */
   "client.away/says": { message: string };
@@ -68,6 +69,8 @@ export interface Faults {
   /** Nobody has foreseen it: the message is the browser's. */
   "page.fault": { message: string };
   "page.fault/pictures": None;
+  /** Of a device that has erased everything. */
+  "leave.untold": { device: string; id: string };
   /** The coordinator understood and refused. The code and the message are its own. */
   refused: { message: string };
   "storage.disk-full": None;

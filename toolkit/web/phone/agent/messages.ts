@@ -21,10 +21,10 @@ export type Command =
   | { do: "train" }
   /** Pauses between two batches; null continues. */
   | { do: "pause"; reason: PauseReason | null }
-  /** Gives up this device's place, then removes everything that this page has stored. */
-  | { do: "leave" }
-  /** Removes everything that this page has stored, even if the coordinator does not answer. */
-  | { do: "erase" };
+  /** Asks a coordinator that was away again, now. */
+  | { do: "retry" }
+  /** Removes everything that this page has stored, and tells the coordinator if it answers. */
+  | { do: "leave" };
 
 export type Stage =
   | "starting" // the worker reads what is stored
@@ -37,14 +37,15 @@ export type Stage =
   | "training"
   | "uploading"
   | "paused"
+  | "leaving"
   | "finished"; // the last round is over
 
 /** A refusal or failure: a code for programs, and what the page says about it. */
 export interface Problem {
   code: string;
   fault: Fault;
-  /** Seconds until the page asks a coordinator again that is away; otherwise null. */
-  retryIn: number | null;
+  /** When the page asks a coordinator again that is away, in ms of Date.now(); otherwise null. */
+  retryAt: number | null;
 }
 
 /** The most likely class of a sample. */

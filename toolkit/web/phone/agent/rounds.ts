@@ -22,6 +22,8 @@ const LONGEST_POLL_MS = 2000;
 const ROUND_CHECK_MS = 60_000;
 const MOST_FAILURES = 3;
 
+type WorkingStage = "waiting" | "downloading" | "training" | "uploading";
+
 class RoundClosed extends Error {}
 /** The owner has left or erased everything. */
 export class Stopped extends Error {}
@@ -31,6 +33,8 @@ export class Rounds {
   private stopped = false;
   private wake: () => void = () => undefined;
   private checkedAt = performance.now();
+  /** What the device does, or does again after a pause. */
+  private stage: WorkingStage = "waiting";
   private failures = 0;
   private skipped = 0;
   private trainedSeconds = 0;
@@ -41,15 +45,21 @@ export class Rounds {
     private readonly values: Values,
     private readonly results: Results,
     private readonly show: (change: Partial<View>) => void,
-  ) {}
+  ) {
+    client.permitted = () => this.whilePaused();
+  }
 
+  /** A request that runs is ended: it may stand still, and its next attempt continues it. */
   setPause(reason: PauseReason | null): void {
+    if (reason === this.pause) return;
     this.pause = reason;
+    this.client.interrupt();
     this.wake();
   }
 
   stop(): void {
     this.stopped = true;
+    this.client.interrupt();
     this.wake();
   }
 
@@ -57,7 +67,6 @@ export class Rounds {
   async run(): Promise<void> {
     let poll = SHORTEST_POLL_MS;
     for (;;) {
-      await this.whilePaused("waiting");
       const work = await this.client.work();
       this.show({ round: work.round, joined: work.joined, expected: work.expected, problem: null });
       if (work.state === "finished") return this.show({ stage: "finished", training: null });
@@ -65,6 +74,7 @@ export class Rounds {
         await this.takePart(work);
         poll = SHORTEST_POLL_MS;
       } else {
+        this.stage = "waiting";
         this.show({ stage: "waiting", training: null });
         await this.rest(poll);
         poll = Math.min(2 * poll, LONGEST_POLL_MS);
@@ -75,12 +85,10 @@ export class Rounds {
   private async takePart(work: Work): Promise<void> {
     await checkWork(work, this.identity.key, this.values);
     try {
-      this.show({ stage: "downloading" });
-      await this.client.progress("downloading");
+      await this.enter("downloading");
       const bundle = await fetchBundle(this.client, work.files);
       this.show({ bytesDown: this.client.bytesDown });
       const update = (await this.results.trained(bundle.sha256)) ?? (await this.train(work, bundle));
-      await this.whilePaused("uploading");
       await this.send(work.round, update);
     } catch (error) {
       if (error instanceof RoundClosed || (error instanceof Refusal && error.roundOver)) return;
@@ -89,8 +97,7 @@ export class Rounds {
   }
 
   private async train(work: Work, bundle: Bundle): Promise<Update> {
-    this.show({ stage: "training" });
-    await this.client.progress("training");
+    await this.enter("training");
     const record = await this.values.get<DataRecord>("data");
     if (record === null) throw new Failure("data.missing", {});
     await this.checkForm(record, formOf(bundle.manifest));
@@ -158,8 +165,8 @@ export class Rounds {
   }
 
   private async send(round: number, update: Update): Promise<void> {
-    this.show({ stage: "uploading", training: null });
-    await this.client.progress("uploading");
+    this.show({ training: null });
+    await this.enter("uploading");
     await this.client.sendTensors(round, update.tensors, update.sha256);
     await this.client.sendUpdate(round, update.record);
     const losses = (await this.values.get<View["losses"]>("losses")) ?? [];
@@ -169,7 +176,7 @@ export class Rounds {
   }
 
   private async betweenBatches(round: number): Promise<void> {
-    await this.whilePaused("training");
+    await this.whilePaused();
     if (performance.now() - this.checkedAt < ROUND_CHECK_MS) return;
     this.checkedAt = performance.now();
     const work = await this.client.peek();
@@ -178,22 +185,29 @@ export class Rounds {
     if (work.round > round || work.state !== "train") throw new RoundClosed();
   }
 
-  private async whilePaused(then: "waiting" | "training" | "uploading"): Promise<void> {
+  private async enter(stage: WorkingStage): Promise<void> {
+    this.stage = stage;
+    this.show({ stage });
+    await this.client.progress(stage);
+  }
+
+  private async whilePaused(): Promise<void> {
     if (this.stopped) throw new Stopped();
     if (this.pause === null) return;
     while (this.pause !== null) {
       const reason: PauseReason = this.pause;
-      this.show({ stage: "paused", paused: reason });
+      this.show({ stage: "paused", paused: reason, problem: null });
       await this.client.progress("paused", null, OPERATOR.pauses[reason]);
       // The owner may have continued during the request.
       if (this.pause === reason) await this.rest(ROUND_CHECK_MS);
     }
-    this.show({ stage: then, paused: null });
-    await this.client.progress(then);
+    this.show({ paused: null });
+    await this.enter(this.stage);
   }
 
   /** Waits, until the owner pauses, continues or leaves. */
   private async rest(milliseconds: number): Promise<void> {
+    if (this.stopped) throw new Stopped();
     await new Promise<void>((done) => {
       const timer = setTimeout(done, milliseconds);
       this.wake = () => {

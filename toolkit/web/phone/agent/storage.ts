@@ -162,24 +162,23 @@ export class Sealed {
 
 const STORE = "values";
 
+const DATABASE = "edgetailor";
+
 /** Small values and the key, which no file can hold: it never leaves the browser. */
 export class Values {
-  private constructor(private readonly database: IDBDatabase) {}
-
-  static async open(): Promise<Values> {
-    const request = indexedDB.open("edgetailor", 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE);
-    return new Values(await answer(request));
-  }
+  private opened: IDBDatabase | null = null;
 
   async get<T>(name: string): Promise<T | null> {
-    const store = this.database.transaction(STORE).objectStore(STORE);
+    const database = await this.open(false);
+    if (database === null) return null;
+    const store = database.transaction(STORE).objectStore(STORE);
     return ((await answer(store.get(name))) as T | undefined) ?? null;
   }
 
   /** Stores all values together, or none. Null removes one. */
   async put(values: Record<string, unknown>): Promise<void> {
-    const transaction = this.database.transaction(STORE, "readwrite", { durability: "strict" });
+    const database = (await this.open(true))!;
+    const transaction = database.transaction(STORE, "readwrite", { durability: "strict" });
     const store = transaction.objectStore(STORE);
     for (const [name, value] of Object.entries(values)) {
       if (value === null) store.delete(name);
@@ -190,6 +189,31 @@ export class Values {
       transaction.onabort = () => failed(transaction.error ?? new Error("storage"));
     });
   }
+
+  async erase(): Promise<void> {
+    this.opened?.close();
+    this.opened = null;
+    await answer(indexedDB.deleteDatabase(DATABASE));
+  }
+
+  /** The database. If there is none, it is made if `make`: a page that has only been looked at stores nothing. */
+  private async open(make: boolean): Promise<IDBDatabase | null> {
+    if (this.opened !== null) return this.opened;
+    const request = indexedDB.open(DATABASE, 1);
+    let none = false;
+    request.onupgradeneeded = () => {
+      if (make) request.result.createObjectStore(STORE);
+      else request.transaction!.abort();
+      none = !make;
+    };
+    return answer(request).then(
+      (database) => (this.opened = database),
+      (error: unknown) => {
+        if (none) return null;
+        throw error;
+      },
+    );
+  }
 }
 
 function answer<T>(request: IDBRequest<T>): Promise<T> {
@@ -199,9 +223,9 @@ function answer<T>(request: IDBRequest<T>): Promise<T> {
   });
 }
 
-/** Removes everything that this page has stored. */
+/** Removes everything that this page has stored. The page itself removes its own copy. */
 export async function eraseAll(values: Values): Promise<void> {
   const root = await folderOf();
   for (const name of await names(root)) await remove(root, name);
-  await values.put({ device: null, key: null, data: null, newest: null, losses: null });
+  await values.erase();
 }

@@ -1,7 +1,7 @@
 /** The worker of the page: takes Commands, one after another, and posts Views. */
 
 import { CoordinatorClient } from "./client.js";
-import { problemOf } from "./failure.js";
+import { Failure, problemOf } from "./failure.js";
 import { importData, type DataRecord } from "./local_data.js";
 import { join, type Identity } from "./membership.js";
 import type { Command, View } from "./messages.js";
@@ -15,7 +15,7 @@ import { Results } from "./update.js";
 /** How long another worker may take to end before the page says that it waits. */
 const HELD_MS = 500;
 
-let view: View = {
+const EMPTY: View = {
   stage: "starting",
   device: null,
   data: null,
@@ -35,6 +35,9 @@ let view: View = {
   persisted: null,
   problem: null,
 };
+let view = EMPTY;
+/** The client in use. */
+let contact: CoordinatorClient | null = null;
 let rounds: Rounds | null = null;
 let running: Promise<void> = Promise.resolve();
 
@@ -43,10 +46,10 @@ function show(change: Partial<View>): void {
   postMessage({ view });
 }
 
-let values: Values;
+const values = new Values();
 
 function client(secret: string): CoordinatorClient {
-  return new CoordinatorClient(self.location.origin, secret, (problem) => show({ problem }));
+  return (contact = new CoordinatorClient(self.location.origin, secret, (problem) => show({ problem })));
 }
 
 async function showStored(): Promise<void> {
@@ -94,17 +97,20 @@ async function importDataOf(source: Source): Promise<void> {
   await importData(source, readForm(identity), values, (done, of) => show({ preparing: { done, of } }));
 }
 
-async function leave(tell: boolean): Promise<void> {
+/** Erases everything, whether the coordinator answers or not. */
+async function leave(): Promise<void> {
+  show({ stage: "leaving", problem: null });
   rounds?.stop();
   await running;
   const identity = await values.get<Identity>("device");
-  if (tell && identity !== null) await client(identity.secret).leave();
+  const told = identity === null ? true : client(identity.secret).leave();
   await eraseAll(values);
-  show({ bytesDown: 0, bytesUp: 0, trainedSeconds: 0, problem: null });
-  await showStored();
+  const untold = (await told) || identity === null ? null : { device: identity.name, id: identity.device };
+  view = EMPTY;
+  show({ stage: "new", problem: untold && new Failure("leave.untold", untold).problem });
 }
 
-async function obey(command: Command): Promise<void> {
+async function obey(command: Exclude<Command, { do: "pause" | "retry" }>): Promise<void> {
   switch (command.do) {
     case "join": {
       show({ stage: "joining", problem: null });
@@ -123,12 +129,8 @@ async function obey(command: Command): Promise<void> {
     case "train":
       running = train();
       return;
-    case "pause":
-      rounds?.setPause(command.reason);
-      return;
     case "leave":
-    case "erase":
-      return leave(command.do === "leave");
+      return leave();
   }
 }
 
@@ -149,13 +151,15 @@ async function alone(): Promise<void> {
 
 async function start(): Promise<void> {
   await alone();
-  values = await Values.open();
   await showStored();
 }
 
 // Commands may come before the storage is open: they wait for what came before them.
 let last = start();
 self.onmessage = ({ data }: MessageEvent<Command>) => {
+  // These two change what runs: they do not wait for it.
+  if (data.do === "pause") return rounds?.setPause(data.reason);
+  if (data.do === "retry") return contact?.interrupt();
   last = last
     .then(() => obey(data))
     .catch(async (error: unknown) => {

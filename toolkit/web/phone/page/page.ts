@@ -3,6 +3,7 @@
 import type { Command, PauseReason, View } from "../agent/messages.js";
 import { Conditions } from "./conditions.js";
 import { element, say } from "./elements.js";
+import { keepCopy, removeCopy } from "./own_copy.js";
 import { draw, isWorking, offerPause, sayProblem } from "./render.js";
 import { offerSources } from "./sources.js";
 import { missingFeatures } from "./support.js";
@@ -63,6 +64,8 @@ function start(): void {
       localStorage.clear();
       ownerPaused = false;
     }
+    if (next.device !== null && last?.device == null) keepCopy();
+    if (next.stage === "new" && last?.stage !== "new") void removeCopy();
     if (next.stage === "finished") localStorage.removeItem(TRAINING);
     if (resume && next.stage === "joined") {
       resume = false;
@@ -110,8 +113,11 @@ function start(): void {
   };
   sure.onclose = () => {
     const answer = sure.returnValue;
-    if (answer === "leave" || answer === "erase") send({ do: answer });
+    if (answer === "leave") send({ do: "leave" });
   };
+  element("retry-now").onclick = () => send({ do: "retry" });
+  addEventListener("online", () => send({ do: "retry" }));
+  setInterval(redraw, 1000); // the seconds until a coordinator is asked again
 }
 
 async function open(): Promise<void> {
@@ -122,8 +128,6 @@ async function open(): Promise<void> {
   const missing = await missingFeatures();
   if (missing.length > 0) return sayProblem(TEXTS.missing(missing));
   start();
-  // Without it the page works, but does not open offline.
-  await navigator.serviceWorker?.register("./service-worker.js").catch(() => undefined);
 }
 
 void open();

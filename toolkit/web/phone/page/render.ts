@@ -23,7 +23,7 @@ export function sayProblem(message: string, remedy = ""): void {
 }
 
 export function isWorking(stage: Stage): boolean {
-  return !["starting", "held", "new", "joining", "joined", "finished"].includes(stage);
+  return !["starting", "held", "new", "joining", "joined", "leaving", "finished"].includes(stage);
 }
 
 export function draw(view: View, surroundings: Surroundings): void {
@@ -41,6 +41,7 @@ export function draw(view: View, surroundings: Surroundings): void {
   });
   say("status", statusOf(view, surroundings.wanted));
   drawProblem(view, surroundings.canJoin);
+  drawRetry(view);
   element("join").querySelector("button")!.disabled = stage === "joining";
   if (device !== null) say("who", TEXTS.member(device.name, device.id, device.submodel));
   drawSources(view.preprocessing);
@@ -90,13 +91,16 @@ function statusOf(view: View, wanted: PauseReason | null): string {
 }
 
 function drawProblem({ stage, problem }: View, canJoin: boolean): void {
-  if (problem !== null) sayProblem(messageOf(problem), stage === "joined" ? remedyOf(problem) : "");
+  if (problem !== null) sayProblem(sentenceOf(problem.fault, TEXTS.faults), stage === "joined" ? remedyOf(problem) : "");
   else sayProblem(stage === "new" && !canJoin ? TEXTS.noToken : "");
 }
 
-function messageOf({ fault, retryIn }: Problem): string {
-  const sentence = sentenceOf(fault, TEXTS.faults);
-  return retryIn === null ? sentence : `${sentence} ${TEXTS.tryingAgain(retryIn)}`;
+/** When a coordinator that is away is asked again. Screen readers are not told of every second. */
+function drawRetry({ problem }: View): void {
+  const retryAt = problem?.retryAt ?? null;
+  element("retry").hidden = retryAt === null;
+  if (retryAt === null) return;
+  say("retry-in", TEXTS.tryingAgain(Math.max(0, Math.ceil((retryAt - Date.now()) / 1000))));
 }
 
 function remedyOf({ code }: Problem): string {

@@ -10,6 +10,7 @@ export const PAGE = {
   heading: "Train with this device",
   noScript: "This page needs JavaScript. Allow it for this page, then reload.",
   opening: "Opening",
+  retryNow: "Try now",
   joinHeading: "Join",
   about:
     "Several devices train one model together. Each one trains on its own data, and sends only " +
@@ -44,15 +45,14 @@ export const PAGE = {
   metered: "Pause on metered connections",
   leaveHeading: "Leave",
   leaveAbout:
-    "Another device can take your place. The data, the key and the personal model that this page " +
-    "has stored are removed.",
+    "Everything that this page has stored is removed: the data, the key, the personal model and the page " +
+    "itself. Then another device can take your place.",
   leave: "Leave and erase",
   sureHeading: "Leave and erase?",
   sureAbout:
     "Your data, the key and the personal model are removed from this page. Your own files stay. " +
-    "You cannot undo this. If the coordinator does not answer, choose to erase only.",
+    "You cannot undo this.",
   stay: "Stay",
-  eraseOnly: "Erase only",
   hashes: "Hashes of this page",
   licences: "Licences",
 };
@@ -76,7 +76,7 @@ export const ENGLISH = {
     "This device has not joined, and this address has no join token. Open the whole link that you " +
     "got from the operator, or scan its code.",
   workerFailed: "A part of this page could not be loaded. Reload the page.",
-  tryingAgain: (seconds: number) => `Trying again in ${Math.round(seconds)} s.`,
+  tryingAgain: (seconds: number) => `Trying again in ${seconds} s.`,
   host: (host: string) => `For the federation at ${host}`,
   stages: {
     starting: "Opening",
@@ -89,6 +89,7 @@ export const ENGLISH = {
     training: "Training",
     uploading: "Sending the result",
     paused: "Paused",
+    leaving: "Leaving and erasing",
     finished: "All rounds are over. Thank you! You can close this page.",
   } satisfies Record<Stage, string>,
   measuring: (percent: number) =>

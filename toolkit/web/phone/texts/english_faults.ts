@@ -33,6 +33,7 @@ export const ENGLISH_FAULTS: Sentences = {
     "only in the manifest.",
   "client.away/unreachable": () => "The coordinator cannot be reached.",
   "client.away/broke-off": () => "The connection to the coordinator broke off.",
+  "client.away/silent": () => "The coordinator does not answer.",
   "client.away/status": ({ status }) => `The coordinator is away (HTTP ${status}).`,
   "client.away/says": ({ message }) => `The coordinator answers: ${message}`,
   "client.not-a-coordinator": ({ origin }) => `${origin} did not answer like a coordinator.`,
@@ -96,6 +97,9 @@ export const ENGLISH_FAULTS: Sentences = {
   "page.fault": ({ message }) => `Something unforeseen went wrong: ${message}`,
   "page.fault/pictures": () => "This browser cannot read pictures.",
   refused: ({ message }) => message,
+  "leave.untold": ({ device, id }) =>
+    "Everything on this device is erased. The coordinator did not answer, and keeps the place: tell the " +
+    `operator that “${device}” (${id}) has left.`,
   "storage.disk-full": () =>
     "The browser has no room left for this page. Free some storage, then continue.",
   "storage.lost": () => "The browser has removed a file of this page.",

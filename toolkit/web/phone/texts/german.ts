@@ -9,6 +9,7 @@ const PAGE: Words["page"] = {
   heading: "Mit diesem Gerät trainieren",
   noScript: "Diese Seite braucht JavaScript. Erlauben Sie es für diese Seite, und laden Sie sie neu.",
   opening: "Wird geöffnet",
+  retryNow: "Jetzt versuchen",
   joinHeading: "Mitmachen",
   about:
     "Mehrere Geräte trainieren gemeinsam ein Modell. Jedes trainiert mit seinen eigenen Daten und " +
@@ -44,16 +45,14 @@ const PAGE: Words["page"] = {
   metered: "Pause bei getakteten Verbindungen",
   leaveHeading: "Aussteigen",
   leaveAbout:
-    "Ein anderes Gerät kann Ihren Platz einnehmen. Die Daten, der Schlüssel und das persönliche " +
-    "Modell, die diese Seite gespeichert hat, werden gelöscht.",
+    "Alles, was diese Seite gespeichert hat, wird gelöscht: die Daten, der Schlüssel, das persönliche Modell " +
+    "und die Seite selbst. Danach kann ein anderes Gerät Ihren Platz einnehmen.",
   leave: "Aussteigen und löschen",
   sureHeading: "Aussteigen und löschen?",
   sureAbout:
     "Ihre Daten, der Schlüssel und das persönliche Modell werden aus dieser Seite gelöscht. Ihre eigenen " +
-    "Dateien bleiben. Sie können das nicht rückgängig machen. Wenn der Koordinator nicht antwortet, wählen " +
-    "Sie „Nur löschen“.",
+    "Dateien bleiben. Sie können das nicht rückgängig machen.",
   stay: "Bleiben",
-  eraseOnly: "Nur löschen",
   hashes: "Prüfsummen dieser Seite",
   licences: "Lizenzen",
 };
@@ -77,7 +76,7 @@ export const GERMAN: Words = {
     "Dieses Gerät macht noch nicht mit, und diese Adresse enthält keinen Schlüssel zum Mitmachen. Öffnen Sie " +
     "den ganzen Link, den Sie vom Betreiber haben, oder scannen Sie seinen Code.",
   workerFailed: "Ein Teil dieser Seite konnte nicht geladen werden. Laden Sie die Seite neu.",
-  tryingAgain: (seconds) => `Nächster Versuch in ${Math.round(seconds)} s.`,
+  tryingAgain: (seconds) => `Nächster Versuch in ${seconds} s.`,
   host: (host) => `Für die Föderation unter ${host}`,
   stages: {
     starting: "Wird geöffnet",
@@ -90,6 +89,7 @@ export const GERMAN: Words = {
     training: "Training läuft",
     uploading: "Das Ergebnis wird gesendet",
     paused: "Pause",
+    leaving: "Es wird ausgestiegen und gelöscht",
     finished: "Alle Runden sind vorbei. Danke! Sie können diese Seite schließen.",
   },
   measuring: (percent) =>

@@ -36,6 +36,7 @@ export const GERMAN_FAULTS: Sentences = {
     "Graphen oder nur im Manifest.",
   "client.away/unreachable": () => "Der Koordinator ist nicht erreichbar.",
   "client.away/broke-off": () => "Die Verbindung zum Koordinator ist abgebrochen.",
+  "client.away/silent": () => "Der Koordinator antwortet nicht.",
   "client.away/status": ({ status }) => `Der Koordinator antwortet gerade nicht (HTTP ${status}).`,
   "client.away/says": ({ message }) => `Der Koordinator antwortet: ${message}`,
   "client.not-a-coordinator": ({ origin }) => `${origin} antwortet nicht wie ein Koordinator.`,
@@ -104,6 +105,9 @@ export const GERMAN_FAULTS: Sentences = {
   "page.fault": ({ message }) => `Etwas Unvorhergesehenes ist passiert: ${message}`,
   "page.fault/pictures": () => "Dieser Browser kann keine Bilder lesen.",
   refused: ({ message }) => message,
+  "leave.untold": ({ device, id }) =>
+    "Auf diesem Gerät ist alles gelöscht. Der Koordinator hat nicht geantwortet und hält den Platz frei: Sagen " +
+    `Sie dem Betreiber, dass „${device}“ (${id}) ausgestiegen ist.`,
   "storage.disk-full": () =>
     "Der Browser hat keinen Platz mehr für diese Seite. Schaffen Sie Platz, und machen Sie dann weiter.",
   "storage.lost": () => "Der Browser hat eine Datei dieser Seite gelöscht.",

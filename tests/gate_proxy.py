@@ -1,0 +1,84 @@
+"""A TCP proxy with a gate: shut, it refuses connections or lets them stand still."""
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Literal
+
+PIECE = 1 << 16
+CHECK_S = 0.02
+
+
+class Gate:
+    """What happens to connections: they pass, are refused and cut, or stand still.
+
+    Attributes:
+        limit: Bytes after which each connection is cut on its way to the server.
+        piece: Bytes that are carried at a time, every 0.02 s.
+    """
+
+    def __init__(self) -> None:
+        self.state: Literal["open", "refuse", "still", "ended"] = "open"
+        self.limit: int | None = None
+        self.piece: int | None = None
+
+    def carry(self, source: socket.socket, to: socket.socket, limited: bool) -> None:
+        """Carry what comes from `source` until one side, or the gate, ends it."""
+        carried = 0
+        with suppress(OSError, ValueError):  # the other direction has closed the sockets
+            while self.state not in ("refuse", "ended"):
+                if self.state == "still":
+                    time.sleep(CHECK_S)
+                    continue
+                if not select.select([source], [], [], CHECK_S)[0]:
+                    continue
+                piece = source.recv(self.piece or PIECE)
+                if not piece:
+                    break
+                while self.state == "still":
+                    time.sleep(CHECK_S)
+                to.sendall(piece)
+                carried += len(piece)
+                if self.piece is not None:
+                    time.sleep(CHECK_S)
+                if limited and self.limit is not None and carried > self.limit:
+                    break
+        for one in (source, to):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+@contextmanager
+def gate(target: str) -> Iterator[tuple[str, Gate]]:
+    """A gate before the server at the URL `target`; its URL and the gate."""
+    host, _, port = target.removeprefix("http://").partition(":")
+    made = Gate()
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+
+        def accept() -> None:
+            while True:
+                try:
+                    client, _ = listening.accept()
+                except OSError:
+                    return
+                if made.state == "refuse":
+                    client.close()
+                    continue
+                try:
+                    server = socket.create_connection((host, int(port)))
+                except OSError:
+                    client.close()
+                    continue
+                for pair, limited in (((client, server), True), ((server, client), False)):
+                    carrying = (*pair, limited)
+                    threading.Thread(target=made.carry, args=carrying, daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", made
+        made.state = "ended"
+        # A shutdown, because closing alone does not end `accept`.
+        listening.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,201 @@
+"""A page on networks that stand still, break off or are away, over real sockets."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from gate_proxy import Gate, gate
+from models_for_tests import INPUT_SHAPE
+from phones import Phone, images, keep_updates, with_timers
+from toolkit.coordinator.server import Server
+
+pytestmark = pytest.mark.web
+
+TOML = """
+model = "models_for_tests:wide_cnn"
+input_shape = {shape}
+rounds = {rounds}
+held_out = "held_out.npz"
+port = 0
+[training]
+batch_size = 8
+epochs = 1
+[[devices]]
+name = "phone"
+submodel = "full"
+"""
+STORED = """async () => ({
+  caches: await caches.keys(),
+  databases: (await indexedDB.databases()).map(({ name }) => name),
+  files: await Array.fromAsync((await navigator.storage.getDirectory()).keys()),
+  workers: (await navigator.serviceWorker.getRegistrations()).map(({ scope }) => scope),
+  settings: Object.keys(localStorage),
+  session: Object.keys(sessionStorage),
+})"""
+OLD = """() => new Promise((done) => {
+  const opened = indexedDB.open("edgetailor");
+  opened.onsuccess = () => {
+    const change = opened.result.transaction("values", "readwrite");
+    const one = { name: "old", probability: 1 };
+    change.objectStore("values").put({ round: 7, before: one, after: one }, "predictions");
+    change.objectStore("values").put([{ round: 7, loss: 1 }], "losses");
+    change.oncomplete = () => { opened.result.close(); done(); };
+  };
+})"""
+"""Stores what an earlier federation has left."""
+
+
+@pytest.fixture
+def network(browser, serve, tmp_path: Path, seed: int):
+    """Serves a federation behind a gate: the server, a page that has not joined, the gate, data."""
+
+    @contextmanager
+    def serving(rounds: int = 1, **options: object) -> Iterator[tuple[Server, Phone, Gate, Path]]:
+        folder = tmp_path / "c"
+        folder.mkdir()
+        images(folder, seed, 99, 20).rename(folder / "held_out.npz")
+        data = images(tmp_path, seed, 0, 16)
+        with (
+            serve(TOML.format(rounds=rounds, shape=list(INPUT_SHAPE)), folder, **options) as server,
+            gate(server.url) as (url, made),
+        ):
+            yield server, Phone.opened(browser, server, "phone", url=url), made, data
+
+    return serving
+
+
+def test_a_request_that_stands_still_is_made_again(network) -> None:
+    """What still moves, however slowly, is not ended."""
+    with network(page=with_timers(0.05)) as (_, phone, gate, data):
+        phone.join("phone")
+        phone.wait_for("joined")
+        phone.page.evaluate("navigator.serviceWorker.ready.then(() => true)")
+        gate.piece = (
+            1000  # 50 kB in a second: the model takes longer than a request may stand still
+        )
+        phone.page.get_by_label("Data file").set_input_files(str(data))
+        phone.page.get_by_role("button", name="Start training").click()
+        phone.wait_for("training")
+        assert phone.view()["problem"] is None
+        gate.piece, gate.state = None, "still"
+        phone.wait_for_problem("client.away")
+        assert phone.page.get_by_text("The coordinator does not answer.").is_visible()
+        gate.state = "open"
+        phone.wait_for("finished")
+        assert phone.view()["problem"] is None
+
+
+def test_an_upload_that_breaks_off_continues(network) -> None:
+    with network(page=with_timers(0.05)) as (server, phone, gate, data):
+        sent = keep_updates(server)
+        phone.train(data, "phone")
+        phone.wait_for("training")
+        size = sum(
+            value.nbytes for value in load_file(server.config.state / "global.safetensors").values()
+        )
+        gate.limit = size // 3
+        phone.wait_for("finished")
+    assert sum(value.nbytes for value in sent["phone", 1].values()) > 2 * gate.limit
+    assert all(np.isfinite(value).all() for value in sent["phone", 1].values())
+
+
+@pytest.mark.parametrize("state", ["still", "refuse"])
+def test_pausing_without_a_network(network, state: str) -> None:
+    """Nothing waits for a request that stands still: it would do so for hours here."""
+    with network(page=with_timers(1000, longer_than_ms=4000)) as (_, phone, gate, data):
+        phone.join("phone")
+        phone.wait_for("joined")
+        phone.page.get_by_label("Data file").set_input_files(str(data))
+        phone.page.get_by_text("16 samples").wait_for()
+        gate.state = state
+        phone.page.get_by_role("button", name="Start training").click()
+        phone.wait_for("waiting")
+        phone.page.get_by_role("button", name="Pause").click()
+        phone.wait_for("paused")
+        gate.state = "open"
+        phone.page.get_by_role("button", name="Continue").click()
+        phone.wait_for("finished")
+
+
+@pytest.mark.parametrize("again", ["button", "online"])
+def test_a_coordinator_that_was_away(network, again: str) -> None:
+    """Waits take 1, 2 and 4 seconds, and from then on hours here."""
+    with network(page=with_timers(1000, longer_than_ms=4000)) as (_, phone, gate, data):
+        phone.join("phone")
+        phone.wait_for("joined")
+        phone.page.get_by_label("Data file").set_input_files(str(data))
+        phone.page.get_by_text("16 samples").wait_for()
+        gate.state = "refuse"
+        phone.page.get_by_role("button", name="Start training").click()
+        phone.page.get_by_text("Trying again in 3 s.").wait_for()  # of 4
+        phone.wait_until("() => view.problem?.retryAt > Date.now() + 5000")
+        gate.state = "open"
+        if again == "button":
+            phone.page.get_by_role("button", name="Try now").click()
+        else:
+            phone.page.evaluate("dispatchEvent(new Event('online'))")
+        phone.wait_for("finished")
+        assert phone.page.get_by_role("button", name="Try now").is_hidden()
+
+
+def test_another_program_in_the_place_of_the_coordinator(network) -> None:
+    """A login page of the network, or a proxy that wants a password, ends nothing."""
+    with network(page=with_timers(0.05)) as (_, phone, _, data):
+        answers = iter([(404, "<p>no"), (403, "<p>pay"), (407, ""), (511, "<p>"), (200, "<p>hi")])
+
+        def answer(route) -> None:
+            status, body = next(answers, (0, ""))
+            if status:
+                route.fulfill(status=status, body=body, content_type="text/html")
+            else:
+                route.continue_()
+
+        phone.page.context.route(re.compile("/v1/work$"), answer)
+        phone.train(data, "phone")
+        phone.wait_for("finished")
+        assert next(answers, None) is None
+
+
+@pytest.mark.parametrize("state", ["open", "still"])
+def test_leaving_erases_everything(network, state: str) -> None:
+    """Whether the coordinator answers or not."""
+    with network(rounds=1000, page=with_timers(0.05)) as (server, phone, gate, data):
+        phone.train(data, "phone")
+        phone.wait_for("training")
+        page = phone.page
+        page.evaluate(OLD)
+        phone.wait_until("async () => (await caches.keys()).length > 0")
+        page.get_by_label("Pause while this page is hidden").check()
+        before = page.evaluate(STORED)
+        assert all(before[kind] for kind in before if kind != "session"), before
+        gate.state = state
+        page.get_by_role("button", name="Leave and erase").first.click()
+        page.get_by_role("dialog").get_by_role("button", name="Leave and erase").click()
+        phone.wait_for("new")
+        nothing = f"async () => Object.values(await ({STORED})()).every((one) => one.length === 0)"
+        phone.wait_until(nothing)
+        if state == "still":
+            assert phone.view()["problem"]["code"] == "leave.untold"
+            assert page.get_by_text(
+                "tell the operator that “phone” (phone-1) has left"
+            ).is_visible()
+            gate.state = "open"
+            return
+        assert phone.view()["problem"] is None
+        assert [one.state for one in server.coordinator.status().devices] == ["left"]
+        phone.join("again")
+        phone.wait_for("joined")
+        assert (phone.view()["predictions"], phone.view()["losses"]) == (None, [])
+        assert phone.view()["data"] is None
+        page.get_by_role("button", name="Leave and erase").first.click()
+        page.get_by_role("dialog").get_by_role("button", name="Leave and erase").click()
+        phone.wait_for("new")
+        phone.wait_until(nothing)
+        page.reload()
+        phone.wait_for("new")
+        phone.wait_until(nothing)
