@@ -20,7 +20,6 @@ PAGES = ROOT / "docs" / "reference"
 
 FIELD = re.compile(r"\{(\w+)(?:![rs])?(?::[^{}]*)?\}")
 """A name in braces, which the value of this name replaces."""
-UNCONVERTED: tuple[str, ...] = (*("device_agent/federation/", "toolkit/coordinator/"),)
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,6 @@ def error_sites() -> tuple[ErrorSite, ...]:
 def unreadable_errors() -> Iterator[str]:
     """Errors whose message the source does not spell out, or names a value that is not given."""
     for site in error_sites():
-        if site.place.startswith(UNCONVERTED):
-            continue
         if site.template is None and (site.code is not None or not site.passed_on):
             yield f"{site.place}: the message of {site.code or site.kind} is not a literal"
         missing = set(FIELD.findall(site.template or "")) - set(site.values)
@@ -130,8 +127,6 @@ def error_site(
         return None
     message = call.args[0] if call.args else given.pop("message", None)
     template = literal(message, texts)
-    if template is None and place.startswith(UNCONVERTED):
-        template = rebuilt(message, texts) or None
     values = tuple(name for name in given if name and name != "status")
     passed_on = isinstance(message, ast.Name | ast.Attribute | None)
     return ErrorSite(place, code, kind, template, values, None in given, passed_on)
@@ -168,38 +163,6 @@ def constant_texts(tree: ast.Module) -> dict[str, str]:
         for target in node.targets
         if isinstance(target, ast.Name) and isinstance(node.value.value, str)
     }
-
-
-def rebuilt(node: ast.expr | None, texts: Mapping[str, str]) -> str:
-    """The text of a string in the source, with {} around what is filled in; "" for other nodes."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.JoinedStr(values=values):
-            return "".join(rebuilt(value, texts) for value in values)
-        case ast.Name(id=name):
-            return texts.get(name, "")
-        case ast.FormattedValue(value=value):
-            return f"{{{placeholder(value)}}}"
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return rebuilt(left, texts) + rebuilt(right, texts)
-    return ""
-
-
-def placeholder(node: ast.expr) -> str:
-    """A readable name for an expression inside a message."""
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(attr=name):
-            return name
-        case ast.Call(func=ast.Name(id="getattr")):
-            return "value"
-        case ast.Call(func=func, args=args):
-            return placeholder(args[0]) if args else placeholder(func)
-        case ast.Subscript(value=value):
-            return placeholder(value)
-    return "..."
 
 
 def error_page() -> str:

@@ -41,7 +41,7 @@ class DeviceKey:
             key = None
         if not isinstance(key, Ed25519PrivateKey):
             raise InputError(
-                f"{place} is damaged: it has no Ed25519 key. If you remove it, this machine joins "
+                "{path} is damaged: it has no Ed25519 key. If you remove it, this machine joins "
                 "as a new device.",
                 code="state.damaged-key",
                 path=str(place),

@@ -96,8 +96,8 @@ class DeviceState(StateFolder):
         """
         if self.folder.is_dir() and not os.access(self.folder, os.W_OK | os.X_OK):
             raise InputError(
-                f"The state folder {self.folder} cannot be written. Make its disk writable, or run "
-                "this command as the owner of the folder. Nothing was changed.",
+                "The state folder {path} cannot be written. Make its disk writable, or run this "
+                "command as the owner of the folder. Nothing was changed.",
                 code="state.not-writable",
                 path=str(self.folder),
             )
@@ -117,8 +117,8 @@ class DeviceState(StateFolder):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(
-                    f"Another agent uses {self.folder}. Stop that agent, or give this one another "
-                    "folder with --state.",
+                    "Another agent uses {path}. Stop that agent, or give this one another folder "
+                    "with --state.",
                     code="state.in-use",
                     path=str(self.folder),
                 ) from None
@@ -273,13 +273,15 @@ def _check_offers(offers: list[FileOffer]) -> None:
             r"[0-9a-f]{64}", offer.sha256
         ):
             raise ClientError(
-                f"The coordinator offers a file {offer.name!r} with SHA-256 {offer.sha256!r}, "
-                "which cannot be part of a bundle. Check the URL.",
+                "The coordinator offers a file {file!r} with SHA-256 {sha256!r}, which cannot be "
+                "part of a bundle. Check the URL.",
                 code="client.invalid-offer",
                 file=offer.name,
+                sha256=offer.sha256,
             )
     if MANIFEST not in [offer.name for offer in offers]:
         raise ClientError(
-            f"The coordinator offers a bundle without {MANIFEST}. See the coordinator's log.",
+            "The coordinator offers a bundle without {manifest}. See the coordinator's log.",
             code="client.offer-without-manifest",
+            manifest=MANIFEST,
         )

@@ -165,12 +165,13 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
     except ClientError as error:
         if not offline:
             raise ClientError(
-                f"{error} Nothing was removed. Leave when the coordinator is back, or now with "
-                f"--offline; then the place of {known.device} stays taken there.",
+                "{problem} Nothing was removed. Leave when the coordinator is back, or now with "
+                "--offline; then the place of {device} stays taken there.",
                 code="client.not-left",
                 device=known.device,
                 url=known.url,
                 reason=error.code,
+                problem=str(error),
             ) from None
         log.warning("%s was not told: %s keeps its place there.", known.url, known.device)
     folder.forget(keep_personal=keep_personal)
@@ -278,19 +279,19 @@ def _is_forgotten(known: Identity) -> bool:
 def _belongs_elsewhere(known: Identity, url: str, state: Path) -> InputError:
     if known.url != url:
         return InputError(
-            f"{state} belongs to the coordinator {known.url}. Give another folder with --state, or "
-            "leave that coordinator with --replace.",
+            "{path} belongs to the coordinator {url}. Give another folder with --state, or leave "
+            "that coordinator with --replace.",
             code="state.other-coordinator",
             path=str(state),
             url=known.url,
         )
     return InputError(
-        f"{state} belongs to {known.device}, which joined {url} with another token. For a second "
-        f"device on this machine, give another folder with --state. To leave as {known.device}, "
-        "use --replace.",
+        "{path} belongs to {device}, which joined {url} with another token. For a second device "
+        "on this machine, give another folder with --state. To leave as {device}, use --replace.",
         code="state.other-token",
         path=str(state),
         device=known.device,
+        url=url,
     )
 
 

@@ -35,7 +35,7 @@ class QuietHours:
             start = end = datetime.time()
         if start == end:
             raise InputError(
-                f"Invalid quiet hours {text!r}: write two different times like 22:00-07:00.",
+                "Invalid quiet hours {quiet_hours!r}: write two different times like 22:00-07:00.",
                 code="option.invalid-quiet-hours",
                 quiet_hours=text,
             )

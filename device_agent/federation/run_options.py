@@ -91,20 +91,27 @@ def read_options(path: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read: {error.strerror}.", code="file.unreadable", path=str(path)
+            "{path} cannot be read: {reason}.",
+            code="file.unreadable",
+            path=str(path),
+            reason=error.strerror,
         ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(
-            f"{path} is not a TOML file: {error}.", code="file.not-toml", path=str(path)
+            "{path} is not a TOML file: {reason}.",
+            code="file.not-toml",
+            path=str(path),
+            reason=str(error),
         ) from None
     unknown = sorted(found.keys() - set(OPTION_NAMES))
     if unknown:
         raise InputError(
-            f"{path}: unknown option `{unknown[0]}`{did_you_mean(unknown[0], OPTION_NAMES)} "
-            f"The options are {', '.join(OPTION_NAMES)}.",
+            "{path}: unknown option `{option}`{did_you_mean} The options are {options}.",
             code="option.unknown",
             path=str(path),
             option=unknown[0],
+            did_you_mean=did_you_mean(unknown[0], OPTION_NAMES),
+            options=list(OPTION_NAMES),
         )
     for key, value in found.items():
         _check(path, key, value)
@@ -125,8 +132,10 @@ def _check(path: Path, key: str, value: Any) -> None:
             fine, kind = fine or isinstance(value, str), "bytes, or a size like 256MB"
     if not fine:
         raise InputError(
-            f"{path}: `{key}` must be {kind}; it is {value!r}.",
+            "{path}: `{option}` must be {kind}; it is {value!r}.",
             code="option.wrong-type",
             path=str(path),
             option=key,
+            kind=kind,
+            value=value,
         )

@@ -59,22 +59,24 @@ class StateFolder:
             return None
         except NotADirectoryError:
             raise InputError(
-                f"The state must be a folder; {self.folder} is a file or below a file. Give a "
-                "folder with --state.",
+                "The state must be a folder; {path} is a file or below a file. Give a folder with "
+                "--state.",
                 code="state.not-a-folder",
                 path=str(self.folder),
             ) from None
         except OSError as error:
             raise InputError(
-                f"{self._identity} cannot be read: {error.strerror}.",
+                "{path} cannot be read: {reason}.",
                 code="state.unreadable",
                 path=str(self._identity),
+                reason=error.strerror,
             ) from None
         except MalformedError as error:
             raise InputError(
-                f"{self._identity} is damaged ({error}). Remove it and join again.",
+                "{path} is damaged ({reason}). Remove it and join again.",
                 code="state.damaged-identity",
                 path=str(self._identity),
+                reason=str(error),
             ) from None
 
     def member(self) -> Identity:
@@ -86,7 +88,7 @@ class StateFolder:
         identity = self.identity()
         if identity is None:
             raise InputError(
-                f"{self.folder} has not joined a coordinator yet. Run `edgetailor-agent join URL "
+                "{path} has not joined a coordinator yet. Run `edgetailor-agent join URL "
                 "--token-file FILE` first.",
                 code="state.not-joined",
                 path=str(self.folder),
@@ -110,8 +112,9 @@ class StateFolder:
             (self.folder / ".writable").unlink()
         except OSError as error:
             raise InputError(
-                f"The state folder {self.folder} cannot be written ({error.strerror}). Give "
-                "another folder with --state.",
+                "The state folder {path} cannot be written ({reason}). Give another folder with "
+                "--state.",
                 code="state.not-writable",
                 path=str(self.folder),
+                reason=error.strerror,
             ) from None

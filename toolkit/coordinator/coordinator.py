@@ -20,6 +20,7 @@ from device_agent.formats.protocol import (
     ABSENT,
     LEFT,
     NO_SUCH_FILE,
+    NOT_AUTHORISED,
     STOPPED,
     Fallback,
     FileOffer,
@@ -49,7 +50,7 @@ from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner, planne
 from toolkit.coordinator.devices.wrong_credentials import operator_joins, unknown_secret
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.minute_log import MinuteLog
-from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
+from toolkit.coordinator.refusals import RefusalError, conflict
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.asking_again import AskingAgain
 from toolkit.coordinator.rounds.expected_traffic import round_traffic
@@ -212,8 +213,8 @@ class Coordinator:
 
     def _finished(self) -> RefusalError:
         return conflict(
-            f"This federation is over: all of its rounds ({self.rounds.total}) are done, so there "
-            "is nothing left to train.",
+            "This federation is over: all of its rounds ({rounds}) are done, so there is nothing "
+            "left to train.",
             code="federation.finished",
             rounds=self.rounds.total,
         )
@@ -247,12 +248,22 @@ class Coordinator:
         """A forgotten `device`, a member again. Raises RefusalError (401) if it cannot be one."""
         again = "join again with a token"
         if not device.forgotten:
-            raise not_authorised(f"{device.id} has left this federation: {again}.")
+            raise RefusalError(
+                "{device} has left this federation: {remedy}.",
+                status=401,
+                code=NOT_AUTHORISED,
+                device=device.id,
+                remedy=again,
+            )
         with self.lock:
             if not self.store.registry.come_back(device.id):
-                raise not_authorised(
-                    f"{device.id} was not seen for so long that another device has its place: "
-                    f"{again}."
+                raise RefusalError(
+                    "{device} was not seen for so long that another device has its place: "
+                    "{remedy}.",
+                    status=401,
+                    code=NOT_AUTHORISED,
+                    device=device.id,
+                    remedy=again,
                 )
             self._enter(device, "is back")
         self.changed.set()
@@ -326,10 +337,11 @@ class Coordinator:
             if entry.sha256 == sha256:
                 return self.store.blobs.path(sha256), entry.size
         raise RefusalError(
-            f"{device.id} is offered no file {sha256[:12]} now: its round is over.",
+            "{device} is offered no file {file} now: its round is over.",
             status=404,
             code=NO_SUCH_FILE,
             device=device.id,
+            file=sha256[:12],
         )
 
     def count_fetched(self, device: Device, size: int) -> None:

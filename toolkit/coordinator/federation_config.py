@@ -201,9 +201,8 @@ class FederationConfig(Table):
         try:
             return handler(value)
         except InputError as error:
-            raise InputError(
-                f"[{info.field_name}] {error}", **{"code": error.code, **error.values}
-            ) from None
+            values = {**error.values, "table": info.field_name, "problem": str(error)}
+            raise InputError("[{table}] {problem}", code=error.code, **values) from None
 
     @field_validator(*PATHS, check_fields=False)
     @classmethod

@@ -73,10 +73,11 @@ def address(state: Path) -> str:
         return (state / ADDRESS).read_text("utf-8").strip()
     except OSError:
         raise InputError(
-            f"{state} has no {ADDRESS} file: start `edgetailor serve`, which writes it, or give "
-            "the address with --url.",
+            "{path} has no {file} file: start `edgetailor serve`, which writes it, or give the "
+            "address with --url.",
             code="state.no-address",
             path=str(state),
+            file=ADDRESS,
         ) from None
 
 
@@ -113,7 +114,7 @@ def _token(path: Path, digest: str) -> str:
     token = path.read_text("utf-8", errors="replace").strip() if path.is_file() else ""
     if hashed(split_token(token)[0]) != digest:
         raise InputError(
-            f"{path} is missing or is not the token that `edgetailor serve` started with: start it "
+            "{path} is missing or is not the token that `edgetailor serve` started with: start it "
             "again.",
             code="state.other-token",
             path=str(path),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from device_agent.formats.protocol import NOT_AUTHORISED, Problem
+from device_agent.formats.protocol import Problem
 from profiles.errors import EdgeTailorError
 
 
@@ -13,8 +13,8 @@ class RefusalError(EdgeTailorError):
         status: The HTTP status of the answer.
     """
 
-    def __init__(self, message: str, *, status: int, code: str, **values: Any) -> None:
-        super().__init__(message, code=code, **values)
+    def __init__(self, template: str, *, status: int, code: str, **values: Any) -> None:
+        super().__init__(template, code=code, **values)
         self.status = status
 
     @property
@@ -23,29 +23,24 @@ class RefusalError(EdgeTailorError):
         return Problem(code=self.code, message=str(self))
 
 
-def not_authorised(message: str) -> RefusalError:
-    """401: the token or secret is unknown."""
-    return RefusalError(message, status=401, code=NOT_AUTHORISED)
-
-
-def forbidden(message: str, *, code: str, **values: Any) -> RefusalError:
+def forbidden(template: str, *, code: str, **values: Any) -> RefusalError:
     """403: the token or secret is known and does not allow this request."""
-    return RefusalError(message, status=403, code=code, **values)
+    return RefusalError(template, status=403, code=code, **values)
 
 
-def conflict(message: str, *, code: str, **values: Any) -> RefusalError:
+def conflict(template: str, *, code: str, **values: Any) -> RefusalError:
     """409: the request does not fit the present state of the federation."""
-    return RefusalError(message, status=409, code=code, **values)
+    return RefusalError(template, status=409, code=code, **values)
 
 
-def unusable(message: str, *, code: str, **values: Any) -> RefusalError:
+def unusable(template: str, *, code: str, **values: Any) -> RefusalError:
     """422: the content of the request cannot be used."""
-    return RefusalError(message, status=422, code=code, **values)
+    return RefusalError(template, status=422, code=code, **values)
 
 
 def unusable_because(error: EdgeTailorError) -> RefusalError:
     """422: the content of the request cannot be used, for the reason that `error` gives."""
-    return RefusalError(str(error), status=422, code=error.code, **error.values)
+    return RefusalError(error.template, status=422, code=error.code, **error.values)
 
 
 def cut_off() -> RefusalError:

@@ -228,7 +228,7 @@ class RoundWorker:
         loss = self._quality[1]
         if not is_finite(loss):
             raise EdgeTailorError(
-                f"The loss of the initial model is {loss}: give other `weights`, or check the "
+                "The loss of the initial model is {loss}: give other `weights`, or check the "
                 "`held_out` samples.",
                 code="federation.diverged",
                 loss=loss,
@@ -288,7 +288,7 @@ def _plain(error: Exception, folder: Path) -> Exception:
     if not _is_full(error):
         return error
     return StorageError(
-        f"The disk with {folder} is full, so the rounds cannot go on. Make room on it, and start "
+        "The disk with {path} is full, so the rounds cannot go on. Make room on it, and start "
         "`edgetailor serve` again. No update is lost.",
         code="storage.disk-full",
         path=str(folder),

@@ -198,7 +198,7 @@ def _token(path: Path, ending: str = "") -> str:
         return check_secret(path.read_text().strip())
     except (UnicodeDecodeError, InputError):
         raise InputError(
-            f"{path} does not hold a token, which is one word of ASCII characters. Remove the file "
+            "{path} does not hold a token, which is one word of ASCII characters. Remove the file "
             "and start again: a new token is made.",
             code="state.damaged-token",
             path=str(path),

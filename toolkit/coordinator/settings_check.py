@@ -33,8 +33,10 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
     changed = [key for key in now if now[key] != before.get(key)]
     if changed:
         raise InputError(
-            f"{config.state} holds a federation with another `{changed[0]}`: set it back to "
-            f"{json.dumps(before.get(changed[0]))}, or set another `state` folder.",
+            "{state} holds a federation with another `{key}`: set it back to {value}, or set "
+            "another `state` folder.",
             code="state.other-federation",
             key=changed[0],
+            state=config.state,
+            value=json.dumps(before.get(changed[0])),
         )

@@ -76,9 +76,11 @@ def read_task(folder: Path) -> SiteTask | None:
         return None
     except MalformedError as error:
         raise InputError(
-            f"{folder / TASK} is not a site's task: {error}. Remove {folder}.",
+            "{path} is not a site's task: {reason}. Remove {folder}.",
             code="site.malformed-task",
             path=str(folder / TASK),
+            reason=str(error),
+            folder=folder,
         ) from None
 
 

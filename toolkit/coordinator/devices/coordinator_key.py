@@ -52,7 +52,7 @@ class CoordinatorKey:
             key = None
         if not isinstance(key, Ed25519PrivateKey):
             raise InputError(
-                f"{path} is damaged: it has no Ed25519 key. Put it back from a backup. If you "
+                "{path} is damaged: it has no Ed25519 key. Put it back from a backup. If you "
                 "remove it, a new key is made, and every device has to join again.",
                 code="state.damaged-coordinator-key",
                 path=str(path),

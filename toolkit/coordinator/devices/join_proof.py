@@ -28,7 +28,7 @@ def check_possession(token: str, request: JoinRequest, now: float) -> None:
     key = _decoded(request.public_key)
     if len(key) != KEY_BYTES:
         raise unusable(
-            f"public_key must be {KEY_BYTES} bytes in base64; {len(key)} came.",
+            "public_key must be {expected_bytes} bytes in base64; {bytes} came.",
             code="join.bad-key",
             bytes=len(key),
             expected_bytes=KEY_BYTES,
@@ -45,11 +45,14 @@ def check_possession(token: str, request: JoinRequest, now: float) -> None:
     # After the signature, so that only the holder of the key learns this machine's time.
     if abs(now - request.timestamp) > CLOCK_SKEW_S:
         raise forbidden(
-            f"The device's clock says {_time_text(request.timestamp)}, the coordinator's "
-            f"{_time_text(now)}; they may differ by {CLOCK_SKEW_S // 60} minutes. Set the device's "
-            "clock (`timedatectl set-ntp true`), then join again.",
+            "The device's clock says {device_time}, the coordinator's {coordinator_time}; they "
+            "may differ by {minutes} minutes. Set the device's clock (`timedatectl set-ntp "
+            "true`), then join again.",
             code=SKEWED_CLOCK,
             limit_s=CLOCK_SKEW_S,
+            device_time=_time_text(request.timestamp),
+            coordinator_time=_time_text(now),
+            minutes=CLOCK_SKEW_S // 60,
         )
 
 

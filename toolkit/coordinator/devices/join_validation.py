@@ -23,7 +23,7 @@ def check_name(name: str) -> str:
     name = name.strip()
     if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
         raise unusable(
-            f"A device's name must have 1 to {NAME_LENGTH} printable characters.",
+            "A device's name must have 1 to {limit} printable characters.",
             code="join.bad-name",
             limit=NAME_LENGTH,
         )
@@ -36,13 +36,16 @@ def check_machine(fields: dict[str, str | int | None]) -> str:
         machine = msgspec.json.encode(msgspec.convert(fields, Machine)).decode()
     except msgspec.ValidationError as error:
         raise unusable(
-            f"machine does not describe a machine: {error}.", code="join.bad-machine"
+            "machine does not describe a machine: {reason}.",
+            code="join.bad-machine",
+            reason=str(error),
         ) from None
     if len(machine) > MACHINE_LENGTH:
         raise unusable(
-            f"machine must have at most {MACHINE_LENGTH} bytes; it has {len(machine)}.",
+            "machine must have at most {limit_bytes} bytes; it has {found_bytes}.",
             code="join.bad-machine",
             limit_bytes=MACHINE_LENGTH,
+            found_bytes=len(machine),
         )
     return machine
 
@@ -52,14 +55,15 @@ def check_profile(fields: dict[str, Any]) -> DeviceProfile:
     content = msgspec.json.encode(fields)
     if len(content) > PROFILE_LENGTH:
         raise unusable(
-            f"profile must have at most {PROFILE_LENGTH} bytes; it has {len(content)}.",
+            "profile must have at most {limit_bytes} bytes; it has {found_bytes}.",
             code="join.bad-profile",
             limit_bytes=PROFILE_LENGTH,
+            found_bytes=len(content),
         )
     try:
         return decoded(content)
     except InputError as error:
-        raise unusable(str(error), code="join.bad-profile") from None
+        raise unusable("{problem}", code="join.bad-profile", problem=str(error)) from None
 
 
 def shortened(text: str, most: int = NOTE_LENGTH) -> str:

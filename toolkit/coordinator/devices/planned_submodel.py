@@ -27,17 +27,18 @@ def planned_submodel(
     # Before the check of the planner: the device can measure while the planner is made.
     if sent is None:
         raise conflict(
-            f"The coordinator plans for devices of kind {kind.name!r}: send `profile`, the "
-            "output of `edgetailor-agent calibrate --json`.",
+            "The coordinator plans for devices of kind {kind!r}: send `profile`, the output of "
+            "`edgetailor-agent calibrate --json`.",
             code=NEEDS_PROFILE,
             kind=kind.name,
         )
     profile = check_profile(sent)
     if planner is None:
         raise RefusalError(
-            f"The coordinator still looks at the submodels for devices of kind {kind.name!r}. "
-            "This takes minutes the first time. Ask again soon.",
+            "The coordinator still looks at the submodels for devices of kind {kind!r}. This "
+            "takes minutes the first time. Ask again soon.",
             status=503,
             code=PREPARING,
+            kind=kind.name,
         )
     return planner.submodel(kind, profile)

@@ -31,10 +31,11 @@ class Planner:
         """
         if not (kind.memory or device.memory_bytes or device.memory_available_bytes):
             raise conflict(
-                f"How much memory {device.name} has could not be measured there: set `memory` of "
-                f"the kind {kind.name!r} in the federation's file.",
+                "How much memory {device} has could not be measured there: set `memory` of the "
+                "kind {kind!r} in the federation's file.",
                 code="join.unknown-memory",
                 kind=kind.name,
+                device=device.name,
             )
         try:
             today = datetime.datetime.now(datetime.UTC).date()
@@ -42,13 +43,16 @@ class Planner:
             check_fits(planned, as_key)
         except NothingFitsError as error:
             raise conflict(
-                f"{error} The budgets of kind {kind.name!r} are in the federation's file: ask the "
+                "{reason} The budgets of kind {kind!r} are in the federation's file: ask the "
                 "operator of the coordinator.",
                 code=NOTHING_FITS,
                 kind=kind.name,
+                reason=str(error),
             ) from None
         except InputError as error:
-            raise conflict(str(error), code="join.unusable-profile", kind=kind.name) from None
+            raise conflict(
+                "{problem}", code="join.unusable-profile", kind=kind.name, problem=str(error)
+            ) from None
         assert planned.plan.chosen is not None
         return planned.plan.chosen.submodel
 

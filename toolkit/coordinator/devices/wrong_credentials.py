@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from device_agent.formats.protocol import JOIN_TOKEN
+from device_agent.formats.protocol import JOIN_TOKEN, NOT_AUTHORISED
 from profiles.text_formatting import counted
 from toolkit.coordinator.federation_config import DeviceKind
-from toolkit.coordinator.refusals import RefusalError, forbidden, not_authorised
+from toolkit.coordinator.refusals import RefusalError, forbidden
 from toolkit.coordinator.storage.device_registry import TOKEN_UNKNOWN, Registry
 
 
@@ -14,8 +14,9 @@ def operator_joins(kinds: Sequence[DeviceKind]) -> RefusalError:
     tokens = " or ".join(f"tokens/{kind.name}.token" for kind in kinds)
     return forbidden(
         "This is the operator's token, which only reads the status. Join with a join token: "
-        f"{tokens} in the coordinator's state folder.",
+        "{tokens} in the coordinator's state folder.",
         code="join.operator-token",
+        tokens=tokens,
     )
 
 
@@ -26,15 +27,18 @@ def unknown_secret(secret: str, registry: Registry) -> RefusalError:
     except RefusalError as refusal:
         if refusal.code != TOKEN_UNKNOWN:
             return refusal
-        return not_authorised(
+        return RefusalError(
             "No device here has this secret: join again with a token of this coordinator "
-            "(`edgetailor-agent join URL --token-file FILE --replace`)."
+            "(`edgetailor-agent join URL --token-file FILE --replace`).",
+            status=401,
+            code=NOT_AUTHORISED,
         )
     devices = "any number of devices" if places is None else counted(places, "device")
     return RefusalError(
-        f"This is a join token, good for {devices} of kind {kind!r}.",
+        "This is a join token, good for {devices} of kind {kind!r}.",
         status=401,
         code=JOIN_TOKEN,
         kind=kind,
         places=places,
+        devices=devices,
     )

@@ -8,10 +8,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from device_agent.formats.protocol import API
+from device_agent.formats.protocol import API, NOT_AUTHORISED
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.http.connection_limits import CONNECTION, Connection
-from toolkit.coordinator.refusals import not_authorised
+from toolkit.coordinator.refusals import RefusalError
 
 CALLER = "caller"
 """The key of the device, or of the token, in the state of an admitted request's scope."""
@@ -32,8 +32,10 @@ async def admit(scope: Scope, coordinator: Coordinator) -> bool:
     headers = Headers(scope=scope)
     scheme, secret = get_authorization_scheme_param(headers.get("authorization"))
     if scheme.lower() != "bearer" or not secret:
-        raise not_authorised(
-            "Send `Authorization: Bearer ...` with the device's secret or with a token."
+        raise RefusalError(
+            "Send `Authorization: Bearer ...` with the device's secret or with a token.",
+            status=401,
+            code=NOT_AUTHORISED,
         )
     # A member's secret is found without waiting. Everything else may wait for the database.
     device = coordinator.member_with(secret)

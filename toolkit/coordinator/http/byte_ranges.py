@@ -40,11 +40,12 @@ class ByteRange:
             return cls(0, size, size, whole=True)
         if first >= size:
             raise RefusalError(
-                f"The range starts after byte {first}, and the file has {size} bytes: fetch the "
-                "whole file.",
+                "The range starts after byte {start}, and the file has {size_bytes} bytes: fetch "
+                "the whole file.",
                 status=416,
                 code="client.range-after-end",
                 size_bytes=size,
+                start=first,
             )
         end = min(last + 1, size) if found[2] else size
         return cls(first, end - first, size, whole=False)

@@ -74,11 +74,12 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     except OSError as error:  # an SSLError is one too
         why = error.strerror if not isinstance(error, ssl.SSLError) else _reason(error)
         raise InputError(
-            f"`tls_cert` {certificate} and `tls_key` {key} cannot be used: {why}. Give a "
+            "`tls_cert` {certificate} and `tls_key` {key} cannot be used: {reason}. Give a "
             "certificate with its chain and its private key without a password, as PEM files.",
             code="service.unusable-certificate",
             certificate=str(certificate),
             key=str(key),
+            reason=why,
         ) from None
     return context
 
@@ -120,8 +121,8 @@ def new_certificate(folder: Path, names: Sequence[str]) -> str:
     for name in (CERTIFICATE, KEY):
         if (folder / name).exists():
             raise InputError(
-                f"{folder / name} exists. Agents that pin it would refuse another certificate: "
-                "choose another folder, or remove the files first.",
+                "{path} exists. Agents that pin it would refuse another certificate: choose "
+                "another folder, or remove the files first.",
                 code="service.certificate-exists",
                 path=str(folder / name),
             )
@@ -153,9 +154,10 @@ def new_certificate(folder: Path, names: Sequence[str]) -> str:
         write_file(folder / CERTIFICATE, made.public_bytes(serialization.Encoding.PEM))
     except OSError as error:
         raise InputError(
-            f"{folder} cannot be written ({error.strerror}): give another folder.",
+            "{path} cannot be written ({reason}): give another folder.",
             code="service.certificate-not-written",
             path=str(folder),
+            reason=error.strerror,
         ) from None
     return made.fingerprint(hashes.SHA256()).hex()
 

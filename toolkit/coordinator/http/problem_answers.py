@@ -8,7 +8,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from device_agent.formats.protocol import Problem
 from toolkit.coordinator.http.server_socket import RETRY_S
 from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.refusals import RefusalError
@@ -28,9 +27,9 @@ def answer_problems(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _fault)
 
 
-def _problem(status: int, problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
-    headers = headers or HEADERS.get(status)
-    return JSONResponse(asdict(problem), status_code=status, headers=headers)
+def _answer(error: RefusalError, headers: dict[str, str] | None = None) -> JSONResponse:
+    headers = headers or HEADERS.get(error.status)
+    return JSONResponse(asdict(error.problem), status_code=error.status, headers=headers)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
@@ -45,23 +44,42 @@ def refused(request: Request, error: RefusalError, log: MinuteLog) -> JSONRespon
         logger.warning("Refused the credentials of a request from %s (%s).", address, error.code)
     size = error.values.get("size_bytes")
     headers = {"Content-Range": f"bytes */{size}"} if error.status == 416 else None
-    return _problem(error.status, error.problem, headers)
+    return _answer(error, headers)
 
 
 def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    message = f"{place}: {first['msg']}."
-    return _problem(422, Problem(code="client.bad-request", message=message))
+    return _answer(
+        RefusalError(
+            "{place}: {reason}.",
+            status=422,
+            code="client.bad-request",
+            place=".".join(str(part) for part in first["loc"]),
+            reason=first["msg"],
+        )
+    )
 
 
 def _http_problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}. /docs lists all routes."
-    return _problem(error.status_code, Problem(code="client.no-such-route", message=message))
+    return _answer(
+        RefusalError(
+            "{method} {path}: {reason}. /docs lists all routes.",
+            status=error.status_code,
+            code="client.no-such-route",
+            method=request.method,
+            path=request.url.path,
+            reason=error.detail,
+        )
+    )
 
 
 def _fault(request: Request, error: Exception) -> JSONResponse:
-    message = "The coordinator failed; its operator sees why in its log. Try again later."
-    return _problem(500, Problem(code="federation.fault", message=message))
+    return _answer(
+        RefusalError(
+            "The coordinator failed; its operator sees why in its log. Try again later.",
+            status=500,
+            code="federation.fault",
+        )
+    )

@@ -83,7 +83,7 @@ class RequestLimits:
         """Add `piece` to `body`. Raises RefusalError if that exceeds a limit."""
         if len(body) + len(piece) > BODY_LIMIT:
             raise RefusalError(
-                f"A request may have at most {BODY_LIMIT} bytes, except an upload of tensors.",
+                "A request may have at most {limit_bytes} bytes, except an upload of tensors.",
                 status=413,
                 code="client.too-large",
                 limit_bytes=BODY_LIMIT,

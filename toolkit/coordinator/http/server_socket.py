@@ -99,20 +99,24 @@ def answer_preparing(
 def _not_bound(error: OSError, host: str, port: int, origin: Path) -> InputError:
     if error.errno == errno.EADDRINUSE:
         return InputError(
-            f"Port {port} on {host} is in use: stop what uses it or set another `port` in "
-            f"{origin}.",
+            "Port {port} on {host} is in use: stop what uses it or set another `port` in {origin}.",
             code="service.port-in-use",
             port=port,
+            host=host,
+            origin=origin,
         )
     if error.errno == errno.EACCES:
         return InputError(
-            f"Port {port} needs root: set a `port` from 1024 up in {origin}.",
+            "Port {port} needs root: set a `port` from 1024 up in {origin}.",
             code="service.port-not-allowed",
             port=port,
+            origin=origin,
         )
     return InputError(
-        f"{host!r} is not an address of this machine ({error.strerror}): set `host` in {origin} "
-        "to 127.0.0.1, 0.0.0.0 or one of the machine's own addresses.",
+        "{host!r} is not an address of this machine ({reason}): set `host` in {origin} to "
+        "127.0.0.1, 0.0.0.0 or one of the machine's own addresses.",
         code="service.unknown-host",
         host=host,
+        reason=error.strerror,
+        origin=origin,
     )

@@ -133,9 +133,11 @@ class Rounds:
         open_to_it = self.waits_for(device) or device in self.updates
         if round_ != self.round or not open_to_it:
             raise conflict(
-                f"Round {round_} takes no updates now: {self._reason(round_)}.",
+                "Round {round} takes no updates now: {reason}.",
                 code=ROUND_CLOSED,
                 phase=self.phase,
+                round=round_,
+                reason=self._reason(round_),
             )
 
     def check(self, device: str, round_: int, bundle: str, update: str) -> bool:
@@ -146,16 +148,20 @@ class Rounds:
         self.check_round(device, round_)
         if bundle != self._offers[device]:
             raise conflict(
-                f"Round {round_} offered {device} the bundle {self._offers[device][:12]}; this "
-                f"update was trained from {bundle[:12]}. Fetch the bundle again and train it.",
+                "Round {round} offered {device} the bundle {offered}; this update was trained "
+                "from {trained}. Fetch the bundle again and train it.",
                 code=OTHER_BUNDLE,
                 device=device,
+                round=round_,
+                offered=self._offers[device][:12],
+                trained=bundle[:12],
             )
         if self.updates.get(device, update) != update:
             raise conflict(
-                f"{device} has already sent another update for round {round_}. That one counts.",
+                "{device} has already sent another update for round {round}. That one counts.",
                 code=ALREADY_SENT,
                 device=device,
+                round=round_,
             )
         return device not in self.updates
 

@@ -55,11 +55,12 @@ def expected_tensors(manifest: bytes) -> tuple[TensorEntry, ...]:
 def too_large(limit: int) -> RefusalError:
     """The refusal (413) of an upload of more than `limit` bytes."""
     return RefusalError(
-        f"An update for this bundle has at most {limit} bytes: send {TENSORS} of the bundle that "
-        "was offered.",
+        "An update for this bundle has at most {limit_bytes} bytes: send {tensors} of the bundle "
+        "that was offered.",
         status=413,
         code="update.too-large",
         limit_bytes=limit,
+        tensors=TENSORS,
     )
 
 
@@ -90,9 +91,12 @@ def check_upload(
     """
     if upload is None or upload != record.file.sha256:
         raise conflict(
-            f"The tensors that this update describes (SHA-256 {record.file.sha256[:12]}) are not "
-            f"those that were sent last: PUT {TENSORS} first, then {RECORD}.",
+            "The tensors that this update describes (SHA-256 {sha256}) are not those that were "
+            "sent last: PUT {tensors} first, then {record}.",
             code="round.tensors-not-sent",
+            sha256=record.file.sha256[:12],
+            tensors=TENSORS,
+            record=RECORD,
         )
     path = blobs.path(upload)
     try:
@@ -100,18 +104,22 @@ def check_upload(
         check_matches_bundle(record, msgspec.json.decode(manifest, type=Manifest), device)
         if path.stat().st_size != record.file.size:
             raise UpdateError(
-                f"{device} announced {record.file.size} bytes and sent {path.stat().st_size}. "
-                "Send the update again.",
+                "{device} announced {announced_bytes} bytes and sent {received_bytes}. Send the "
+                "update again.",
                 code="update.wrong-size",
                 announced_bytes=record.file.size,
                 received_bytes=path.stat().st_size,
+                device=device,
             )
         check_tensors(load_file(path), record.tensors, device)
     except SafetensorError as error:
         raise unusable_because(
             UpdateError(
-                f"{device}: {TENSORS} is not a safetensors file: {error}.",
+                "{device}: {tensors} is not a safetensors file: {reason}.",
                 code="update.unreadable-tensors",
+                device=device,
+                tensors=TENSORS,
+                reason=str(error),
             )
         ) from None
     except UpdateError as error:

@@ -63,7 +63,7 @@ def restore(copy: Path, state: Path) -> None:
         if state.exists():
             if not state.is_dir() or not is_empty(state):
                 raise InputError(
-                    f"{state} is not an empty folder: give another place, or move it away first. "
+                    "{path} is not an empty folder: give another place, or move it away first. "
                     "Nothing was changed.",
                     code="backup.state-not-empty",
                     path=str(state),
@@ -88,10 +88,12 @@ def _told(out: Path) -> Iterator[None]:
     except OSError as error:
         remedy = "Make room on its disk" if error.errno == errno.ENOSPC else "Give another place"
         raise StorageError(
-            f"{out} cannot be written: {error.strerror}. {remedy}. Nothing was changed.",
+            "{path} cannot be written: {reason}. {remedy}. Nothing was changed.",
             code="backup.not-writable",
             path=str(out),
             errno=errno.errorcode.get(error.errno or 0),
+            reason=error.strerror,
+            remedy=remedy,
         ) from error
 
 
@@ -100,7 +102,7 @@ def _check_replaceable(out: Path) -> None:
     known = {CONTENTS, *_contents(out)} if (out / CONTENTS).is_file() else set()
     if not known or any(str(path.relative_to(out)) not in known for path in _files(out)):
         raise InputError(
-            f"{out} is not a backup or holds other files, and --force replaces only backups: give "
+            "{path} is not a backup or holds other files, and --force replaces only backups: give "
             "another place. Nothing was changed.",
             code="backup.replaces-other",
             path=str(out),
@@ -141,7 +143,7 @@ def _copy_blob(state: Path, made: Path, sha256: str) -> None:
                 raise
     if not has_hash(target, sha256):
         raise InputError(
-            f"{source} is missing or damaged: there is no backup of a damaged federation. Start "
+            "{path} is missing or damaged: there is no backup of a damaged federation. Start "
             "`edgetailor serve` again with --check-models: it says what can be recovered.",
             code="backup.damaged-file",
             path=str(source),
@@ -161,16 +163,18 @@ def _contents(copy: Path) -> dict[str, str]:
         found = {str(name): str(sha256) for name, sha256 in document["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(
-            f"{copy} is not a backup: it has no readable {CONTENTS}. Give a folder that "
+            "{path} is not a backup: it has no readable {contents}. Give a folder that "
             "`edgetailor backup` made.",
             code="backup.not-a-backup",
             path=str(copy),
+            contents=CONTENTS,
         ) from None
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in found):
         raise InputError(
-            f"{copy / CONTENTS} names files outside of its folder. Give another backup.",
+            "{contents} names files outside of its folder. Give another backup.",
             code="backup.unsafe-name",
             path=str(copy),
+            contents=copy / CONTENTS,
         )
     return found
 
@@ -180,8 +184,8 @@ def _check_contents(copy: Path) -> None:
     for name, sha256 in _contents(copy).items():
         if not has_hash(copy / name, sha256):
             raise InputError(
-                f"{copy / name} is missing or damaged: this backup cannot be restored. Give "
-                "another one. Nothing was changed.",
+                "{path} is missing or damaged: this backup cannot be restored. Give another one. "
+                "Nothing was changed.",
                 code="backup.damaged-file",
                 path=str(copy / name),
             )

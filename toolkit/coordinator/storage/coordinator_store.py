@@ -300,7 +300,7 @@ class Store:
         path = self.blobs.path(current)
         if not self.blobs.is_whole(path.name):
             raise InputError(
-                f"{path}, the global model, was damaged or removed while the coordinator ran. Put "
+                "{path}, the global model, was damaged or removed while the coordinator ran. Put "
                 "a copy back and start it again.",
                 code="state.damaged-model",
                 path=str(path),

@@ -56,10 +56,11 @@ class Database:
         except sqlite3.OperationalError as error:
             raise_if_full(error, self._path)
             raise StorageError(
-                f"{self._path} cannot be written: {error}. Check the disk and the permissions of "
-                "the state folder. Nothing was changed.",
+                "{path} cannot be written: {reason}. Check the disk and the permissions of the "
+                "state folder. Nothing was changed.",
                 code="storage.not-writable",
                 path=str(self._path),
+                reason=str(error),
             ) from None
 
     @contextmanager

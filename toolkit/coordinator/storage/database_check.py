@@ -38,10 +38,13 @@ def check_database(path: Path) -> Marker | None:
     # SQLite's messages quote the file, which may then not be UTF-8.
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path} is damaged or not a database of this program ({error}). Nothing was changed. "
-            f"{recoverable(path.parent)}",
+            "{database} is damaged or not a database of this program ({reason}). Nothing was "
+            "changed. {remedy}",
             code="state.damaged",
             path=str(path.parent),
+            database=path,
+            reason=str(error),
+            remedy=recoverable(path.parent),
         ) from None
 
 
@@ -78,10 +81,11 @@ def check_version(folder: Path, connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in READABLE:
         raise InputError(
-            f"{folder} was written by another version of edgetailor: its state has version "
-            f"{version}, this program reads {schema.SCHEMA_VERSION}. Serve it with the version "
-            "that wrote it, or set another `state` folder.",
+            "{folder} was written by another version of edgetailor: its state has version "
+            "{version}, this program reads {supported}. Serve it with the version that wrote it, "
+            "or set another `state` folder.",
             code="state.other-version",
             version=version,
             supported=schema.SCHEMA_VERSION,
+            folder=folder,
         )

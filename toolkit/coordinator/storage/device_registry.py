@@ -295,8 +295,8 @@ class Registry:
 def _check_kind(known: Device, allowed: Token) -> None:
     if known.kind != allowed.kind:
         raise forbidden(
-            f"This device is {known.id} already, and the token is for the kind {allowed.kind!r}: "
-            "let it leave first (`edgetailor-agent leave`).",
+            "This device is {device} already, and the token is for the kind {kind!r}: let it "
+            "leave first (`edgetailor-agent leave`).",
             code="join.other-kind",
             device=known.id,
             kind=allowed.kind,

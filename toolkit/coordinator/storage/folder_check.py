@@ -37,8 +37,8 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
     """
     if (folder / CONTENTS).exists():
         raise InputError(
-            f"{folder} is a backup, which must not change: make a state folder of it "
-            "(`edgetailor restore`).",
+            "{path} is a backup, which must not change: make a state folder of it (`edgetailor "
+            "restore`).",
             code="state.is-backup",
             path=str(folder),
         )
@@ -58,13 +58,14 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
         )
     ):
         raise InputError(
-            f"{folder / FILES / found.model}, the model of round {found.round}, is missing or "
-            f"damaged, and {MODEL} is no copy of it. Nothing was changed. Put a copy back, or go "
-            f"back to another round (`edgetailor rounds`, `edgetailor rollback`). "
-            f"{recoverable(folder)}",
+            "{path}, the model of round {round}, is missing or damaged, and {model} is no copy of "
+            "it. Nothing was changed. Put a copy back, or go back to another round (`edgetailor "
+            "rounds`, `edgetailor rollback`). {remedy}",
             code="state.damaged-model",
             path=str(folder / FILES / found.model),
             round=found.round,
+            model=MODEL,
+            remedy=recoverable(folder),
         )
 
 
@@ -76,31 +77,38 @@ def _check_new(folder: Path) -> None:
         left.append(FILES)
     if left:
         raise InputError(
-            f"{folder} held a federation ({', '.join(left)} are left), but {DATABASE} is missing "
-            f"or empty. Nothing was changed. {recoverable(folder)}",
+            "{path} held a federation ({left} are left), but {database} is missing or empty. "
+            "Nothing was changed. {remedy}",
             code="state.no-database",
             path=str(folder),
+            left=", ".join(left),
+            database=DATABASE,
+            remedy=recoverable(folder),
         )
 
 
 def _check_not_older(folder: Path, found: Marker, marker: Marker) -> None:
     if found.id != marker.id:
         raise InputError(
-            f"{folder / DATABASE} is the database of another federation than the other files of "
-            f"the folder ({MARKER}). Nothing was changed. Put the right one back, or set another "
-            "`state` folder.",
+            "{database} is the database of another federation than the other files of the folder "
+            "({marker}). Nothing was changed. Put the right one back, or set another `state` "
+            "folder.",
             code="state.other-database",
             path=str(folder),
+            database=folder / DATABASE,
+            marker=MARKER,
         )
     if found.generation < marker.generation:
         raise InputError(
-            f"{folder / DATABASE} is older than the other files of the folder: it ends with round "
-            f"{found.round}, {MARKER} says round {marker.round}; or devices have joined since. "
-            "Nothing was changed. Put the newer one back. To go on from the old one, remove "
-            f"{MARKER}: later rounds and devices that joined later are then lost. "
-            f"{recoverable(folder)}",
+            "{database} is older than the other files of the folder: it ends with round {round}, "
+            "{marker} says round {expected_round}; or devices have joined since. Nothing was "
+            "changed. Put the newer one back. To go on from the old one, remove {marker}: later "
+            "rounds and devices that joined later are then lost. {remedy}",
             code="state.older-database",
             path=str(folder),
             round=found.round,
             expected_round=marker.round,
+            database=folder / DATABASE,
+            marker=MARKER,
+            remedy=recoverable(folder),
         )

@@ -22,7 +22,7 @@ class FolderLock:
         except BlockingIOError:
             os.close(handle)
             raise InputError(
-                f"{folder} is in use: stop the coordinator that runs on it first.",
+                "{path} is in use: stop the coordinator that runs on it first.",
                 code="state.in-use",
                 path=str(folder),
             ) from None

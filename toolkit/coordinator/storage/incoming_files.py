@@ -70,10 +70,12 @@ class IncomingFile:
         found = self._digest.hexdigest()
         if found != self.sha256:
             raise conflict(
-                f"The tensors came with SHA-256 {found[:12]} instead of {self.sha256[:12]}. They "
-                "were discarded: send them again from the start.",
+                "The tensors came with SHA-256 {found} instead of {expected}. They were "
+                "discarded: send them again from the start.",
                 code=UPLOAD_ALTERED,
                 size=self.size,
+                found=found[:12],
+                expected=self.sha256[:12],
             )
         return FileEntry(size=self.size, sha256=found)
 
@@ -151,8 +153,8 @@ class IncomingFiles:
             size = self._size(device, sha256)
             if offset not in (0, size):
                 raise conflict(
-                    f"The coordinator has {size} bytes of these tensors, and the request continues "
-                    f"after {offset}. Ask how many it has, and send the rest.",
+                    "The coordinator has {received_bytes} bytes of these tensors, and the request "
+                    "continues after {offset_bytes}. Ask how many it has, and send the rest.",
                     code=UPLOAD_OFFSET,
                     received_bytes=size,
                     offset_bytes=offset,

@@ -19,20 +19,22 @@ class Token:
         """Raise RefusalError (403) if the token has expired by `now`."""
         if now > self.expires:
             raise forbidden(
-                f"This join token expired on {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d}. "
-                f"To make a new one, the operator removes tokens/{self.kind}.token from the "
-                "coordinator's state folder and starts `edgetailor serve` again.",
+                "This join token expired on {date}. To make a new one, the operator removes "
+                "tokens/{kind}.token from the coordinator's state folder and starts `edgetailor "
+                "serve` again.",
                 code="join.expired-token",
                 kind=self.kind,
+                date=f"{datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d}",
             )
 
     def check_free(self, used: int) -> None:
         """Raise RefusalError (403) if `used` devices leave no place."""
         if self.count is not None and used >= self.count:
             raise forbidden(
-                f"This join token is used up: it is for {counted(self.count, 'device')} of kind "
-                f"{self.kind!r}. Use the token of another kind, or start a federation with more.",
+                "This join token is used up: it is for {counted} of kind {kind!r}. Use the token "
+                "of another kind, or start a federation with more.",
                 code="join.used-up-token",
                 kind=self.kind,
                 devices=self.count,
+                counted=counted(self.count, "device"),
             )

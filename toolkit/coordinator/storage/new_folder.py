@@ -67,7 +67,7 @@ def check_apart(state: Path, out: Path) -> None:
     one, other = state.resolve(), out.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise InputError(
-            f"{out} is {state}, is in it or contains it: give a place outside of it. Nothing was "
+            "{path} is {state}, is in it or contains it: give a place outside of it. Nothing was "
             "changed.",
             code="file.in-state-folder",
             path=str(out),

@@ -85,23 +85,25 @@ def model_file(folder: Path, round_: int) -> Path:
     if round_ not in known:
         last = f"The last round that is over is {max(known)}." if known else "No round is over."
         raise InputError(
-            f"{folder} has no round {round_}. {last} `edgetailor rounds` lists all.",
+            "{folder} has no round {round}. {last} `edgetailor rounds` lists all.",
             code="round.unknown",
             round=round_,
+            folder=folder,
+            last=last,
         )
     path = folder / FILES / known[round_].model
     if not known[round_].kept:
         kept = [one.round for one in known.values() if one.kept]
         raise InputError(
-            f"The model of round {round_} was removed, as `keep` in the federation's file says. "
-            f"Kept are {', '.join(map(str, kept))}.",
+            "The model of round {round} was removed, as `keep` in the federation's file says. "
+            "Kept are {kept}.",
             code="round.not-kept",
             round=round_,
             kept=kept,
         )
     if not has_hash(path, known[round_].model):
         raise InputError(
-            f"{path}, the model of round {round_}, is missing or damaged. Choose another round "
+            "{path}, the model of round {round}, is missing or damaged. Choose another round "
             "(`edgetailor rounds`), or restore a backup.",
             code="round.damaged-model",
             path=str(path),
@@ -116,9 +118,10 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     path = folder / DATABASE
     if not path.is_file():
         raise InputError(
-            f"{folder} has no {DATABASE}: give the `state` folder of a federation.",
+            "{path} has no {database}: give the `state` folder of a federation.",
             code="state.no-federation",
             path=str(folder),
+            database=DATABASE,
         )
     # Not read-only: after a kill SQLite first undoes the transaction that was cut off.
     uri = f"{path.resolve().as_uri()}?mode=rw"
@@ -128,10 +131,11 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
         yield connection
     except sqlite3.DatabaseError as error:
         raise InputError(
-            f"{path} cannot be read ({error}). Start `edgetailor serve`: it says what can be "
+            "{path} cannot be read ({reason}). Start `edgetailor serve`: it says what can be "
             "recovered.",
             code="state.unreadable-database",
             path=str(path),
+            reason=str(error),
         ) from None
     finally:
         connection.close()
