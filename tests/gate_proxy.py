@@ -10,10 +10,14 @@ from typing import Literal
 
 PIECE = 1 << 16
 CHECK_S = 0.02
+BAD_GATEWAY = (
+    b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: application/json\r\n"
+    b'Content-Length: 15\r\nConnection: close\r\n\r\n{"down": "yes"}'
+)
 
 
 class Gate:
-    """What happens to connections: they pass, are refused and cut, or stand still.
+    """What happens to connections: they pass, are refused and cut, stand still, or get BAD_GATEWAY.
 
     Attributes:
         limit: Bytes after which each connection is cut on its way to the server.
@@ -21,7 +25,7 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self.state: Literal["open", "refuse", "still", "ended"] = "open"
+        self.state: Literal["open", "refuse", "still", "bad", "ended"] = "open"
         self.limit: int | None = None
         self.piece: int | None = None
 
@@ -29,7 +33,7 @@ class Gate:
         """Carry what comes from `source` until one side, or the gate, ends it."""
         carried = 0
         with suppress(OSError, ValueError):  # the other direction has closed the sockets
-            while self.state not in ("refuse", "ended"):
+            while self.state in ("open", "still"):
                 if self.state == "still":
                     time.sleep(CHECK_S)
                     continue
@@ -65,8 +69,11 @@ def gate(target: str) -> Iterator[tuple[str, Gate]]:
                     client, _ = listening.accept()
                 except OSError:
                     return
-                if made.state == "refuse":
-                    client.close()
+                if made.state in ("refuse", "bad"):
+                    with client, suppress(OSError):
+                        if made.state == "bad":
+                            client.recv(PIECE)
+                            client.sendall(BAD_GATEWAY)
                     continue
                 try:
                     server = socket.create_connection((host, int(port)))

@@ -43,7 +43,7 @@ def serve(config_path: Path, read_all: bool = False) -> None:
     page = read_page() if config.phones else None
     certificate = certificate_of(config)
     with bind(config.host, config.port, config_path) as listening:
-        with claimed(config.state) as lock, answer_preparing(listening, certificate):
+        with claimed(config.state) as lock, answer_preparing(listening, certificate, page):
             port, folder = listening.getsockname()[1], shown(config.state)
             logger.info("Starting at port %d with the state folder %s.", port, folder)
             logger.info("Loading PyTorch.")

@@ -5,8 +5,9 @@ browsers do not send, and uses it in requests to the coordinator.
 """
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
@@ -41,6 +42,7 @@ SECURITY = {
     "X-Content-Type-Options": "nosniff",
 }
 """Headers of every answer."""
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 FOR_EVER = "public, max-age=31536000, immutable"
 CODINGS = ("br", "gzip", "identity")
 """Content codings, the smallest first."""
@@ -56,8 +58,11 @@ NOT_BUILT = f"""\
 """
 
 
-def join_routes(page: Page | None) -> list[BaseRoute]:
-    """The routes of the page, or of what says that it was not built."""
+def join_routes(page: Page | None, headers: Mapping[str, str] = NO_HEADERS) -> list[BaseRoute]:
+    """The routes of the page, or of what says that it was not built.
+
+    Answers with files of the page have `headers`, too.
+    """
 
     async def answer(request: Request) -> Response:
         name = request.path_params["name"] or INDEX
@@ -68,7 +73,9 @@ def join_routes(page: Page | None) -> list[BaseRoute]:
                 "The page has no file {name!r}.", code="client.no-such-route", name=name
             )
             return _refusal(404, error)
-        return _file(request, page[name])
+        found = _file(request, page[name])
+        found.headers.update(headers)
+        return found
 
     async def redirect(request: Request) -> Response:
         # Relative, because a proxy may serve the coordinator below another path.

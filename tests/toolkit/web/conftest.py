@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from toolkit.coordinator.federation_config import load_config
-from toolkit.coordinator.server import Server, federation
+from toolkit.coordinator.federation_setup import federation
+from toolkit.coordinator.server import Server
 from toolkit.web.built_page import Page, read_page
 
 

@@ -1,6 +1,7 @@
 """A page on networks that stand still, break off or are away, over real sockets."""
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,10 @@ from safetensors.numpy import load_file
 
 from gate_proxy import Gate, gate
 from models_for_tests import INPUT_SHAPE
-from phones import Phone, images, keep_updates, with_timers
+from phones import KEEP_VIEWS, Phone, images, keep_updates, token, with_timers
+from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_setup import federation
+from toolkit.coordinator.http.server_socket import answer_preparing, bind
 from toolkit.coordinator.server import Server
 
 pytestmark = pytest.mark.web
@@ -159,6 +163,46 @@ def test_another_program_in_the_place_of_the_coordinator(network) -> None:
         phone.train(data, "phone")
         phone.wait_for("finished")
         assert next(answers, None) is None
+
+
+def test_a_proxy_without_its_coordinator(network) -> None:
+    """The page opens from its copy, waits, and goes on by itself."""
+    with network(rounds=1000, page=with_timers(0.05)) as (_, phone, gate, data):
+        phone.train(data, "phone")
+        phone.wait_for("training")
+        phone.page.evaluate("navigator.serviceWorker.ready.then(() => true)")
+        gate.state = "bad"
+        phone.page.reload()
+        phone.wait_for_problem("client.away")
+        assert phone.page.get_by_text("The coordinator is away (HTTP 502).").is_visible()
+        gate.state = "open"
+        phone.wait_for("training")
+
+
+def test_a_coordinator_that_is_starting(browser, tmp_path: Path, seed: int) -> None:
+    images(tmp_path, seed, 99, 20).rename(tmp_path / "held_out.npz")
+    (tmp_path / "f.toml").write_text(TOML.format(rounds=1, shape=list(INPUT_SHAPE)))
+    config, page = load_config(tmp_path / "f.toml"), with_timers(0.05)
+    listening = bind("127.0.0.1", 0, tmp_path / "f.toml")
+    opened = browser.new_page()
+    opened.add_init_script(KEEP_VIEWS)
+    phone = Phone(opened)
+    model = federation(config)
+    tokens = Server(config, model, tmp_path / "f.toml")
+    tokens.close()
+    with answer_preparing(listening, page=page):
+        port = listening.getsockname()[1]
+        opened.goto(f"http://127.0.0.1:{port}/join/#{token(tokens, 'phone')}")
+        phone.join("phone")
+        phone.wait_for_problem("client.away")
+        assert opened.get_by_text("it loads and splits the model").is_visible()
+    server = Server(config, model, tmp_path / "f.toml", page=page, listening=listening)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    phone.wait_for("joined")
+    opened.close()
+    server.stop()
+    thread.join()
 
 
 @pytest.mark.parametrize("state", ["open", "still"])

@@ -23,7 +23,8 @@ from phones import (
     token,
     with_slow_steps,
 )
-from toolkit.coordinator.server import Server, federation
+from toolkit.coordinator.federation_setup import federation
+from toolkit.coordinator.server import Server
 
 pytestmark = pytest.mark.web
 

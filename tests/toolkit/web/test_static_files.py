@@ -12,6 +12,8 @@ from starlette.testclient import TestClient
 
 from built_page import FILES, brotli, build_page
 from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.formats.protocol import PREPARING
+from toolkit.coordinator.http.server_socket import answer_preparing, bind
 from toolkit.web.built_page import read_page
 from toolkit.web.static_files import SECURITY, join_routes
 from vector_fleet import configured, running
@@ -160,6 +162,26 @@ def test_the_coordinator_serves_it_beside_its_routes(tmp_path: Path) -> None:
             server.url, (config.state / "operator.token").read_text().strip()
         )
         assert operator.status().state == "enrolling"
+
+
+def test_a_coordinator_that_is_starting(tmp_path: Path) -> None:
+    """The page comes, over connections that do not outlive the start."""
+    page = read_page(build_page(tmp_path / "built"))
+    listening = bind("127.0.0.1", 0, tmp_path / "fleet.toml")
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with listening, answer_preparing(listening, page=page):
+        for path, name in (("/join/", INDEX), (f"/join/{SCRIPT}", SCRIPT)):
+            answer = urllib3.request("GET", url + path)
+            assert (answer.status, answer.data) == (200, FILES[name][1])
+            assert answer.headers["Connection"] == "close"
+            assert answer.headers["Content-Security-Policy"] == SECURITY["Content-Security-Policy"]
+        for path in ("/v1/work", "/"):
+            answer = urllib3.request("GET", url + path, retries=False)
+            assert (answer.status, answer.json()["code"]) == (503, PREPARING)
+    listening = bind("127.0.0.1", 0, tmp_path / "fleet.toml")
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with listening, answer_preparing(listening):
+        assert urllib3.request("GET", f"{url}/join/", retries=False).status == 503
 
 
 def test_a_federation_without_phones(tmp_path: Path) -> None:

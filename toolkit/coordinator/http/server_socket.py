@@ -12,6 +12,7 @@ from typing import Literal
 
 import uvicorn
 from starlette.responses import JSONResponse
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from device_agent.formats.protocol import PREPARING, Problem
@@ -20,6 +21,8 @@ from toolkit.coordinator.http.certificates import Certificate
 from toolkit.coordinator.http.connection_limits import connections, most_connections
 from toolkit.coordinator.http.open_connections import OpenConnections
 from toolkit.coordinator.minute_log import MinuteLog
+from toolkit.web.built_page import Page
+from toolkit.web.static_files import join_routes
 
 BACKLOG = 128
 RETRY_S = 5
@@ -68,21 +71,26 @@ def url_of(listening: socket.socket, host: str, scheme: str = "http") -> str:
 
 @contextmanager
 def answer_preparing(
-    listening: socket.socket, certificate: Certificate | None = None
+    listening: socket.socket, certificate: Certificate | None = None, page: Page | None = None
 ) -> Iterator[None]:
-    """Answer every request at the socket with 503 during the block, and leave the socket open."""
+    """Answer requests with 503 during the block, and those for `page` with its files.
+
+    The socket stays open.
+    """
     problem = Problem(
         code=PREPARING,
         message="The coordinator is starting: it loads and splits the model. Ask again soon.",
     )
     # Closed after each answer, so that the next request reaches the coordinator once it serves.
-    headers = {"Retry-After": str(RETRY_S), "Connection": "close"}
-    answer = JSONResponse(asdict(problem), 503, headers=headers)
+    closing = {"Connection": "close"}
+    answer = JSONResponse(asdict(problem), 503, headers=closing | {"Retry-After": str(RETRY_S)})
+    routes = join_routes(page, closing) if page is not None else []
+    router = Router(routes, default=answer)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive()).get("more_body", False):
             pass  # a client that is still sending would miss the answer
-        await answer(scope, receive, send)
+        await router(scope, receive, send)
 
     opened = OpenConnections(MinuteLog(), most_connections)
     server = uvicorn_server(app, connections(opened, certificate), lifespan="off")

@@ -30,7 +30,9 @@ async function answer(request: Request): Promise<Response> {
   const stored = await caches.match(request);
   if (stored !== undefined && request.mode !== "navigate") return stored;
   try {
-    return await fetch(request);
+    const answered = await fetch(request);
+    // A proxy says that the coordinator is away: the page opens, and waits for it.
+    return answered.ok ? answered : (stored ?? answered);
   } catch (error) {
     if (stored === undefined) throw error;
     return stored;
