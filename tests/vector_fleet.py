@@ -170,10 +170,13 @@ def running(
     say: Callable[[str], None] = lambda line: None,
     planner: SubmodelPlanner | None = None,
     page: Page | None = None,
+    new_key: bool = False,
 ) -> Iterator[Server]:
     """A coordinator that serves `config`; `say` gets each message that it logs."""
     with messages_to(say):
-        server = Server(config, model or VectorModel(), Path("fleet.toml"), planner, page)
+        server = Server(
+            config, model or VectorModel(), Path("fleet.toml"), planner, page, new_key=new_key
+        )
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

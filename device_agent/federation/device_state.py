@@ -13,6 +13,7 @@ runtimes.json          how long runtimes took in trials (see remembered_trials.p
 """
 
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from device_agent.formats.update import UpdateRecord
 
+log = logging.getLogger(__name__)
 Fetch = Callable[[FileOffer, Path], None]
 UNFINISHED = re.compile(
     r"\.writable|\.(\.writable|device\.json|(device|replacing)\.key|attempts\.json"
@@ -173,7 +175,10 @@ class DeviceState(StateFolder):
         check_signature(work, key)
         try:
             newest = int(self._newest.read_text())
-        except (FileNotFoundError, ValueError):  # none yet, or a damaged disk
+        except FileNotFoundError:  # none yet
+            newest = 0
+        except ValueError:
+            log.warning("%s is damaged: the time of the newest work is unknown.", self._newest)
             newest = 0
         noted = check_age(work, newest, clock)
         if noted != newest:

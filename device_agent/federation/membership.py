@@ -109,6 +109,9 @@ def join(
     moving = known is not None and not same
     # The old key stays until the new coordinator has accepted this device.
     key = folder.replacing_key if moving else folder.key
+    if known is not None and not moving and not key.exists():
+        text = "%s is missing: this machine joins as a new device, and %s keeps its place."
+        log.warning(text, key, known.device)
     with folder.created(), folder.locked():
         enrolled = _enrol(client, token, name, key, lambda: measure(name, state), clock)
         identity = msgspec.structs.replace(enrolled, certificate=certificate)

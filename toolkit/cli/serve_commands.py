@@ -24,7 +24,13 @@ ALL = "*"
     help="Read every kept model and compare it with its hash. By default only the newest and the "
     "best are read, and of the others the size is checked.",
 )
-def serve(config: Path, check_models: bool) -> None:
+@click.option(
+    "--new-key",
+    is_flag=True,
+    help="Make a new key in place of the coordinator's key, which is lost or damaged. Every device "
+    "has to join again.",
+)
+def serve(config: Path, check_models: bool, new_key: bool) -> None:
     """Run the coordinator of the federation in CONFIG (TOML).
 
     Runs until interrupted. Writes a join token for each kind of device to the state folder. Copy it
@@ -38,7 +44,7 @@ def serve(config: Path, check_models: bool) -> None:
 
     from toolkit.coordinator.startup import serve as serve_config
 
-    serve_config(config, check_models)
+    serve_config(config, check_models, new_key)
 
 
 def _check_names(_: click.Context, __: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 import socket
 import threading
 import time
@@ -12,15 +11,12 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from device_agent.client.addresses import check_secret
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol import Preparation
-from device_agent.formats.signed_work import split_token
-from profiles.errors import InputError
 from toolkit.coordinator.coordinator import Coordinator, restore
-from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_secrets import read_secrets
 from toolkit.coordinator.http.certificates import RENEWAL_S, Certificate, certificate_of
 from toolkit.coordinator.http.connection_limits import connections, most_connections
 from toolkit.coordinator.http.http_api import create_app
@@ -28,11 +24,10 @@ from toolkit.coordinator.http.open_connections import OpenConnections
 from toolkit.coordinator.http.repeated_polls import RepeatedPolls
 from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import bind, url_of, uvicorn_server
-from toolkit.coordinator.join_links import ADDRESS, token_file
+from toolkit.coordinator.join_links import ADDRESS
 from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.round_worker import RoundWorker, read_samples
 from toolkit.coordinator.settings_check import check_same_settings
-from toolkit.coordinator.startup_message import OPERATOR
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.folder_lock import FolderLock
 from toolkit.web.built_page import Page
@@ -58,6 +53,7 @@ class Server:
         lock: That of the state folder, if the caller has taken it already.
         certificate: For https. By default it is read from the files that `config` names.
         ready: Whether the next round may begin.
+        new_key: Make a key in place of the coordinator's key, which is lost.
 
     Attributes:
         make_planner: Makes `planner` while the server runs, if it is not given.
@@ -79,6 +75,7 @@ class Server:
         lock: FolderLock | None = None,
         certificate: Certificate | None = None,
         ready: Callable[[], bool] = lambda: True,
+        new_key: bool = False,
     ) -> None:
         self.config = config
         self.make_planner: MakePlanner | None = None
@@ -93,7 +90,7 @@ class Server:
             self._socket.close()
             raise
         try:
-            self.coordinator = _coordinator(config, self._store, planner)
+            self.coordinator = _coordinator(config, self._store, planner, new_key)
         except BaseException:
             self._store.close()
             self._socket.close()
@@ -171,35 +168,10 @@ class Server:
 
 
 def _coordinator(
-    config: CoordinatorConfig, store: Store, planner: SubmodelPlanner | None
+    config: CoordinatorConfig, store: Store, planner: SubmodelPlanner | None, new_key: bool
 ) -> Coordinator:
     check_same_settings(config, store)
-    # All are read before the first is kept: a damaged one is refused and nothing is changed.
-    key = CoordinatorKey.at(config.state / KEY)
-    operator = _token(config.state / OPERATOR)
-    files = [token_file(config.state, kind.name) for kind in config.devices]
-    tokens = [_token(file, f".{key.fingerprint}") for file in files]
-    for kind, token in zip(config.devices, tokens, strict=True):
-        secret, _ = split_token(token)
-        store.registry.set_token(kind.name, secret, kind.places, config.token_days)
+    found = read_secrets(config, store, new_key)
     coordinator = restore(config, store, time.monotonic, planner)
-    coordinator.operator_token, coordinator.key = operator, key
+    coordinator.operator_token, coordinator.key = found.operator, found.key
     return coordinator
-
-
-def _token(path: Path, ending: str = "") -> str:
-    """The token in the file `path`. A missing file is created, readable by its owner only.
-
-    A new token has the ending `ending`.
-    """
-    if not path.exists():
-        write_file(path, f"{secrets.token_urlsafe(32)}{ending}\n".encode(), mode=0o600)
-    try:
-        return check_secret(path.read_text().strip())
-    except (UnicodeDecodeError, InputError):
-        raise InputError(
-            "{path} does not hold a token, which is one word of ASCII characters. Remove the file "
-            "and start again: a new token is made.",
-            code="state.damaged-token",
-            path=str(path),
-        ) from None

@@ -23,12 +23,13 @@ from toolkit.web.built_page import read_page
 logger = logging.getLogger(__name__)
 
 
-def serve(config_path: Path, read_all: bool = False) -> None:
+def serve(config_path: Path, read_all: bool = False, new_key: bool = False) -> None:
     """Serve the federation of the file `config_path` until interrupted.
 
     Args:
         config_path: The federation's TOML file.
         read_all: Compare every kept model with its hash.
+        new_key: Make a key in place of the coordinator's key, which is lost.
 
     Raises:
         InputError: For a mistake in the file, a port in use, or a state folder of another
@@ -63,6 +64,7 @@ def serve(config_path: Path, read_all: bool = False) -> None:
                 lock=lock,
                 certificate=certificate,
                 ready=site.ready if site else lambda: True,
+                new_key=new_key,
             )
         planned = [kind.name for kind in config.devices if kind.planned]
         if planned:

@@ -8,10 +8,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol import Invitation, Work
 from device_agent.formats.signed_work import invitation_text, key_fingerprint, work_text
-from profiles.errors import InputError
 
 KEY = "coordinator.key"
 """Name of its file in the state folder."""
@@ -32,32 +30,28 @@ class CoordinatorKey:
         self.fingerprint = key_fingerprint(self.public)
 
     @classmethod
-    def at(cls, path: Path) -> "CoordinatorKey":
-        """The key in the file `path`; a missing file is created, readable by its owner only.
+    def read(cls, path: Path) -> "CoordinatorKey":
+        """The key in the file `path`.
 
         Raises:
-            InputError: The file holds no such key.
+            FileNotFoundError: There is no file.
+            ValueError: The file holds no such key.
         """
-        if not path.exists():
-            made = Ed25519PrivateKey.generate()
-            pem = made.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-            write_file(path, pem, mode=0o600)
         try:
             key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
+        except (TypeError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, Ed25519PrivateKey):
-            raise InputError(
-                "{path} is damaged: it has no Ed25519 key. Put it back from a backup. If you "
-                "remove it, a new key is made, and every device has to join again.",
-                code="state.damaged-coordinator-key",
-                path=str(path),
-            )
+            raise ValueError(f"{path} has no Ed25519 key")
         return cls(key)
+
+    def pem(self) -> bytes:
+        """The private key as a PEM file (PKCS #8, not encrypted)."""
+        return self._private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
 
     def signed(self, work: Work, now: float) -> Work:
         """`work` with the time `now`, in seconds since 1970, and the signature of both."""

@@ -5,15 +5,18 @@ import resource
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 from starlette.types import Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from device_agent.formats.protocol import API
 from toolkit.coordinator.http.certificates import Certificate
 from toolkit.coordinator.http.open_connections import OpenConnections, Rank
-from toolkit.coordinator.http.repeated_polls import PATH, RepeatedPolls
+
+if TYPE_CHECKING:  # it loads the coordinator, which `serve` does after it has its port
+    from toolkit.coordinator.http.repeated_polls import RepeatedPolls
 
 HEADERS_S = 20.0
 """How long a connection may take to send the headers of a request, and for the handshake of TLS, in
@@ -22,6 +25,7 @@ ANSWER_S = 60.0
 """How long a client may take to read a piece of an answer (48 KiB), in seconds."""
 RESERVED = 128
 """File descriptors that are reserved for the coordinator's own files."""
+POLL = f"{API}/work".encode()
 CONNECTION = "connection"
 """The key of the Connection in the state of a request's scope."""
 
@@ -30,7 +34,7 @@ class Connection(H11Protocol):
     """One connection. uvicorn itself waits without limit and takes any number of connections."""
 
     def __init__(
-        self, opened: OpenConnections, polls: RepeatedPolls | None, *args: Any, **settings: Any
+        self, opened: OpenConnections, polls: "RepeatedPolls | None", *args: Any, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
         self._opened, self._polls = opened, polls
@@ -107,7 +111,7 @@ class Connection(H11Protocol):
         if self.conn.their_state is not h11.DONE or self.conn.trailing_data != (b"", False):
             return False
         asked = (self.scope["method"], self.scope["raw_path"], self.scope["query_string"])
-        return asked == ("GET", PATH.encode(), b"")
+        return asked == ("GET", POLL, b"")
 
     def _note_request(self) -> None:
         """Limit the time for headers. From a request's body on, RequestLimits does."""
@@ -177,7 +181,7 @@ class Handshake(asyncio.Protocol):
 
 
 def connections(
-    opened: OpenConnections, certificate: Certificate | None, polls: RepeatedPolls | None = None
+    opened: OpenConnections, certificate: Certificate | None, polls: "RepeatedPolls | None" = None
 ) -> Callable[..., asyncio.Protocol]:
     """Makes the protocol of a connection; for https with a certificate."""
 

@@ -5,11 +5,9 @@ of a turn, byte for byte like one before, is the same request: its answer needs 
 route. Everything else takes the usual way, also the first poll and one with a wrong secret.
 """
 
-from device_agent.formats.protocol import API
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.storage.device_registry import hashed
 
-PATH = f"{API}/work"
 LONGEST = 1024
 """Bytes of a request that is remembered, one for each device."""
 _BEARER = b"bearer "

@@ -113,6 +113,12 @@ class Store:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
             return str(row[0])
 
+    def set_value(self, key: str, value: str) -> None:
+        """Keep `value` under `key` in place of the earlier one."""
+        if self.value(key) != value:
+            with self._database.transaction() as db:
+                db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
     def value(self, key: str) -> str | None:
         """The value under `key`, or None."""
         with self._database.transaction() as db:

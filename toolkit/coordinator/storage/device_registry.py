@@ -97,6 +97,11 @@ class Registry:
                 (kind, hashed(token), count, self._now(), days),
             )
 
+    def token_hashes(self) -> dict[str, str]:
+        """The hash of the join token of each kind."""
+        with self._database.transaction() as db:
+            return dict(db.execute("SELECT kind, hash FROM tokens").fetchall())
+
     def enrol(
         self, token: str, name: str, public_key: str, machine: str, plan: Plan
     ) -> tuple[Device, str]:

@@ -1,0 +1,164 @@
+"""The federation's own secrets: the coordinator's key, the operator's token, the join tokens.
+
+Each is in a file of the state folder. A file that is cut, empty or of another federation is refused
+by its name: none of them begins again unnoticed, because devices know the key and people hold
+copies of the tokens.
+"""
+
+import logging
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.client.addresses import check_secret
+from device_agent.formats.atomic_files import write_file
+from profiles.errors import InputError
+from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
+from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.join_links import token_file
+from toolkit.coordinator.startup_message import OPERATOR
+from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.storage.device_registry import hashed
+
+logger = logging.getLogger(__name__)
+
+KNOWN_KEY, KNOWN_OPERATOR = "key", "operator"
+"""Keys in the store of the coordinator key's fingerprint and of the operator token's hash."""
+EARLIER_LENGTH = 43
+"""Characters of an operator's token that was made before its hash was kept."""
+
+
+@dataclass(frozen=True)
+class FederationSecrets:
+    """The key, and the operator's token."""
+
+    key: CoordinatorKey
+    operator: str
+
+
+def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> FederationSecrets:
+    """The secrets of the federation; missing tokens, and those of a new federation, are made.
+
+    Nothing is written before all are read, and the store knows a secret before its file exists.
+    `new_key` makes a key in place of one that is lost.
+
+    Raises:
+        InputError: If a file is damaged, if the key is missing although devices have joined, if it
+            is another one than before, or if `new_key` is given and the key is whole.
+    """
+    key, made_key = _key(config.state / KEY, store, new_key)
+    known = store.registry.token_hashes()
+    operator = _operator(config.state / OPERATOR, store.value(KNOWN_OPERATOR), bool(known))
+    tokens: dict[str, str] = {}
+    for kind in config.devices:
+        path = token_file(config.state, kind.name)
+        # Behind the first point is the key's fingerprint, which is no secret: it is written again.
+        token = (_read(path) or "").partition(".")[0]
+        # A token that is there before the federation knows the kind is the operator's choice.
+        if token and hashed(token) != known.get(kind.name, hashed(token)):
+            raise _damaged(path)
+        tokens[kind.name] = token or secrets.token_urlsafe(32)
+    store.set_value(KNOWN_KEY, key.fingerprint)
+    store.set_value(KNOWN_OPERATOR, hashed(operator))
+    for kind in config.devices:
+        store.registry.set_token(kind.name, tokens[kind.name], kind.places, config.token_days)
+    if made_key is not None:
+        write_file(config.state / KEY, made_key, mode=0o600)
+    _write(config.state / OPERATOR, operator, bool(known))
+    for name, token in tokens.items():
+        path = token_file(config.state, name)
+        _write(path, f"{token}.{key.fingerprint}", name in known)
+    return FederationSecrets(key, operator)
+
+
+def _operator(path: Path, known: str | None, began: bool) -> str:
+    """The operator's token. `began`: the federation has begun before."""
+    token = _read(path)
+    if token is None:
+        return secrets.token_urlsafe(32)
+    fits = hashed(token) == known if known else not began or len(token) == EARLIER_LENGTH
+    if not fits:
+        raise _damaged(path)
+    return token
+
+
+def _key(path: Path, store: Store, new_key: bool) -> tuple[CoordinatorKey, bytes | None]:
+    """The key, and the content of its file if that has to be written."""
+    known, joined = store.value(KNOWN_KEY), bool(store.registry.devices())
+    why = (
+        "Every device that has joined trusts that key only. Put the file back from a backup. To go "
+        "on without it, start `edgetailor serve` with --new-key: then every device has to join "
+        "again."
+    )
+    key = None
+    try:
+        key = CoordinatorKey.read(path)
+    except FileNotFoundError:
+        if joined and not new_key:
+            raise InputError(
+                "{path} is missing: the coordinator's key is lost. {why}",
+                code="state.missing-coordinator-key",
+                path=path,
+                why=why,
+            ) from None
+    except ValueError:
+        if not new_key:
+            raise InputError(
+                "{path} is damaged: it has no Ed25519 key. {why}",
+                code="state.damaged-coordinator-key",
+                path=path,
+                why=why,
+            ) from None
+    same = key is not None and known in (None, key.fingerprint)
+    if key is not None and not same and not new_key:
+        raise InputError(
+            "{path} holds another key than the one that this federation began with. {why}",
+            code="state.other-coordinator-key",
+            path=path,
+            why=why,
+        )
+    if same and new_key:
+        raise InputError(
+            "--new-key replaces a key that is lost, and {path} is whole. Start without --new-key. "
+            "If somebody else has the key, remove the file and start with --new-key.",
+            code="state.whole-coordinator-key",
+            path=path,
+        )
+    if key is not None and same:
+        return key, None
+    if joined:
+        logger.warning("The coordinator has a new key: every device has to join again.")
+    made = CoordinatorKey()
+    return made, made.pem()
+
+
+def _read(path: Path) -> str | None:
+    """The word in the file at `path`; None if it is missing."""
+    try:
+        return check_secret(path.read_text().strip())
+    except FileNotFoundError:
+        return None
+    except (UnicodeDecodeError, InputError):
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(
+        "{path} is damaged: it does not hold the token that this federation has. Put the file back "
+        "from a backup, or remove it and start again: then a new token is made, and copies of the "
+        "old one are worth nothing.",
+        code="state.damaged-token",
+        path=path,
+    )
+
+
+def _write(path: Path, content: str, was_known: bool) -> None:
+    """Write a token, readable by its owner only, unless the file holds it already."""
+    before = path.read_text().strip() if path.exists() else None
+    if before == content:
+        return
+    write_file(path, f"{content}\n".encode(), mode=0o600)
+    if before is not None:
+        logger.warning("%s ends in the fingerprint of the coordinator's key again.", path)
+    elif was_known:
+        logger.warning("%s was missing and has a new token: give no copy of the old one.", path)
