@@ -142,6 +142,7 @@ def _from_click(error: click.ClickException) -> EdgeTailorError:
 def _from_exception(error: Exception, name: str) -> EdgeTailorError:
     """The error with a code for an exception of Python or of a library."""
     from device_agent.system.process_memory import ran_out
+    from device_agent.system.system_libraries import DEBIAN_PACKAGES, missing_library
 
     if (short := ran_out(error)) is not None:
         return LimitError(
@@ -152,6 +153,15 @@ def _from_exception(error: Exception, name: str) -> EdgeTailorError:
         )
     if isinstance(error, ModuleNotFoundError) and error.name:
         return missing_package(error.name)
+    if isinstance(error, ImportError) and (library := missing_library(str(error))) is not None:
+        return InputError(
+            "A package cannot be loaded without the system library {library}. {remedy}.",
+            code="program.missing-library",
+            library=library,
+            remedy=f"On Debian, run `sudo apt install {DEBIAN_PACKAGES[library]}`"
+            if library in DEBIAN_PACKAGES
+            else "Install it with the system's package manager",
+        )
     if isinstance(error, OSError):
         path = error.filename
         return InputError(

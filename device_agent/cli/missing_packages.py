@@ -8,10 +8,20 @@ EXTRAS = {
 }
 """The extra that installs a package. `toolkit` installs all others."""
 
+EVERYWHERE = ("cryptography", "msgspec", "numpy", "onnxruntime", "safetensors", "urllib3")
+"""Packages that belong to every installation."""
+
 
 def missing_package(name: str) -> InputError:
     """The error for the missing module `name`, with the command that installs it."""
     package = name.partition(".")[0]
+    if package in EVERYWHERE:
+        return InputError(
+            "The Python package {package}, which every device needs, is not installed. Run "
+            "`pip install {package}`.",
+            code="program.missing-package",
+            package=package,
+        )
     extra = EXTRAS.get(package, "toolkit")
     return InputError(
         "The Python package {package} is not installed. Run `pip install '.[{extra}]'` in the "

@@ -1,22 +1,14 @@
 """The result of one check, and checks that cannot end the others."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from device_agent.system.system_libraries import DEBIAN_PACKAGES, missing_library
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import one_line
 
 Result = Literal["PASS", "FAIL", "SKIP"]
-MISSING_LIBRARY = re.compile(r"([\w.+-]+\.so[.\d]*): cannot open shared object file")
-DEBIAN_PACKAGES = {
-    "libstdc++.so.6": "libstdc++6",
-    "libgcc_s.so.1": "libgcc-s1",
-    "libgomp.so.1": "libgomp1",
-    "libatomic.so.1": "libatomic1",
-    "libz.so.1": "zlib1g",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +62,9 @@ def isolated(check: str, make: Callable[[], Finding | Iterable[Finding]]) -> Ite
 
 def loading_remedy(said: str, package: str) -> str:
     """What to do if `package` does not load, which `said` why."""
-    missing = MISSING_LIBRARY.search(said)
+    missing = missing_library(said)
     if missing is None:
         return f"reinstall it: pip install --force-reinstall {package}"
-    known = DEBIAN_PACKAGES.get(missing[1])
+    known = DEBIAN_PACKAGES.get(missing)
     how = f"; on Debian: sudo apt install {known}" if known else ""
-    return f"install the system library {missing[1]}{how}"
+    return f"install the system library {missing}{how}"

@@ -82,8 +82,8 @@ def measure_speed(threads: int, length_s: float) -> Calibration:
             errors.seek(0)
             reason = failure(code, errors.read()).rstrip(".")
             raise InputError(
-                "This device could not be calibrated: {reason}. Stop other programs, and try again "
-                "with more free memory.",
+                "This device could not be calibrated: {reason}. If memory ran out, stop other "
+                "programs and try again; otherwise see what `edgetailor-agent doctor` says.",
                 code="calibration.failed",
                 reason=reason,
             )

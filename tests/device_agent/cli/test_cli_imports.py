@@ -42,6 +42,9 @@ def imported(folder: Path, *arguments: str) -> set[str]:
         (["run", "--help"], HEAVY | NETWORK | FORMATS | {"device_agent.cli.join_command"}),
         (["status", "--state", "s"], HEAVY),
         (["doctor", "--state", "s"], HEAVY),
+        # These calibrate in child processes, to which a small board's memory has to be left.
+        (["calibrate", "--out", "/"], HEAVY | NETWORK),
+        (["join", "http://x", "--token-file", "t"], HEAVY - {"cryptography"}),
     ],
 )
 def test_a_command_imports_only_what_it_needs(

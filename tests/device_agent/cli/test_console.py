@@ -104,6 +104,22 @@ def test_memory_that_runs_out_anywhere(tmp_path: Path, raised: str, reason: str)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_library_that_the_system_lacks(tmp_path: Path) -> None:
+    said = "numpy failed: libstdc++.so.6: cannot open shared object file: No such file or directory"
+    assert program(tmp_path, f"raise ImportError({said!r})") == Done(
+        2,
+        "",
+        "Error: A package cannot be loaded without the system library libstdc++.so.6. On Debian, "
+        "run `sudo apt install libstdc++6`.\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_that_every_device_needs(tmp_path: Path) -> None:
+    done = program(tmp_path, "raise ModuleNotFoundError('it is gone', name='numpy.linalg')")
+    assert done.stderr.endswith("is not installed. Run `pip install numpy`.\n")
+
+
 def test_success_leaves_no_log(tmp_path: Path) -> None:
     assert program(tmp_path, "print('fine')") == Done(0, "fine\n", "")
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,18 @@
+"""Libraries of the system that compiled packages need, and that small systems lack."""
+
+import re
+
+MISSING = re.compile(r"([\w.+-]+\.so[.\d]*): cannot open shared object file")
+DEBIAN_PACKAGES = {
+    "libstdc++.so.6": "libstdc++6",
+    "libgcc_s.so.1": "libgcc-s1",
+    "libgomp.so.1": "libgomp1",
+    "libatomic.so.1": "libatomic1",
+    "libz.so.1": "zlib1g",
+}
+
+
+def missing_library(said: str) -> str | None:
+    """The library that the loader misses according to `said`, if it says so."""
+    found = MISSING.search(said)
+    return found[1] if found else None
