@@ -35,6 +35,9 @@ def kept_log(path: Path) -> Iterator[None]:
     except EdgeTailorError as error:
         handler.note(f"Ended: {error}")
         raise
+    except (SystemExit, KeyboardInterrupt):
+        handler.note("Stopped.")
+        raise
     except BaseException as error:
         handler.note(f"Ended by {type(error).__name__}: {error}")
         raise

@@ -18,11 +18,11 @@ import msgspec
 
 from device_agent.profiling.calibration_cases import GRAPHS, Shape, all_cases
 from device_agent.profiling.operation_timing import (
-    Budget,
     random_inputs,
     subtract_profiler,
     time_cases,
 )
+from device_agent.profiling.time_budget import Budget
 from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.onnx_runtime import DESCRIPTION, OnnxSession
 from device_agent.system import process_memory

@@ -1,8 +1,7 @@
 """The cases of a calibration: which graphs run with which input shapes.
 
-The graphs are files in `calibration_graphs`. Cases are small, so that a board finishes all of them
-in a minute: a case has at most about 150 million multiply-accumulates and 8 MB per tensor. The
-cases that predictions need most come first, because later ones get fewer runs if time is short.
+The graphs are files in `calibration_graphs`. Cases are small, so that most boards finish all of
+them in a minute: a case has at most about 150 million multiply-accumulates and 8 MB per tensor.
 """
 
 from collections.abc import Iterator, Mapping

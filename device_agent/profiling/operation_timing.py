@@ -3,27 +3,24 @@
 import json
 import math
 import tempfile
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from device_agent.profiling.calibration_cases import GRAPHS, Case, Shape
+from device_agent.profiling.case_order import spread
+from device_agent.profiling.time_budget import Budget
 from device_agent.runtime.onnx_runtime import session_options
 from device_agent.system.process_memory import release_unused
 from profiles.cost_model.workload import sizes_of
 from profiles.documents.calibration_record import SHORTEST_S, Timing
 
-T = TypeVar("T")
 RUNS = (3, 200)
 """Fewest and most runs of a case. The first run of each case warms up the caches."""
-FIRST_CASES = 3
-"""Cases of each graph that are timed on the slowest device, too."""
 ARRAYS = 4
 """Memory of a case in multiples of its inputs: measured 3.0 and 3.5 for the largest cases."""
 RUNNING = 0.8
@@ -44,32 +41,6 @@ def random_inputs(shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
     }
 
 
-class Budget:
-    """Time for measuring.
-
-    Args:
-        length_s: The time in seconds, from now on.
-        clock: Returns the time in seconds.
-    """
-
-    def __init__(self, length_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._end = clock, clock() + length_s
-
-    @property
-    def left_s(self) -> float:
-        """Time left in seconds; negative when it is over."""
-        return self._end - self._clock()
-
-    def runs(self, limits: tuple[int, int], share: float) -> Iterator[int]:
-        """Numbers of runs within `limits`, until a `share` of the time that is left is over."""
-        fewest, most = limits
-        end_s = (1 - share) * self.left_s
-        for done in range(most):
-            if done >= fewest and self.left_s <= max(0.0, end_s):
-                return
-            yield done
-
-
 class TimedGraph:
     """A graph that runs under the runtime's profiler."""
 
@@ -85,7 +56,7 @@ class TimedGraph:
             str(GRAPHS / f"{name}.onnx"), options, providers=["CPUExecutionProvider"]
         )
 
-    def run(self, shapes: Mapping[str, Shape], budget: "Budget", share: float) -> None:
+    def run(self, shapes: Mapping[str, Shape], budget: Budget, share: float) -> None:
         """Run repeatedly, within the limits of `RUNS`, for a `share` of the time that is left."""
         feeds = random_inputs(shapes)
         for _ in budget.runs(RUNS, share):
@@ -178,53 +149,9 @@ def time_cases(
     return Timed(timings, done / len(every))
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Cases of one graph that run in one session. The `needed` ones are never left out."""
-
-    graph: str
-    cases: list[Mapping[str, Shape]]
-    needed: bool
-
-
-def spread(cases: Iterable[Case]) -> list[Chunk]:
-    """Order the cases so that any first part of them covers all graphs and sizes well.
-
-    The first chunk of each graph has its smallest, its largest and a middle case. Later chunks
-    have twice as many cases as the ones before, between those.
-    """
-    graphs: dict[str, list[Mapping[str, Shape]]] = {}
-    for name, shapes in cases:
-        graphs.setdefault(name, []).append(shapes)
-    own = {name: _bisected(sorted(found, key=_numbers)) for name, found in graphs.items()}
-    chunks, size, needed = list[Chunk](), FIRST_CASES, True
-    while own:
-        chunks += [Chunk(name, found[:size], needed) for name, found in own.items()]
-        own = {name: found[size:] for name, found in own.items() if found[size:]}
-        size, needed = 2 * size, False
-    return chunks
-
-
 def needed_bytes(shapes: Mapping[str, Shape]) -> int:
     """Memory that a case takes, in bytes: its inputs, and several results of their size."""
     return ARRAYS * 4 * sum(math.prod(shape) for shape in shapes.values())
-
-
-def _numbers(shapes: Mapping[str, Shape]) -> int:
-    """A measure of the work: the product of the sizes of all inputs."""
-    return math.prod(math.prod(shape) for shape in shapes.values())
-
-
-def _bisected(items: list[T]) -> list[T]:
-    """The first and the last of `items`, the one in the middle, those of the halves, and so on."""
-    order, spans = [0, len(items) - 1], deque([(0, len(items) - 1)])
-    while spans:
-        first, last = spans.popleft()
-        middle = (first + last) // 2
-        order.append(middle)
-        if last - first > 1:
-            spans += [(first, middle), (middle, last)]
-    return [items[place] for place in dict.fromkeys(order)]
 
 
 def subtract_profiler(timings: Sequence[Timing], node_s: float) -> tuple[Timing, ...]:

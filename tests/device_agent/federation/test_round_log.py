@@ -46,7 +46,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
         raise SystemExit(0)
     assert texts(path) == [
         "Started.", "Round 1: training", "The largest value is 1e9. Scale it.",
-        "Ended: x.npz is broken.", "Started.", "Ended by SystemExit: 0",
+        "Ended: x.npz is broken.", "Started.", "Stopped.",
     ]  # fmt: skip
 
 

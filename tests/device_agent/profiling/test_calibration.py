@@ -24,14 +24,14 @@ from device_agent.profiling.calibration import (
 )
 from device_agent.profiling.calibration_cases import MAX_MACS, Shape, all_cases
 from device_agent.profiling.calibration_summary import rates, summary
+from device_agent.profiling.case_order import spread
 from device_agent.profiling.operation_timing import (
     RUNS,
-    Budget,
     fastest_mean,
-    spread,
     subtract_profiler,
     time_cases,
 )
+from device_agent.profiling.time_budget import Budget
 from device_agent.runtime.blocked_probe import block_size
 from log_messages import logged
 from profiles.cost_model.prediction import TIMED, TimeModel

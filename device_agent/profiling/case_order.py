@@ -1,0 +1,57 @@
+"""The order of a calibration's cases, so that a slow device can stop early."""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from device_agent.profiling.calibration_cases import Case, Shape
+
+T = TypeVar("T")
+FIRST_CASES = 3
+"""Cases of each graph that are timed on the slowest device, too."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Cases of one graph that run in one session. The `needed` ones are never left out."""
+
+    graph: str
+    cases: list[Mapping[str, Shape]]
+    needed: bool
+
+
+def spread(cases: Iterable[Case]) -> list[Chunk]:
+    """Order the cases so that any first part of them covers all graphs and sizes well.
+
+    The first chunk of each graph has its smallest, its largest and a middle case. Later chunks
+    have twice as many cases as the ones before, between those.
+    """
+    graphs: dict[str, list[Mapping[str, Shape]]] = {}
+    for name, shapes in cases:
+        graphs.setdefault(name, []).append(shapes)
+    own = {name: _bisected(sorted(found, key=_numbers)) for name, found in graphs.items()}
+    chunks, size, needed = list[Chunk](), FIRST_CASES, True
+    while own:
+        chunks += [Chunk(name, found[:size], needed) for name, found in own.items()]
+        own = {name: found[size:] for name, found in own.items() if found[size:]}
+        size, needed = 2 * size, False
+    return chunks
+
+
+def _numbers(shapes: Mapping[str, Shape]) -> int:
+    """A measure of the work: the product of the sizes of all inputs."""
+    return math.prod(math.prod(shape) for shape in shapes.values())
+
+
+def _bisected(items: list[T]) -> list[T]:
+    """The first and the last of `items`, the one in the middle, those of the halves, and so on."""
+    order, spans = [0, len(items) - 1], deque([(0, len(items) - 1)])
+    while spans:
+        first, last = spans.popleft()
+        middle = (first + last) // 2
+        order.append(middle)
+        if last - first > 1:
+            spans += [(first, middle), (middle, last)]
+    return [items[place] for place in dict.fromkeys(order)]

@@ -1,0 +1,30 @@
+"""The time that a measurement may take."""
+
+import time
+from collections.abc import Callable, Iterator
+
+
+class Budget:
+    """Time for measuring.
+
+    Args:
+        length_s: The time in seconds, from now on.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, length_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._end = clock, clock() + length_s
+
+    @property
+    def left_s(self) -> float:
+        """Time left in seconds; negative when it is over."""
+        return self._end - self._clock()
+
+    def runs(self, limits: tuple[int, int], share: float) -> Iterator[int]:
+        """Numbers of runs within `limits`, until a `share` of the time that is left is over."""
+        fewest, most = limits
+        end_s = (1 - share) * self.left_s
+        for done in range(most):
+            if done >= fewest and self.left_s <= max(0.0, end_s):
+                return
+            yield done
