@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import UnsetType
+
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.client.retries import Outage
@@ -23,8 +25,9 @@ from device_agent.federation.training_attempts import (
     TrainingFailedError,
     wait_after,
 )
+from device_agent.formats.input_summary import far_off
 from device_agent.formats.protocol import FileOffer, Progress, Work
-from device_agent.formats.update import RECORD, TENSORS
+from device_agent.formats.update import RECORD, TENSORS, decode_record
 from device_agent.log_format import fields
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.system.interval_timer import IntervalTimer
@@ -147,6 +150,7 @@ class _Rounds:
         self._attempts = Attempts(folder.attempts)
         self._skipped_round: int | None = None
         self._skipped_at = 0.0
+        self._told_inputs: str | None = None
         self._progress = Progress(state="waiting")
         self.current, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
 
@@ -202,7 +206,8 @@ class _Rounds:
             bundle = self._folder.collect(work.files, self._fetch)
             # After a restart the update may exist already and only has to be sent.
             if self._folder.trained(bundle) is None:
-                self._train(work.round)
+                self._train(work)
+            self._compare_inputs(work)
             self._pauses.wait()
             self._send(work.round)
         except TrainingFailedError as failed:
@@ -224,7 +229,22 @@ class _Rounds:
         log.info("Fetching %s (%d bytes)", offer.name, offer.size)
         self._client.download(offer, to)
 
-    def _train(self, round_: int) -> None:
+    def _compare_inputs(self, work: Work) -> None:
+        """Warn the owner once if the inputs lie far from those of the coordinator's samples."""
+        own = decode_record((self._folder.update / RECORD).read_bytes(), RECORD).inputs
+        if work.inputs is None or isinstance(own, UnsetType):
+            return
+        found = far_off(own, work.inputs)
+        if found is not None and found != self._told_inputs:
+            log.warning(
+                "The inputs of this device lie far from the federation's: %s. Check the unit of "
+                "the sensor, or how the data are prepared.",
+                found,
+            )
+        self._told_inputs = found
+
+    def _train(self, work: Work) -> None:
+        round_ = work.round
         log.info("Round %d: training", round_, extra=fields(round=round_))
         self._tell(Progress(state="training"))
         self._round_check = IntervalTimer(ROUND_CHECK_S)
@@ -241,6 +261,7 @@ class _Rounds:
                 on_epoch=self._on_epoch,
                 on_batch=self._on_batch,
                 profiled=True,
+                summarized=work.inputs is not None,
                 idle=self._idle,
                 trials=self._folder.trials,
             )

@@ -77,6 +77,11 @@ NO_SUCH_FILE = "round.no-such-file"
 """Code of the Problem (404) for a file that this device is not offered now."""
 
 
+MOST_CHANNELS = 64
+Finite = Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
+"""A number that float32 holds."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Invitation:
     """What the holder of a join token is asked to take part in.
@@ -152,6 +157,16 @@ class FileOffer:
     sha256: str
 
 
+@dataclass(frozen=True)
+class InputSummary:
+    """The 5%, 50% and 95% quantiles of each channel, the first axis of a sample, in two digits.
+
+    Samples with more than 64 channels are summarized as one.
+    """
+
+    channels: Annotated[tuple[tuple[Finite, Finite, Finite], ...], Meta(max_length=MOST_CHANNELS)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What to do now: `train` the offered files for `round`, `wait` and ask again, or stop.
@@ -159,7 +174,9 @@ class Work:
     The first round opens after `expected` devices have joined; `joined` of them have. Both are 0
     afterwards. Work to train was `issued` at the coordinator's time, in seconds since 1970.
     `signature` is the coordinator's over `signed_work.work_text`: raw Ed25519 in base64. A device
-    that waits asks again after `ask_again_s` seconds; 0 leaves the time to the device.
+    that waits asks again after `ask_again_s` seconds; 0 leaves the time to the device. `inputs` is
+    what the coordinator's own samples are like; a device that gets it sends the same of its own,
+    and warns its owner if they differ much. It is not signed, because nothing else depends on it.
     """
 
     state: Literal["train", "wait", "finished"]
@@ -171,6 +188,7 @@ class Work:
     issued: int = 0
     signature: str = ""
     ask_again_s: float = 0
+    inputs: InputSummary | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
@@ -23,6 +24,7 @@ from device_agent.formats.manifest import (
     encode,
     uploaded,
 )
+from device_agent.formats.protocol import InputSummary
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError, UpdateError
 from profiles.json_decoding import MalformedError, decode_strictly
@@ -76,6 +78,8 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
         validation: The evaluation on held-out samples after each epoch.
         classes: The classes that the device trained on, ascending; None unless the bundle has a
             masked loss.
+        inputs: A coarse summary of the inputs, if the coordinator gave one of its own. Otherwise
+            the field is absent: coordinators before 0.2 refuse it.
     """
 
     version: int = UPDATE_VERSION
@@ -91,6 +95,7 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     profile: Profile | None = None
     validation: tuple[Evaluation, ...] = ()
     classes: tuple[Count, ...] | None = None
+    inputs: InputSummary | UnsetType = UNSET
 
     def losses(self, digits: int) -> str:
         """The losses of the first and the last epoch with `digits` decimals; one loss if equal."""

@@ -8,12 +8,15 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET
 
 from device_agent.data.data_source import Data
 from device_agent.data.local_data import LocalData, load_data, name_of
 from device_agent.formats.bundle import Bundle, open_bundle
+from device_agent.formats.input_summary import summary_of
 from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import FileEntry, uploaded
+from device_agent.formats.protocol import InputSummary
 from device_agent.formats.update import UpdateRecord, check_place, check_trained, write_update
 from device_agent.runtime.runtime_choice import describe
 from device_agent.system.disk_space import storage_error
@@ -66,6 +69,7 @@ def train_bundle(
     on_batch: OnBatch = at_once,
     force: bool = False,
     profiled: bool = False,
+    summarized: bool = False,
     idle: Usage | None = None,
     trials: Path | None = None,
 ) -> Trained:
@@ -86,6 +90,7 @@ def train_bundle(
         force: Replace an update that is in `out`.
         profiled: Add time and memory of this training to the update's record. Times differ from
             run to run, so the record is then no longer reproducible.
+        summarized: Add a coarse summary of the inputs to the update's record.
         idle: Memory that this process used before its first training (default: uses now).
         trials: The file that remembers trials of runtimes (default: one for this user).
 
@@ -146,7 +151,8 @@ def train_bundle(
                 profile = None
                 if measured is not None:
                     profile = measured.finish(bundle, options.threads, run.batch_seconds)
-                return finish(run, out, force or written_before, keep, profile)
+                inputs = summary_of(local.x, local.samples) if summarized else None
+                return finish(run, out, force or written_before, keep, profile, inputs)
 
 
 @contextmanager
@@ -246,14 +252,19 @@ def classes_to_report(run: ScheduleRun) -> tuple[int, ...] | None:
 
 
 def finish(
-    run: ScheduleRun, out: Path, force: bool, keep: KeepPersonal, profile: Profile | None
+    run: ScheduleRun,
+    out: Path,
+    force: bool,
+    keep: KeepPersonal,
+    profile: Profile | None,
+    inputs: InputSummary | None,
 ) -> Trained:
     """Give the personal tensors to `keep`, then write the update.
 
     Raises:
         UpdateError: The loss or a tensor is not finite.
     """
-    record, tensors = trained_update(run, profile)
+    record, tensors = trained_update(run, profile, inputs)
     kept = personal_tensors(run)
     if kept and run.checkpoints is not None:
         # After `keep`, a restart reads the new personal tensors: it must find this checkpoint too.
@@ -264,7 +275,7 @@ def finish(
 
 
 def trained_update(
-    run: ScheduleRun, profile: Profile | None = None
+    run: ScheduleRun, profile: Profile | None = None, inputs: InputSummary | None = None
 ) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
     """The update of a finished run: its record, without a file, and the uploaded tensors.
 
@@ -285,6 +296,7 @@ def trained_update(
         profile=profile,
         validation=tuple(run.position.validation),
         classes=classes_to_report(run),
+        inputs=inputs or UNSET,
     )
     tensors = {entry.name: run.state[entry.name] for entry in record.tensors}
     check_trained(record, tensors)

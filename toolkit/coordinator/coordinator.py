@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec import UnsetType
 
+from device_agent.formats.input_summary import far_off
 from device_agent.formats.manifest import MANIFEST, encode
 from device_agent.formats.protocol import (
     ABSENT,
@@ -24,6 +26,7 @@ from device_agent.formats.protocol import (
     STOPPED,
     Fallback,
     FileOffer,
+    InputSummary,
     Invitation,
     JoinReply,
     JoinRequest,
@@ -36,6 +39,7 @@ from device_agent.formats.protocol import (
     Upload,
     Work,
 )
+from device_agent.formats.update import UpdateRecord
 from profiles.text_formatting import counted
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
@@ -102,6 +106,7 @@ class Coordinator:
         changed: Wakes the round worker, for example after an update.
         closed_connections: How many were closed because there were too many.
         minute_log: Bounds what devices and strangers can make the log say.
+        inputs: What the held-out samples are like, which devices compare theirs with.
         asking_again: Says when a waiting device asks again.
     """
 
@@ -121,6 +126,7 @@ class Coordinator:
     changed: threading.Event = field(default_factory=threading.Event, repr=False)
     closed_connections: Callable[[], int] = lambda: 0
     minute_log: MinuteLog = field(default_factory=MinuteLog, repr=False)
+    inputs: InputSummary | None = None
     asking_again: AskingAgain = field(init=False, repr=False)
     _offers: dict[str, _Offer] = field(default_factory=dict, repr=False)
 
@@ -311,7 +317,9 @@ class Coordinator:
         bundle, offer = self.bundles[submodel], self._offers.get(submodel)
         if offer is None or offer.bundle is not bundle or offer.work.issued != int(now):
             files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
-            work = Work(state="train", round=round_, files=files, submodel=submodel)
+            work = Work(
+                state="train", round=round_, files=files, submodel=submodel, inputs=self.inputs
+            )
             offer = self._offers[submodel] = _Offer(bundle, self.key.signed(work, now))
         self.activity[device.id].round = round_
         return offer
@@ -517,8 +525,21 @@ class Coordinator:
                     activity = self.activity[device.id]
                     activity.loss, activity.missed = record.loss_last, None
                     activity.told = None
+                    self._compare_inputs(device, record)
             self.changed.set()
         return Receipt(round=round_)
+
+    def _compare_inputs(self, device: Device, record: UpdateRecord) -> None:
+        """Note how the inputs of `device` differ from the coordinator's samples; needs the lock."""
+        found = None
+        if self.inputs is not None and not isinstance(record.inputs, UnsetType):
+            found = far_off(record.inputs, self.inputs)
+        activity = self.activity[device.id]
+        before, activity.inputs = activity.inputs, found and f"its inputs lie far off: {found}"
+        if activity.inputs not in (None, before):
+            logger.warning(
+                "%s: %s (`held_out`). Check the unit of its sensor.", label(device), activity.inputs
+            )
 
     def close_round(self) -> list[Device]:
         """Close the open round. Returns the devices without an update: they missed its deadline."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from device_agent.formats.atomic_files import write_file
+from device_agent.formats.input_summary import summary_of
 from device_agent.formats.protocol import Preparation
 from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
@@ -95,6 +96,7 @@ class Server:
             self._store.close()
             self._socket.close()
             raise
+        self.coordinator.inputs = summary_of(held_out[0])
         self.url = url_of(self._socket, config.host, "https" if self._certificate else "http")
         write_file(config.state / ADDRESS, f"{self.url}\n".encode())
         self.round_worker = RoundWorker(self.coordinator, model, held_out, self.stop, ready)

@@ -23,8 +23,9 @@ from bundles import (
 )
 from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle, open_bundle
+from device_agent.formats.input_summary import summary_of
 from device_agent.formats.manifest import Record, uploaded
-from device_agent.formats.update import read_update
+from device_agent.formats.update import RECORD, read_update
 from device_agent.runtime.runtime_choice import Session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.bundle_training import ScheduleRun
@@ -63,6 +64,16 @@ def test_what_training_writes(bundle: Path, data: str, tmp_path: Path) -> None:
     assert heard == [(1, EPOCHS, record.loss_first), (2, EPOCHS, record.loss_last)]
     sent = opened.load(entry.name for entry in record.tensors)
     assert all(not np.array_equal(tensors[name], sent[name]) for name in sent)
+
+
+def test_a_summary_of_the_inputs_is_written_only_if_it_is_wanted(
+    bundle: Path, data: str, tmp_path: Path
+) -> None:
+    train_bundle(bundle, data, tmp_path / "plain")
+    assert b'"inputs"' not in (tmp_path / "plain" / RECORD).read_bytes()
+    train_bundle(bundle, data, tmp_path / "summarized", summarized=True)
+    record, _ = read_update(tmp_path / "summarized")
+    assert record.inputs == summary_of(np.load(data)["x"])
 
 
 def test_one_thread_and_one_seed_give_the_same_bytes(

@@ -21,6 +21,7 @@ class DeviceActivity:
         note: Why it is paused or has stopped, if it said so.
         round: The round that it was last given work for.
         missed: The round that closed before its update came. None once a later update has come.
+        inputs: How the inputs of its last update lie far from the coordinator's samples, if so.
         told: Why it stopped, as the log says. None once a later update has come.
     """
 
@@ -31,6 +32,7 @@ class DeviceActivity:
     round: int | None = None
     missed: int | None = None
     told: str | None = None
+    inputs: str | None = None
 
     def status(
         self,
@@ -56,7 +58,7 @@ class DeviceActivity:
             bytes_down=device.bytes_down,
             bytes_up=device.bytes_up,
             idle_s=now - self.seen_at,
-            note=self.note or late or unused or device.trouble,
+            note=self.note or late or unused or device.trouble or self.inputs,
             round=self.round if self.state in WORKING else None,
         )
 

@@ -1,0 +1,68 @@
+"""A coarse summary of the inputs of a device: it shows a sensor in other units, and little else.
+
+Batch norm hides such inputs from the loss, so a device would train on them unnoticed.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from device_agent.formats.protocol import MOST_CHANNELS, InputSummary
+
+LEAST_SAMPLES = 20
+"""Quantiles of fewer samples would tell single values."""
+MOST_VALUES = 1 << 20
+"""The most values that quantiles are computed from; samples are left out evenly."""
+QUANTILES = np.array([0.05, 0.5, 0.95])
+DIGITS = 2
+"""Significant digits of a quantile."""
+SCALE = 8.0
+"""Inputs whose range is this many times wider or narrower lie far off."""
+SHIFT = 5.0
+"""Inputs whose median is off by this many times the range lie far off."""
+
+
+def summary_of(
+    x: np.ndarray, rows: Callable[[np.ndarray], np.ndarray] | None = None
+) -> InputSummary | None:
+    """The summary of samples `x` (n, channels, ...); `rows` reads some of a mapped file.
+
+    None for words and other whole numbers, and for fewer than `LEAST_SAMPLES` samples.
+
+    Examples:
+        >>> summary_of(np.arange(400, dtype=np.float32).reshape(200, 2)).channels
+        ((20.0, 200.0, 380.0), (21.0, 200.0, 380.0))
+    """
+    if x.dtype != np.float32 or len(x) < LEAST_SAMPLES:
+        return None
+    values = x.size // len(x)
+    count = min(len(x), max(LEAST_SAMPLES, MOST_VALUES // values))
+    chosen = np.linspace(0, len(x) - 1, count).astype(int)
+    some = x[chosen] if rows is None else rows(chosen)
+    channels = x.shape[1] if x.ndim > 1 and x.shape[1] <= MOST_CHANNELS else 1
+    values_of = some.reshape(count, channels, -1).swapaxes(0, 1).reshape(channels, -1)
+    found = np.quantile(values_of, QUANTILES, axis=1).T.tolist()
+    return InputSummary(tuple((_rounded(a), _rounded(b), _rounded(c)) for a, b, c in found))
+
+
+def far_off(own: InputSummary, reference: InputSummary) -> str | None:
+    """Which channel of `own` lies far from `reference`, and how; None if none does."""
+    if len(own.channels) != len(reference.channels):
+        return None
+    largest = max(max(abs(low), abs(high)) for low, _, high in reference.channels)
+    for place, (mine, other) in enumerate(zip(own.channels, reference.channels, strict=True)):
+        width, usual = mine[2] - mine[0], other[2] - other[0]
+        # A channel that is constant in the reference is held against the other channels.
+        shifted = abs(mine[1] - other[1]) > SHIFT * (usual or largest)
+        wider = width > SCALE * (usual or largest)
+        if largest > 0 and (shifted or wider or 0 < SCALE * width < usual):
+            return f"channel {place}: {_range(mine)}, instead of {_range(other)}"
+    return None
+
+
+def _range(quantiles: tuple[float, float, float]) -> str:
+    return f"{quantiles[0]:g} to {quantiles[2]:g}"
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS - 1}e}")
