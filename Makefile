@@ -176,8 +176,10 @@ docs: $(DOCS) ## build the documentation site into site/, without a network
 # Node is needed by those who change the page only; a released wheel has the built page.
 WEB := toolkit/web/phone
 web: ## build the page for phones into toolkit/web/built/ (needs node 20)
-	@command -v npm >/dev/null || { echo "make web needs Node.js 20 or newer with npm." \
-	  "On Debian and Ubuntu: apt install nodejs npm" >&2; exit 1; }
+	@found=$$(node --version 2>/dev/null); major=$${found#v}; major=$${major%%.*}; \
+	command -v npm >/dev/null && test "$${major:-0}" -ge 20 || { \
+	  echo "make web needs Node.js 20 or newer with npm; node is $${found:-not installed}." \
+	  "Debian 12 and Ubuntu 24.04 have 18: see https://nodejs.org/en/download" >&2; exit 1; }
 	cd $(WEB) && npm ci --no-audit --no-fund && npm run check && npm run build
 
 CHROMIUM ?= $(shell command -v chromium)

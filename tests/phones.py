@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -126,6 +127,19 @@ def keep_updates(server: Server) -> Sent:
     return sent
 
 
+def keep_records(server: Server) -> list[dict[str, Any]]:
+    """Keep the records of all updates that `server` takes from here on, in their order."""
+    records: list[dict[str, Any]] = []
+    take = server.coordinator.take_update
+
+    def take_update(device: Device, round_: int, body: bytes) -> Receipt:
+        records.append(json.loads(body))
+        return take(device, round_, body)
+
+    server.coordinator.take_update = take_update
+    return records
+
+
 @dataclass
 class Phone:
     """One page in a browser profile of its own."""
@@ -176,7 +190,8 @@ class Phone:
         page.get_by_role("button", name="Start training").click()
 
     def wait_for_problem(self, code: str) -> None:
-        self.wait_until(f"() => window.view?.problem?.code === {json.dumps(code)}")
+        found = f"[view?.problem?.code, view?.dataProblem?.code].includes({json.dumps(code)})"
+        self.wait_until(f"() => {{ const view = window.view; return {found} }}")
 
     def wait_for(self, stage: str) -> None:
         self.wait_until(f"() => window.view?.stage === {json.dumps(stage)}")

@@ -4,7 +4,7 @@ import csv
 import math
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +104,7 @@ def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.
             rows = csv.reader(opened, delimiter=delimiter, strict=True)
             names = [composed(name.strip()) for name in next(rows, [])]
             places = [column_place(file, names, one) for one in (*series.columns, series.label)]
+            number = Decimals(delimiter).number
             for row in rows:
                 if not row:
                     continue
@@ -111,7 +112,7 @@ def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.
                 cells = [row[place].strip() if place < len(row) else "" for place in places]
                 pairs = zip(series.columns, cells[:-1], strict=True)
                 numbers.extend(number(where, column, text) for column, text in pairs)
-                labels.append(label_of(where, series, cells[-1], dtype))
+                labels.append(label_of(where, series, cells[-1], dtype, number))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             "{file} is not a CSV file in UTF-8: {reason}.",
@@ -149,21 +150,49 @@ def column_place(file: Path, names: Sequence[str], name: str) -> int:
     return names.index(composed(name))
 
 
-def number(where: str, column: str, text: str) -> float:
-    """The number that `text` is. Raises DataError if it is none, or too large for float32."""
-    if not NUMBER.fullmatch(text) or abs(found := float(text)) > LARGEST:
-        raise DataError(
-            "{place}: {column} is {text!r}; it must be a number such as -1.5. Correct the line or "
-            "remove it.",
-            code="data.not-a-number",
-            column=column,
-            place=where,
-            text=text[:40],
-        )
-    return found
+class Decimals:
+    """The numbers of a file whose columns `delimiter` separates.
+
+    If that is no comma, the numbers may have decimal commas: all of them, or none.
+    """
+
+    def __init__(self, delimiter: str) -> None:
+        self._comma_separates = delimiter == ","
+        self._mark: str | None = None
+
+    def number(self, where: str, column: str, text: str) -> float:
+        """The number that `text` is. Raises DataError if it is none, or too large for float32."""
+        mark = next((one for one in ",." if one in text), self._mark)
+        plain = text if self._comma_separates else text.replace(",", ".", 1)
+        if not NUMBER.fullmatch(plain) or abs(found := float(plain)) > LARGEST:
+            raise DataError(
+                "{place}: {column} is {text!r}; it must be a number such as -1.5. Correct the line "
+                "or remove it.",
+                code="data.not-a-number",
+                column=column,
+                place=where,
+                text=text[:40],
+            )
+        self._mark = self._mark or mark
+        if mark != self._mark:
+            raise DataError(
+                "{place}: {column} is {text!r}, but numbers before it have the other decimal mark. "
+                "Write all numbers of a file with a point, or all with a comma.",
+                code="data.not-a-number",
+                column=column,
+                place=where,
+                text=text[:40],
+            )
+        return found
 
 
-def label_of(where: str, series: Series, text: str, dtype: str) -> float:
+def label_of(
+    where: str,
+    series: Series,
+    text: str,
+    dtype: str,
+    number: Callable[[str, str, str], float],
+) -> float:
     """The label that `text` names. Raises DataError if it is none."""
     if series.classes:
         classes = [composed(name) for name in series.classes]

@@ -268,6 +268,33 @@ def test_accents_may_be_written_in_two_ways(tmp_path: Path) -> None:
     assert loaded(tmp_path / "a.csv", series, (1,)).y.tolist() == [1, 1]
 
 
+def test_decimal_commas_where_no_comma_separates(tmp_path: Path) -> None:
+    for number, (mark, delimiter) in enumerate([(".", ","), (",", ";"), (",", "\t")]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        rows = [(f"{0.25 * line:.2f}".replace(".", mark), "7", "sit") for line in range(-3, 5)]
+        text = "\n".join(delimiter.join(row) for row in [("ax", "ay", "what"), *rows])
+        (folder / "a.csv").write_text(text)
+        found = loaded(folder / "a.csv", SERIES, (1, 2)).x
+        assert np.asarray(found)[:, 0].tolist() == [[0.25 * line, 7] for line in range(-3, 5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ax;ay;what\n1,5;2.5;sit\n", "line 2: ay is '2.5', but numbers before it"),
+        ("ax;ay;what\n1.5;2;sit\n3;4,5;sit\n", "line 3: ay is '4,5', but numbers before it"),
+        ("ax;ay;what\n1.234,5;2;sit\n", "line 2: ax is '1.234,5'; it must be a number"),
+        ('ax,ay,what\n"1,5",2,sit\n', "line 2: ax is '1,5'; it must be a number"),
+    ],
+)
+def test_decimal_marks_that_could_be_misread(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with refused("data.not-a-number") as caught:
+        loaded(tmp_path / "a.csv", SERIES, (1, 2))
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from disclosure import Listener, assert_told
 from made_calibration import DEVICE
 from models_for_tests import INPUT_SHAPE, smooth_cnn
 from phones import HEAD, Keeping, Phone, images
@@ -47,6 +48,7 @@ def test_a_page_gets_what_fits_it(
 
     with serve(toml, folder) as server:
         phone = Phone.opened(browser, server, "phone")
+        listener = Listener(phone.page)
         nothing = plan_with(server, [one for one in known if one.submodel == "full"])
         phone.join("page")
         phone.page.get_by_text("Measuring how fast this device is").wait_for()
@@ -55,6 +57,7 @@ def test_a_page_gets_what_fits_it(
         phone.train(images(tmp_path, seed, 0, 40), "page")
         phone.wait_for("finished")
         assert phone.view()["device"]["submodel"] == "width:0.5"
+        assert_told(phone.page, listener, "POST /devices", "POST /devices profile")
     (first,), (second,) = nothing.seen, kept.seen
     assert second.calibration == first.calibration  # measured once
     assert first.machine.kind == "browser"

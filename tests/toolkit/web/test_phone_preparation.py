@@ -11,7 +11,7 @@ import sample_models
 from device_agent.data.pictures import read_picture
 from device_agent.formats.preprocessing import Images
 from device_agent.formats.update import read_update
-from phones import NativeAgent, Phone, keep_updates, token
+from phones import NativeAgent, Phone, keep_records, keep_updates, token
 
 pytestmark = pytest.mark.web
 
@@ -93,7 +93,7 @@ def test_pictures(browser, serve, tmp_path: Path, seed: int) -> None:
             field = phone.page.get_by_label(f"Pictures: {name}")
             field.set_input_files([str(file) for file in files[:2]])
             field.set_input_files([str(file) for file in files[2:]])
-        assert phone.page.get_by_text("Pictures: cat (5 chosen)").is_visible()
+        phone.page.get_by_text("Pictures: cat (5 chosen)").wait_for()
         phone.page.get_by_role("button", name="Use these pictures (14)").click()
         phone.page.get_by_role("button", name="Start training").click()
         phone.wait_for("finished")
@@ -151,7 +151,8 @@ def test_csv_files(browser, serve, tmp_path: Path, seed: int, channels: str) -> 
         lines = [delimiter.join(["gz", "gy", '"what"', "gx", "az", "ay", "ax"])]
         for label in draw.permutation(["sit", "walk", "run", "walk"]):
             for row in draw.normal(size=(int(draw.integers(5, 20)), 6)):
-                cells = [f"{one:.5g}" for one in row]
+                # The second file is that of a German Excel.
+                cells = [f"{one:.5g}".replace(".", ".,."[number]) for one in row]
                 lines.append(delimiter.join([*cells[:2], label, *cells[2:]]))
         ending = ("\n", "\r\n", "\n")[number]
         text = ending.join(lines) + ending * number
@@ -182,14 +183,77 @@ def test_files_that_cannot_be_used(browser, serve, tmp_path: Path) -> None:
     with serve(toml, tmp_path / "c") as server:
         phone = Phone.opened(browser, server, "phone")
         phone.join("phone")
-        phone.page.get_by_label("Pictures: dog").set_input_files(str(tmp_path / "no.png"))
+        one = picture(tmp_path / "one.png", 1)
+        phone.page.get_by_label("Pictures: dog").set_input_files([one, str(tmp_path / "no.png")])
         phone.page.get_by_role("button", name="Use these pictures (1)").click()
         phone.wait_for_problem("data.wrong-shape")
-        phone.page.get_by_label("Pictures: dog").set_input_files(str(tmp_path / "no.png"))
-        phone.page.get_by_role("button", name="Use these pictures (2)").click()
-        phone.wait_for_problem("data.unreadable-file")
         assert phone.view()["data"] is None
         assert token(server, "phone") not in phone.page.content()
+        assert_arrays_are_checked(phone, tmp_path)
+
+
+def assert_arrays_are_checked(phone: Phone, folder: Path) -> None:
+    """When they are chosen, not when a round has begun."""
+    x, y = np.zeros((4, 3, 16, 12), np.float32), np.zeros(4, np.int64)
+    hole = x.copy()
+    hole[2, 1] = np.nan
+    arrays = {
+        "data.wrong-shape": [(x.reshape(4, 12, 16, 3), y), (x, y.astype(np.float32)), (x, y[:3])],
+        "data.number-out-of-range": [(hole, y)],
+    }
+    phone.page.get_by_text("A file with prepared examples").click()
+    for code, pairs in arrays.items():
+        for wrong_x, wrong_y in pairs:
+            np.savez(folder / "a.npz", x=wrong_x, y=wrong_y)
+            phone.page.get_by_label("Data file").set_input_files(str(folder / "a.npz"))
+            phone.wait_for_problem(code)
+            assert phone.page.get_by_role("button", name="Start training").is_disabled()
+    assert phone.page.inner_text("#data-problem").startswith("a.npz: sample 2 ")
+
+
+def picture(path: Path, seed: int) -> str:
+    values = np.random.default_rng(seed).integers(256, size=(30, 20, 3), dtype=np.uint8)
+    Image.fromarray(values).save(path)
+    return str(path)
+
+
+def test_pictures_are_chosen_taken_out_and_added(browser, serve, tmp_path: Path) -> None:
+    """An unreadable one blocks nothing, the same one counts once, and data change in a round."""
+    held_out(tmp_path / "c", (3, 16, 12))
+    toml = HEAD.format(model="sample_models:pictures", shape=[3, 16, 12], data=PICTURES)
+    toml = toml.replace("epochs = 2", "epochs = 400").replace("count = 2", "count = 1")
+    ones = [picture(tmp_path / f"{number}.png", number) for number in range(8)]
+    (tmp_path / "again.png").write_bytes(Path(ones[0]).read_bytes())
+    (tmp_path / "IMG_7.heic").write_bytes(b"no picture for this browser")
+    with serve(toml, tmp_path / "c") as server:
+        records = keep_records(server)
+        phone = Phone.opened(browser, server, "phone")
+        page = phone.page
+        phone.join("phone")
+        others = [str(tmp_path / name) for name in ("IMG_7.heic", "again.png")]
+        page.get_by_label("Pictures: cat").set_input_files([*ones[:3], *others])
+        page.get_by_text("cannot read them: IMG_7.heic").wait_for()
+        assert "Chosen already, so left out: again.png." in page.inner_text("#left-out")
+        page.get_by_label("Pictures: dog").set_input_files(ones[3:6])
+        page.get_by_role("button", name="Take out 4.png").click()
+        assert page.locator(".small-pictures img").count() == 5
+        page.get_by_role("button", name="Use these pictures (5)").click()
+        page.get_by_text("5 files: 5 examples").wait_for()
+        page.reload()
+        phone.wait_for("joined")
+        page.get_by_label("Keep the examples that are here").check()
+        page.get_by_label("Pictures: owl").set_input_files([ones[0], *ones[6:]])
+        page.get_by_role("button", name="Use these pictures (3)").click()
+        page.get_by_text("7 files: 7 examples").wait_for()
+        page.get_by_role("button", name="Start training").click()
+        phone.wait_for("training")
+        page.get_by_role("button", name="Change or add data").click()
+        page.get_by_label("Pictures: owl").set_input_files(ones[4])
+        page.get_by_role("button", name="Use these pictures (4)").click()
+        page.get_by_text("8 files: 8 examples").wait_for()
+        assert phone.view()["stage"] == "training"
+        phone.wait_for("finished")
+    assert [record["samples"] for record in records] == [7, 8]
     held_out(tmp_path / "d", (7, 6))
     data = f'{SERIES}\nchannels = "last"'
     toml = HEAD.format(model="sample_models:series_last", shape=[7, 6], data=data)
@@ -197,6 +261,7 @@ def test_files_that_cannot_be_used(browser, serve, tmp_path: Path) -> None:
     mistakes = {
         "data.missing-column": "ax,ay\n1,2\n",
         "data.not-a-number": f"{head}\n1,2,3,4,5,0x1,sit\n",
+        "data.unreadable-file": f'{head}\n1,2,3,4,5,6,"sit\n',
         "data.unknown-class": f"{head}\n1,2,3,4,5,6,sits\n",
     }
     with serve(toml, tmp_path / "d") as server:
@@ -207,3 +272,7 @@ def test_files_that_cannot_be_used(browser, serve, tmp_path: Path) -> None:
             field = phone.page.get_by_label("Measurements (CSV)")
             field.set_input_files(str(tmp_path / "a.csv"))
             phone.wait_for_problem(code)
+        mixed = f"{head}\n1.5,2,3,4,5,6,sit\n1:5,2,3,4,5,6,sit\n".replace(",", ";")
+        (tmp_path / "a.csv").write_text(mixed.replace(":", ","))
+        phone.page.get_by_label("Measurements (CSV)").set_input_files(str(tmp_path / "a.csv"))
+        phone.page.get_by_text("a.csv, line 3: ax is “1,5”, but numbers before it").wait_for()

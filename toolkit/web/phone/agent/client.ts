@@ -3,7 +3,9 @@
  * from another program, so their sizes are limited and nothing in them is ever run or drawn as HTML.
  */
 
+import type { Body } from "./disclosure.js";
 import { Failure } from "./failure.js";
+import type { SignedInvitation } from "./invitation.js";
 import type { Problem } from "./messages.js";
 import { Away, Interrupted, readBody, upload, Watch } from "./requests.js";
 import type { SampleForm } from "./sample_form.js";
@@ -108,9 +110,14 @@ export class CoordinatorClient {
     this.wake();
   }
 
-  async join(request: () => Promise<object>): Promise<JoinReply> {
+  async join(request: () => Promise<Body<"POST /devices">>): Promise<JoinReply> {
     // Each attempt signs again, because the signature holds the time.
     return this.patiently(async () => this.json<JoinReply>("POST", "/devices", await request()));
+  }
+
+  /** What the join token, which is this client's secret, is for. */
+  async invitation(): Promise<SignedInvitation> {
+    return this.patiently(() => this.json<SignedInvitation>("GET", "/invitation"));
   }
 
   async work(): Promise<Work> {
@@ -124,11 +131,16 @@ export class CoordinatorClient {
 
   /** Reports progress once. The next request that matters reports the same problem. */
   async progress(state: string, loss: number | null = null, note: string | null = null): Promise<void> {
-    await this.json("POST", "/progress", { state, loss, note }, SHORT_MS).catch(() => null);
+    const body: Body<"POST /progress"> = { state, loss, note };
+    await this.json("POST", "/progress", body, SHORT_MS).catch(() => null);
   }
 
   async reportFailure(submodel: string, failures: number, reason: string): Promise<string | null> {
-    const body = { submodel, failures, reason: reason.slice(0, LONGEST_MESSAGE) };
+    const body: Body<"POST /problems"> = {
+      submodel,
+      failures,
+      reason: reason.slice(0, LONGEST_MESSAGE),
+    };
     const reply = await this.patiently(() =>
       this.json<{ submodel: string | null }>("POST", "/problems", body),
     );

@@ -47,9 +47,12 @@ export interface Faults {
   "data.missing-file": None;
   "data.no-labels": { name: string; ignored: number };
   "data.not-a-number": { file: string; line: number; column: string; text: string };
+  "data.not-a-number/mixed": { file: string; line: number; column: string; text: string };
   "data.not-a-sequence": { name: string; sample: number; ignored: number };
   "data.not-prepared": None;
+  "data.nothing-new": None;
   "data.number-out-of-range": { name: string; sample: number };
+  "data.other-form": { name: string };
   "data.other-preparation": None;
   "data.too-few-samples": { lines: number };
   /** With labels that are classes, a sample has lines of one class only. */
@@ -58,6 +61,7 @@ export interface Faults {
   "data.unknown-class/number": { file: string; line: number; text: string };
   "data.unreadable": { file: string };
   "data.unreadable/fortran": { file: string };
+  "data.unreadable-file/gone": { file: string };
   "data.unreadable-file/csv": { file: string };
   "data.unreadable-file/quotation": { file: string };
   "data.unreadable-file/picture": { file: string };
@@ -76,6 +80,7 @@ export interface Faults {
   "storage.disk-full": None;
   "storage.lost": None;
   "storage.lost/data": None;
+  "trust.forged-invitation": None;
   "trust.forged-work": None;
   "trust.old-work": None;
   "trust.other-key": None;

@@ -3,73 +3,101 @@
 import { Failure } from "./failure.js";
 import { labelPort, SAMPLES, type Manifest } from "./manifest.js";
 import type { StoredArray } from "./npz.js";
-import { open, type Source } from "./preparation.js";
+import { open } from "./preparation.js";
 import { RowFile } from "./row_file.js";
-import { textOf, type SampleForm } from "./sample_form.js";
-import { folderOf, OpenFile, remove, sha256, type Values } from "./storage.js";
-import type { Dtype, Numbers, Tensor } from "./tensors.js";
+import { textOf, type OnProgress, type SampleForm, type Source } from "./sample_form.js";
+import { folderOf, names, OpenFile, remove, sha256, type Values } from "./storage.js";
+import { BYTES, sizeOf, type Dtype, type Numbers, type Tensor } from "./tensors.js";
 
 const FOLDER = "data";
 export const IGNORED = -100n;
 const LEAST_SAMPLES = 2;
 
-/** What is stored about the local data. `sha256` names the numbers, for checkpoints. */
-export interface DataRecord {
-  /** The folder of the files. */
-  id: string;
-  name: string;
-  /** How many files the samples come from; `name` is that of the first. */
-  files?: number;
-  samples: number;
-  bytes: number;
-  sha256: string;
+interface Kinds {
   x: { dtype: Dtype; rowShape: number[] };
   y: { dtype: Dtype; rowShape: number[] };
   /** The form that the samples were prepared in; null for arrays. */
   form: string | null;
 }
 
-/** Copies the owner's samples into the page's files. The old data stay until the new are whole. */
+/** What is stored about the local data. `sha256` names the numbers, for checkpoints. */
+export interface DataRecord extends Kinds {
+  /** The folder of the files. */
+  id: string;
+  name: string;
+  /** SHA-256 of the files that the samples come from; `name` is that of the first. */
+  hashes?: string[];
+  samples: number;
+  bytes: number;
+  sha256: string;
+}
+
+/**
+ * Copies the owner's samples into the page's files. The old data stay until the new are whole.
+ *
+ * @param adding The old samples stay, before the new ones.
+ */
 export async function importData(
   source: Source,
   form: SampleForm,
+  adding: boolean,
   values: Values,
-  onProgress: (done: number, of: number) => void,
+  onProgress: OnProgress,
 ): Promise<DataRecord> {
-  const { name, files, bytes, x, y } = await open(source, form, onProgress);
-  const samples = y.shape[0] ?? 0;
-  if (x.shape[0] !== samples || samples < LEAST_SAMPLES) {
-    const found = { samples: x.shape[0] ?? 0, labels: samples };
+  const before = adding ? await values.get<DataRecord>("data") : null;
+  const known = before?.hashes ?? [];
+  const { name, hashes, bytes, x, y } = await open(source, form, known, onProgress);
+  const labels = y.shape[0] ?? 0;
+  const samples = labels + (before?.samples ?? 0);
+  if (x.shape[0] !== labels || samples < LEAST_SAMPLES) {
+    const found = { samples: x.shape[0] ?? 0, labels };
     throw new Failure("data.wrong-shape/count", { name, ...found, least: LEAST_SAMPLES });
   }
-  const before = await values.get<DataRecord>("data");
-  // A folder of its own, so that the old data stay readable until the record of the new is stored.
-  const id = crypto.randomUUID();
-  const folder = await folderOf(FOLDER, id);
-  const hashes = [await copy(folder, "x", x), await copy(folder, "y", y)];
-  const record: DataRecord = {
-    id,
-    name,
-    files,
-    samples,
-    bytes,
-    sha256: await sha256(new TextEncoder().encode(JSON.stringify([x.shape, y.shape, ...hashes]))),
+  const kinds = {
     x: { dtype: x.dtype, rowShape: x.shape.slice(1) },
     y: { dtype: y.dtype, rowShape: y.shape.slice(1) },
     form: source.kind === "npz" ? null : textOf(form),
   };
+  if (before !== null && !sameKinds(before, kinds)) throw new Failure("data.other-form", { name });
+  // A folder of its own, so that a training goes on with the old data until its round is over.
+  const id = crypto.randomUUID();
+  const folder = await folderOf(FOLDER, id);
+  const old = before && (await folderOf(FOLDER, before.id));
+  const copied = [await copy(folder, "x", x, name, old), await copy(folder, "y", y, name, old)];
+  const all = [[samples, ...kinds.x.rowShape], [samples, ...kinds.y.rowShape]];
+  const record: DataRecord = {
+    id,
+    name: before?.name ?? name,
+    hashes: [...known, ...hashes],
+    samples,
+    bytes: bytes + (before?.bytes ?? 0),
+    sha256: await sha256(new TextEncoder().encode(JSON.stringify([...all, ...copied]))),
+    ...kinds,
+  };
   await values.put({ data: record });
-  if (before !== null) await remove(await folderOf(FOLDER), before.id);
   return record;
 }
 
-/** Writes the numbers of `array` to a file, and returns the SHA-256 of its pieces' SHA-256s. */
+function sameKinds(one: Kinds, other: Kinds): boolean {
+  const text = ({ x, y, form }: Kinds): string => JSON.stringify([x.dtype, x.rowShape, y.dtype, y.rowShape, form]);
+  return text(one) === text(other);
+}
+
+/**
+ * Writes the numbers of `array` to a file, after those of the same file in the folder `old`.
+ *
+ * @returns SHA-256 of the SHA-256s of the file's pieces.
+ */
 async function copy(
   folder: FileSystemDirectoryHandle,
   name: string,
   array: StoredArray,
+  origin: string,
+  old: FileSystemDirectoryHandle | null,
 ): Promise<string> {
   const file = await OpenFile.at(folder, name);
+  const earlier = old === null ? [] : [(await (await old.getFileHandle(name)).getFile()).stream()];
+  const rowBytes = sizeOf(array.shape.slice(1)) * BYTES[array.dtype];
   const digests: string[] = [];
   let at = 0;
   // Pieces of a fixed size, because those of a stream differ from run to run.
@@ -78,21 +106,28 @@ async function copy(
   const put = async (): Promise<void> => {
     const bytes = piece.slice(0, filled);
     digests.push(await sha256(bytes));
+    if (array.dtype === "float32") {
+      const wrong = new Float32Array(bytes.buffer).findIndex((one) => !Number.isFinite(one));
+      const sample = Math.floor((at + BYTES.float32 * wrong) / rowBytes);
+      if (wrong >= 0) throw new Failure("data.number-out-of-range", { name: origin, sample });
+    }
     file.write(bytes, at);
     at += filled;
     filled = 0;
   };
   try {
-    const reader = array.bytes().getReader();
-    for (;;) {
-      const { value, done } = await reader.read();
-      if (done) break;
-      for (let from = 0; from < value.length; ) {
-        const taken = value.subarray(from, from + piece.length - filled);
-        piece.set(taken, filled);
-        filled += taken.length;
-        from += taken.length;
-        if (filled === piece.length) await put();
+    for (const stream of [...earlier, array.bytes()]) {
+      const reader = stream.getReader();
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        for (let from = 0; from < value.length; ) {
+          const taken = value.subarray(from, from + piece.length - filled);
+          piece.set(taken, filled);
+          filled += taken.length;
+          from += taken.length;
+          if (filled === piece.length) await put();
+        }
       }
     }
     await put();
@@ -111,8 +146,10 @@ export class LocalData {
     private readonly y: Tensor,
   ) {}
 
-  /** Opens the data and checks that they fit `manifest`. */
+  /** Opens the data and checks that they fit `manifest`. Removes those that they have replaced. */
   static async open(record: DataRecord, manifest: Manifest): Promise<LocalData> {
+    const all = await folderOf(FOLDER);
+    for (const name of await names(all)) if (name !== record.id) await remove(all, name);
     const folder = await folderOf(FOLDER, record.id);
     const open = (name: "x" | "y"): Promise<RowFile> =>
       RowFile.open(folder, name, record[name].dtype, record[name].rowShape, record.samples);

@@ -1,6 +1,7 @@
 /** Who this page is for its coordinator: a key that cannot leave the browser, and what it got. */
 
 import { calibrate, type Calibration } from "./calibration.js";
+import type { Body } from "./disclosure.js";
 import { Refusal, type CoordinatorClient, type JoinReply } from "./client.js";
 import { Failure } from "./failure.js";
 import { RUNTIME } from "./runtime.js";
@@ -11,6 +12,8 @@ import { sha256, type Bytes, type Values } from "./storage.js";
 /** The refusal of a coordinator that plans submodels and so needs a profile of the device. */
 const NEEDS_PROFILE = "join.needs-profile";
 const PROFILE_VERSION = 1;
+
+type Profile = Body<"POST /devices profile">;
 
 export interface Identity extends JoinReply {
   name: string;
@@ -40,7 +43,7 @@ export async function join(
   const machine = await thisMachine();
   const public_key = base64(await crypto.subtle.exportKey("raw", publicKey));
   const tokenSha256 = await sha256(encoded(token));
-  const request = async (profile: object | null): Promise<object> => {
+  const request = async (profile: Profile | null): Promise<Body<"POST /devices">> => {
     const timestamp = Math.floor(Date.now() / 1000);
     const text = `edgetailor-join-1\n${tokenSha256}\n${public_key}\n${timestamp}\n`;
     const signature = base64(await crypto.subtle.sign("Ed25519", privateKey, encoded(text)));
@@ -80,7 +83,7 @@ export async function thisMachine(): Promise<Record<string, string | number | nu
 }
 
 /** This device as the coordinator plans for it (profiles/documents/device_profile.py). */
-async function describe(name: string, machine: object, measured: Measured): Promise<object> {
+async function describe(name: string, machine: object, measured: Measured): Promise<Profile> {
   const { quota, usage } = await navigator.storage.estimate();
   const memory = (navigator as { deviceMemory?: number }).deviceMemory;
   const free = quota === undefined ? null : quota - (usage ?? 0);

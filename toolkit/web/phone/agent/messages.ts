@@ -6,17 +6,18 @@
  */
 
 import type { Fault } from "./faults.js";
-import type { Source } from "./preparation.js";
-import type { Preprocessing } from "./sample_form.js";
+import type { Preparing, Preprocessing, Source } from "./sample_form.js";
 
 /** Why a training waits. The worker says so to the coordinator too. */
 export type PauseReason = "owner" | "hidden" | "unplugged" | "metered";
 
 export type Command =
+  /** Asks what the token of the link is for. */
+  | { do: "look"; token: string }
   /** Joins with a token from the link, or finds out who this page already is. */
   | { do: "join"; token: string; name: string }
-  /** Local data. The samples are copied into the page's own storage. */
-  | { do: "data"; source: Source }
+  /** Local data. The samples are copied into the page's own storage; `adding` keeps those that are there. */
+  | { do: "data"; source: Source; adding: boolean }
   /** Takes part in rounds until the last one. It also continues what a killed tab had begun. */
   | { do: "train" }
   /** Pauses between two batches; null continues. */
@@ -54,15 +55,30 @@ export interface Prediction {
   probability: number;
 }
 
+/** What a federation says of itself, in words of its operator and in numbers. */
+export interface Invitation {
+  title: string;
+  purpose: string;
+  contact: string;
+  rounds: number;
+  /** Seconds that a round takes at most. */
+  round_s: number;
+  /** Bytes that a device receives and sends in its first round, and in each later one; 0: not known. */
+  first_bytes: number;
+  round_bytes: number;
+}
+
 export interface View {
   stage: Stage;
+  /** What the federation says of itself; null while the coordinator has not said it. */
+  invitation: Invitation | null;
   /** Who this page is for its coordinator; null before it has joined. */
   device: { id: string; name: string; submodel: string } | null;
   data: { name: string; files: number; samples: number; bytes: number } | null;
   /** How the owner's files become samples; null if the federation takes arrays only. */
   preprocessing: Preprocessing | null;
-  /** While files become samples: how many are done. */
-  preparing: { done: number; of: number } | null;
+  /** While files become samples. */
+  preparing: Preparing | null;
   /** While this device is calibrated: the share that is done, in tenths. */
   measured: number | null;
   /** The open round, from 1; 0 before the first. */
@@ -94,4 +110,6 @@ export interface View {
   persisted: boolean | null;
   /** The last thing that went wrong, until the next command. */
   problem: Problem | null;
+  /** Why the last choice of data could not be used, until the next one. */
+  dataProblem: Problem | null;
 }

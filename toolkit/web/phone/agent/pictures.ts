@@ -1,7 +1,7 @@
 /** Samples from pictures: decoded, turned upright, scaled, normalised (device_agent/data/pictures.py). */
 
 import { Failure } from "./failure.js";
-import { normalise, type Images, type Prepared } from "./sample_form.js";
+import { normalise, type Images, type OnProgress, type Prepared } from "./sample_form.js";
 
 /** Shares of red, green and blue in a grey value (ITU-R BT.601). */
 const GREY = [0.299, 0.587, 0.114] as const;
@@ -12,14 +12,14 @@ export function picturesOf(
   pictures: readonly { file: File; label: string }[],
   images: Images,
   sampleShape: readonly number[],
-  onProgress: (done: number, of: number) => void,
+  onProgress: OnProgress,
 ): Prepared {
   const order = pictures
     .map(({ file, label }) => ({ file, label: images.classes.indexOf(label) }))
     .sort((one, other) => one.label - other.label || (one.file.name < other.file.name ? -1 : 1));
   async function* samples(): AsyncGenerator<Float32Array<ArrayBuffer>, void> {
     for (const [done, { file }] of order.entries()) {
-      onProgress(done, order.length);
+      onProgress({ unit: "pictures", done, of: order.length });
       yield await sampleOf(file, images, sampleShape);
     }
   }

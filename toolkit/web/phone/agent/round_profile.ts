@@ -1,5 +1,6 @@
 /** Time and memory of a round's training (profiles/documents/bundle_profile.py). */
 
+import type { Body } from "./disclosure.js";
 import { trainingOf, type Manifest } from "./manifest.js";
 import { thisMachine } from "./membership.js";
 import { memoryBytes } from "./runtime.js";
@@ -9,8 +10,10 @@ const VERSION = 2;
 /** (p90 - p10) / median of times that vary too much to be reliable. */
 const UNSTABLE_SPREAD = 0.26;
 
+type Profile = Body<"POST /rounds/{round}/update profile">;
+
 /** The profile of a training whose batches took `seconds` in this tab; null if there were none. */
-export async function profileOf(manifest: Manifest, seconds: readonly number[]): Promise<object | null> {
+export async function profileOf(manifest: Manifest, seconds: readonly number[]): Promise<Profile | null> {
   const [first] = seconds;
   if (first === undefined) return null;
   // The first batch includes the runtime's warm-up.

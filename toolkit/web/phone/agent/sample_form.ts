@@ -40,6 +40,20 @@ export interface Prepared {
   samples: () => Samples;
 }
 
+/** What the owner has chosen. */
+export type Source =
+  | { kind: "npz"; file: File }
+  | { kind: "images"; pictures: { file: File; label: string }[] }
+  | { kind: "series"; files: File[] };
+
+/** How far the preparation of files is: files or bytes that are done, and how many there are. */
+export interface Preparing {
+  unit: "pictures" | "bytes";
+  done: number;
+  of: number;
+}
+export type OnProgress = (preparing: Preparing) => void;
+
 /** (value - mean) / std in float64; channels are the last axis of `values`. */
 export function normalise(values: Float64Array, mean: readonly number[], std: readonly number[]): void {
   const channels = Math.max(mean.length, std.length, 1);

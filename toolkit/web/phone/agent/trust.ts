@@ -2,6 +2,7 @@
 
 import type { Work } from "./client.js";
 import { Failure } from "./failure.js";
+import type { SignedInvitation } from "./invitation.js";
 import type { Bytes, Values } from "./storage.js";
 
 const VALID_S = 24 * 3600;
@@ -23,13 +24,26 @@ export async function checkKey(key: string, fingerprint: string | null): Promise
   }
 }
 
+/** Checks that the key of the link has signed what the federation says of itself. */
+export async function checkInvitation(given: SignedInvitation, fingerprint: string | null): Promise<void> {
+  await checkKey(given.key, fingerprint);
+  const said = [given.title, given.purpose, given.contact];
+  const numbers = [given.rounds, Math.trunc(given.round_s), given.first_bytes, given.round_bytes];
+  const lines = ["edgetailor-invitation-1", ...said, ...numbers.map((number) => `${number}`)];
+  if (!(await isSigned(lines, given.key, given.signature))) throw new Failure("trust.forged-invitation", {});
+}
+
+async function isSigned(lines: readonly string[], key: string, signature: string): Promise<boolean> {
+  const text = new TextEncoder().encode(lines.map((line) => `${line}\n`).join(""));
+  const imported = await crypto.subtle.importKey("raw", decoded(key), "Ed25519", false, ["verify"]);
+  return crypto.subtle.verify("Ed25519", imported, decoded(signature), text);
+}
+
 /** Checks the signature and the age of `work`, and notes its time. */
 export async function checkWork(work: Work, key: string, values: Values): Promise<void> {
   const lines = ["edgetailor-work-1", `${work.issued}`, `${work.round}`, work.submodel];
   for (const { sha256, size, name } of work.files) lines.push(`${sha256} ${size} ${name}`);
-  const text = new TextEncoder().encode(lines.map((line) => `${line}\n`).join(""));
-  const imported = await crypto.subtle.importKey("raw", decoded(key), "Ed25519", false, ["verify"]);
-  if (!(await crypto.subtle.verify("Ed25519", imported, decoded(work.signature), text))) {
+  if (!(await isSigned(lines, key, work.signature))) {
     throw new Failure("trust.forged-work", {});
   }
   const newest = (await values.get<number>("newest")) ?? 0;

@@ -1,6 +1,7 @@
 /** The update of a round, and the personal model that stays: stored together before it is sent. */
 
 import type { Bundle } from "./bundle.js";
+import type { Body } from "./disclosure.js";
 import { Failure } from "./failure.js";
 import type { LocalData } from "./local_data.js";
 import { uploaded } from "./manifest.js";
@@ -36,7 +37,7 @@ export async function updateOf(bundle: Bundle, data: LocalData, run: ScheduleRun
   const masked = manifest.tensors.some((entry) => entry.by_class);
   const present = [...data.classes(manifest.classes).data].flatMap((one, i) => (one ? [i] : []));
   const raw = manifest.tensors.filter((entry) => entries.includes(entry));
-  const record = {
+  const record: Body<"POST /rounds/{round}/update"> = {
     version: VERSION,
     bundle: bundle.sha256,
     base: manifest.base,

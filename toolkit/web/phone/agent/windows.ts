@@ -1,11 +1,13 @@
 /** Samples from CSV files of a sensor: windows of lines (device_agent/data/windows.py). */
 
 import { Failure } from "./failure.js";
-import { normalise, type Prepared, type Series } from "./sample_form.js";
+import { normalise, type OnProgress, type Prepared, type Series } from "./sample_form.js";
 import type { Dtype } from "./tensors.js";
 
 const DELIMITERS = [",", ";", "\t"];
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
+/** Lines between two reports of progress. */
+const REPORTED = 5000;
 const LARGEST = 3e38;
 /** Numbers in a piece of samples. */
 const PIECE = 1 << 18;
@@ -28,13 +30,20 @@ export async function windowsOf(
   series: Series,
   sampleSize: number,
   labelType: Dtype,
+  onProgress: OnProgress,
 ): Promise<Prepared> {
+  const of = files.reduce((sum, file) => sum + file.size, 0);
+  let done = 0;
   const width = series.columns.length;
   const length = sampleSize / width;
   const read: Lines[] = [];
   const ends: number[] = [];
   for (const file of [...files].sort((one, other) => (one.name < other.name ? -1 : 1))) {
-    const { numbers, labels } = await readSeries(file, series, labelType);
+    onProgress({ unit: "bytes", done, of });
+    const { numbers, labels } = await readSeries(file, series, labelType, (share) =>
+      onProgress({ unit: "bytes", done: done + share * file.size, of }),
+    );
+    done += file.size;
     normalise(numbers, series.mean, series.std);
     const starts = windowStarts(labels, length, series.step || length, labelType === "int64");
     for (const start of starts) ends.push(labels[start + length - 1]!);
@@ -82,6 +91,7 @@ async function readSeries(
   file: File,
   series: Series,
   labelType: Dtype,
+  onShare: (share: number) => void,
 ): Promise<{ numbers: Float64Array; labels: number[] }> {
   let text: string;
   try {
@@ -94,8 +104,7 @@ async function readSeries(
   const count = (mark: string): number => bare.split(mark).length;
   const delimiter = DELIMITERS.reduce((best, mark) => (count(mark) > count(best) ? mark : best));
   const rows = rowsOf(text, delimiter);
-  if (rows === null) throw new Failure("data.unreadable-file/quotation", { file: file.name });
-  const names = (rows.shift()?.cells ?? []).map((name) => name.trim().normalize());
+  const names = (rows.next().value?.cells ?? []).map((name) => name.trim().normalize());
   const places = [...series.columns, series.label].map((name) => {
     const place = names.indexOf(name.normalize());
     if (place < 0 || names.lastIndexOf(name.normalize()) !== place) {
@@ -108,28 +117,46 @@ async function readSeries(
     }
     return place;
   });
-  const numbers = new Float64Array(rows.length * series.columns.length);
-  const labels = rows.map((row, place) => {
+  const decimals = new Decimals(delimiter);
+  const numbers: number[] = [];
+  const labels: number[] = [];
+  for (const row of rows) {
+    if (row.quoted) throw new Failure("data.unreadable-file/quotation", { file: file.name });
     const where = { file: file.name, line: row.line };
     const cells = places.map((place) => (row.cells[place] ?? "").trim());
-    series.columns.forEach((column, i) => {
-      numbers[place * series.columns.length + i] = numberOf(where, column, cells[i]!);
-    });
-    return labelOf(where, series, cells.at(-1)!, labelType);
-  });
-  return { numbers, labels };
-}
-
-function numberOf(where: Where, column: string, text: string): number {
-  const number = Number(text);
-  if (!NUMBER.test(text) || Math.abs(number) > LARGEST) {
-    throw new Failure("data.not-a-number", { ...where, column, text: text.slice(0, 40) });
+    series.columns.forEach((column, i) => numbers.push(decimals.number(where, column, cells[i]!)));
+    labels.push(labelOf(where, series, cells.at(-1)!, labelType, decimals));
+    if (labels.length % REPORTED === 0) onShare(row.end / text.length);
   }
-  return number;
+  return { numbers: Float64Array.from(numbers), labels };
 }
 
-function labelOf(where: Where, { classes, label }: Series, text: string, labelType: Dtype): number {
-  if (classes.length === 0 && labelType !== "int64") return Math.fround(numberOf(where, label, text));
+/** The numbers of a file. Where no comma separates its columns, they may have decimal commas: all, or none. */
+class Decimals {
+  private mark: string | null = null;
+
+  constructor(private readonly delimiter: string) {}
+
+  number(where: Where, column: string, text: string): number {
+    const mark = text.includes(",") ? "," : text.includes(".") ? "." : this.mark;
+    const shown = { ...where, column, text: text.slice(0, 40) };
+    const plain = this.delimiter === "," ? text : text.replace(",", ".");
+    const number = Number(plain);
+    if (!NUMBER.test(plain) || Math.abs(number) > LARGEST) throw new Failure("data.not-a-number", shown);
+    this.mark ??= mark;
+    if (mark !== this.mark) throw new Failure("data.not-a-number/mixed", shown);
+    return number;
+  }
+}
+
+function labelOf(
+  where: Where,
+  { classes, label }: Series,
+  text: string,
+  labelType: Dtype,
+  decimals: Decimals,
+): number {
+  if (classes.length === 0 && labelType !== "int64") return Math.fround(decimals.number(where, label, text));
   const names = classes.map((name) => name.normalize());
   const found = classes.length > 0 ? names.indexOf(text.normalize()) : /^\d{1,15}$/.test(text) ? Number(text) : -1;
   if (found >= 0) return found;
@@ -142,36 +169,40 @@ interface Row {
   cells: string[];
   /** Its last line, from 1. */
   line: number;
+  /** Where it ends in the text. */
+  end: number;
+  /** Whether a quotation mark in it is not closed. */
+  quoted: boolean;
 }
 
-/** The rows of a CSV text (RFC 4180), without empty lines; null if a quotation mark is not closed. */
-function rowsOf(text: string, delimiter: string): Row[] | null {
-  const rows: Row[] = [];
+/** The rows of a CSV text (RFC 4180), without empty lines. */
+function* rowsOf(text: string, delimiter: string): Generator<Row, void> {
   let cells: string[] = [];
   let cell = "";
+  /** Where the part of the cell begins that is not in `cell` yet. */
+  let from = 0;
   let quoted = false;
   let line = 1;
-  const endRow = (): void => {
-    cells.push(cell);
-    if (cells.length > 1 || cell !== "") rows.push({ cells, line });
-    cells = [];
-    cell = "";
-  };
-  for (let at = 0; at < text.length; at++) {
-    const mark = text[at]!;
+  for (let at = 0; at <= text.length; at++) {
+    const mark = at < text.length ? text[at]! : "";
     const ends = mark === "\n" || (mark === "\r" && text[at + 1] !== "\n");
-    if (quoted) {
-      if (mark !== '"') cell += mark;
-      else if (text[at + 1] === '"') cell += text[++at];
+    if (mark === '"') {
+      const empty = cell === "" && from === at;
+      if (!quoted && !empty) continue; // within a cell without quotation marks
+      cell += text.slice(from, at);
+      if (!quoted) quoted = true;
+      else if (text[at + 1] === '"') cell += text[at++]!;
       else quoted = false;
-    } else if (mark === '"' && cell === "") quoted = true;
-    else if (mark === delimiter) {
-      cells.push(cell);
+      from = at + 1;
+    } else if (at === text.length || (!quoted && (mark === delimiter || ends))) {
+      cells.push(cell + text.slice(from, at).replace(/\r$/, ""));
       cell = "";
-    } else if (ends) endRow();
-    else if (mark !== "\r") cell += mark;
+      from = at + 1;
+      if (mark !== delimiter) {
+        if (cells.length > 1 || cells[0] !== "" || quoted) yield { cells, line, end: at, quoted };
+        cells = [];
+      }
+    }
     if (ends) line++;
   }
-  endRow();
-  return quoted ? null : rows;
 }

@@ -3,11 +3,11 @@
 import { CoordinatorClient } from "./client.js";
 import { Failure, problemOf } from "./failure.js";
 import { importData, type DataRecord } from "./local_data.js";
+import { invited } from "./invitation.js";
 import { join, type Identity } from "./membership.js";
 import type { Command, View } from "./messages.js";
-import type { Source } from "./preparation.js";
 import { Rounds, Stopped } from "./rounds.js";
-import { readForm } from "./sample_form.js";
+import { readForm, type Source } from "./sample_form.js";
 import { eraseAll, Values } from "./storage.js";
 import { splitToken } from "./trust.js";
 import { Results } from "./update.js";
@@ -17,6 +17,7 @@ const HELD_MS = 500;
 
 const EMPTY: View = {
   stage: "starting",
+  invitation: null,
   device: null,
   data: null,
   preprocessing: null,
@@ -34,6 +35,7 @@ const EMPTY: View = {
   paused: null,
   persisted: null,
   problem: null,
+  dataProblem: null,
 };
 let view = EMPTY;
 /** The client in use. */
@@ -56,19 +58,37 @@ async function showStored(): Promise<void> {
   const identity = await values.get<Identity>("device");
   const data = await values.get<DataRecord>("data");
   show({
-    stage: identity === null ? "new" : "joined",
+    ...(rounds === null ? idle(identity) : {}),
+    invitation: (await values.get<View["invitation"]>("invitation")) ?? view.invitation,
     device: identity && { id: identity.device, name: identity.name, submodel: identity.submodel },
-    data: data && { name: data.name, files: data.files ?? 1, samples: data.samples, bytes: data.bytes },
+    data: data && {
+      name: data.name,
+      files: data.hashes?.length ?? 1,
+      samples: data.samples,
+      bytes: data.bytes,
+    },
     preprocessing: identity && readForm(identity).preprocessing,
     preparing: null,
     measured: null,
     losses: (await values.get<View["losses"]>("losses")) ?? [],
     predictions: await values.get<View["predictions"]>("predictions"),
     persisted: await navigator.storage.persisted(),
-    round: 0,
-    training: null,
-    paused: null,
   });
+}
+
+/** What the page shows while no rounds run. */
+function idle(identity: Identity | null): Partial<View> {
+  return { stage: identity === null ? "new" : "joined", round: 0, training: null, paused: null };
+}
+
+/** Asks what the link is for, beside everything else: a coordinator that is away holds nothing up. */
+async function look(given: string): Promise<void> {
+  const [token, fingerprint] = splitToken(given);
+  try {
+    show({ invitation: await invited(client(token), fingerprint) });
+  } catch (error) {
+    show({ problem: problemOf(error) });
+  }
 }
 
 async function train(): Promise<void> {
@@ -91,10 +111,14 @@ async function train(): Promise<void> {
   }
 }
 
-async function importDataOf(source: Source): Promise<void> {
+async function importDataOf(source: Source, adding: boolean): Promise<void> {
   const identity = await values.get<Identity>("device");
   if (identity === null) return;
-  await importData(source, readForm(identity), values, (done, of) => show({ preparing: { done, of } }));
+  try {
+    await importData(source, readForm(identity), adding, values, (preparing) => show({ preparing }));
+  } catch (error) {
+    show({ dataProblem: problemOf(error) });
+  }
 }
 
 /** Erases everything, whether the coordinator answers or not. */
@@ -110,7 +134,7 @@ async function leave(): Promise<void> {
   show({ stage: "new", problem: untold && new Failure("leave.untold", untold).problem });
 }
 
-async function obey(command: Exclude<Command, { do: "pause" | "retry" }>): Promise<void> {
+async function obey(command: Exclude<Command, { do: "look" | "pause" | "retry" }>): Promise<void> {
   switch (command.do) {
     case "join": {
       show({ stage: "joining", problem: null });
@@ -120,11 +144,12 @@ async function obey(command: Exclude<Command, { do: "pause" | "retry" }>): Promi
         if (view.measured !== tenths) show({ measured: tenths });
       };
       await join(client(token), token, fingerprint, command.name, values, measured);
+      await values.put({ invitation: view.invitation });
       return showStored();
     }
     case "data":
-      show({ problem: null });
-      await importDataOf(command.source);
+      show({ problem: null, dataProblem: null, preparing: { unit: "bytes", done: 0, of: 1 } });
+      await importDataOf(command.source, command.adding);
       return showStored();
     case "train":
       running = train();
@@ -157,7 +182,8 @@ async function start(): Promise<void> {
 // Commands may come before the storage is open: they wait for what came before them.
 let last = start();
 self.onmessage = ({ data }: MessageEvent<Command>) => {
-  // These two change what runs: they do not wait for it.
+  // These change what runs, or run beside it: they do not wait for it.
+  if (data.do === "look") return void look(data.token);
   if (data.do === "pause") return rounds?.setPause(data.reason);
   if (data.do === "retry") return contact?.interrupt();
   last = last

@@ -4,7 +4,7 @@ import type { Command, PauseReason, View } from "../agent/messages.js";
 import { Conditions } from "./conditions.js";
 import { element, say } from "./elements.js";
 import { keepCopy, removeCopy } from "./own_copy.js";
-import { draw, isWorking, offerPause, sayProblem } from "./render.js";
+import { draw, drawLeaves, isWorking, offerPause, sayProblem } from "./render.js";
 import { offerSources } from "./sources.js";
 import { missingFeatures } from "./support.js";
 import { TEXTS, translate } from "./words.js";
@@ -15,10 +15,24 @@ declare const WORKER_URL: string;
 /** Set while the owner wants to train, so that a page that was killed goes on when it is opened. */
 const TRAINING = "training";
 const PAUSED = "paused";
+/** Kept for this tab until it has joined. */
+const TOKEN = "token";
+/** How long the page waits for what the federation says of itself, so that nothing moves then. */
+const LOOKED_MS = 2000;
 
 // The operator's link escapes the token. It is a secret: it does not stay in the address bar.
-const token = unescaped(location.hash.slice(1));
+const given = unescaped(location.hash.slice(1));
 history.replaceState(null, "", location.pathname);
+const token = given || (stored() ?? "");
+
+/** The token of the tab, which a reload before the join has to keep. */
+function stored(): string | null {
+  try {
+    return sessionStorage.getItem(TOKEN);
+  } catch {
+    return null; // a browser without storage, which the page refuses below
+  }
+}
 
 function unescaped(text: string): string {
   try {
@@ -35,6 +49,9 @@ function start(): void {
   let promised: boolean | null = null;
   let resume = localStorage.getItem(TRAINING) !== null;
   let ownerPaused = localStorage.getItem(PAUSED) !== null;
+  let hasLeft = false;
+  let lookedUntil: number | null = null;
+  if (given !== "") sessionStorage.setItem(TOKEN, given);
   const conditions = new Conditions(() => {
     applyPause();
     redraw();
@@ -53,7 +70,14 @@ function start(): void {
   function redraw(): void {
     if (view === null) return;
     const shown = { ...view, persisted: promised ?? view.persisted };
-    draw(shown, { canJoin: token !== "", wanted: pauseReason(), batteryUsed: conditions.batteryUsed() });
+    const answered = view.invitation !== null || view.problem !== null || view.stage === "joining";
+    draw(shown, {
+      canJoin: token !== "",
+      looked: answered || (lookedUntil !== null && performance.now() > lookedUntil),
+      hasLeft,
+      wanted: pauseReason(),
+      batteryUsed: conditions.batteryUsed(),
+    });
   }
 
   function show(next: View): void {
@@ -63,6 +87,15 @@ function start(): void {
     if (left) {
       localStorage.clear();
       ownerPaused = false;
+      hasLeft = true;
+    }
+    if (next.device !== null) {
+      sessionStorage.removeItem(TOKEN);
+      hasLeft = false;
+    } else if (next.stage === "new" && token !== "" && lookedUntil === null) {
+      lookedUntil = performance.now() + LOOKED_MS;
+      setTimeout(redraw, LOOKED_MS + 1);
+      send({ do: "look", token });
     }
     if (next.device !== null && last?.device == null) keepCopy();
     if (next.stage === "new" && last?.stage !== "new") void removeCopy();
@@ -88,7 +121,7 @@ function start(): void {
       redraw();
     });
   };
-  offerSources((source) => send({ do: "data", source }));
+  offerSources((source, adding) => send({ do: "data", source, adding }));
   element("train").onclick = () => {
     localStorage.setItem(TRAINING, "yes");
     send({ do: "train" });
@@ -122,6 +155,7 @@ function start(): void {
 
 async function open(): Promise<void> {
   translate();
+  drawLeaves();
   say("host", TEXTS.host(location.host));
   say("status", "");
   if (!isSecureContext) return sayProblem(TEXTS.insecure);

@@ -2,6 +2,7 @@
 
 import type { PauseReason, Prediction, Problem, Stage, View } from "../agent/messages.js";
 import { sentenceOf } from "../agent/faults.js";
+import { fieldsByLine, type Line } from "../agent/disclosure.js";
 import { element, say } from "./elements.js";
 import { drawSources } from "./sources.js";
 import { number, percent, TEXTS } from "./words.js";
@@ -10,6 +11,10 @@ import { number, percent, TEXTS } from "./words.js";
 export interface Surroundings {
   /** Whether the link had a token. */
   canJoin: boolean;
+  /** Whether the coordinator has said what the token is for, or could not. */
+  looked: boolean;
+  /** Whether this device has left since the page was opened. */
+  hasLeft: boolean;
   /** Why the training shall wait. The worker gets there after the current batch. */
   wanted: PauseReason | null;
   /** Percent; null if the browser does not say. */
@@ -32,21 +37,25 @@ export function draw(view: View, surroundings: Surroundings): void {
   const mayJoin = (stage === "new" || stage === "joining") && surroundings.canJoin;
   const screen = working || stage === "finished" ? "work" : device !== null ? "member" : "joining";
   show(screen, {
-    joining: mayJoin,
-    shares: mayJoin || device !== null,
+    joining: mayJoin && surroundings.looked,
+    shares: (mayJoin && surroundings.looked) || device !== null,
     work: screen === "work",
     member: device !== null,
     choices: screen !== "joining",
     end: device !== null,
   });
-  say("status", statusOf(view, surroundings.wanted));
-  drawProblem(view, surroundings.canJoin);
+  say("status", statusOf(view, surroundings));
+  drawProblem(view);
+  drawInvitation(view);
   drawRetry(view);
   element("join").querySelector("button")!.disabled = stage === "joining";
-  if (device !== null) say("who", TEXTS.member(device.name, device.id, device.submodel));
-  drawSources(view.preprocessing);
+  if (device !== null) {
+    say("who", TEXTS.member(device.name, partOf(device.submodel)));
+    say("operator-needs", TEXTS.operatorNeeds(device.id, device.submodel));
+  }
+  drawSources(view, screen === "work");
   say("data", dataOf(view));
-  document.querySelector<HTMLElement>(".source")!.hidden = screen === "work";
+  say("data-problem", view.dataProblem === null ? "" : messageOf(view.dataProblem));
   element<HTMLButtonElement>("train").disabled = data === null || view.preparing !== null;
   element("train").hidden = screen === "work";
   element("pause").hidden = !working;
@@ -54,7 +63,7 @@ export function draw(view: View, surroundings: Surroundings): void {
   drawLosses(view);
   say("prediction", predictionOf(view));
   drawFacts(view, surroundings.batteryUsed);
-  say("sent", view.bytesUp === 0 ? "" : `(${TEXTS.sent(size(view.bytesUp))})`);
+  say("sent", view.bytesUp === 0 ? "" : TEXTS.sent(size(view.bytesUp)));
 }
 
 export function offerPause(ownerPaused: boolean): void {
@@ -71,12 +80,53 @@ function show(screen: string, sections: Record<string, boolean>): void {
 }
 
 function dataOf({ data, preparing }: View): string {
-  if (preparing !== null) return TEXTS.preparing(preparing.done + 1, preparing.of);
+  if (preparing?.unit === "pictures") return TEXTS.preparing.pictures(preparing.done + 1, preparing.of);
+  if (preparing !== null) return TEXTS.preparing.bytes(percent(preparing.done / Math.max(1, preparing.of)));
   return data === null ? TEXTS.noData : TEXTS.data(data.name, data.files, data.samples, size(data.bytes));
 }
 
-function statusOf(view: View, wanted: PauseReason | null): string {
+function partOf(submodel: string): string {
+  const family = submodel.replace(/:.*/, "") as keyof typeof TEXTS.parts;
+  return TEXTS.parts[family] ?? TEXTS.otherPart;
+}
+
+/** What the federation says of itself, and what taking part costs. */
+function drawInvitation({ invitation }: View): void {
+  if (invitation === null) return;
+  const { title, purpose, contact, rounds, round_s, first_bytes, round_bytes } = invitation;
+  if (title !== "") {
+    say("heading", title);
+    say("host", `${TEXTS.page.heading} · ${location.host}`);
+  }
+  say("purpose", purpose);
+  say("contact", contact && TEXTS.contact(contact));
+  const all = first_bytes + round_bytes * Math.max(0, rounds - 1);
+  const minutes = number(Math.ceil(round_s / 60));
+  say("estimate", rounds === 0 ? "" : TEXTS.estimate(rounds, minutes, all === 0 ? "" : size(all)));
+}
+
+/** What leaves this device: a line for each kind of field that requests have. */
+export function drawLeaves(): void {
+  const list = element("leaves");
+  const fields = fieldsByLine();
+  list.dataset.fields = fields.get("")!.join(", ");
+  for (const line of Object.keys(TEXTS.leaves) as Line[]) {
+    list.append(itemWith(TEXTS.leaves[line], fields.get(line)!));
+  }
+  list.append(itemWith(TEXTS.leavesAddress, []));
+}
+
+function itemWith(text: string, fields: readonly string[]): HTMLElement {
+  const item = document.createElement("li");
+  item.textContent = text;
+  item.dataset.fields = fields.join(", ");
+  return item;
+}
+
+function statusOf(view: View, { wanted, canJoin, hasLeft }: Surroundings): string {
   const { stage, round, training, measured } = view;
+  if (stage === "new" && hasLeft) return TEXTS.left;
+  if (stage === "new" && !canJoin) return TEXTS.noToken;
   if (measured !== null && stage === "joining") return TEXTS.measuring(Math.round(100 * measured));
   if (stage === "paused" && view.paused !== null) return TEXTS.paused[view.paused];
   if (stage === "training" && wanted !== null) return TEXTS.pausing;
@@ -87,12 +137,17 @@ function statusOf(view: View, wanted: PauseReason | null): string {
   const words = TEXTS.stages[stage];
   if (!isWorking(stage) || round === 0) return words;
   const epoch = training && stage === "training" ? `, ${TEXTS.epoch(training.epoch, training.epochs)}` : "";
-  return `${TEXTS.round(round)}: ${words}${epoch}`;
+  return `${TEXTS.round(round, view.invitation?.rounds ?? 0)}: ${words}${epoch}`;
 }
 
-function drawProblem({ stage, problem }: View, canJoin: boolean): void {
-  if (problem !== null) sayProblem(sentenceOf(problem.fault, TEXTS.faults), stage === "joined" ? remedyOf(problem) : "");
-  else sayProblem(stage === "new" && !canJoin ? TEXTS.noToken : "");
+function drawProblem({ stage, problem }: View): void {
+  if (problem === null) return sayProblem("");
+  sayProblem(messageOf(problem), stage === "joined" ? remedyOf(problem) : "");
+}
+
+function messageOf({ code, fault }: Problem): string {
+  const known = fault.is === "refused" ? TEXTS.refusals[code as keyof typeof TEXTS.refusals] : undefined;
+  return known ?? sentenceOf(fault, TEXTS.faults);
 }
 
 /** When a coordinator that is away is asked again. Screen readers are not told of every second. */
@@ -107,15 +162,19 @@ function remedyOf({ code }: Problem): string {
   return TEXTS.remedies.find(([start]) => code.startsWith(start))?.[1] ?? "";
 }
 
-function drawProgress({ training, stage }: View): void {
+function drawProgress({ training, stage, round, invitation }: View): void {
   const bar = element<HTMLProgressElement>("progress");
   bar.hidden = training === null || !isWorking(stage);
   if (training === null || bar.hidden) return say("left", "");
   const { epoch, epochs, batch, batches, batchSeconds } = training;
   bar.max = epochs * batches;
   bar.value = (epoch - 1) * batches + batch;
-  const left = batchSeconds === null ? null : ((bar.max - bar.value) * batchSeconds) / 60;
-  say("left", left === null ? "" : TEXTS.minutesLeft(Math.round(left)));
+  if (batchSeconds === null) return say("left", "");
+  const minutes = (batches: number): number => Math.round((batches * batchSeconds) / 60);
+  const left = bar.max - bar.value;
+  const rounds = (invitation?.rounds ?? 0) - round;
+  const all = rounds > 0 ? `. ${TEXTS.allLeft(minutes(left + rounds * bar.max))}` : "";
+  say("left", `${TEXTS.minutesLeft(minutes(left))}${all}`);
 }
 
 function drawLosses({ losses }: View): void {

@@ -1,28 +1,35 @@
 /** The fields in which an owner chooses data: pictures by class, CSV files, or arrays. */
 
-import type { Source } from "../agent/preparation.js";
-import type { Preprocessing } from "../agent/sample_form.js";
+import type { View } from "../agent/messages.js";
+import type { Preprocessing, Source } from "../agent/sample_form.js";
 import { element, say } from "./elements.js";
+import { PictureChoice } from "./pictures.js";
 import { TEXTS } from "./words.js";
 
-/** Pictures that were chosen or taken, but not yet used, by class. */
-const chosen = new Map<string, File[]>();
+let choice: PictureChoice | null = null;
 
-export function offerSources(use: (source: Source) => void): void {
+/** @param use Gets what was chosen, and whether it is added to what the page has. */
+export function offerSources(use: (source: Source, adding: boolean) => void): void {
+  const adding = (): boolean => {
+    const box = element<HTMLInputElement>("add");
+    return box.checked && !element("adding").hidden;
+  };
   const npz = element<HTMLInputElement>("npz");
   npz.onchange = () => {
     const [file] = taken(npz);
-    if (file) use({ kind: "npz", file });
+    if (file) use({ kind: "npz", file }, adding());
   };
   const csv = element<HTMLInputElement>("csv");
   csv.onchange = () => {
     const files = taken(csv);
-    if (files.length > 0) use({ kind: "series", files });
+    if (files.length > 0) use({ kind: "series", files }, adding());
   };
   element("use-pictures").onclick = () => {
-    const pictures = [...chosen].flatMap(([label, files]) => files.map((file) => ({ file, label })));
-    use({ kind: "images", pictures });
+    if (choice !== null) use({ kind: "images", pictures: choice.pictures }, adding());
   };
+  const change = element("change");
+  change.onclick = () => change.setAttribute("aria-expanded", `${change.ariaExpanded !== "true"}`);
+  change.addEventListener("click", () => showSource(true));
 }
 
 /** The files of a field. Afterwards it is empty, so that a file that was corrected can come again. */
@@ -32,48 +39,32 @@ function taken(field: HTMLInputElement): File[] {
   return files;
 }
 
+/** While a training runs, the fields are shown on demand. */
+function showSource(training: boolean): void {
+  element("source").hidden = training && element("change").ariaExpanded !== "true";
+}
+
 let drawn: string | null = null;
 
 /** Shows the fields for what the federation takes. */
-export function drawSources(preprocessing: Preprocessing | null): void {
+export function drawSources({ preprocessing, data, preparing }: View, training: boolean): void {
+  element("change").hidden = element("change-about").hidden = !training;
+  showSource(training);
+  element("adding").hidden = data === null;
+  element<HTMLFieldSetElement>("source").disabled = preparing !== null;
   const text = JSON.stringify(preprocessing);
   if (text === drawn) return;
   drawn = text;
+  drawFields(preprocessing);
+}
+
+function drawFields(preprocessing: Preprocessing | null): void {
   element("pictures").hidden = preprocessing?.kind !== "images";
   element("series").hidden = preprocessing?.kind !== "series";
   element<HTMLDetailsElement>("arrays").open = preprocessing === null;
-  chosen.clear();
-  if (preprocessing?.kind === "images") {
-    element("classes").replaceChildren(...preprocessing.classes.map(fieldOf));
-    offerUse();
-  }
+  if (preprocessing?.kind === "images") choice = new PictureChoice(preprocessing.classes);
   if (preprocessing?.kind === "series") {
     const { columns, label, classes } = preprocessing;
     say("csv-help", TEXTS.csvHelp(columns.join(", "), label, classes.join(", ")));
   }
-}
-
-/** The field for pictures of one class. What is chosen there is added to what was chosen before. */
-function fieldOf(name: string, place: number): HTMLElement {
-  const field = document.createElement("div");
-  const label = document.createElement("label");
-  const input = document.createElement("input");
-  label.htmlFor = input.id = `class-${place}`;
-  label.textContent = TEXTS.picturesOf(name, 0);
-  Object.assign(input, { type: "file", accept: "image/*", multiple: true });
-  input.onchange = () => {
-    const files = [...(chosen.get(name) ?? []), ...taken(input)];
-    chosen.set(name, files);
-    label.textContent = TEXTS.picturesOf(name, files.length);
-    offerUse();
-  };
-  field.append(label, input);
-  return field;
-}
-
-function offerUse(): void {
-  const count = [...chosen.values()].reduce((sum, files) => sum + files.length, 0);
-  const button = element<HTMLButtonElement>("use-pictures");
-  button.disabled = count === 0;
-  button.textContent = TEXTS.usePictures(count);
 }

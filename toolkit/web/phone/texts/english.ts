@@ -1,5 +1,6 @@
 /** Every word that a person reads on the page, in English. */
 
+import type { Line } from "../agent/disclosure.js";
 import type { PauseReason, Stage } from "../agent/messages.js";
 import { ENGLISH_FAULTS } from "./english_faults.js";
 
@@ -20,20 +21,23 @@ export const PAGE = {
   nameHelp: "The operator sees this name.",
   join: "Join",
   sharesHeading: "What leaves this device",
-  leavesNumbers: "the trained numbers of its part of the model",
-  leavesCounts: "the number of your samples, the loss and the time of the training",
-  leavesMachine: "the name that you give this device, and a description of its browser and speed",
   staysHeading: "What never leaves it",
   staysData: "your data",
   staysPersonal: "your personal model, if this federation has personal models",
-  staysKey: "the key by which the coordinator recognises this device",
+  staysKey: "the secret half of its key, by which the coordinator recognises it",
   dataHeading: "Your data",
   picturesAbout: "Choose or take pictures of each kind. They stay on this device.",
   usePictures: "Use these pictures",
   csvLabel: "Measurements (CSV)",
-  otherData: "Arrays from numpy",
+  otherData: "A file with prepared examples",
   fileLabel: "Data file",
-  fileHelp: "A numpy file (.npz) with the arrays x (samples) and y (labels). A copy stays on this device.",
+  fileHelp:
+    "A file whose name ends in .npz, made with a program: numpy's arrays x (examples) and y (labels). " +
+    "A copy stays on this device.",
+  adding: "Keep the examples that are here, and add to them",
+  changeData: "Change or add data",
+  changeAbout: "New data count from the next round on.",
+  operatorHeading: "For questions to the operator",
   train: "Start training",
   trainHeading: "Training",
   progressLabel: "Progress in this round",
@@ -73,8 +77,28 @@ export const ENGLISH = {
     keys: "Ed25519 keys",
   },
   noToken:
-    "This device has not joined, and this address has no join token. Open the whole link that you " +
+    "This device has not joined, and this address is not a whole link. Open the whole link that you " +
     "got from the operator, or scan its code.",
+  left: "You have left. Everything that this page had stored is removed.",
+  contact: (contact: string) => `Questions: ${contact}`,
+  /** What taking part costs. Minutes and size are those of all rounds. */
+  estimate: (rounds: number, minutes: string, size: string) =>
+    `${rounds === 1 ? "One round" : `${rounds} rounds`} of at most ${minutes} min each.` +
+    `${size === "" ? "" : ` About ${size} are received and sent in all.`} Training uses the battery: best ` +
+    "keep this device on its charger.",
+  leaves: {
+    numbers: "the trained numbers of its part of the model",
+    counts: "how many examples you have, and how many steps it has trained",
+    loss: "how well the model fits your examples: a few numbers for each round",
+    classes: "which of the kinds occur among your examples, if the federation's models ask for it",
+    name: "the name that you give this device",
+    browser: "a description of this device: browser, processor, model and number of cores, memory and free storage",
+    speed: "when it trained, how fast it computes, and how much memory that takes",
+    doing: "what it is doing, and why it pauses: you, the hidden page, no charger, a metered connection",
+    problems: "what went wrong, if its training fails",
+    key: "a public key and the time of its clock, when it joins",
+  } satisfies Record<Line, string>,
+  leavesAddress: "as with every page: its internet address",
   workerFailed: "A part of this page could not be loaded. Reload the page.",
   tryingAgain: (seconds: number) => `Trying again in ${seconds} s.`,
   host: (host: string) => `For the federation at ${host}`,
@@ -104,19 +128,39 @@ export const ENGLISH = {
   } satisfies Record<PauseReason, string>,
   waitingFor: (joined: number, expected: number) =>
     `Waiting for other devices: ${joined} of ${expected} have joined`,
-  round: (round: number) => `Round ${round}`,
+  round: (round: number, rounds: number) => (rounds === 0 ? `Round ${round}` : `Round ${round} of ${rounds}`),
   epoch: (epoch: number, epochs: number) => `pass ${epoch} of ${epochs} over your data`,
   minutesLeft: (minutes: number) =>
     minutes < 1 ? "Less than a minute left in this round" : `About ${minutes} min left in this round`,
-  member: (name: string, id: string, submodel: string) =>
-    `This device is “${name}” (${id}). Its part of the model: ${submodel}.`,
+  allLeft: (minutes: number) =>
+    minutes < 1 ? "Less than a minute of training left in all rounds" : `About ${minutes} min of training left in all rounds`,
+  member: (name: string, part: string) => `This device is “${name}”. It trains ${part}.`,
+  operatorNeeds: (id: string, submodel: string) => `Device ${id}, submodel ${submodel}`,
+  /** What a device trains, by the family of its submodel. */
+  parts: {
+    full: "the whole model",
+    "low-rank": "the model in a compressed form",
+    cp: "the model in a compressed form, and a personal one beside it that stays here",
+    slice: "a part of the model",
+    width: "a narrower form of the model",
+    depth: "a shallower form of the model",
+  },
+  otherPart: "its part of the model",
   noData: "No data chosen yet.",
   data: (name: string, files: number, samples: number, size: string) =>
-    `${files === 1 ? name : `${files} files`}: ${samples} samples, ${size}`,
-  preparing: (one: number, of: number) => `Preparing picture ${one} of ${of}`,
+    `${files === 1 ? name : `${files} files`}: ${samples === 1 ? "1 example" : `${samples} examples`}, ${size}`,
+  preparing: {
+    pictures: (one: number, of: number) => `Preparing picture ${one} of ${of}`,
+    bytes: (percent: string) => `Reading the data: ${percent}`,
+  },
   picturesOf: (name: string, count: number) =>
     count === 0 ? `Pictures: ${name}` : `Pictures: ${name} (${count} chosen)`,
   usePictures: (count: number) => (count === 0 ? PAGE.usePictures : `${PAGE.usePictures} (${count})`),
+  lookingAt: (one: number, of: number) => `Looking at picture ${one} of ${of}`,
+  takeOut: (name: string) => `Take out ${name}`,
+  more: (count: number) => `and ${count} more`,
+  unreadable: (names: string[]) => `Left out, because this browser cannot read them: ${names.join(", ")}.`,
+  twice: (names: string[]) => `Chosen already, so left out: ${names.join(", ")}.`,
   csvHelp: (columns: string, label: string, classes: string) =>
     `A line with names, then a line for each point in time. Columns: ${columns}. The column ${label} ` +
     `says what it was${classes === "" ? "" : `: ${classes}`}.`,
@@ -127,21 +171,42 @@ export const ENGLISH = {
   persisted: "The browser has promised to keep what this page stores.",
   notPersisted: "The browser may remove what this page stores when it needs room.",
   keepOpen: "Keep this page open: training stops when it is closed, and goes on when it is opened again.",
-  passLoss: (loss: string) => `Loss of the last pass: ${loss}`,
-  oneLoss: (round: number, loss: string) => `Loss in round ${round}: ${loss}`,
+  passLoss: (loss: string) => `Error of the model in the last pass: ${loss}`,
+  oneLoss: (round: number, loss: string) => `Error of the model in round ${round}: ${loss} (less is better)`,
   losses: (first: number, from: string, last: number, to: string) =>
-    `Loss: ${from} in round ${first}, ${to} in round ${last}`,
+    `Error of the model: ${from} in round ${first}, ${to} in round ${last} (less is better)`,
   predictions: (round: number, before: string, beforeShare: string, after: string, afterShare: string) =>
-    `Your first sample in round ${round}: ${before} (${beforeShare}) before your training, ` +
+    `Your first example in round ${round}: ${before} (${beforeShare}) before your training, ` +
     `${after} (${afterShare}) after it`,
   resume: "Continue",
   /** What to do about a problem that stopped the training, by the start of its code. */
   remedies: [
     ["client.not-authorised", "This device has lost its place. Erase below, then open the link again."],
     ["trust.", "Do not go on before you have asked the operator."],
-    ["data.", "Choose another file."],
-    ["", "Nothing is lost. To try again, press Start training. If it fails again, tell the operator."],
+    ["storage.lost", "Choose your data again. Then press Start training."],
+    ["data.", "Choose your data again."],
+    ["client.", "Your data are still here. Press Start training to try again."],
+    [
+      "",
+      "Your data are still here. To try again, press Start training. If it fails again, tell the operator.",
+    ],
   ] as [string, string][],
+  /** Refusals of the coordinator in words for owners, by code; others are shown in its own words. */
+  refusals: {
+    "client.not-authorised": "The coordinator does not know this device any more.",
+    "federation.finished": "This federation is over: all of its rounds are done.",
+    "join.expired-token": "This link has expired. Ask the operator for a new one.",
+    "join.operator-token": "This link is the operator's own. Ask the operator for the link for devices.",
+    "join.skewed-clock":
+      "The clock of this device differs too much from the coordinator's. Set date and time, and the time zone, to " +
+      "automatic in the device's settings.",
+    "join.unknown-memory":
+      "The browser does not say how much memory this device has, and the coordinator needs it. Try Chrome, or " +
+      "tell the operator.",
+    "join.unknown-token": "The coordinator does not know this link. Ask the operator for a new one.",
+    "join.used-up-token": "All places of this link are taken. Ask the operator for another link.",
+    "plan.nothing-fits": "No part of the model is small enough for this device. Tell the operator.",
+  },
 };
 
 /** Another language has every word: a missing one is an error of types. */

@@ -54,14 +54,20 @@ export const ENGLISH_FAULTS: Sentences = {
   "data.missing-file": () => "No file was chosen.",
   "data.no-labels": ({ name, ignored }) => `${name}: no label counts; all are ${ignored}.`,
   "data.not-a-number": ({ file, line, column, text }) =>
-    `${file}, line ${line}: ${column} is “${text}”; it must be a number such as -1.5.`,
+    `${file}, line ${line}: ${column} is “${text}”; it must be a number such as -1.5. Correct the line or remove it.`,
+  "data.not-a-number/mixed": ({ file, line, column, text }) =>
+    `${file}, line ${line}: ${column} is “${text}”, but numbers before it have the other decimal mark. Write all ` +
+    "numbers of a file with a point, or all with a comma.",
   "data.not-a-sequence": ({ name, sample, ignored }) =>
     `${name}: with the loss ctc the labels of a sample are its sequence, without 0 (the blank), and then ` +
     `${ignored} to the end. Sample ${sample} (counted from 0) has other labels.`,
   "data.not-prepared": () => "This federation does not take such files.",
+  "data.nothing-new": () => "This page has these files already: nothing was added.",
   "data.number-out-of-range": ({ name, sample }) =>
     `${name}: sample ${sample} (counted from 0) holds a number that the model cannot take. Correct or ` +
     "remove the sample.",
+  "data.other-form": ({ name }) =>
+    `${name} has examples of another kind than the ones that this page has. Choose without adding to them.`,
   "data.other-preparation": () =>
     "This federation now prepares data in another way. Choose your data again.",
   "data.too-few-samples": ({ lines }) =>
@@ -77,6 +83,8 @@ export const ENGLISH_FAULTS: Sentences = {
     `${file} is not a whole file of numpy (.npz). Save it with numpy.savez, then choose it again.`,
   "data.unreadable/fortran": ({ file }) =>
     `${file} has an array in Fortran order. Save it with numpy.ascontiguousarray.`,
+  "data.unreadable-file/gone": ({ file }) =>
+    `${file} cannot be read any more. If it is in a cloud, load it onto this device first.`,
   "data.unreadable-file/csv": ({ file }) => `${file} is not a CSV file in UTF-8. Save it as “CSV UTF-8”.`,
   "data.unreadable-file/quotation": ({ file }) =>
     `${file} has a quotation mark (") that is not closed. Correct the file.`,
@@ -104,6 +112,8 @@ export const ENGLISH_FAULTS: Sentences = {
     "The browser has no room left for this page. Free some storage, then continue.",
   "storage.lost": () => "The browser has removed a file of this page.",
   "storage.lost/data": () => "The browser has removed the data of this page.",
+  "trust.forged-invitation": () =>
+    "The description of this federation is not signed by its coordinator: somebody on the way has altered it.",
   "trust.forged-work": () =>
     "The work that came is not signed by your coordinator: somebody on the way has altered it. Nothing was " +
     "trained.",

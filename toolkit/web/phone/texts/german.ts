@@ -19,21 +19,23 @@ const PAGE: Words["page"] = {
   nameHelp: "Der Betreiber sieht diesen Namen.",
   join: "Mitmachen",
   sharesHeading: "Was dieses Gerät verlässt",
-  leavesNumbers: "die trainierten Zahlen seines Teils des Modells",
-  leavesCounts: "die Anzahl Ihrer Beispiele, der Fehler und die Zeit des Trainings",
-  leavesMachine: "der Name, den Sie dem Gerät geben, und eine Beschreibung seines Browsers und Tempos",
   staysHeading: "Was es nie verlässt",
   staysData: "Ihre Daten",
   staysPersonal: "Ihr persönliches Modell, falls diese Föderation persönliche Modelle hat",
-  staysKey: "der Schlüssel, an dem der Koordinator dieses Gerät erkennt",
+  staysKey: "die geheime Hälfte seines Schlüssels, an dem der Koordinator es erkennt",
   dataHeading: "Ihre Daten",
   picturesAbout: "Wählen Sie Bilder jeder Art aus, oder nehmen Sie welche auf. Sie bleiben auf diesem Gerät.",
   usePictures: "Diese Bilder verwenden",
   csvLabel: "Messungen (CSV)",
-  otherData: "Arrays von numpy",
+  otherData: "Eine Datei mit fertigen Beispielen",
   fileLabel: "Datei mit Daten",
   fileHelp:
-    "Eine Datei von numpy (.npz) mit den Arrays x (Beispiele) und y (Labels). Eine Kopie bleibt auf diesem Gerät.",
+    "Eine Datei, deren Name auf .npz endet, von einem Programm gemacht: die Arrays x (Beispiele) und y (Labels) von " +
+    "numpy. Eine Kopie bleibt auf diesem Gerät.",
+  adding: "Die vorhandenen Beispiele behalten und neue hinzufügen",
+  changeData: "Daten ändern oder hinzufügen",
+  changeAbout: "Neue Daten zählen ab der nächsten Runde.",
+  operatorHeading: "Für Fragen an den Betreiber",
   train: "Training starten",
   trainHeading: "Training",
   progressLabel: "Fortschritt in dieser Runde",
@@ -73,8 +75,28 @@ export const GERMAN: Words = {
     keys: "Schlüssel der Art Ed25519",
   },
   noToken:
-    "Dieses Gerät macht noch nicht mit, und diese Adresse enthält keinen Schlüssel zum Mitmachen. Öffnen Sie " +
-    "den ganzen Link, den Sie vom Betreiber haben, oder scannen Sie seinen Code.",
+    "Dieses Gerät macht noch nicht mit, und diese Adresse ist kein ganzer Link. Öffnen Sie den ganzen Link, den " +
+    "Sie vom Betreiber haben, oder scannen Sie seinen Code.",
+  left: "Sie sind ausgestiegen. Alles, was diese Seite gespeichert hatte, ist gelöscht.",
+  contact: (contact) => `Fragen: ${contact}`,
+  estimate: (rounds, minutes, size) =>
+    `${rounds === 1 ? "Eine Runde" : `${rounds} Runden`} von höchstens ${minutes} min.` +
+    `${size === "" ? "" : ` Insgesamt werden etwa ${size} empfangen und gesendet.`} Das Training braucht Akku: Am ` +
+    "besten hängt das Gerät am Ladegerät.",
+  leaves: {
+    numbers: "die trainierten Zahlen seines Teils des Modells",
+    counts: "wie viele Beispiele Sie haben, und wie viele Schritte es trainiert hat",
+    loss: "wie gut das Modell zu Ihren Beispielen passt: ein paar Zahlen für jede Runde",
+    classes: "welche der Arten unter Ihren Beispielen vorkommen, wenn die Modelle der Föderation danach fragen",
+    name: "der Name, den Sie diesem Gerät geben",
+    browser:
+      "eine Beschreibung dieses Geräts: Browser, Prozessor, Modell und Zahl der Kerne, Arbeitsspeicher und freier Speicher",
+    speed: "wann es trainiert hat, wie schnell es rechnet und wie viel Arbeitsspeicher das braucht",
+    doing: "was es gerade tut, und warum es pausiert: Sie, die verdeckte Seite, kein Ladegerät, eine getaktete Verbindung",
+    problems: "was nicht geklappt hat, wenn sein Training fehlschlägt",
+    key: "ein öffentlicher Schlüssel und die Zeit seiner Uhr, wenn es mitmacht",
+  },
+  leavesAddress: "wie bei jeder Seite: seine Internetadresse",
   workerFailed: "Ein Teil dieser Seite konnte nicht geladen werden. Laden Sie die Seite neu.",
   tryingAgain: (seconds) => `Nächster Versuch in ${seconds} s.`,
   host: (host) => `Für die Föderation unter ${host}`,
@@ -104,20 +126,41 @@ export const GERMAN: Words = {
   },
   waitingFor: (joined, expected) =>
     `Warten auf andere Geräte: ${joined} von ${expected} sind angemeldet`,
-  round: (round) => `Runde ${round}`,
+  round: (round, rounds) => (rounds === 0 ? `Runde ${round}` : `Runde ${round} von ${rounds}`),
   epoch: (epoch, epochs) => `Durchgang ${epoch} von ${epochs} durch Ihre Daten`,
   minutesLeft: (minutes) =>
     minutes < 1
       ? "Weniger als eine Minute in dieser Runde"
       : `Noch etwa ${minutes} min in dieser Runde`,
-  member: (name, id, submodel) =>
-    `Dieses Gerät ist „${name}“ (${id}). Sein Teil des Modells: ${submodel}.`,
+  allLeft: (minutes) =>
+    minutes < 1
+      ? "Weniger als eine Minute Training in allen Runden zusammen"
+      : `Noch etwa ${minutes} min Training in allen Runden zusammen`,
+  member: (name, part) => `Dieses Gerät ist „${name}“. Es trainiert ${part}.`,
+  operatorNeeds: (id, submodel) => `Gerät ${id}, Teilmodell ${submodel}`,
+  parts: {
+    full: "das ganze Modell",
+    "low-rank": "das Modell in komprimierter Form",
+    cp: "das Modell in komprimierter Form und daneben ein persönliches, das hier bleibt",
+    slice: "einen Teil des Modells",
+    width: "eine schmalere Form des Modells",
+    depth: "eine flachere Form des Modells",
+  },
+  otherPart: "seinen Teil des Modells",
   noData: "Noch keine Daten ausgewählt.",
   data: (name, files, samples, size) =>
-    `${files === 1 ? name : `${files} Dateien`}: ${samples} Beispiele, ${size}`,
-  preparing: (one, of) => `Bild ${one} von ${of} wird aufbereitet`,
+    `${files === 1 ? name : `${files} Dateien`}: ${samples === 1 ? "1 Beispiel" : `${samples} Beispiele`}, ${size}`,
+  preparing: {
+    pictures: (one, of) => `Bild ${one} von ${of} wird aufbereitet`,
+    bytes: (percent) => `Die Daten werden gelesen: ${percent}`,
+  },
   picturesOf: (name, count) => (count === 0 ? `Bilder: ${name}` : `Bilder: ${name} (${count} ausgewählt)`),
   usePictures: (count) => (count === 0 ? PAGE.usePictures : `${PAGE.usePictures} (${count})`),
+  lookingAt: (one, of) => `Bild ${one} von ${of} wird angesehen`,
+  takeOut: (name) => `${name} herausnehmen`,
+  more: (count) => `und ${count} weitere`,
+  unreadable: (names) => `Ausgelassen, weil dieser Browser sie nicht lesen kann: ${names.join(", ")}.`,
+  twice: (names) => `Schon ausgewählt, deshalb ausgelassen: ${names.join(", ")}.`,
   csvHelp: (columns, label, classes) =>
     `Eine Zeile mit Namen, dann eine Zeile für jeden Zeitpunkt. Spalten: ${columns}. Die Spalte ${label} ` +
     `sagt, was es war${classes === "" ? "" : `: ${classes}`}.`,
@@ -130,9 +173,10 @@ export const GERMAN: Words = {
   keepOpen:
     "Lassen Sie diese Seite offen: Das Training hält an, wenn sie geschlossen wird, und geht weiter, wenn sie " +
     "wieder geöffnet wird.",
-  passLoss: (loss) => `Fehler im letzten Durchgang: ${loss}`,
-  oneLoss: (round, loss) => `Fehler in Runde ${round}: ${loss}`,
-  losses: (first, from, last, to) => `Fehler: ${from} in Runde ${first}, ${to} in Runde ${last}`,
+  passLoss: (loss) => `Fehler des Modells im letzten Durchgang: ${loss}`,
+  oneLoss: (round, loss) => `Fehler des Modells in Runde ${round}: ${loss} (weniger ist besser)`,
+  losses: (first, from, last, to) =>
+    `Fehler des Modells: ${from} in Runde ${first}, ${to} in Runde ${last} (weniger ist besser)`,
   predictions: (round, before, beforeShare, after, afterShare) =>
     `Ihr erstes Beispiel in Runde ${round}: ${before} (${beforeShare}) vor Ihrem Training, ` +
     `${after} (${afterShare}) danach`,
@@ -143,11 +187,28 @@ export const GERMAN: Words = {
       "Dieses Gerät hat seinen Platz verloren. Löschen Sie unten, und öffnen Sie dann den Link noch einmal.",
     ],
     ["trust.", "Machen Sie erst weiter, wenn Sie den Betreiber gefragt haben."],
-    ["data.", "Wählen Sie eine andere Datei aus."],
+    ["storage.lost", "Wählen Sie Ihre Daten noch einmal aus. Drücken Sie dann „Training starten“."],
+    ["data.", "Wählen Sie Ihre Daten noch einmal aus."],
+    ["client.", "Ihre Daten sind noch da. Drücken Sie „Training starten“, um es noch einmal zu versuchen."],
     [
       "",
-      "Nichts ist verloren. Um es noch einmal zu versuchen, drücken Sie „Training starten“. Wenn es wieder " +
+      "Ihre Daten sind noch da. Um es noch einmal zu versuchen, drücken Sie „Training starten“. Wenn es wieder " +
         "nicht geht, sagen Sie es dem Betreiber.",
     ],
   ],
+  refusals: {
+    "client.not-authorised": "Der Koordinator kennt dieses Gerät nicht mehr.",
+    "federation.finished": "Diese Föderation ist vorbei: Alle ihre Runden sind fertig.",
+    "join.expired-token": "Dieser Link ist abgelaufen. Bitten Sie den Betreiber um einen neuen.",
+    "join.operator-token": "Dieser Link ist der des Betreibers. Bitten Sie ihn um den Link für Geräte.",
+    "join.skewed-clock":
+      "Die Uhr dieses Geräts weicht zu sehr von der des Koordinators ab. Stellen Sie Datum, Uhrzeit und Zeitzone in " +
+      "den Einstellungen des Geräts auf automatisch.",
+    "join.unknown-memory":
+      "Der Browser sagt nicht, wie viel Arbeitsspeicher dieses Gerät hat, und der Koordinator braucht das. " +
+      "Versuchen Sie es mit Chrome, oder sagen Sie es dem Betreiber.",
+    "join.unknown-token": "Der Koordinator kennt diesen Link nicht. Bitten Sie den Betreiber um einen neuen.",
+    "join.used-up-token": "Alle Plätze dieses Links sind vergeben. Bitten Sie den Betreiber um einen anderen Link.",
+    "plan.nothing-fits": "Kein Teil des Modells ist klein genug für dieses Gerät. Sagen Sie es dem Betreiber.",
+  },
 };

@@ -59,14 +59,21 @@ export const GERMAN_FAULTS: Sentences = {
   "data.missing-file": () => "Es wurde keine Datei ausgewählt.",
   "data.no-labels": ({ name, ignored }) => `${name}: Kein Label zählt; alle sind ${ignored}.`,
   "data.not-a-number": ({ file, line, column, text }) =>
-    `${file}, Zeile ${line}: ${column} ist „${text}“; es muss eine Zahl sein, zum Beispiel -1.5.`,
+    `${file}, Zeile ${line}: ${column} ist „${text}“; es muss eine Zahl sein, zum Beispiel -1.5. Berichtigen ` +
+    "oder entfernen Sie die Zeile.",
+  "data.not-a-number/mixed": ({ file, line, column, text }) =>
+    `${file}, Zeile ${line}: ${column} ist „${text}“, aber Zahlen davor haben das andere Dezimalzeichen. Schreiben ` +
+    "Sie alle Zahlen einer Datei mit Punkt oder alle mit Komma.",
   "data.not-a-sequence": ({ name, sample, ignored }) =>
     `${name}: Mit dem Verlust ctc sind die Labels eines Beispiels seine Folge, ohne 0 (das Leerzeichen), und ` +
     `dann ${ignored} bis zum Ende. Beispiel ${sample} (ab 0 gezählt) hat andere Labels.`,
   "data.not-prepared": () => "Diese Föderation nimmt solche Dateien nicht an.",
+  "data.nothing-new": () => "Diese Seite hat diese Dateien schon: Es kam nichts hinzu.",
   "data.number-out-of-range": ({ name, sample }) =>
     `${name}: Beispiel ${sample} (ab 0 gezählt) enthält eine Zahl, die das Modell nicht annimmt. Berichtigen ` +
     "oder entfernen Sie das Beispiel.",
+  "data.other-form": ({ name }) =>
+    `${name} enthält Beispiele anderer Art als die, die diese Seite hat. Wählen Sie aus, ohne hinzuzufügen.`,
   "data.other-preparation": () =>
     "Diese Föderation bereitet Daten jetzt anders auf. Wählen Sie Ihre Daten noch einmal aus.",
   "data.too-few-samples": ({ lines }) =>
@@ -84,6 +91,8 @@ export const GERMAN_FAULTS: Sentences = {
     "sie noch einmal aus.",
   "data.unreadable/fortran": ({ file }) =>
     `${file} enthält ein Array in Fortran-Ordnung. Speichern Sie es mit numpy.ascontiguousarray.`,
+  "data.unreadable-file/gone": ({ file }) =>
+    `${file} ist nicht mehr lesbar. Wenn die Datei in einer Cloud liegt, laden Sie sie zuerst auf dieses Gerät.`,
   "data.unreadable-file/csv": ({ file }) =>
     `${file} ist keine CSV-Datei in UTF-8. Speichern Sie sie als „CSV UTF-8“.`,
   "data.unreadable-file/quotation": ({ file }) =>
@@ -112,6 +121,9 @@ export const GERMAN_FAULTS: Sentences = {
     "Der Browser hat keinen Platz mehr für diese Seite. Schaffen Sie Platz, und machen Sie dann weiter.",
   "storage.lost": () => "Der Browser hat eine Datei dieser Seite gelöscht.",
   "storage.lost/data": () => "Der Browser hat die Daten dieser Seite gelöscht.",
+  "trust.forged-invitation": () =>
+    "Die Beschreibung dieser Föderation ist nicht von ihrem Koordinator unterschrieben: Jemand hat sie " +
+    "unterwegs verändert.",
   "trust.forged-work": () =>
     "Die Arbeit ist nicht von Ihrem Koordinator unterschrieben: Jemand hat sie unterwegs verändert. Es wurde " +
     "nichts trainiert.",

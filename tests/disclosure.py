@@ -1,0 +1,48 @@
+"""What a page sends, held against the list of what leaves the device."""
+
+import json
+import re
+from urllib.parse import urlsplit
+
+BODIES = ("PUT", "POST")
+
+
+class Listener:
+    """Keeps the fields of every request that a page makes, like "POST /progress note"."""
+
+    def __init__(self, page) -> None:
+        self.sent: set[str] = set()
+        page.on("request", self._note)
+
+    def _note(self, request) -> None:
+        path = urlsplit(request.url).path
+        if not path.startswith("/v1/"):
+            return
+        path = re.sub(r"/rounds/\d+", "/rounds/{round}", path.removeprefix("/v1"))
+        path = re.sub(r"/[0-9a-f]{64}", "/{sha256}", path)
+        place = f"{request.method} {path}"
+        if request.headers.get("content-type") == "application/octet-stream":
+            self.sent.add(f"{place} tensors")
+        elif request.post_data:
+            for field, value in json.loads(request.post_data).items():
+                self.sent.add(f"{place} {field}")
+                if field == "profile" and value is not None:
+                    self.sent |= {f"{place} profile {key}" for key in value}
+
+
+def told(page) -> dict[str, str]:
+    """The line of the page's list for each field; empty for what the coordinator knows already."""
+    lists = page.locator("#leaves, #leaves li").evaluate_all(
+        "(all) => all.map((one) => [one.matches('li') ? one.textContent : '', one.dataset.fields])"
+    )
+    return {field: line for line, fields in lists for field in fields.split(", ") if field}
+
+
+def assert_told(page, listener: Listener, *requests: str) -> None:
+    """Everything that was sent has its place in the list, and of `requests` nothing more has."""
+    known = told(page)
+    unknown = listener.sent - known.keys()
+    assert not unknown, f"sent, but not in the list: {sorted(unknown)}"
+    listed = {field for field in known if field.rpartition(" ")[0] in requests}
+    assert requests == () or listed
+    assert not listed - listener.sent, f"in the list, but not sent: {listed - listener.sent}"

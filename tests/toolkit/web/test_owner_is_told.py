@@ -1,0 +1,105 @@
+"""What an owner is told before and after joining, beside what the page really sends."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from disclosure import Listener, assert_told, told
+from phones import KEEP_VIEWS, Phone, keep_records, token
+
+pytestmark = pytest.mark.web
+
+HTML = "<img src=x onerror=\"document.title='run'\"> <b>Ripe</b> or not"
+TOML = f"""
+title = {json.dumps(HTML)}
+purpose = "Tells ripe tomatoes from unripe ones"
+contact = "Ada, ada@example.org"
+model = "toolkit.models:digits_cnn"
+input_shape = [1, 8, 8]
+rounds = 2
+held_out = "held_out.npz"
+port = 0
+[training]
+batch_size = 4
+epochs = 20
+masked = true
+[[devices]]
+name = "phone"
+submodel = "low-rank:0.5"
+"""
+UPDATE = "POST /rounds/{round}/update"
+PHONE = {"width": 390, "height": 844}
+
+
+def arrays(path: Path, size: int) -> Path:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(size, 1, 8, 8)).astype(np.float32)
+    np.savez(path, x=x, y=np.arange(size) % 3)
+    return path
+
+
+def bottom(page, selector: str) -> float:
+    box = page.locator(selector).bounding_box()
+    return box["y"] + box["height"]
+
+
+def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    arrays(folder / "held_out.npz", 20)
+    data = arrays(tmp_path / "data.npz", 40)
+    with serve(TOML, folder) as server:
+        records = keep_records(server)
+        phone = Phone.opened(browser, server, "phone")
+        page, listener = phone.page, Listener(phone.page)
+        page.set_viewport_size(PHONE)
+        page.get_by_role("button", name="Join").wait_for()
+        page.reload()  # the link's token is not in the address bar any more
+        page.get_by_role("button", name="Join").wait_for()
+        assert page.inner_text("h1") == HTML
+        assert page.title() != "run"
+        for text in ("Tells ripe tomatoes", "Questions: Ada, ada@", "2 rounds of at most 10 min"):
+            assert page.get_by_text(text).is_visible()
+        assert bottom(page, "#join button") < PHONE["height"]
+        assert page.locator("#shares h2").first.bounding_box()["y"] < PHONE["height"]
+        phone.train(data, "tablet")
+        phone.wait_for("training")
+        page.get_by_text("Round 1 of 2: Training").wait_for()
+        page.get_by_text("min of training left in all rounds").wait_for()
+        page.get_by_role("button", name="Pause").click()
+        phone.wait_for("paused")
+        page.get_by_role("button", name="Continue").click()
+        phone.wait_for("finished")
+        words = page.inner_text("main")
+        assert "It trains the model in a compressed form." in words
+        assert not [word for word in ("low-rank", "Loss", "samples", "numpy") if word in words]
+        assert_told(page, listener, "POST /progress", UPDATE, f"{UPDATE} profile")
+        assert "your examples" in told(page)[f"{UPDATE} classes"]
+        assert [record["classes"] for record in records] == [[0, 1, 2]] * 2
+        page.get_by_role("button", name="Leave and erase").first.click()
+        page.get_by_role("dialog").get_by_role("button", name="Leave and erase").click()
+        page.get_by_text("You have left.").wait_for()
+        assert page.locator("#problem").is_hidden()
+        assert token(server, "phone") not in page.content()
+
+
+def test_words_that_somebody_on_the_way_has_altered(browser, serve, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    arrays(folder / "held_out.npz", 20)
+
+    def other(route) -> None:
+        response = route.fetch()
+        answer = response.json() | {"contact": "eve@example.org"}
+        route.fulfill(response=response, body=json.dumps(answer))
+
+    with serve(TOML, folder) as server:
+        page = browser.new_context(locale="de").new_page()
+        page.add_init_script(KEEP_VIEWS)
+        page.route("**/v1/invitation", other)
+        page.goto(f"{server.url}/join/#{token(server, 'phone')}")
+        Phone(page).wait_for_problem("trust.forged-invitation")
+        assert "eve@" not in page.content()
+        assert page.get_by_text("nicht von ihrem Koordinator unterschrieben").is_visible()

@@ -1,0 +1,138 @@
+/** The choice of pictures by class: each is looked at, shown small, and can be taken out again. */
+
+import { element, say } from "./elements.js";
+import { TEXTS } from "./words.js";
+
+/** Points of the longer side of a small picture. */
+const SMALL = 144;
+/** Small pictures that are shown of a class: thousands would fill the memory. */
+const MOST_SHOWN = 60;
+
+interface Picture {
+  file: File;
+  hash: string;
+  /** Address of the small picture. */
+  small: string;
+}
+
+export class PictureChoice {
+  private chosen: [string, Picture[]][];
+  private looking = 0;
+  private last: Promise<void> = Promise.resolve();
+
+  constructor(classes: readonly string[]) {
+    this.chosen = classes.map((name) => [name, []]);
+    element("classes").replaceChildren(...classes.map((_, place) => this.fieldOf(place)));
+    this.draw();
+  }
+
+  get pictures(): { file: File; label: string }[] {
+    return this.chosen.flatMap(([label, pictures]) => pictures.map(({ file }) => ({ file, label })));
+  }
+
+  /** The field of a class. What is chosen there is added to what was chosen before. */
+  private fieldOf(place: number): HTMLElement {
+    const field = document.createElement("div");
+    const label = document.createElement("label");
+    const input = document.createElement("input");
+    const list = document.createElement("ul");
+    label.htmlFor = input.id = `class-${place}`;
+    list.id = `pictures-${place}`;
+    list.className = "small-pictures";
+    Object.assign(input, { type: "file", accept: "image/*", multiple: true });
+    input.onchange = () => {
+      const files = [...(input.files ?? [])];
+      input.value = ""; // so that a file that was taken out can come again
+      this.looking++;
+      this.offerUse();
+      this.last = this.last.then(() => this.add(place, files));
+    };
+    field.append(label, input, list);
+    return field;
+  }
+
+  /** Looks at one picture after another: only one is in memory as a whole. */
+  private async add(place: number, files: readonly File[]): Promise<void> {
+    const unreadable: string[] = [];
+    const twice: string[] = [];
+    for (const [done, file] of files.entries()) {
+      say("looking", TEXTS.lookingAt(done + 1, files.length));
+      const picture = await lookAt(file);
+      if (picture === null) unreadable.push(file.name);
+      else if (this.chosen.some(([, pictures]) => pictures.some(({ hash }) => hash === picture.hash))) {
+        URL.revokeObjectURL(picture.small);
+        twice.push(file.name);
+      } else this.chosen[place]![1].push(picture);
+    }
+    this.looking--;
+    say("looking", "");
+    const told = [
+      ...(unreadable.length > 0 ? [TEXTS.unreadable(unreadable)] : []),
+      ...(twice.length > 0 ? [TEXTS.twice(twice)] : []),
+    ];
+    say("left-out", told.join(" "));
+    this.draw();
+  }
+
+  private takeOut(place: number, picture: Picture): void {
+    URL.revokeObjectURL(picture.small);
+    const [, pictures] = this.chosen[place]!;
+    pictures.splice(pictures.indexOf(picture), 1);
+    this.draw();
+    element(`class-${place}`).focus(); // the button that had the focus is gone
+  }
+
+  private draw(): void {
+    for (const [place, [name, pictures]] of this.chosen.entries()) {
+      const field = element(`class-${place}`);
+      field.previousElementSibling!.textContent = TEXTS.picturesOf(name, pictures.length);
+      const items = pictures.slice(-MOST_SHOWN).map((picture) => this.itemOf(place, picture));
+      if (pictures.length > MOST_SHOWN) items.push(itemWith(TEXTS.more(pictures.length - MOST_SHOWN)));
+      const list = element(`pictures-${place}`);
+      list.replaceChildren(...items);
+      list.hidden = items.length === 0;
+    }
+    this.offerUse();
+  }
+
+  private itemOf(place: number, picture: Picture): HTMLElement {
+    const button = document.createElement("button");
+    const image = document.createElement("img");
+    button.type = "button";
+    button.setAttribute("aria-label", TEXTS.takeOut(picture.file.name));
+    Object.assign(image, { src: picture.small, alt: "" });
+    button.append(image);
+    button.onclick = () => this.takeOut(place, picture);
+    return itemWith(button);
+  }
+
+  private offerUse(): void {
+    const count = this.pictures.length;
+    const button = element<HTMLButtonElement>("use-pictures");
+    button.disabled = count === 0 || this.looking > 0;
+    button.textContent = TEXTS.usePictures(count);
+  }
+}
+
+function itemWith(content: string | Node): HTMLElement {
+  const item = document.createElement("li");
+  item.append(content);
+  return item;
+}
+
+/** null for a file that this browser cannot read as a picture. */
+async function lookAt(file: File): Promise<Picture | null> {
+  try {
+    const digest = await crypto.subtle.digest("SHA-256", await file.arrayBuffer());
+    const bitmap = await createImageBitmap(file);
+    const scale = Math.min(1, SMALL / Math.max(bitmap.width, bitmap.height));
+    const [width, height] = [bitmap.width, bitmap.height].map((side) => Math.max(1, Math.round(scale * side)));
+    const canvas = new OffscreenCanvas(width!, height!);
+    canvas.getContext("2d")!.drawImage(bitmap, 0, 0, width!, height!);
+    bitmap.close();
+    const small = await canvas.convertToBlob({ type: "image/jpeg" });
+    return { file, hash: new Uint8Array(digest).join(), small: URL.createObjectURL(small) };
+  } catch {
+    return null;
+  }
+}
