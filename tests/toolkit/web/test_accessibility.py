@@ -63,7 +63,7 @@ def test_every_view(browser, serve, tmp_path: Path) -> None:
         assert_accessible(phone, "joined")
         (tmp_path / "broken.npz").write_bytes(b"no archive")
         page.get_by_label("Data file").set_input_files(str(tmp_path / "broken.npz"))
-        page.locator("#problem").wait_for()
+        page.locator("#data-problem").wait_for()
         assert_accessible(phone, "a problem")
         data = images(tmp_path / "data.npz", 600)
         page.get_by_label("Data file").set_input_files(str(data))
