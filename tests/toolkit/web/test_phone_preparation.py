@@ -276,3 +276,31 @@ def test_pictures_are_chosen_taken_out_and_added(browser, serve, tmp_path: Path)
         (tmp_path / "a.csv").write_text(mixed.replace(":", ","))
         phone.page.get_by_label("Measurements (CSV)").set_input_files(str(tmp_path / "a.csv"))
         phone.page.get_by_text("a.csv, line 3: ax is “1,5”, but numbers before it").wait_for()
+        assert_progress_is_shown(phone, tmp_path, f"{head}\n", "1,2,3,4,5,6,sit\n")
+
+
+WATCH = """
+window.shown = [];
+new MutationObserver(() => {
+  const start = document.getElementById("train");
+  window.shown.push([document.getElementById("data").textContent, start.disabled]);
+}).observe(document.getElementById("data"), { childList: true, characterData: true, subtree: true });
+"""
+
+
+def assert_progress_is_shown(phone: Phone, folder: Path, head: str, line: str) -> None:
+    """And nothing starts on the old file while a new one is read."""
+    page = phone.page
+    for name, lines in (("old.csv", 30), ("new.csv", 60_000)):
+        (folder / name).write_text(head + lines * line)
+    page.get_by_label("Measurements (CSV)").set_input_files(str(folder / "old.csv"))
+    page.get_by_text("old.csv: 8 examples").wait_for()
+    page.evaluate(WATCH)
+    page.get_by_label("Measurements (CSV)").set_input_files(str(folder / "new.csv"))
+    page.get_by_text("new.csv: 19998 examples").wait_for()
+    *reading, (_, disabled) = page.evaluate("window.shown")
+    shares = [text.partition(": ")[2] for text, _ in reading]
+    assert all(text.startswith("Reading the data") for text, _ in reading)
+    assert len(set(shares)) > 5, shares
+    assert all(off for _, off in reading)
+    assert not disabled
