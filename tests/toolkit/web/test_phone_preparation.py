@@ -284,7 +284,7 @@ window.shown = [];
 new MutationObserver(() => {
   const start = document.getElementById("train");
   window.shown.push([document.getElementById("data").textContent, start.disabled]);
-}).observe(document.getElementById("data"), { childList: true, characterData: true, subtree: true });
+}).observe(document.getElementById("data"), { childList: true, subtree: true });
 """
 
 
