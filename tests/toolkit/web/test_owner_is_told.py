@@ -23,7 +23,7 @@ held_out = "held_out.npz"
 port = 0
 [training]
 batch_size = 4
-epochs = 20
+epochs = 60
 masked = true
 [[devices]]
 name = "phone"
@@ -67,7 +67,7 @@ def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
         phone.train(data, "tablet")
         phone.wait_for("training")
         page.get_by_text("Round 1 of 2: Training").wait_for()
-        page.get_by_text("min of training left in all rounds").wait_for()
+        page.get_by_text("of training left in all rounds").wait_for()
         page.get_by_role("button", name="Pause").click()
         phone.wait_for("paused")
         page.get_by_role("button", name="Continue").click()
