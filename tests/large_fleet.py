@@ -1,6 +1,7 @@
 """A coordinator with many devices, in one process and without HTTP."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,13 @@ from vector_fleet import MACHINE, SIZE, TWO_KINDS, VectorModel, configured, reco
 class LargeFleet:
     """A coordinator with `devices` devices in its first round, without HTTP."""
 
-    def __init__(self, folder: Path, devices: int, model: VectorModel | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        devices: int,
+        model: VectorModel | None = None,
+        clock: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         self.config = configured(folder, TWO_KINDS.format(devices - 1))
         self.store = Store(self.config.state)
         self.connection = self.store._database._connection
@@ -32,7 +39,7 @@ class LargeFleet:
                 key = f"key {kind} {number}"
                 _, secret = registry.enrol(kind, key, key, json.dumps(MACHINE), lambda kind: None)
                 self.secrets.append(secret)
-        self.coordinator = restore(self.config, self.store, lambda: 1.0)
+        self.coordinator = restore(self.config, self.store, clock)
         held_out = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
         self.model = model or VectorModel()
         self.worker = RoundWorker(self.coordinator, self.model, held_out, lambda: None)

@@ -26,6 +26,7 @@ from device_agent.federation.training_attempts import (
     wait_after,
 )
 from device_agent.formats.input_summary import far_off
+from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol import FileOffer, Progress, Work
 from device_agent.formats.update import RECORD, TENSORS, decode_record
 from device_agent.log_format import fields
@@ -148,11 +149,12 @@ class _Rounds:
         self._distrust = self._no_distrust()
         self._idle: Usage | None = None
         self._attempts = Attempts(folder.attempts)
-        self._skipped_round: int | None = None
+        self._skipped: tuple[int, str] | None = None
         self._skipped_at = 0.0
         self._told_inputs: str | None = None
         self._progress = Progress(state="waiting")
         self.current, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
+        self._manifest = ""
 
     def all_rounds(self) -> int:
         """Take part until the last round is over. Returns how many updates were accepted."""
@@ -172,7 +174,7 @@ class _Rounds:
             self.current = 0
             if work.state == "finished":
                 return sent
-            if work.state != "train" or self._is_skipped(work.round):
+            if work.state != "train" or self._is_skipped(work):
                 polling.wait(work.ask_again_s)
             elif self._is_trusted(work):
                 sent += self._take_part(work)
@@ -201,6 +203,7 @@ class _Rounds:
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""
         about, self.current = fields(round=work.round), work.round
+        self._manifest = _manifest(work)
         try:
             self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)
@@ -293,8 +296,13 @@ class _Rounds:
         self._progress = progress
         self._client.progress(progress)
 
-    def _is_skipped(self, round_: int) -> bool:
-        return round_ == self._skipped_round and time.monotonic() < self._skipped_at + SKIP_ROUND_S
+    def _is_skipped(self, work: Work) -> bool:
+        if self._skipped is None:
+            return False
+        round_, manifest = self._skipped
+        # A round may open again with another model. After a restart the manifest is not known.
+        same = round_ == work.round and manifest in ("", _manifest(work))
+        return same and time.monotonic() < self._skipped_at + SKIP_ROUND_S
 
     def _handle_failure(self, failed: TrainingFailedError) -> None:
         """Wait before the next attempt, or ask for a smaller submodel and skip the round."""
@@ -310,11 +318,16 @@ class _Rounds:
         told = replace(failure, reason=without_folders(failure.reason))
         fallback = self._client.report(told)
         self._attempts.forget()
-        self._skipped_round, self._skipped_at = failed.round, time.monotonic()
+        self._skipped, self._skipped_at = (failed.round, self._manifest), time.monotonic()
         then = "It has no smaller submodel for this device; trying again in the next round."
         if fallback.submodel not in (None, failure.submodel):
             then = f"From round {fallback.round} on this device trains {fallback.submodel}."
             # The coordinator reopened this round for the smaller submodel.
             if fallback.round == failed.round:
-                self._skipped_round = None
+                self._skipped = None
         log.info("Told the coordinator. %s", then)
+
+
+def _manifest(work: Work) -> str:
+    """The hash of the manifest that `work` offers; empty if it offers none."""
+    return next((offer.sha256 for offer in work.files if offer.name == MANIFEST), "")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Struct, encode
-from device_agent.formats.protocol import SubmodelFailure
+from device_agent.formats.protocol import DIVERGED, SubmodelFailure
 from profiles.errors import DoesNotFitError, LimitError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
 
@@ -52,12 +52,16 @@ class TrainingFailedError(Exception):
         failure: What the coordinator is told, with the number of failures in a row.
     """
 
-    def __init__(self, record: Record, final: bool = False) -> None:
+    def __init__(self, record: Record, final: bool = False, code: str = "") -> None:
         super().__init__(record.reason)
         self.final = final
         self.round = record.round
         self.failure = SubmodelFailure(
-            submodel=record.submodel, failures=record.failures, reason=record.reason
+            submodel=record.submodel,
+            failures=record.failures,
+            reason=record.reason,
+            round=record.round,
+            code=code,
         )
 
 
@@ -93,7 +97,9 @@ class Attempts:
         except (LimitError, UpdateError) as error:
             failed = replace(known, failures=before + 1, reason=str(error))
             self._write(failed)
-            raise TrainingFailedError(failed, isinstance(error, DoesNotFitError)) from error
+            # A training that diverged would do so again from the same weights in the same order.
+            final = isinstance(error, DoesNotFitError) or error.code in DIVERGED
+            raise TrainingFailedError(failed, final, error.code) from error
         except BaseException:
             self._write(known)
             raise

@@ -71,6 +71,9 @@ ABSENT = "absent"
 """State of a device that lost its place because it was not seen for long. It may come back."""
 STOPPED = "stopped"
 """State of a device that has said that it stops, until it asks for work again."""
+LEFT_OUT = "left out"
+"""State of a device whose updates are not taken, because one is suspected to have spoilt the model.
+"""
 ALREADY_SENT = "round.already-sent"
 """Code of the Problem for a second, different update for one round."""
 NO_SUCH_FILE = "round.no-such-file"
@@ -80,6 +83,9 @@ NO_SUCH_FILE = "round.no-such-file"
 MOST_CHANNELS = 64
 Finite = Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
 """A number that float32 holds."""
+DIVERGED = frozenset({"training.diverged", "update.diverged", "update.not-finite"})
+"""Codes of a SubmodelFailure that say that the training diverged. If most devices report one in a
+round, the model is at fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,11 +223,16 @@ class Receipt:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmodelFailure:
-    """Training `submodel` failed `failures` times in a row; `reason` is the last one."""
+    """Training `submodel` failed `failures` times in a row; `reason` is the last one.
+
+    `code` is the code of that error, and `round` its round; older agents leave both out.
+    """
 
     submodel: str
     failures: Whole
     reason: str
+    round: int = 0
+    code: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

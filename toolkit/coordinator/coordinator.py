@@ -20,7 +20,9 @@ from device_agent.formats.input_summary import far_off
 from device_agent.formats.manifest import MANIFEST, encode
 from device_agent.formats.protocol import (
     ABSENT,
+    DIVERGED,
     LEFT,
+    LEFT_OUT,
     NO_SUCH_FILE,
     NOT_AUTHORISED,
     STOPPED,
@@ -328,6 +330,8 @@ class Coordinator:
         """The work of a `device` that waits or has finished; needs the lock."""
         activity = self.activity[device.id]
         activity.state, activity.note = "waiting" if task == "wait" else task, None
+        if device.id in self.rounds.left_out:
+            activity.state, activity.note = LEFT_OUT, self.store.suspicions.left_out[device.id]
         joined, expected = self.rounds.places
         return Work(
             state=task,
@@ -370,28 +374,31 @@ class Coordinator:
 
         From the next round on the device gets the fallback of its kind, if the config names one.
         If no other device is in the open round, that round opens again with the fallback. Repeating
-        the report changes nothing.
+        the report changes nothing. A training that diverged needs no smaller submodel.
         """
         fallback, from_ = self.config.kind(device.kind).fallback, device.fallback_from
+        diverged = failure.code in DIVERGED
         with self.lock:
             if failure.submodel == self.submodel(device):
                 times = counted(failure.failures, "time")
                 trouble = f"{failure.submodel} failed {times}: {failure.reason}"
-                from_ = self.excuse(device, trouble)
+                if diverged and failure.round in (0, self.rounds.round):
+                    self.rounds.note_diverged(device.id)
+                from_ = self.excuse(device, trouble, shrink=not diverged)
         self.changed.set()
-        return Fallback(submodel=fallback, round=from_ or 0)
+        return Fallback(submodel=None if from_ is None else fallback, round=from_ or 0)
 
-    def excuse(self, device: Device, trouble: str) -> int | None:
+    def excuse(self, device: Device, trouble: str, shrink: bool = True) -> int | None:
         """Stop waiting for `device` in the open round because of `trouble`; needs the lock.
 
-        Returns the first round in which it has the fallback of its kind, or None.
+        With `shrink` it gets the fallback of its kind. Returns the first round with that, or None.
         """
         from_ = device.fallback_from
         if self.rounds.waits_for(device.id):
             self.store.open_round.note_failure(self.rounds.round, device.id)
         self.rounds.excuse(device.id)
         self._note_reopening()
-        if from_ is None and self.config.kind(device.kind).fallback is not None:
+        if shrink and from_ is None and self.config.kind(device.kind).fallback is not None:
             from_ = self.rounds.round + 1
         trouble = shortened(trouble, TROUBLE_LENGTH)
         self.store.registry.note_trouble(device.id, trouble, from_)
@@ -567,7 +574,9 @@ class Coordinator:
         trained = self.store.rounds_trained()
         devices, now = self.store.registry.devices(), self.clock()
         history = self.store.history()
-        warning, current = falling(history), self.store.current_round()
+        current = self.store.current_round()
+        warnings = [one for one in [falling(history)] if one is not None]
+        warnings += self.store.suspicions.spoilt(history[-1].round if history else 0)
         with self.lock:
             return Status(
                 state=self.rounds.phase,
@@ -585,7 +594,7 @@ class Coordinator:
                 kinds=len(self.config.devices),
                 kinds_ready=sum(map(self._is_ready, self.config.devices)),
                 preparing=list(self.preparations.values()),
-                warnings=[] if warning is None else [warning],
+                warnings=warnings,
                 closed_connections=self.closed_connections(),
             )
 
@@ -625,7 +634,13 @@ def restore(
 ) -> Coordinator:
     """The coordinator in the state of `store`: a new one, or one that continues."""
     done = max((result.round for result in store.history()), default=0)
-    rounds = Rounds(config.rounds, config.expected_devices, config.deadline_s, done, config.quorum)
+    rounds = Rounds(
+        *(config.rounds, config.expected_devices, config.deadline_s),
+        done=done,
+        quorum=config.quorum,
+        min_updates=config.min_updates,
+    )
+    rounds.left_out |= store.suspicions.left_out.keys()
     bundles = store.bundles(done + 1)
     coordinator = Coordinator(config, store, rounds, clock, planner, bundles=bundles)
     reasons = store.stopped.reasons()
@@ -634,9 +649,12 @@ def restore(
         if not device.has_left:
             rounds.enrol(device.id)
         left = ABSENT if device.forgotten else LEFT
-        reason = reasons.get(device.id)
+        reason, bad = reasons.get(device.id), store.suspicions.left_out.get(device.id)
         state = left if device.has_left else "enrolled" if reason is None else STOPPED
-        coordinator.activity[device.id] = DeviceActivity(clock(), state, note=reason, told=reason)
+        state = state if device.has_left or bad is None else LEFT_OUT
+        coordinator.activity[device.id] = DeviceActivity(
+            clock(), state, note=bad or reason, told=reason
+        )
     # Devices may have left since the first round opened: their number does not say that it has.
     if store.value(STARTED) is not None and rounds.phase == "enrolling":
         rounds.begin()

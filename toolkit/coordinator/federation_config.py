@@ -163,7 +163,8 @@ class FederationConfig(Table):
     With `tls_cert` and `tls_key`, PEM files, the coordinator speaks https.
 
     The first round opens once `min_devices` have joined. A round closes early once `quorum` updates
-    have come. A device that was not seen for `forget_after` seconds loses its place.
+    have come, and never with fewer than `min_updates`. A device that was not seen for
+    `forget_after` seconds loses its place.
     """
 
     title: Line = ""
@@ -181,6 +182,7 @@ class FederationConfig(Table):
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     min_devices: Positive | None = None
     quorum: Positive | None = None
+    min_updates: Positive | None = None
     forget_after: Span | None = None
     keep: Annotated[int | Literal["all", "best"], _whole_or("all", "best")] = 10
     token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
@@ -243,12 +245,22 @@ class FederationConfig(Table):
     @model_validator(mode="after")
     def _places_suffice(self) -> Self:
         most = self.places
-        for key, number in (("min_devices", self.min_devices), ("quorum", self.quorum)):
+        for key in ("min_devices", "quorum", "min_updates"):
+            number = getattr(self, key)
             if most is not None and number is not None and number > most:
                 raise ValueError(
                     f"`{key}` is {number}, but the kinds have {counted(most, 'place')} in all: "
                     f'lower it, or set count = "{ANY}" for a kind'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _quorum_is_enough(self) -> Self:
+        if self.quorum is not None and self.quorum < (self.min_updates or 0):
+            raise ValueError(
+                f"`quorum` is {self.quorum}, and a round with fewer than `min_updates` = "
+                f"{self.min_updates} updates never closes: raise `quorum`, or lower `min_updates`"
+            )
         return self
 
     @property

@@ -12,9 +12,17 @@ from device_agent.formats.tensor_files import tensors_in
 from device_agent.formats.update import MOST_SAMPLES, UpdateRecord
 from profiles.errors import EdgeTailorError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
-from toolkit.aggregation.update_bounds import LIMIT, Excess, Scales, excesses, most_samples
+from toolkit.aggregation.update_bounds import (
+    LIMIT,
+    SUSPICIOUS,
+    Excess,
+    Scales,
+    excesses,
+    most_samples,
+)
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.storage.suspicions import Suspect
 
 Update = tuple[UpdateRecord, dict[str, np.ndarray]]
 Quality = tuple[float | None, float]
@@ -78,6 +86,15 @@ class RoundAggregation:
         except EdgeTailorError:
             self._fold_sound(devices)
         return len(devices) - len(self.left_out)
+
+    @property
+    def suspect(self) -> Suspect | None:
+        """The update in the model that is furthest beyond its references, if one stands out."""
+        inside = {d: one for d, one in self.excess.items() if d not in self.left_out}
+        device = max(inside, key=lambda device: inside[device].times, default=None)
+        if device is None or inside[device].times <= SUSPICIOUS:
+            return None
+        return Suspect(round=self._round, device=device, reason=str(inside[device]))
 
     def _bound(self, devices: Sequence[str]) -> None:
         """Leave out updates that do not fit the model or are far beyond their bounds."""

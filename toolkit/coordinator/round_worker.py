@@ -25,6 +25,7 @@ from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.round_aggregation import Model, RoundAggregation
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.upload_validation import is_finite
+from toolkit.coordinator.spoilt_model import go_back, is_spoilt
 from toolkit.coordinator.storage.device_registry import hashed, label
 from toolkit.coordinator.storage.published_files import publish
 from toolkit.coordinator.storage.recoverable import MODEL
@@ -89,6 +90,11 @@ class RoundWorker:
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         coordinator.forget_absent()
         coordinator.minute_log.flush()
+        with coordinator.lock:
+            spoilt = is_spoilt(coordinator)
+        if spoilt and go_back(coordinator):
+            self._load_current()
+        self._repeat_if_failed()
         waiting = rounds.phase in ("enrolling", "aggregating") and not self._prepared()
         if waiting and self._ready():
             self._when_room(self._prepare)
@@ -109,12 +115,32 @@ class RoundWorker:
                 coordinator.store.remove_unnamed()
             coordinator.changed.set()
 
+    def _repeat_if_failed(self) -> None:
+        """Open the round again if too few updates came before its deadline."""
+        coordinator, rounds = self._coordinator, self._coordinator.rounds
+        with coordinator.lock:
+            if not rounds.failed(coordinator.clock()):
+                return
+            round_, came, needed = rounds.round, len(rounds.updates), rounds.needed
+            rounds.reopen()
+            coordinator.store.open_round.end()
+        logger.warning(
+            "Round %d: %s came before its deadline, and a round needs at least %d. It is open for "
+            "%g s more. Updates that have come count.",
+            *(round_, counted(came, "update"), needed, rounds.deadline_s),
+        )
+
+    def _load_current(self) -> None:
+        """Load and publish the model that the next round starts from."""
+        data = self._coordinator.store.model()
+        assert data is not None
+        self._model.load(data)
+        self._when_room(partial(self._publish, data))
+
     def resume(self) -> None:
         """Load and publish the latest model, or keep and publish the first one."""
-        data = self._coordinator.store.model()
-        if data is not None:
-            self._model.load(data)
-            self._when_room(partial(self._publish, data))
+        if self._coordinator.store.current_round() is not None:
+            self._load_current()
             rounds = self._coordinator.rounds
             if rounds.done < rounds.total:
                 current = self._coordinator.store.current_round()
@@ -182,7 +208,8 @@ class RoundWorker:
         remaining = store.open_round.begin(round_, wall + limit) - wall
         failures = store.open_round.failures(round_)
         with coordinator.lock:
-            if rounds.present and self._prepared():  # devices may have joined or left meanwhile
+            # Devices may have joined, left or reported that they diverge meanwhile.
+            if rounds.present and self._prepared() and not is_spoilt(coordinator):
                 counted_on = rounds.present | {name for name, _ in earlier}
                 members = [d for d in store.registry.members() if d.id in counted_on]
                 bundles = {d.id: coordinator.bundles[coordinator.submodel(d)] for d in members}
@@ -210,6 +237,8 @@ class RoundWorker:
         self._quality = folding.quality
         for device, reason in folding.left_out.items():
             logger.warning("Round %d: left out the update of %s: %s", round_, device, reason)
+        if folding.suspect is not None:
+            coordinator.store.suspicions.note_suspect(folding.suspect)
         self._keep(round_, updates, folding.left_out)
         with coordinator.lock:
             coordinator.rounds.folded()

@@ -11,6 +11,7 @@ from profiles.cost_model.workload import Workload
 from profiles.errors import ExportError
 from profiles.progress import Report, silent
 from toolkit.aggregation.federation import Federation
+from toolkit.coordinator.rounds.round_state import fewest_updates
 from toolkit.planning.plan import find_workloads
 from toolkit.planning.submodel_workloads import Workloads
 from toolkit.simulation.clock import Clock, simulated_device
@@ -45,6 +46,7 @@ class Attendance:
         deadline_s: When a round closes with the updates that it has, in simulated seconds.
         quorum: The number of updates at which a round closes; None for all.
         seconds: The simulated time of a client with a submodel. None: nobody is late.
+        min_updates: The fewest updates that a round closes with; None for the default.
     """
 
     clients: int
@@ -53,6 +55,7 @@ class Attendance:
     deadline_s: float
     quorum: int | None
     seconds: Callable[[int, str], float] | None
+    min_updates: int | None = None
 
     def turnout(self, round_: int, chosen: Chosen) -> Turnout:
         """What becomes of the clients `chosen` for `round_`.
@@ -68,7 +71,8 @@ class Attendance:
         # Equal times are in random order, or a quorum would always take the first clients.
         arriving = sorted((self.seconds(*one), luck[one[0]], *one) for one in working)
         times = [time for time, *_ in arriving]
-        count, closed = taken(times, len(failed), self.deadline_s, self.quorum)
+        fewest = fewest_updates(len(chosen), len(chosen), self.min_updates, self.quorum)
+        count, closed = taken(times, len(failed), self.deadline_s, self.quorum, fewest)
         in_time = {client for *_, client, _ in arriving[:count]}
         return Turnout(
             present=[one for one in working if one[0] in in_time],
@@ -79,18 +83,20 @@ class Attendance:
 
 
 def taken(
-    times: Sequence[float], failed: int, deadline_s: float, quorum: int | None
+    times: Sequence[float], failed: int, deadline_s: float, quorum: int | None, fewest: int = 1
 ) -> tuple[int, float]:
     """How many updates a round takes, the earliest first, and when it closes, in seconds.
 
     It closes once it has `quorum` updates, or all. At the deadline it closes with the updates that
-    it has; without any it waits for the first. If all clients failed, it ends at the deadline.
+    it has. With less than `fewest` it opens again for as long, and what came stays, until the
+    clients that did not fail have sent theirs. If all clients failed, it ends at the deadline.
 
     Args:
         times: When updates come, ascending, in seconds after the round opened.
         failed: Number of clients whose updates never come.
         deadline_s: The deadline in seconds after the round opened.
         quorum: The number of updates at which a round closes; None for all.
+        fewest: The fewest updates that it closes with.
 
     Examples:
         >>> taken([3.0, 5.0, 90.0], failed=0, deadline_s=60, quorum=None)
@@ -100,12 +106,12 @@ def taken(
     """
     everyone = len(times) + failed
     enough = everyone if quorum is None else min(quorum, everyone)
-    in_time = bisect_right(times, deadline_s)
+    closes = deadline_s
+    while (in_time := bisect_right(times, closes)) < min(fewest, len(times)):
+        closes += deadline_s
     if enough <= in_time:
         return enough, times[enough - 1]
-    if times and not in_time:
-        return 1, times[0]
-    return in_time, deadline_s
+    return in_time, closes
 
 
 def workloads(
@@ -153,5 +159,6 @@ def attendance_of(
         failure_rate=table.failure_rate,
         deadline_s=config.deadline_s,
         quorum=config.quorum,
+        min_updates=config.min_updates,
         seconds=seconds if works else None,
     )

@@ -143,6 +143,18 @@ def test_a_forgotten_device_whose_place_is_taken_joins_again(tmp_path: Path) -> 
             "`quorum` is 3, but the kinds have 2 places in all: lower it, or set count = "
             '"any" for a kind.',
         ),
+        (
+            'quorum = 2\n\n[[devices]]\nname = "phone"\nsubmodel = "full"\ncount = "any"',
+            'min_updates = 3\n\n[[devices]]\nname = "phone"\nsubmodel = "full"',
+            "`min_updates` is 3, but the kinds have 2 places in all: lower it, or set count = "
+            '"any" for a kind.',
+        ),
+        (
+            "quorum = 2",
+            "quorum = 2\nmin_updates = 3",
+            "`quorum` is 2, and a round with fewer than `min_updates` = 3 updates never closes: "
+            "raise `quorum`, or lower `min_updates`.",
+        ),
     ],
 )
 def test_mistakes_in_the_file(tmp_path: Path, old: str, new: str, message: str | None) -> None:

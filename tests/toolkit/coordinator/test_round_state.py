@@ -168,10 +168,19 @@ class RoundsMachine(RuleBasedStateMachine):
     @rule()
     def close_if_due(self) -> None:
         late = self.now >= self.opened_at + DEADLINE_S
-        complete = len(self.machine.updates) == len(self.names)
-        assert self.machine.due(self.now) == (complete or (late and bool(self.machine.updates)))
+        sent, everyone = dict(self.machine.updates), len(self.names)
+        fewest = {1: 1, 2: 1, 3: 2, 4: 2}[everyone]
+        enough = len(sent) >= fewest
+        assert self.machine.due(self.now) == (enough and (late or len(sent) == everyone))
+        assert self.machine.failed(self.now) == (late and not enough)
         if self.machine.due(self.now):
             self.machine.close()
+        elif self.machine.failed(self.now):
+            self.machine.reopen()
+            self.machine.open({name: f"for {name}" for name in self.names}, self.now)
+            self.opened_at = self.now
+            for name, update in sent.items():
+                self.machine.take(name, self.machine.round, f"for {name}", update)
 
     @invariant()
     def rounds_only_go_up(self) -> None:
@@ -200,6 +209,7 @@ class ChangingFleet(RuleBasedStateMachine):
         self.members: set[str] = set()
         self.awaited: set[str] = set()
         self.sent: set[str] = set()
+        self.opened_for: set[str] = set()
         for _ in range(devices):
             self.come()
 
@@ -236,8 +246,12 @@ class ChangingFleet(RuleBasedStateMachine):
     def turn(self) -> None:
         machine = self.machine
         if machine.phase == "training":
-            enough = self.quorum is not None and len(self.sent) >= self.quorum
-            assert machine.due(0.0) == (enough or not self.awaited)
+            quorum = len(self.sent) + 9 if self.quorum is None else self.quorum
+            half = -(-len(self.sent | self.awaited) // 2)
+            least = 2 if len(self.opened_for & self.members) > 2 else 1
+            enough = len(self.sent) >= min(max(half, least), quorum)
+            complete = len(self.sent) >= quorum or not self.awaited
+            assert machine.due(0.0) == (enough and complete)
             if machine.due(0.0):
                 machine.close()
                 machine.folded()
@@ -245,7 +259,7 @@ class ChangingFleet(RuleBasedStateMachine):
                 self.awaited.clear()
         elif self.members:
             machine.open({name: f"for {name}" for name in self.members}, 0.0)
-            self.awaited = set(self.members)
+            self.awaited, self.opened_for = set(self.members), set(self.members)
 
     @invariant()
     def exactly_those_train_that_are_waited_for(self) -> None:

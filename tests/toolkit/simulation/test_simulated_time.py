@@ -12,7 +12,7 @@ from made_calibration import CALIBRATION, DEVICE
 from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.cost_model.prediction import TimeModel
 from refusals import refused
-from toolkit.coordinator.rounds.round_state import Rounds
+from toolkit.coordinator.rounds.round_state import Rounds, fewest_updates
 from toolkit.planning.submodel_workloads import Known, Workloads
 from toolkit.simulation.attendance import Attendance, taken
 from toolkit.simulation.clock import simulated_device
@@ -73,16 +73,30 @@ def test_a_round_closes_as_the_coordinators_does(seed: int) -> None:
         rounds = Rounds(1, len(times) + failed, deadline, quorum=quorum)
         for number in range(len(times) + failed):
             rounds.enrol(str(number))
-        rounds.open({str(number): "bundle" for number in range(len(times) + failed)}, now=0.0)
-        events = sorted([*enumerate(times), (None, deadline)], key=lambda event: event[1])
-        closed = deadline if not times else None
+        offers = {str(number): "bundle" for number in range(len(times) + failed)}
+        rounds.open(offers, now=0.0)
+        deadlines = [deadline]
+        while deadlines[-1] < max(times, default=0):
+            deadlines.append(deadlines[-1] + deadline)
+        events = sorted(
+            [*enumerate(times), *((None, one) for one in deadlines)], key=lambda event: event[1]
+        )
+        closed = None
         for device, now in events:
             if device is not None:
                 rounds.take(str(device), 1, "bundle", "update")
-            if rounds.due(now):
+            # Clients that failed never answer: nothing more can come.
+            if rounds.due(now) or (device is None and len(rounds.updates) == len(times)):
                 closed = now
                 break
-        came = taken(times, int(failed), deadline, quorum)
+            if rounds.failed(now):
+                came_in_time = list(rounds.updates)
+                rounds.reopen()
+                rounds.open(offers, now)
+                for one in came_in_time:
+                    rounds.take(one, 1, "bundle", "update")
+        fewest = fewest_updates(len(offers), len(offers), None, quorum)
+        came = taken(times, int(failed), deadline, quorum, fewest)
         assert came == (len(rounds.updates), closed), (times, failed, quorum, deadline)
 
 

@@ -18,12 +18,30 @@ Phase = Literal["enrolling", "training", "aggregating", "finished"]
 Task = Literal["train", "wait", "finished"]
 
 
+def fewest_updates(
+    waited_for: int, members: int, min_updates: int | None, quorum: int | None
+) -> int:
+    """The fewest updates that a round may close with.
+
+    Args:
+        waited_for: Devices that have sent an update or are still waited for.
+        members: The devices that were members when the round opened and still are.
+        min_updates: What the federation's file says. By default half of those that are waited for,
+            and at least two where more than two devices are members.
+        quorum: The number of updates that closes the round early; by default at most this many.
+    """
+    if min_updates is not None:
+        return min_updates
+    half = max(-(-waited_for // 2), 2 if members > 2 else 1)
+    return half if quorum is None else min(half, quorum)
+
+
 class Rounds:
     """`total` rounds; `done` of them are over. The first opens for `expected` devices.
 
     A round closes when every device that it was opened for has sent its update or left, or when
-    `quorum` updates have come. It also closes `deadline_s` seconds after it opened if at least one
-    update has come; otherwise it waits for the first.
+    `quorum` updates have come. It also closes `deadline_s` seconds after it opened. With fewer than
+    `needed` updates it never closes: at its deadline it opens again, and what came stays.
     """
 
     def __init__(
@@ -33,16 +51,22 @@ class Rounds:
         deadline_s: float,
         done: int = 0,
         quorum: int | None = None,
+        min_updates: int | None = None,
     ) -> None:
         self.total = total
         self.expected = expected
         self.deadline_s = deadline_s
         self.quorum = quorum
+        self.min_updates = min_updates
         self.done = done
         self.phase: Phase = "enrolling"
         self.devices: set[str] = set()
         self.stopped: set[str] = set()
+        self.left_out: set[str] = set()
         self.updates: dict[str, str] = {}
+        self.diverged: set[str] = set()
+        self._members: frozenset[str] = frozenset()
+        self._opened: frozenset[str] = frozenset()
         self._offers: dict[str, str] = {}
         self._closes_at = 0.0
 
@@ -74,8 +98,8 @@ class Rounds:
 
     @property
     def present(self) -> set[str]:
-        """The devices that have not stopped."""
-        return self.devices - self.stopped
+        """The devices that take part in rounds: they have not stopped and are not left out."""
+        return self.devices - self.stopped - self.left_out
 
     def stop(self, device: str) -> None:
         """Wait for `device` no longer, in this round and in later ones."""
@@ -88,7 +112,7 @@ class Rounds:
         `offer` is the hash of its bundle's manifest.
         """
         self.stopped.discard(device)
-        if self.phase == "training" and offer is not None:
+        if self.phase == "training" and offer is not None and device not in self.left_out:
             self._offers.setdefault(device, offer)
 
     def excuse(self, device: str) -> None:
@@ -98,11 +122,28 @@ class Rounds:
         if self.phase == "training" and not self._offers:
             self.phase = "aggregating"  # nobody is left to wait for: the round opens again
 
+    def note_diverged(self, device: str) -> None:
+        """Note that the training of `device` in the open round diverged."""
+        if self.waits_for(device):
+            self.diverged.add(device)
+
+    def model_is_at_fault(self, suspect: str | None) -> bool:
+        """Whether the training of most devices of the open round diverged: its model is the cause.
+
+        Devices that fail by themselves, or say so, are the fewer ones: more than half of those that
+        the round was opened for must have diverged, and three for each one that could train.
+        `suspect`, whose update may have spoilt the model, has no vote.
+        """
+        voters = self._opened - {suspect}
+        diverged, trained = len(self.diverged & voters), len(self.updates.keys() & voters)
+        return 2 * diverged > len(voters) and diverged >= 3 * trained
+
     def open(self, offers: Mapping[str, str], now: float, remaining_s: float | None = None) -> None:
         """Start the next round, or continue one that was open before a restart.
 
         Args:
-            offers: For every device that has not stopped the hash of its bundle's manifest.
+            offers: For every device that is present the hash of its bundle's manifest; empty for
+                one that has none and is excused next.
             now: The time now.
             remaining_s: Seconds to the deadline; by default all of `deadline_s`.
         """
@@ -110,7 +151,10 @@ class Rounds:
         # One that stopped after it sent its update has an offer, too.
         fitting = self.present <= set(offers) <= self.devices
         self._expect(fitting and bool(offers), "open with offers for other devices")
+        self._members = frozenset(self.present)
         self._offers = dict(offers)
+        self._opened = frozenset(device for device, bundle in offers.items() if bundle)
+        self.diverged = set()
         self._closes_at = now + (self.deadline_s if remaining_s is None else remaining_s)
         self.phase = "training"
 
@@ -172,16 +216,34 @@ class Rounds:
 
     def due(self, now: float) -> bool:
         """Whether the open round should close."""
-        if self.phase != "training":
+        if self.phase != "training" or len(self.updates) < self.needed:
             return False
-        late = self.remaining_s(now) <= 0 and bool(self.updates)
+        late = self.remaining_s(now) <= 0
         enough = self.quorum is not None and len(self.updates) >= self.quorum
         # Every update is of a device that has an offer.
         return late or enough or len(self._offers) == len(self.updates)
 
+    def failed(self, now: float) -> bool:
+        """Whether the open round is at its deadline with too few updates."""
+        late = self.phase == "training" and self.remaining_s(now) <= 0
+        return late and len(self.updates) < self.needed
+
+    @property
+    def needed(self) -> int:
+        """The fewest updates that the open round may close with."""
+        return fewest_updates(
+            len(self._offers), len(self._members & self.present), self.min_updates, self.quorum
+        )
+
     def remaining_s(self, now: float) -> float:
         """Seconds to the deadline of the open round; negative after it."""
         return self._closes_at - now
+
+    def reopen(self) -> None:
+        """End the open round without a result: it opens again, for all members."""
+        self._expect(self.phase in ("training", "aggregating"), "reopen")
+        self._offers, self.updates, self.diverged = {}, {}, set()
+        self.phase = "aggregating"
 
     def close(self) -> None:
         """Take no more updates, so that they can be aggregated."""

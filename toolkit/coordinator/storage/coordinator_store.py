@@ -34,6 +34,7 @@ from toolkit.coordinator.storage.recoverable import FILES, MODEL, has_hash
 from toolkit.coordinator.storage.retention import Keep
 from toolkit.coordinator.storage.schema_upgrade import columns
 from toolkit.coordinator.storage.stopped_devices import StoppedDevices
+from toolkit.coordinator.storage.suspicions import Suspect, Suspicions
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Store:
         self.registry = Registry(self._database)
         self.open_round = OpenRound(self._database)
         self.stopped = StoppedDevices(self._database)
+        self.suspicions = Suspicions(self._database)
         self._held: list[str] = []
         self._recover(read_all)
 
@@ -313,12 +315,26 @@ class Store:
             )
         return path.read_bytes()
 
-    def rollback(self, target: int) -> int:
+    def earlier_model(self) -> int | None:
+        """The last round whose model the current one comes from and is kept; None if none is."""
+        with self._database.transaction() as db:
+            (round_,) = db.execute(schema.CURRENT_ROUND).fetchone()
+            rows = db.execute("SELECT round, started_from, kept, model FROM history").fetchall()
+        origins: dict[int, int | None] = {one: origin for one, origin, _, _ in rows}
+        there = {one for one, _, kept, model in rows if kept and self.blobs.is_whole(model)}
+        found = origins[round_]
+        while found is not None and found not in there:
+            found = origins[found]
+        return found
+
+    def rollback(self, target: int, suspect: Suspect | None = None) -> int:
         """Let the next round start from the model of `target`, and return the next round's number.
 
-        Updates of the open round are lost.
+        Updates of the open round are lost. The device of `suspect` is left out from now on.
         """
         with self._database.milestone() as db:
+            if suspect is not None:
+                self.suspicions.leave_out(suspect, db)
             (last,) = db.execute("SELECT max(round) FROM history").fetchone()
             db.execute("INSERT OR REPLACE INTO rollbacks VALUES (?, ?)", (last, target))
             db.execute("DELETE FROM updates WHERE round > ?", (last,))

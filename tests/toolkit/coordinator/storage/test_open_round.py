@@ -11,7 +11,7 @@ from toolkit.coordinator.round_worker import RoundWorker
 from toolkit.coordinator.server import Server
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running, send, task, trained
 
-DEADLINE = "deadline_s = 6\n[training]"
+DEADLINE = "deadline_s = 6\nmin_updates = 1\n[training]"
 
 
 @dataclass

@@ -1,0 +1,72 @@
+"""Going back from a global model that most devices cannot train."""
+
+import logging
+
+from profiles.text_formatting import counted
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.storage.device_registry import label
+from toolkit.coordinator.storage.suspicions import Suspect
+
+logger = logging.getLogger(__name__)
+
+
+def is_spoilt(coordinator: Coordinator) -> bool:
+    """Whether the model of the open round is the reason why trainings diverge; needs the lock."""
+    if not coordinator.rounds.diverged:
+        return False
+    suspect = _suspect(coordinator)
+    return coordinator.rounds.model_is_at_fault(None if suspect is None else suspect.device)
+
+
+def go_back(coordinator: Coordinator) -> bool:
+    """Let the open round start again from the last model that was trained, and say so.
+
+    The device whose update may have spoilt the model is left out from now on. The models of a site
+    come from above, and the first model has none before it: then nothing changes.
+
+    Returns:
+        Whether the store has another current model now.
+    """
+    store, rounds = coordinator.store, coordinator.rounds
+    with coordinator.lock:
+        suspect, target = _suspect(coordinator), store.earlier_model()
+        diverged, round_ = sorted(rounds.diverged), rounds.done + 1
+        rounds.diverged.clear()
+        text = (
+            f"Round {round_}: training diverged on {counted(len(diverged), 'device')} "
+            f"({', '.join(diverged)}), so the model that they received is at fault."
+        )
+        if coordinator.config.site or target is None:
+            text += " There is no earlier model to go back to: lower learning_rate in [training]."
+        else:
+            rounds.reopen()
+            coordinator.bundles = {}
+            text += f" The round starts again from the model of round {target}."
+            if suspect is not None:
+                rounds.left_out.add(suspect.device)
+                text += f" {_blame(coordinator, suspect)}"
+    if coordinator.config.site or target is None:
+        store.suspicions.note_spoilt(rounds.done, text)
+        logger.warning(text)
+        return False
+    store.rollback(target, suspect)
+    store.suspicions.note_spoilt(rounds.done, text)
+    logger.warning(text)
+    return True
+
+
+def _suspect(coordinator: Coordinator) -> Suspect | None:
+    """Who may have spoilt the current model. The last device that takes part never is left out."""
+    store = coordinator.store
+    suspect = store.suspicions.suspect(store.current_round())
+    if suspect is None or not coordinator.rounds.present - {suspect.device}:
+        return None
+    return suspect
+
+
+def _blame(coordinator: Coordinator, suspect: Suspect) -> str:
+    device = coordinator.store.registry.device(suspect.device)
+    return (
+        f"The update of {label(device)} in round {suspect.round} is suspected: {suspect.reason}. "
+        "This device is left out of the rounds until it leaves and joins again."
+    )

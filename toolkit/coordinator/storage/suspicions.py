@@ -1,0 +1,83 @@
+"""Which device may have spoilt the global model, and which devices are therefore left out."""
+
+import sqlite3
+from typing import TypeVar
+
+import msgspec
+
+from device_agent.formats.manifest import Struct
+from toolkit.coordinator.storage.database import Database
+
+SUSPECT, LEFT_OUT, WENT_BACK = "suspect", "left out", "went back"
+"""Keys of the table `meta`."""
+
+
+class Suspect(Struct, frozen=True, kw_only=True):
+    """The update of `round` that was furthest beyond its references, and how far."""
+
+    round: int
+    device: str
+    reason: str
+
+
+class WentBack(Struct, frozen=True, kw_only=True):
+    """What the operator reads about a spoilt model until the round after `after` is over."""
+
+    after: int
+    text: str
+
+
+class Suspicions:
+    """What survives a restart about spoilt models.
+
+    Attributes:
+        left_out: Why a device is left out of all rounds, by device.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        with database.transaction() as db:
+            self.left_out = _read(db, LEFT_OUT, dict[str, str]) or {}
+
+    def note_suspect(self, suspect: Suspect) -> None:
+        """Keep the suspect of the round that is being folded."""
+        with self._database.transaction() as db:
+            _write(db, SUSPECT, suspect)
+
+    def suspect(self, round_: int | None) -> Suspect | None:
+        """The device that may have spoilt the model of `round_`, if one stands out."""
+        with self._database.transaction() as db:
+            found = _read(db, SUSPECT, Suspect)
+        return found if found is not None and found.round == round_ else None
+
+    def leave_out(self, suspect: Suspect, db: sqlite3.Connection) -> None:
+        """Leave its device out of all later rounds, in the transaction of `db`."""
+        self.left_out = {**self.left_out, suspect.device: suspect.reason}
+        _write(db, LEFT_OUT, self.left_out)
+
+    def note_spoilt(self, after: int, text: str) -> None:
+        """Keep what the operator has to know while the round after `after` is not over."""
+        with self._database.transaction() as db:
+            _write(db, WENT_BACK, WentBack(after=after, text=text))
+
+    def spoilt(self, last: int) -> list[str]:
+        """What was noted since the round `last` was over."""
+        with self._database.transaction() as db:
+            found = _read(db, WENT_BACK, WentBack)
+        return [found.text] if found is not None and found.after == last else []
+
+
+Kept = TypeVar("Kept")
+
+
+def _read(db: sqlite3.Connection, key: str, kind: type[Kept]) -> Kept | None:
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else msgspec.json.decode(row[0], type=kind)
+
+
+def _write(db: sqlite3.Connection, key: str, value: object) -> None:
+    text = msgspec.json.encode(value).decode()
+    db.execute(
+        "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (key, text),
+    )
