@@ -75,6 +75,9 @@ logger = logging.getLogger(__name__)
 
 CODE_LENGTH = 64
 """Most characters of a code that a device reports."""
+MEMBERSHIP = "{more} devices have joined or left."
+TROUBLES = "{more} reports of trouble from {who}."
+STOPS = "{who} has stopped {more} times."
 STARTED = "started"
 """The key in the store that says that the first round has opened."""
 
@@ -402,7 +405,8 @@ class Coordinator:
             from_ = self.rounds.round + 1
         trouble = shortened(trouble, TROUBLE_LENGTH)
         self.store.registry.note_trouble(device.id, trouble, from_)
-        if trouble != device.trouble:
+        about = f"{device.id} ({self.submodel(device)})"
+        if trouble != device.trouble and self.minute_log.begins(about, TROUBLES):
             logger.warning("%s: %s", label(device), trouble)
         return from_
 
@@ -417,7 +421,7 @@ class Coordinator:
             self._note_reopening()
             told, activity.told = activity.told, reason
         # A service that is started again and again for the same end is one line.
-        if reason != told:
+        if reason != told and self.minute_log.begins(device.id, STOPS):
             code = shortened(stopped.code, CODE_LENGTH)
             logger.warning("%s has stopped: %s (%s)", label(device), reason, code)
         self.changed.set()
@@ -443,6 +447,8 @@ class Coordinator:
             self._remove(device)
             self.activity[device.id] = DeviceActivity(self.clock(), LEFT)
             self._log_membership(device, "has left")
+            for dropped in self.store.registry.drop_left(device.kind):
+                del self.activity[dropped]
         self.changed.set()
 
     def forget_absent(self) -> None:
@@ -470,6 +476,8 @@ class Coordinator:
         self._note_reopening()
 
     def _log_membership(self, device: Device, what: str) -> None:
+        if not self.minute_log.begins(f"{device.id} {what}", MEMBERSHIP):
+            return
         taken, places = len(self.rounds.devices), self.config.places
         of = counted(taken, "place") if places is None else f"{taken} of {counted(places, 'place')}"
         logger.info("%s %s: %s taken.", label(device), what, of)

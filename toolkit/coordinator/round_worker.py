@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """How often deadlines are checked, in seconds."""
+LATE = "{more} updates came too late for their round; `status` names the devices."
+LEFT_OUT = "{more} updates were left out; `history.json` names the devices."
 ROOM_S = 5.0
 """How often a write to a full disk is tried again, in seconds."""
 CLASSES = LabelRule(None, None)
@@ -106,9 +108,9 @@ class RoundWorker:
             late = coordinator.close_round() if closing else []
         if closing:
             for device in late:
-                logger.warning(
-                    "Round %d closed before the update of %s came.", rounds.round, label(device)
-                )
+                if coordinator.minute_log.begins(f"{device.id} {rounds.round}", LATE):
+                    text = "Round %d closed before the update of %s came."
+                    logger.warning(text, rounds.round, label(device))
             self._fold()
             self._log_end()
             if rounds.phase == "finished":
@@ -236,7 +238,8 @@ class RoundWorker:
         updates = folding.run()
         self._quality = folding.quality
         for device, reason in folding.left_out.items():
-            logger.warning("Round %d: left out the update of %s: %s", round_, device, reason)
+            if coordinator.minute_log.begins(f"{device} {round_}", LEFT_OUT):
+                logger.warning("Round %d: left out the update of %s: %s", round_, device, reason)
         if folding.suspect is not None:
             coordinator.store.suspicions.note_suspect(folding.suspect)
         self._keep(round_, updates, folding.left_out)

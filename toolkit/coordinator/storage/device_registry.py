@@ -17,6 +17,8 @@ from toolkit.coordinator.storage.join_token import Token
 DAY_S = 86400
 TOKEN_UNKNOWN = "join.unknown-token"
 USED_UP = "join.used-up-token"
+MOST_LEFT = 20
+"""Devices of a kind that have left without an update and are still listed."""
 Plan = Callable[[str], str | None]
 """Kind of a new device -> its submodel; None if the kind names one."""
 Group = tuple[str, str | None, int | None]
@@ -222,6 +224,24 @@ class Registry:
         with self._database.exclusively():
             self._set_left(device, True, forgotten)
 
+    def drop_left(self, kind: str) -> list[str]:
+        """Remove the oldest devices of `kind` that have left without an update; returns their ids.
+
+        The last MOST_LEFT stay. Otherwise one place could be taken and left without end.
+        """
+        with self._database.exclusively():
+            with self._database.transaction() as db:
+                rows = db.execute(
+                    "SELECT id FROM devices WHERE kind = ? AND has_left AND NOT forgotten AND "
+                    "past_updates = 0 AND id NOT IN (SELECT device FROM updates) "
+                    "ORDER BY rowid DESC LIMIT -1 OFFSET ?",
+                    (kind, MOST_LEFT),
+                ).fetchall()
+                db.executemany("DELETE FROM devices WHERE id = ?", rows)
+            for (identifier,) in rows:
+                del self._by_secret[self._devices.pop(identifier).secret_hash]
+        return [identifier for (identifier,) in rows]
+
     def come_back(self, device: str) -> bool:
         """Give a forgotten device its membership back, if a place of its kind is free."""
         with self._database.exclusively():
@@ -274,7 +294,9 @@ class Registry:
         self._devices[device.id] = device
         self._by_secret[device.secret_hash] = device.id
         if old is None:
-            self._ever[device.kind] += 1
+            # Not their number: some that have left are not listed any more.
+            number = int(device.id.rpartition("-")[2])
+            self._ever[device.kind] = max(self._ever[device.kind], number)
         elif old.secret_hash != device.secret_hash:
             del self._by_secret[old.secret_hash]
         if old is not None and not old.has_left:
