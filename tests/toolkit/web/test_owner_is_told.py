@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from disclosure import Listener, assert_told, told
-from phones import KEEP_VIEWS, Phone, keep_records, token
+from phones import KEEP_VIEWS, NativeAgent, Phone, keep_records, token
 
 pytestmark = pytest.mark.web
 
@@ -38,6 +38,48 @@ def arrays(path: Path, size: int) -> Path:
     x = draw.normal(size=(size, 1, 8, 8)).astype(np.float32)
     np.savez(path, x=x, y=np.arange(size) % 3)
     return path
+
+
+SERIES = """
+model = "sample_models:series_last"
+input_shape = [7, 6]
+rounds = 1
+held_out = "held_out.npz"
+port = 0
+[training]
+batch_size = 8
+epochs = 1
+[[devices]]
+name = "phone"
+submodel = "full"
+count = 2
+"""
+
+
+def test_a_sensor_in_another_unit(browser, serve, tmp_path: Path, seed: int) -> None:
+    """The owner is told, and the update says the same of the inputs as that of an agent."""
+    folder = tmp_path / "c"
+    folder.mkdir()
+    draw = np.random.default_rng(seed)
+    for number, (path, size) in enumerate(
+        [(folder / "held_out.npz", 60), (tmp_path / "a.npz", 50)]
+    ):
+        x = draw.normal(size=(size, 7, 6)).astype(np.float32)
+        x[:, 3] *= 1000**number
+        np.savez(path, x=x, y=draw.integers(3, size=size))
+    with serve(SERIES, folder) as server:
+        records = keep_records(server)
+        agent = NativeAgent(server, "phone", tmp_path / "native", tmp_path / "a.npz")
+        agent.start()
+        phone = Phone.opened(browser, server, "phone")
+        phone.train(tmp_path / "a.npz", "phone")
+        phone.page.get_by_text("Check the unit of your data: the values of channel 4").wait_for()
+        phone.wait_for("finished")
+        agent.finish()
+    (one, other) = (np.array(record["inputs"]["channels"]) for record in records)
+    assert one.shape == (7, 3)
+    # The last of two digits may be rounded up or down.
+    np.testing.assert_allclose(one, other, rtol=0.11)
 
 
 def bottom(page, selector: str) -> float:

@@ -5,6 +5,7 @@
 
 import type { Body } from "./disclosure.js";
 import { Failure } from "./failure.js";
+import type { InputSummary } from "./input_summary.js";
 import type { SignedInvitation } from "./invitation.js";
 import type { Problem } from "./messages.js";
 import { Away, Interrupted, readBody, upload, Watch } from "./requests.js";
@@ -37,6 +38,8 @@ export interface FileOffer {
   sha256: string;
 }
 export interface Work {
+  /** What the coordinator's own samples are like. */
+  inputs?: InputSummary | null;
   state: "train" | "wait" | "finished";
   round: number;
   files: FileOffer[];

@@ -10,6 +10,7 @@ export type Line =
   | "counts"
   | "loss"
   | "classes"
+  | "inputs"
   | "name"
   | "browser"
   | "speed"
@@ -59,6 +60,7 @@ export const DISCLOSED = table({
     profile: "speed",
     validation: "",
     classes: "classes",
+    inputs: "inputs",
   },
   "POST /rounds/{round}/update profile": {
     version: "",

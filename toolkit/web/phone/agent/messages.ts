@@ -55,6 +55,13 @@ export interface Prediction {
   probability: number;
 }
 
+/** A channel whose inputs lie far from those of the federation: the ranges of both. */
+export interface FarOff {
+  channel: number;
+  own: [number, number];
+  usual: [number, number];
+}
+
 /** What a federation says of itself, in words of its operator and in numbers. */
 export interface Invitation {
   title: string;
@@ -77,6 +84,8 @@ export interface View {
   data: { name: string; files: number; samples: number; bytes: number } | null;
   /** How the owner's files become samples; null if the federation takes arrays only. */
   preprocessing: Preprocessing | null;
+  /** A channel of the data that lies far from the federation's. */
+  farOff: FarOff | null;
   /** While files become samples. */
   preparing: Preparing | null;
   /** While this device is calibrated: the share that is done, in tenths. */

@@ -5,6 +5,7 @@ import { Refusal, type CoordinatorClient, type Work } from "./client.js";
 import { OPERATOR } from "../texts/operator.js";
 import { Failure, problemOf } from "./failure.js";
 import { sentenceOf } from "./faults.js";
+import { farOff, summaryOf } from "./input_summary.js";
 import { LocalData, type DataRecord } from "./local_data.js";
 import { formOf } from "./manifest.js";
 import type { Identity } from "./membership.js";
@@ -114,7 +115,9 @@ export class Rounds {
       const before = await predicted(bundle, data, personal);
       await run.finish();
       await this.compare(work.round, before, await predicted(bundle, data, run.tensors));
-      const update = await updateOf(bundle, data, run);
+      const inputs = work.inputs ? summaryOf(data.x) : null;
+      this.show({ farOff: inputs && work.inputs ? farOff(inputs, work.inputs) : null });
+      const update = await updateOf(bundle, data, run, inputs);
       const kept = bundle.manifest.tensors.filter((entry) => entry.role === "personal");
       const values = new Map(kept.map(({ name }) => [name, run!.state.get(name)!]));
       await this.results.keep(update, values);

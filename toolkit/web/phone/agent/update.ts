@@ -3,6 +3,7 @@
 import type { Bundle } from "./bundle.js";
 import type { Body } from "./disclosure.js";
 import { Failure } from "./failure.js";
+import type { InputSummary } from "./input_summary.js";
 import type { LocalData } from "./local_data.js";
 import { uploaded } from "./manifest.js";
 import { profileOf } from "./round_profile.js";
@@ -22,7 +23,13 @@ export interface Update {
   loss: number;
 }
 
-export async function updateOf(bundle: Bundle, data: LocalData, run: ScheduleRun): Promise<Update> {
+/** @param inputs Their summary, if the coordinator has asked for it by one of its own. */
+export async function updateOf(
+  bundle: Bundle,
+  data: LocalData,
+  run: ScheduleRun,
+  inputs: InputSummary | null,
+): Promise<Update> {
   const { manifest } = bundle;
   const entries = uploaded(manifest.tensors);
   const values: Tensors = new Map(entries.map(({ name }) => [name, run.state.get(name)!]));
@@ -51,6 +58,8 @@ export async function updateOf(bundle: Bundle, data: LocalData, run: ScheduleRun
     profile: await profileOf(manifest, run.seconds),
     validation: [],
     classes: masked ? present : null,
+    // Coordinators of earlier versions refuse the field.
+    inputs: inputs ?? undefined,
   };
   return {
     bundle: bundle.sha256,

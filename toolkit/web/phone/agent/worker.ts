@@ -20,6 +20,7 @@ const EMPTY: View = {
   invitation: null,
   device: null,
   data: null,
+  farOff: null,
   preprocessing: null,
   preparing: null,
   measured: null,
@@ -148,7 +149,7 @@ async function obey(command: Exclude<Command, { do: "look" | "pause" | "retry" }
       return showStored();
     }
     case "data":
-      show({ problem: null, dataProblem: null, preparing: { unit: "bytes", done: 0, of: 1 } });
+      show({ problem: null, dataProblem: null, farOff: null, preparing: { unit: "bytes", done: 0, of: 1 } });
       await importDataOf(command.source, command.adding);
       return showStored();
     case "train":

@@ -55,6 +55,7 @@ export function draw(view: View, surroundings: Surroundings): void {
   }
   drawSources(view, screen === "work");
   say("data", dataOf(view));
+  say("far-off", farOffOf(view));
   say("data-problem", view.dataProblem === null ? "" : messageOf(view.dataProblem));
   element<HTMLButtonElement>("train").disabled = data === null || view.preparing !== null;
   element("train").hidden = screen === "work";
@@ -83,6 +84,17 @@ function dataOf({ data, preparing }: View): string {
   if (preparing?.unit === "pictures") return TEXTS.preparing.pictures(preparing.done + 1, preparing.of);
   if (preparing !== null) return TEXTS.preparing.bytes(percent(preparing.done / Math.max(1, preparing.of)));
   return data === null ? TEXTS.noData : TEXTS.data(data.name, data.files, data.samples, size(data.bytes));
+}
+
+function farOffOf({ farOff }: View): string {
+  if (farOff === null) return "";
+  const range = ([low, high]: [number, number]): [string, string] => [loose(low), loose(high)];
+  return TEXTS.farOff(farOff.channel + 1, range(farOff.own), range(farOff.usual));
+}
+
+/** A number of any size in few digits. */
+function loose(value: number): string {
+  return value.toLocaleString(TEXTS.language, { maximumSignificantDigits: 2 });
 }
 
 function partOf(submodel: string): string {

@@ -91,6 +91,7 @@ export const ENGLISH = {
     counts: "how many examples you have, and how many steps it has trained",
     loss: "how well the model fits your examples: a few numbers for each round",
     classes: "which of the kinds occur among your examples, if the federation's models ask for it",
+    inputs: "in which range the values of your examples mostly lie, in two digits, if the coordinator compares them",
     name: "the name that you give this device",
     browser: "a description of this device: browser, processor, model and number of cores, memory and free storage",
     speed: "when it trained, how fast it computes, and how much memory that takes",
@@ -146,6 +147,9 @@ export const ENGLISH = {
     depth: "a shallower form of the model",
   },
   otherPart: "its part of the model",
+  farOff: (channel: number, own: [string, string], usual: [string, string]) =>
+    `Check the unit of your data: the values of channel ${channel} are mostly ${own[0]} to ${own[1]}, and those of ` +
+    `the federation ${usual[0]} to ${usual[1]}.`,
   noData: "No data chosen yet.",
   data: (name: string, files: number, samples: number, size: string) =>
     `${files === 1 ? name : `${files} files`}: ${samples === 1 ? "1 example" : `${samples} examples`}, ${size}`,

@@ -88,6 +88,8 @@ export const GERMAN: Words = {
     counts: "wie viele Beispiele Sie haben, und wie viele Schritte es trainiert hat",
     loss: "wie gut das Modell zu Ihren Beispielen passt: ein paar Zahlen für jede Runde",
     classes: "welche der Arten unter Ihren Beispielen vorkommen, wenn die Modelle der Föderation danach fragen",
+    inputs:
+      "in welchem Bereich die Werte Ihrer Beispiele meistens liegen, auf zwei Stellen, wenn der Koordinator sie vergleicht",
     name: "der Name, den Sie diesem Gerät geben",
     browser:
       "eine Beschreibung dieses Geräts: Browser, Prozessor, Modell und Zahl der Kerne, Arbeitsspeicher und freier Speicher",
@@ -147,6 +149,9 @@ export const GERMAN: Words = {
     depth: "eine flachere Form des Modells",
   },
   otherPart: "seinen Teil des Modells",
+  farOff: (channel, own, usual) =>
+    `Prüfen Sie die Einheit Ihrer Daten: Die Werte von Kanal ${channel} liegen meistens zwischen ${own[0]} und ` +
+    `${own[1]}, die der Föderation zwischen ${usual[0]} und ${usual[1]}.`,
   noData: "Noch keine Daten ausgewählt.",
   data: (name, files, samples, size) =>
     `${files === 1 ? name : `${files} Dateien`}: ${samples === 1 ? "1 Beispiel" : `${samples} Beispiele`}, ${size}`,

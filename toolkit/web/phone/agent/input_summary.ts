@@ -1,0 +1,67 @@
+/**
+ * A coarse summary of the inputs, which shows a sensor in other units, and little else.
+ *
+ * The twin of device_agent/formats/input_summary.py.
+ */
+
+import type { FarOff } from "./messages.js";
+import type { RowFile } from "./row_file.js";
+import { sizeOf } from "./tensors.js";
+
+/** The 5%, 50% and 95% quantiles of each channel, in two digits. */
+export interface InputSummary {
+  channels: [number, number, number][];
+}
+
+const MOST_CHANNELS = 64;
+/** Quantiles of fewer samples would tell single values. */
+const LEAST_SAMPLES = 20;
+/** The most values that quantiles are computed from; samples are left out evenly. */
+const MOST_VALUES = 1 << 20;
+const DIGITS = 2;
+const SCALE = 8;
+const SHIFT = 5;
+
+/** null for words and other whole numbers, and for fewer than LEAST_SAMPLES samples. */
+export function summaryOf(x: RowFile): InputSummary | null {
+  if (x.dtype !== "float32" || x.rows < LEAST_SAMPLES) return null;
+  const values = sizeOf(x.rowShape);
+  const count = Math.min(x.rows, Math.max(LEAST_SAMPLES, Math.floor(MOST_VALUES / values)));
+  const [first = MOST_CHANNELS + 1] = x.rowShape;
+  const channels = first <= MOST_CHANNELS ? first : 1;
+  const length = values / channels;
+  const found = Array.from({ length: channels }, () => new Float32Array(count * length));
+  for (let i = 0; i < count; i++) {
+    const row = x.read(Int32Array.of(Math.trunc((i * (x.rows - 1)) / (count - 1)))).data as Float32Array;
+    found.forEach((one, channel) => one.set(row.subarray(channel * length, (channel + 1) * length), i * length));
+  }
+  return {
+    channels: found.map((one) => {
+      one.sort();
+      return [quantile(one, 0.05), quantile(one, 0.5), quantile(one, 0.95)];
+    }),
+  };
+}
+
+function quantile(sorted: Float32Array, share: number): number {
+  const place = share * (sorted.length - 1);
+  const [below, above] = [sorted[Math.floor(place)]!, sorted[Math.ceil(place)]!];
+  return Number((below + (above - below) * (place % 1)).toExponential(DIGITS - 1));
+}
+
+/** The first channel of `own` that lies far from `usual`; null if none does. */
+export function farOff(own: InputSummary, usual: InputSummary): FarOff | null {
+  if (own.channels.length !== usual.channels.length) return null;
+  const largest = Math.max(...usual.channels.map(([low, , high]) => Math.max(Math.abs(low), Math.abs(high))));
+  for (const [channel, mine] of own.channels.entries()) {
+    const other = usual.channels[channel]!;
+    const [width, range] = [mine[2] - mine[0], other[2] - other[0]];
+    // A channel that is constant in the federation is held against the other channels.
+    const shifted = Math.abs(mine[1] - other[1]) > SHIFT * (range || largest);
+    const wider = width > SCALE * (range || largest);
+    if (largest > 0 && (shifted || wider || (width > 0 && SCALE * width < range))) {
+      return { channel, own: [mine[0], mine[2]], usual: [other[0], other[2]] };
+    }
+  }
+  return null;
+}
