@@ -40,6 +40,7 @@ from device_agent.client.whole_answers import connections
 from device_agent.formats.protocol import (
     API,
     SKEWED_CLOCK,
+    USED_JOIN,
     Fallback,
     FileOffer,
     Invitation,
@@ -140,12 +141,15 @@ class CoordinatorClient:
                 raise
             except AuthorisationError as refusal:
                 self.join_unanswered = False
-                if refusal.code != SKEWED_CLOCK:
-                    raise
-                problem = f"refuses this device's clock, {self._clock}"
-                raise UnreachableError(
-                    problem, sent=False, error=refusal, lasting=True, clock=True
-                ) from None
+                if refusal.code == SKEWED_CLOCK:
+                    problem = f"refuses this device's clock, {self._clock}"
+                    raise UnreachableError(
+                        problem, sent=False, error=refusal, lasting=True, clock=True
+                    ) from None
+                if refusal.code == USED_JOIN:  # by another join of this second
+                    problem = "has taken this request already"
+                    raise UnreachableError(problem, sent=False, error=refusal) from None
+                raise
             except UnreachableError as failure:
                 self.join_unanswered = failure.sent
                 raise

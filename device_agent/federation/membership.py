@@ -4,6 +4,7 @@ import importlib.metadata
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,12 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.state_folder import Identity
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.protocol import NEEDS_PROFILE, Invitation
-from device_agent.formats.signed_work import check_invitation, check_key, split_token
+from device_agent.formats.signed_work import (
+    check_invitation,
+    check_key,
+    key_fingerprint,
+    split_token,
+)
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.documents.bundle_profile import this_machine
 from profiles.documents.device_profile import DeviceProfile
@@ -29,6 +35,11 @@ log = logging.getLogger(__name__)
 Measure = Callable[[str, Path], DeviceProfile]
 """(name, a folder on the device's disk) -> the device's profile."""
 JOIN_PATIENCE_S = 60.0
+UNCHECKED = (
+    "The token has no fingerprint of the coordinator's key behind a point, so somebody between "
+    "this device and %s may have answered in its place. The key that came has the fingerprint %s: "
+    "the operator's token must end in it. Better use https, or the whole token."
+)
 LEAVE_PATIENCE_S = 5.0
 """How long requests to a coordinator that does not answer are repeated."""
 LONGEST_LINE = 500
@@ -113,23 +124,45 @@ def join(
         text = "%s is missing: this machine joins as a new device, and %s keeps its place."
         log.warning(text, key, known.device)
     with folder.created(), folder.locked():
-        enrolled = _enrol(client, token, name, key, lambda: measure(name, state), clock)
+        # Before a place is taken: another coordinator shows itself here already.
+        introduced = _introduce(client.invitation(), coordinator_key, url)
+        held = _Key.at(key)
+        enrolled = _enrol(client, token, name, held, lambda: measure(name, state), clock)
         identity = msgspec.structs.replace(enrolled, certificate=certificate)
-        check_key(identity.key or "", coordinator_key, url)
-        _introduce(client.invitation(), coordinator_key, url)
-        if known is not None and moving:
-            _tell_old(known)
-            folder.take_new_key()
-        folder.remember(identity)
+        try:
+            check_key(identity.key or "", coordinator_key, url)
+            if not introduced:
+                _introduce(client.invitation(), coordinator_key, url)
+            if known is not None and moving:
+                _tell_old(known)
+                folder.take_new_key()
+            folder.remember(identity)
+        except BaseException:
+            _give_back(identity, held)
+            raise
+    if coordinator_key is None and identity.key and url.startswith("http://"):
+        log.warning(UNCHECKED, url, key_fingerprint(identity.key))
     log.info("Joined %s as %s (%s); it trains %s.", url, identity.device, name, identity.submodel)
     log.info("This machine: %s.", machine_line())
     return identity
 
 
-def _introduce(invitation: Invitation | None, coordinator_key: str | None, url: str) -> None:
-    """Say what the federation is, in its operator's words."""
-    if invitation is None:
+def _give_back(enrolled: Identity, held: "_Key") -> None:
+    """Give up the place of a join that this device cannot keep, unless it was a member before.
+
+    If nobody answers, the key stays: a later join gets the same place.
+    """
+    if not held.new:
         return
+    with suppress(ClientError):
+        _client(enrolled, LEAVE_PATIENCE_S).leave()
+        held.path.unlink(missing_ok=True)
+
+
+def _introduce(invitation: Invitation | None, coordinator_key: str | None, url: str) -> bool:
+    """Say what the federation is, in its operator's words. Returns whether it has answered."""
+    if invitation is None:
+        return False
     check_invitation(invitation, coordinator_key, url)
     lines = {
         "Federation": invitation.title,
@@ -140,6 +173,7 @@ def _introduce(invitation: Invitation | None, coordinator_key: str | None, url: 
         if line:
             # Of anybody with the coordinator's key: control characters could move the cursor.
             log.info("%s: %s", name, one_line(line, LONGEST_LINE))
+    return True
 
 
 def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) -> Identity:
@@ -216,7 +250,7 @@ def _enrol(
     client: CoordinatorClient,
     token: str,
     name: str,
-    key: Path,
+    held: _Key,
     measure: Callable[[], DeviceProfile],
     clock: Clock,
 ) -> Identity:
@@ -225,7 +259,6 @@ def _enrol(
     The key is on the disk before it is sent. After a lost answer the same key joins again, and the
     coordinator recognises the device instead of using up another place of the token.
     """
-    held = _Key.at(key)
     machine = msgspec.to_builtins(this_machine(_runtime()))
     request = partial(held.key.join_request, token, name, machine, clock=clock)
     try:

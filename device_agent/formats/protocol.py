@@ -48,6 +48,8 @@ UNKNOWN_TOKEN = (
 )
 SKEWED_CLOCK = "join.skewed-clock"
 """Code of the Problem (403) for a join from a device whose clock differs from the coordinator's."""
+USED_JOIN = "join.used-request"
+"""Code of the Problem (403) for a join whose signature the coordinator has taken before."""
 NEEDS_PROFILE = "join.needs-profile"
 """Code of the Problem for a join without `profile` if the coordinator plans for the device."""
 NOTHING_FITS = "plan.nothing-fits"
@@ -118,7 +120,7 @@ class JoinRequest:
     whose timestamp is far from its own clock. `machine` has the fields of
     `bundle_profile.Machine`. `profile` has those of `device_profile.DeviceProfile`; a coordinator
     that plans submodels requires it. A second join with the same key returns the same device with a
-    new secret.
+    new secret. Each signature is taken once, so a second join needs another `timestamp`.
     """
 
     name: str

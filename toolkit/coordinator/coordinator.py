@@ -45,7 +45,7 @@ from device_agent.formats.update import UpdateRecord
 from profiles.text_formatting import counted
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
-from toolkit.coordinator.devices.join_proof import check_possession
+from toolkit.coordinator.devices.join_proof import VALID_S, check_possession, used_join
 from toolkit.coordinator.devices.join_validation import (
     TROUBLE_LENGTH,
     check_machine,
@@ -165,18 +165,22 @@ class Coordinator:
         """Enrol a device, or give one that joins again a new secret.
 
         Raises:
-            RefusalError: 403 for an unusable token, a wrong signature or a wrong clock. 409 for a
-                new device after the last round, for one without a profile that needs one, and for
-                one that no submodel fits. 422 for a malformed name, key, machine or profile. 503
-                for one that needs a plan while the planner is being made.
+            RefusalError: 403 for an unusable token, a wrong signature or clock, or a request that
+                was used before. 409 for a new device after the last round, for one without a
+                profile that needs one, and for one that no submodel fits. 422 for a malformed name,
+                key, machine or profile. 503 for one that needs a plan while the planner is being
+                made.
         """
         self.check_join_token(token)
         name = check_name(request.name)
         machine = check_machine(request.machine)
-        check_possession(token, request, time.time())
+        now = time.time()
+        signed = check_possession(token, request, now)
         with self._saying_if_finished():
             ahead = self._plan_ahead(token, request)
         with self.lock:
+            if not self.store.used_joins.take(signed, now, VALID_S):
+                raise used_join()
             with self._saying_if_finished():
                 device, secret = self.store.registry.enrol(
                     *(token, name, request.public_key, machine),

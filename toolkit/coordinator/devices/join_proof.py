@@ -6,16 +6,20 @@ from datetime import UTC, datetime
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from device_agent.formats.protocol import SKEWED_CLOCK, JoinRequest, join_text
-from toolkit.coordinator.refusals import forbidden, unusable
+from device_agent.formats.protocol import SKEWED_CLOCK, USED_JOIN, JoinRequest, join_text
+from toolkit.coordinator.refusals import RefusalError, forbidden, unusable
 
 CLOCK_SKEW_S = 300
-"""How far a device's clock may be off. A copied request can be replayed for this long."""
+"""How far a device's clock may be off."""
+VALID_S = 2 * CLOCK_SKEW_S
+"""How long a request could be repeated, if the coordinator forgot that it has taken it."""
 KEY_BYTES = 32
 
 
-def check_possession(token: str, request: JoinRequest, now: float) -> None:
+def check_possession(token: str, request: JoinRequest, now: float) -> bytes:
     """Check that `request` was signed with its own key, for `token`, around `now`.
+
+    Returns what was signed.
 
     Args:
         token: The join token that came with the request.
@@ -54,6 +58,14 @@ def check_possession(token: str, request: JoinRequest, now: float) -> None:
             coordinator_time=_time_text(now),
             minutes=CLOCK_SKEW_S // 60,
         )
+    return text
+
+
+def used_join() -> RefusalError:
+    """The refusal of a join that was taken before: somebody may have copied it."""
+    return forbidden(
+        "This join request was used before. Sign a new one, a second later.", code=USED_JOIN
+    )
 
 
 def _decoded(text: str) -> bytes:

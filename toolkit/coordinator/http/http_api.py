@@ -96,7 +96,8 @@ def invitation(token: JoinToken, service: Service) -> Invitation:
         403: {
             "model": Problem,
             "description": "`code` is one of join.unknown-token, join.expired-token, "
-            "join.used-up-token, join.other-kind, join.bad-signature, join.skewed-clock",
+            "join.used-up-token, join.other-kind, join.bad-signature, join.skewed-clock, "
+            "join.used-request",
         },
         409: {"model": Problem, "description": "The device needs a profile, or nothing fits it"},
         503: {"model": Problem, "description": "The plan is still being made: ask again"},

@@ -35,6 +35,7 @@ from toolkit.coordinator.storage.retention import Keep
 from toolkit.coordinator.storage.schema_upgrade import columns
 from toolkit.coordinator.storage.stopped_devices import StoppedDevices
 from toolkit.coordinator.storage.suspicions import Suspect, Suspicions
+from toolkit.coordinator.storage.used_joins import UsedJoins
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Store:
         self.open_round = OpenRound(self._database)
         self.stopped = StoppedDevices(self._database)
         self.suspicions = Suspicions(self._database)
+        self.used_joins = UsedJoins(self._database)
         self._held: list[str] = []
         self._recover(read_all)
 
