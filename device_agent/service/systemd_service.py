@@ -14,6 +14,7 @@ from device_agent.federation.default_state import default_state
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
+from profiles.text_formatting import one_line
 
 log = logging.getLogger(__name__)
 NAME = "edgetailor-agent"
@@ -273,7 +274,9 @@ def _systemctl(place: ServicePlace, *arguments: str) -> None:
         systemd_version()
     done = subprocess.run([*place.systemctl, *arguments], capture_output=True, text=True)
     if done.returncode:
-        said = " ".join(done.stderr.split()).rstrip(".") or f"exit code {done.returncode}"
+        said = one_line(done.stderr).rstrip(".") or f"exit code {done.returncode}"
+        if "restart" in arguments and (journal := _journal(place)):
+            said += f" (the journal: {journal})"
         command = " ".join([*place.systemctl, *arguments])
         raise InputError(
             "`{command}` failed: {reason}. Check that systemd is running; --dry-run prints the "
@@ -282,6 +285,20 @@ def _systemctl(place: ServicePlace, *arguments: str) -> None:
             command=command,
             reason=said,
         )
+
+
+def _journal(place: ServicePlace) -> str:
+    """The service's last lines in the journal, which name why it does not start."""
+    which = ["--user-unit" if place.user else "--unit", UNIT]
+    try:
+        done = subprocess.run(
+            ["journalctl", *which, "--lines=3", "--output=cat", "--no-pager", "--quiet"],
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        return ""
+    return one_line("; ".join(done.stdout.splitlines())).rstrip(".")
 
 
 def _remove(place: ServicePlace) -> None:

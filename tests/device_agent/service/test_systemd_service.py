@@ -105,6 +105,24 @@ def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
     assert again == Done(0, "There is no service edgetailor-agent here.\n", "")
 
 
+def test_why_the_service_did_not_start(tmp_path: Path) -> None:
+    member(tmp_path)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "journalctl").write_text(
+        "#!/bin/sh\n[ $2 = edgetailor-agent.service ] && printf 'Permission denied\\nFailed.\\n'"
+    )
+    (tmp_path / "tools" / "journalctl").chmod(0o755)
+    done = service(
+        tmp_path, "install-service", "--user", "--state", "state", "--data", "x.npz",
+        systemctl='case "$*" in *restart*) echo "Job failed." >&2; exit 1;; esac',
+    )  # fmt: skip
+    assert refusal(done) == (
+        "`systemctl --user restart edgetailor-agent.service` failed: Job failed (the journal: "
+        "Permission denied; Failed). Check that systemd is running; --dry-run prints the unit."
+    )
+    assert files(tmp_path / "config") == set()
+
+
 @pytest.mark.parametrize(
     ("given", "code"),
     [
