@@ -132,10 +132,10 @@ def _check(path: Path, key: str, value: Any) -> None:
             fine, kind = fine or isinstance(value, str), "bytes, or a size like 256MB"
     if not fine:
         raise InputError(
-            "{path}: `{option}` must be {kind}; it is {value!r}.",
+            "{path}: `{option}` must be {kind}; it is {value}.",
             code="option.wrong-type",
             path=str(path),
             option=key,
             kind=kind,
-            value=value,
+            value=repr(value),
         )

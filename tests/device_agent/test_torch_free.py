@@ -84,9 +84,10 @@ def serving(folder: Path) -> Iterator[str]:
     )
     try:
         assert process.stderr is not None
-        first = process.stderr.readline()
-        assert first.startswith("Coordinator at http://"), first
-        yield first.removeprefix("Coordinator at ").rstrip()
+        said = iter(process.stderr.readline, "")
+        line = next((line for line in said if line.startswith("Coordinator at http://")), "")
+        assert line
+        yield line.removeprefix("Coordinator at ").rstrip()
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=60)
         assert process.returncode == 130, rest
