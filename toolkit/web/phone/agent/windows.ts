@@ -138,13 +138,16 @@ class Decimals {
   constructor(private readonly delimiter: string) {}
 
   number(where: Where, column: string, text: string): number {
-    const mark = text.includes(",") ? "," : text.includes(".") ? "." : this.mark;
-    const shown = { ...where, column, text: text.slice(0, 40) };
-    const plain = this.delimiter === "," ? text : text.replace(",", ".");
+    const comma = this.delimiter !== "," && text.includes(",");
+    const plain = comma ? text.replace(",", ".") : text;
     const number = Number(plain);
-    if (!NUMBER.test(plain) || Math.abs(number) > LARGEST) throw new Failure("data.not-a-number", shown);
+    const wrong = !NUMBER.test(plain) || Math.abs(number) > LARGEST;
+    const mark = comma ? "," : text.includes(".") ? "." : this.mark;
     this.mark ??= mark;
-    if (mark !== this.mark) throw new Failure("data.not-a-number/mixed", shown);
+    if (wrong || mark !== this.mark) {
+      const shown = { ...where, column, text: text.slice(0, 40) };
+      throw new Failure(wrong ? "data.not-a-number" : "data.not-a-number/mixed", shown);
+    }
     return number;
   }
 }
@@ -195,7 +198,8 @@ function* rowsOf(text: string, delimiter: string): Generator<Row, void> {
       else quoted = false;
       from = at + 1;
     } else if (at === text.length || (!quoted && (mark === delimiter || ends))) {
-      cells.push(cell + text.slice(from, at).replace(/\r$/, ""));
+      const end = mark === "\n" && text[at - 1] === "\r" ? at - 1 : at;
+      cells.push(cell + text.slice(from, Math.max(from, end)));
       cell = "";
       from = at + 1;
       if (mark !== delimiter) {
