@@ -11,11 +11,13 @@ ROUND_CHECK_S = 60.0
 """How often a running training checks whether its round is still open."""
 JITTER = 0.2
 """Each wait is up to this share longer or shorter, so that a fleet does not ask all at once."""
+_DRAWS = random.Random()
+"""A generator of its own: a model whose recording sees Python's own one move would be refused."""
 
 
 def jittered(seconds: float) -> float:
     """`seconds`, up to JITTER longer or shorter."""
-    return seconds * random.uniform(1 - JITTER, 1 + JITTER)
+    return seconds * _DRAWS.uniform(1 - JITTER, 1 + JITTER)
 
 
 class Polling:

@@ -1,6 +1,7 @@
 """When devices that wait ask again, as the coordinator says and the agent does."""
 
 import heapq
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -94,3 +95,11 @@ def test_what_an_agent_makes_of_the_time_asked_for(asked: float, waits: list[flo
     for _ in waits:
         polling.wait(asked)
     assert slept == waits
+
+
+def test_polls_do_not_move_the_generator_that_recordings_watch() -> None:
+    """A recording in another thread would take it for a draw of the model, and refuse the model."""
+    before = random.getstate()
+    AskingAgain(lambda: 0.0).seconds(waiting(3))
+    jittered(1.0)
+    assert random.getstate() == before

@@ -14,6 +14,8 @@ SHARE = 0.1
 """Of the time since the rounds last changed, so that no device adds more to a round's duration."""
 JITTER = 0.2
 """Each time is up to this share shorter, so that a fleet does not ask all at once."""
+_DRAWS = random.Random()
+"""A generator of its own: a model whose recording sees Python's own one move would be refused."""
 
 
 class AskingAgain:
@@ -31,4 +33,4 @@ class AskingAgain:
             self._seen, self._since = seen, now
         soon = min(max(SHARE * (now - self._since), SHORTEST_S), LONGEST_S)
         longest = max(soon, len(rounds.devices) / REQUESTS_PER_S)
-        return round(longest * random.uniform(1 - JITTER, 1), 3)
+        return round(longest * _DRAWS.uniform(1 - JITTER, 1), 3)
