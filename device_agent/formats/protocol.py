@@ -233,7 +233,7 @@ class SubmodelFailure:
     submodel: str
     failures: Whole
     reason: str
-    round: int = 0
+    round: Whole = 0
     code: str = ""
 
 

@@ -85,6 +85,7 @@ def test_the_api_describes_itself(fleet: Fleet) -> None:
         ("get", "/v1/files/{sha256}"),
         ("post", "/v1/progress"),
         ("post", "/v1/problems"),
+        ("post", "/v1/stopped"),
         ("post", "/v1/leave"),
         ("get", "/v1/rounds/{round}/tensors/{sha256}"),
         ("put", "/v1/rounds/{round}/tensors/{sha256}"),

@@ -70,6 +70,9 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
 def test_the_open_round_goes_on(config: CoordinatorConfig) -> None:
     store = Store(config.state)
     coordinator = restore(config, store, lambda: 1.0)
+    with store._database.transaction() as db:
+        (closes,) = db.execute("SELECT closes_at FROM openings").fetchone()
+    coordinator.wall_clock = lambda: closes - 60  # soon after the dump was made
     samples = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
     worker = RoundWorker(coordinator, VectorModel(), samples, lambda: None)
     worker.resume()
