@@ -1,5 +1,6 @@
 """The base install needs no compiler on a 64-bit ARM board: every package of it has a wheel."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from device_agent.runtime.runtime_packages import VERIFIED
 
 ROOT = Path(__file__).resolve().parents[1]
 # pip takes each name of a platform by itself: glibc 2.28 runs what was built for 2.17 too.
@@ -20,6 +23,12 @@ def test_the_versions_of_termux_are_accepted() -> None:
     wanted = {one.name: one.specifier for one in map(Requirement, about["dependencies"])}
     for name, version in {"onnxruntime": "1.23.2", "numpy": "2.1.2"}.items():
         assert wanted[name].contains(version), name
+
+
+def test_the_verified_versions_are_those_that_tests_run_on() -> None:
+    pinned = re.findall(r"onnxruntime==([\d.]+)", (ROOT / "constraints.txt").read_text())
+    oldest = re.findall(r"'onnxruntime==([\d.]+) numpy", (ROOT / "Makefile").read_text())
+    assert (*oldest, *pinned) == VERIFIED
 
 
 @pytest.mark.long

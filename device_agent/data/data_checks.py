@@ -3,7 +3,9 @@
 The data may be larger than memory, so values are checked piece by piece.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -117,13 +119,14 @@ def check_arrays(
         expected = "(n, ...)" if labels.shape is None else batch_shape(labels.shape)
         raise DataError(
             "{origin}: x must be {sample_shape} and y {expected}; they are {x_shape} and "
-            "{y_shape}.",
+            "{y_shape}.{advice}",
             code="data.wrong-shape",
             x_shape=x.shape,
             y_shape=y.shape,
             origin=origin,
             sample_shape=batch_shape(sample_shape),
             expected=expected,
+            advice=_shape_advice(x, "x", sample_shape) + _shape_advice(y, "y", labels.shape),
         )
     check_count(len(y), origin, least)
     remarks: tuple[str, ...] = ()
@@ -136,6 +139,23 @@ def check_arrays(
     else:
         check_finite(x, "x", origin, on_piece)
     return remarks
+
+
+def _shape_advice(array: np.ndarray, name: str, shape: tuple[int, ...] | None) -> str:
+    """How samples or labels get the `shape` of one, with a space ahead; empty if it is not plain.
+
+    Axes in another order come first: for them the numbers of values agree, too.
+    """
+    if shape is None or array.ndim < 1 or array.shape[1:] == shape:
+        return ""
+    axes = range(1, array.ndim)
+    # Channels last is the most frequent, and with h = w another order would fit as well.
+    for order in ((array.ndim - 1, *axes[:-1]), (*axes[1:], 1), *permutations(axes)):
+        if axes and tuple(array.shape[axis] for axis in order) == shape:
+            return f" {name}.transpose{(0, *order)} has this shape."
+    if len(array) and array.size == len(array) * math.prod(shape):
+        return f" {name}.reshape{(-1, *shape)} has this shape."
+    return ""
 
 
 def check_count(samples: int, origin: str, least: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from device_agent.doctor.finding import Finding, loading_remedy
+from device_agent.runtime.runtime_packages import unverified
 
 LOADING_S = 120.0
 LIBRARIES = {
@@ -91,7 +92,8 @@ def _ran(code: int, said: list[str], errors: list[str]) -> Finding:
     """The finding of the program that ran a graph."""
     last = said[-1] if said else ""
     if code == 0 and last.endswith(" 2.0"):
-        return Finding.ok("onnxruntime", f"{last.split()[0]} runs graphs")
+        installed = last.split()[0]
+        return Finding.ok("onnxruntime", unverified(installed) or f"{installed} runs graphs")
     return Finding.fail(
         "onnxruntime",
         f"running a graph ended with exit code {code}: {errors[-1] if errors else 'no output'}",

@@ -18,7 +18,8 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.state_folder import Identity
 from device_agent.formats.atomic_files import fingerprint, write_file
-from device_agent.formats.protocol import NEEDS_PROFILE, Invitation
+from device_agent.formats.preprocessing import Images
+from device_agent.formats.protocol import NEEDS_PROFILE, Invitation, JoinReply
 from device_agent.formats.signed_work import (
     check_invitation,
     check_key,
@@ -275,6 +276,8 @@ def _enrol(
         if held.new and not client.join_unanswered:
             held.path.unlink()  # the coordinator knows no device with this key
         raise
+    if reply.sample_shape:  # coordinators before 0.2 do not tell
+        log.info("DATA: %s.", _data(reply))
     return Identity(
         url=client.url,
         device=reply.device,
@@ -284,6 +287,21 @@ def _enrol(
         token_sha256=fingerprint(token.encode()).sha256,
         key=reply.key or None,
     )
+
+
+def _data(reply: JoinReply) -> str:
+    """What the owner of this device trains on."""
+    if reply.preprocessing is None:
+        shape = ", ".join(map(str, ("n", *reply.sample_shape)))
+        return f"an .npz file with the samples x ({shape}) and the labels y ({reply.label_type})"
+    if reply.preprocessing.get("kind") == Images.kind:
+        return f"a folder of pictures, in a folder for each class: {_names(reply, 'classes')}"
+    label = reply.preprocessing.get("label")
+    return f"CSV files with the columns {_names(reply, 'columns')}, and {label} for the label"
+
+
+def _names(reply: JoinReply, key: str) -> str:
+    return ", ".join(map(str, (reply.preprocessing or {}).get(key, ())))
 
 
 def _runtime() -> str:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 from msgspec import UnsetType
@@ -30,6 +31,7 @@ from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol import FileOffer, Progress, Work
 from device_agent.formats.update import RECORD, TENSORS, decode_record
 from device_agent.log_format import fields
+from device_agent.runtime.runtime_packages import unverified
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.bundle_training import train_bundle
@@ -159,6 +161,8 @@ class _Rounds:
     def all_rounds(self) -> int:
         """Take part until the last round is over. Returns how many updates were accepted."""
         _, self._idle = check_start(self._options)
+        if (remark := unverified(version("onnxruntime"))) is not None:
+            log.info("%s.", remark)
         try:
             self._attempts.check_last()
         except TrainingFailedError as failed:

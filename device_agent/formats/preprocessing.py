@@ -114,7 +114,11 @@ def misfit(
         if len(shape) > 2 or shape[axis] != channels:
             window = "(lines, {0})" if axis else "({0}, lines)"
             given = f"({channels},) or {window.format(channels)}"
-            return f"its columns give samples {given}, and the model takes {shape}"
+            wrong = f"its columns give samples {given}, and the model takes {shape}"
+            other = "last" if axis == 0 else "first"
+            if len(shape) == 2 and shape[-1 - axis] == channels:
+                wrong += f'. With channels = "{other}" they fit'
+            return wrong
         if preprocessing.label in preprocessing.columns:
             return f"the column {preprocessing.label!r} cannot be label and sample"
     for key, numbers in (("mean", preprocessing.mean), ("std", preprocessing.std)):

@@ -15,7 +15,7 @@ from device_agent.data.local_data import LocalData, load_data, name_of
 from device_agent.formats.bundle import Bundle, open_bundle
 from device_agent.formats.input_summary import summary_of
 from device_agent.formats.label_rule import label_rule
-from device_agent.formats.manifest import FileEntry, uploaded
+from device_agent.formats.manifest import FileEntry, Train, uploaded
 from device_agent.formats.protocol import InputSummary
 from device_agent.formats.update import UpdateRecord, check_place, check_trained, write_update
 from device_agent.runtime.runtime_choice import describe
@@ -38,6 +38,7 @@ from device_agent.training.trials.form_check import with_right_forms
 from device_agent.training.trials.remembered_trials import default_trials
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import LimitError, UpdateError
+from profiles.text_formatting import counted
 
 log = logging.getLogger(__name__)
 KeepPersonal = Callable[[Mapping[str, np.ndarray]], object]
@@ -122,6 +123,7 @@ def train_bundle(
             for remark in local.remarks:
                 log.warning("%s", remark)
             validated = held_out(len(local), options.validation)
+            _say_if_few(bundle, len(local) - len(validated))
             where = (idle, trials or default_trials())
             opened = with_right_forms(
                 *(opened, options, *where), fits=fitting, scratch=scratch, wait=on_batch
@@ -192,6 +194,16 @@ def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
             reason=str(error),
             number=number,
         ) from None
+
+
+def _say_if_few(bundle: Bundle, samples: int) -> None:
+    """Warn if `samples` are fewer than a batch: every step then trains on all of them."""
+    sizes = [one.batch_size for one in bundle.manifest.schedule if isinstance(one, Train)]
+    if samples < max(sizes, default=0):
+        log.warning(
+            "%s: fewer than a batch of %d, so every step trains on all of them.",
+            counted(samples, "sample"), max(sizes),
+        )  # fmt: skip
 
 
 def local_data(bundle: Bundle, source: Data, unpack_to: Path | None = None) -> LocalData:

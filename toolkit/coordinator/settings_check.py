@@ -32,11 +32,31 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
     before["training"] = {**default_training, **before["training"]}
     changed = [key for key in now if now[key] != before.get(key)]
     if changed:
+        key, value = _difference(changed[0], before.get(changed[0]), now[changed[0]])
         raise InputError(
             "{state} holds a federation with another `{key}`: set it back to {value}, or set "
             "another `state` folder.",
             code="state.other-federation",
-            key=changed[0],
+            key=key,
             state=config.state,
-            value=json.dumps(before.get(changed[0])),
+            value=value,
         )
+
+
+def _difference(key: str, before: Any, now: Any) -> tuple[str, str]:
+    """The place of the first difference below `key`, and the value there before, as JSON."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = [*before, *(name for name in now if name not in before)]
+        parts = [(f"{key}.{name}", before.get(name), now.get(name)) for name in names]
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        parts = [(f"{key}[{n}]", *two) for n, two in enumerate(zip(before, now, strict=True))]
+    else:
+        parts = []
+    for place, old, new in parts:
+        if old != new:
+            return _difference(place, old, new)
+    if before is None:
+        return key, "its default"
+    if key == "devices":
+        before = [kind["name"] for kind in before]
+    return key, json.dumps(before)

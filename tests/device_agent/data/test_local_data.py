@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bundles import CLASSES, SAMPLE_SHAPE, read_data, samples, write_data
+from device_agent.data.data_checks import check_arrays
 from device_agent.data.local_data import load_data
 from device_agent.formats.label_rule import LabelRule
 from profiles.errors import DataError
@@ -29,6 +30,37 @@ def with_one(array: np.ndarray, value: float) -> np.ndarray:
     copy = array.copy()
     copy.flat[1] = value
     return copy
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape", "advice"),
+    [
+        ((3, 8, 8), (5, 8, 8, 3), "x.transpose(0, 3, 1, 2)"),
+        ((8, 8, 3), (5, 3, 8, 8), "x.transpose(0, 2, 3, 1)"),
+        ((2, 9), (5, 9, 2), "x.transpose(0, 2, 1)"),
+        ((3, 4, 5), (5, 4, 3, 5), "x.transpose(0, 2, 1, 3)"),
+        ((1, 8, 8), (5, 8, 8), "x.reshape(-1, 1, 8, 8)"),
+        ((1, 8, 8), (5, 64), "x.reshape(-1, 1, 8, 8)"),
+        ((64,), (5, 8, 8), "x.reshape(-1, 64)"),
+        ((3, 8, 8), (5, 4, 8, 8), None),
+        ((3, 8, 8), (5, 8, 8, 4), None),
+    ],
+)
+def test_a_shape_that_would_fit_is_named(
+    wanted: tuple[int, ...], shape: tuple[int, ...], advice: str | None
+) -> None:
+    x, y = np.zeros(shape, np.float32), np.zeros(5, np.int64)
+    with refused("data.wrong-shape", x_shape=list(shape)) as error:
+        check_arrays(x, y, wanted, LabelRule(None), "it")
+    said = str(error.value)
+    if advice is None:
+        assert said.endswith(f"they are {shape} and (5,).")
+        return
+    assert said.endswith(f" {advice} has this shape.")
+    # What the message proposes is what the check takes.
+    check_arrays(eval(advice, {"x": x}), y, wanted, LabelRule(None), "it")
+    with refused("data.wrong-shape"):
+        check_arrays(np.zeros((5, *wanted), np.float32), y[:, None], wanted, LabelRule(3), "it")
 
 
 SHAPES = "data.wrong-shape"

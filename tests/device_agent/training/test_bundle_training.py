@@ -24,13 +24,14 @@ from bundles import (
 from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle, open_bundle
 from device_agent.formats.input_summary import summary_of
-from device_agent.formats.manifest import Record, uploaded
+from device_agent.formats.manifest import Record, Train, uploaded
 from device_agent.formats.update import RECORD, read_update
 from device_agent.runtime.runtime_choice import Session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.bundle_training import ScheduleRun
 from device_agent.training.schedule_interpreter import ignore_epoch
 from device_agent.training.training_options import TrainingOptions
+from log_messages import logged
 from parameters import some_long
 from profiles.errors import BundleError, DataError, EdgeTailorError, InputError, UpdateError
 from refusals import refused
@@ -74,6 +75,16 @@ def test_a_summary_of_the_inputs_is_written_only_if_it_is_wanted(
     train_bundle(bundle, data, tmp_path / "summarized", summarized=True)
     record, _ = read_update(tmp_path / "summarized")
     assert record.inputs == summary_of(np.load(data)["x"])
+
+
+def test_fewer_samples_than_a_batch_are_said(bundle: Path, tmp_path: Path) -> None:
+    size = max(i.batch_size for i in open_bundle(bundle).manifest.schedule if isinstance(i, Train))
+    for count, few in ((size, False), (size - 1, True)):
+        data = write_data(tmp_path / f"{count}.npz", count)
+        with logged() as said:
+            train_bundle(bundle, str(data), tmp_path / str(count))
+        text = f"{count} samples: fewer than a batch of {size}, so every step trains on all of"
+        assert any(line.startswith(text) for line in said) == few
 
 
 def test_one_thread_and_one_seed_give_the_same_bytes(

@@ -343,6 +343,14 @@ def test_a_library_that_does_not_load_is_named(
     assert library not in found["libraries"].detail
 
 
+def test_a_version_that_was_not_verified_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, said in (("1.31.1", "1.31.1 runs graphs"), ("1.25.0", "verified with 1.19.2, ")):
+        monkeypatch.setattr(library_checks, "RUN_TINY", f"print('{version} 2.0')")
+        found = {finding.check: finding for finding in library_checks.check_libraries()}
+        assert found["onnxruntime"].result == "PASS"
+        assert said in found["onnxruntime"].detail
+
+
 def test_a_library_that_ends_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_libraries(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", hide(tmp_path, "safetensors", CRASH))

@@ -38,8 +38,20 @@ def test_a_state_folder_in_use_or_of_another_fleet(tmp_path: Path) -> None:
     with running(config), refused("state.in-use", path=str(config.state)):
         Server(config, VectorModel(), Path("fleet.toml"))
     other = configured(tmp_path, CONFIG.replace("epochs = 1", "epochs = 2"))
-    with refused("state.other-federation", key="training"):
+    with refused("state.other-federation", key="training.epochs") as error:
         Server(other, VectorModel(), Path("fleet.toml"))
+    assert str(error.value) == (
+        f"{config.state} holds a federation with another `training.epochs`: set it back to 1, or "
+        "set another `state` folder."
+    )
+    for text, key, value in (
+        (CONFIG.replace("count = 2", "count = 3"), "devices[0].count", "2"),
+        (f'{CONFIG}[[devices]]\nname = "new"\nsubmodel = "full"\n', "devices", "desktop"),
+        (CONFIG.replace("epochs = 1", "epochs = 1\nsteps = 2"), "training.steps", "its default"),
+    ):
+        with refused("state.other-federation", key=key) as error:
+            Server(configured(tmp_path, text), VectorModel(), Path("fleet.toml"))
+        assert value in str(error.value).split("set it back to ")[1]
 
 
 def test_a_federation_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
@@ -54,7 +66,7 @@ def test_a_federation_older_than_a_setting_has_its_default(tmp_path: Path) -> No
     check_same_settings(config, cast("Store", OldStore()))
     newer = configured(tmp_path, CONFIG.replace("epochs = 1", "steps = 2\nmilestones = [3, 5]"))
     assert newer.training.milestones == (3, 5)
-    with refused("state.other-federation", key="training"):
+    with refused("state.other-federation", key="training.milestones"):
         check_same_settings(newer, cast("Store", OldStore()))
 
 

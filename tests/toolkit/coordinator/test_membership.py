@@ -8,6 +8,7 @@ import stat
 import subprocess
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -31,6 +32,7 @@ from log_messages import logged
 from profiles.errors import AuthorisationError
 from refusals import refused as raises_code
 from toolkit.coordinator.server import Server
+from toolkit.data_table import preprocessing_of
 from vector_fleet import (
     CONFIG,
     MACHINE,
@@ -63,6 +65,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def test_the_key_is_the_device(server: Server, tmp_path: Path, said: list[str]) -> None:
     first = join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
     assert said[1:] == [  # after a warning of the bare token
+        "DATA: an .npz file with the samples x (n, 2) and the labels y (int64).",
         f"Joined {server.url} as board-1 (desk); it trains low-rank:0.5.",
         f"This machine: {machine_line()}.",
     ]
@@ -335,7 +338,7 @@ def test_replacing_a_coordinator(server: Server, tmp_path: Path) -> None:
         with logged() as said:
             moved = join(second.url, token(config, "desktop"), "desk", state, replace=True)
         assert (moved.url, moved.device) == (second.url, "desktop-1")
-        assert said[1] == f"Joined {second.url} as desktop-1 (desk); it trains full."
+        assert said[2] == f"Joined {second.url} as desktop-1 (desk); it trains full."
     assert set(everything(state)) == {"device.json", "device.key"}
     assert (state / "device.key").read_bytes() != old_key
     assert [d.state for d in server.coordinator.status().devices] == ["left"]
@@ -410,3 +413,27 @@ def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:
             "desktop-1": "slice:0.2", "board-1": "low-rank:0.5",
         }  # fmt: skip
         assert status.devices[0].note == note
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (
+            'kind = "images"\nclasses = ["cat", "dog"]',
+            "DATA: a folder of pictures, in a folder for each class: cat, dog.",
+        ),
+        (
+            'kind = "series"\ncolumns = ["ax", "ay"]\nlabel = "state"',
+            "DATA: CSV files with the columns ax, ay, and state for the label.",
+        ),
+    ],
+)
+def test_join_says_which_data_the_federation_takes(
+    tmp_path: Path, said: list[str], data: str, line: str
+) -> None:
+    found = preprocessing_of(tomllib.loads(data))
+    config = configured(tmp_path / "c").model_copy(update={"data": found})
+    with running(config) as server:
+        server.coordinator.config = config
+        join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
+    assert line in said

@@ -88,7 +88,7 @@ def test_a_device_gets_what_fits_it(planner: Planner, tmp_path: Path) -> None:
     with running(config, planner=planner) as server, logged() as said:
         bearer, state = token(config, "phone"), tmp_path / "a"
         joined = join(server.url, bearer, "mine", state, measure=measured)
-        assert [said[0], said[2]] == [  # between them a warning of the bare token
+        assert [said[0], said[3]] == [  # between them a warning of the bare token, and DATA
             "The coordinator needs a profile of this device: measuring, about a minute.",
             f"Joined {server.url} as phone-1 (mine); it trains width:0.5.",
         ]
