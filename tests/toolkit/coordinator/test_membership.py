@@ -64,8 +64,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def test_the_key_is_the_device(server: Server, tmp_path: Path, said: list[str]) -> None:
     first = join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
-    assert said[1:] == [  # after a warning of the bare token
-        "DATA: an .npz file with the samples x (n, 2) and the labels y (int64).",
+    assert said[0] == "DATA: an .npz file with the samples x (n, 2) and the labels y (int64)."
+    assert said[2:] == [  # after a warning of the bare token
         f"Joined {server.url} as board-1 (desk); it trains low-rank:0.5.",
         f"This machine: {machine_line()}.",
     ]
