@@ -21,10 +21,14 @@ class Budget:
         return self._end - self._clock()
 
     def runs(self, limits: tuple[int, int], share: float) -> Iterator[int]:
-        """Numbers of runs within `limits`, until a `share` of the time that is left is over."""
+        """Numbers of runs within `limits`, until a `share` of the time that is left is over.
+
+        When all time is over, one run has to do.
+        """
         fewest, most = limits
         end_s = (1 - share) * self.left_s
         for done in range(most):
-            if done >= fewest and self.left_s <= max(0.0, end_s):
+            left_s = self.left_s
+            if (done and left_s <= 0) or (done >= fewest and left_s <= end_s):
                 return
             yield done
