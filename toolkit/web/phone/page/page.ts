@@ -19,6 +19,8 @@ const PAUSED = "paused";
 const TOKEN = "token";
 /** How long the page waits for what the federation says of itself, so that nothing moves then. */
 const LOOKED_MS = 2000;
+/** The least time between two drawings. */
+const DRAW_MS = 250;
 
 // The operator's link escapes the token. It is a secret: it does not stay in the address bar.
 const given = unescaped(location.hash.slice(1));
@@ -46,6 +48,8 @@ function start(): void {
   const worker = new Worker(WORKER_URL, { type: "module" });
   const send = (command: Command): void => worker.postMessage(command);
   let view: View | null = null;
+  let drawing: ReturnType<typeof setTimeout> | null = null;
+  let drawnAt = -Infinity;
   let promised: boolean | null = null;
   let resume = localStorage.getItem(TRAINING) !== null;
   let ownerPaused = localStorage.getItem(PAUSED) !== null;
@@ -67,8 +71,16 @@ function start(): void {
     if (view !== null && isWorking(view.stage) && view.paused !== reason) send({ do: "pause", reason });
   }
 
+  /** Draws soon. Views come with every batch: only the newest is drawn, a few times a second. */
   function redraw(): void {
+    drawing ??= setTimeout(drawNow, Math.max(0, drawnAt + DRAW_MS - performance.now()));
+  }
+
+  function drawNow(): void {
+    drawing = null;
+    drawnAt = performance.now();
     if (view === null) return;
+    offerPause(ownerPaused);
     const shown = { ...view, persisted: promised ?? view.persisted };
     const answered = view.invitation !== null || view.problem !== null || view.stage === "joining";
     draw(shown, {
@@ -78,6 +90,13 @@ function start(): void {
       wanted: pauseReason(),
       batteryUsed: conditions.batteryUsed(),
     });
+  }
+
+  /** The page changes at once, not when the worker has begun. */
+  function train(): void {
+    send({ do: "train" });
+    if (view !== null) view = { ...view, stage: "waiting", problem: null };
+    redraw();
   }
 
   function show(next: View): void {
@@ -102,11 +121,10 @@ function start(): void {
     if (next.stage === "finished") localStorage.removeItem(TRAINING);
     if (resume && next.stage === "joined") {
       resume = false;
-      if (next.data !== null) send({ do: "train" });
+      if (next.data !== null) return train();
     }
     conditions.keepAwake(next.stage === "training");
     applyPause();
-    offerPause(ownerPaused);
     redraw();
   }
 
@@ -124,13 +142,12 @@ function start(): void {
   offerSources((source, adding) => send({ do: "data", source, adding }));
   element("train").onclick = () => {
     localStorage.setItem(TRAINING, "yes");
-    send({ do: "train" });
+    train();
   };
   element("pause").onclick = () => {
     ownerPaused = !ownerPaused;
     if (ownerPaused) localStorage.setItem(PAUSED, "yes");
     else localStorage.removeItem(PAUSED);
-    offerPause(ownerPaused);
     applyPause();
     redraw();
   };

@@ -3,7 +3,7 @@
 import type { PauseReason, Prediction, Problem, Stage, View } from "../agent/messages.js";
 import { sentenceOf } from "../agent/faults.js";
 import { fieldsByLine, type Line } from "../agent/disclosure.js";
-import { element, say } from "./elements.js";
+import { element, say, write } from "./elements.js";
 import { drawSources } from "./sources.js";
 import { number, percent, TEXTS } from "./words.js";
 
@@ -59,7 +59,7 @@ export function draw(view: View, surroundings: Surroundings): void {
   say("data-problem", view.dataProblem === null ? "" : messageOf(view.dataProblem));
   element<HTMLButtonElement>("train").disabled = data === null || view.preparing !== null;
   element("train").hidden = screen === "work";
-  element("pause").hidden = !working;
+  element("pause").classList.toggle("gone", !working);
   drawProgress(view);
   drawLosses(view);
   say("prediction", predictionOf(view));
@@ -176,27 +176,30 @@ function remedyOf({ code }: Problem): string {
 
 function drawProgress({ training, stage, round, invitation }: View): void {
   const bar = element<HTMLProgressElement>("progress");
-  bar.hidden = training === null || !isWorking(stage);
-  if (training === null || bar.hidden) return say("left", "");
+  if (training === null || !isWorking(stage)) {
+    bar.value = stage === "uploading" || stage === "finished" ? bar.max : 0;
+    return write("left", "");
+  }
   const { epoch, epochs, batch, batches, batchSeconds } = training;
   bar.max = epochs * batches;
   bar.value = (epoch - 1) * batches + batch;
-  if (batchSeconds === null) return say("left", "");
+  if (batchSeconds === null) return write("left", "");
   const minutes = (batches: number): number => Math.round((batches * batchSeconds) / 60);
   const left = bar.max - bar.value;
   const rounds = (invitation?.rounds ?? 0) - round;
   const all = rounds > 0 ? `. ${TEXTS.allLeft(minutes(left + rounds * bar.max))}` : "";
-  say("left", `${TEXTS.minutesLeft(minutes(left))}${all}`);
+  write("left", `${TEXTS.minutesLeft(minutes(left))}${all}`);
 }
 
 function drawLosses({ losses }: View): void {
   const chart = document.getElementById("chart")!;
-  chart.toggleAttribute("hidden", losses.length < 2);
   const [first, last] = [losses[0], losses.at(-1)];
-  if (first === undefined || last === undefined) return say("losses", "");
-  if (first === last) return say("losses", TEXTS.oneLoss(last.round, loss(last.loss)));
+  chart.setAttribute("aria-hidden", `${first === last}`);
+  if (first === undefined || last === undefined) return write("losses", "");
+  if (first === last) return write("losses", TEXTS.oneLoss(last.round, loss(last.loss)));
   const caption = TEXTS.losses(first.round, loss(first.loss), last.round, loss(last.loss));
-  say("losses", caption);
+  if (chart.getAttribute("aria-label") === caption) return;
+  write("losses", caption);
   chart.setAttribute("aria-label", caption);
   const most = Math.max(...losses.map((one) => one.loss), Number.MIN_VALUE);
   const points = losses.map((one) => {
@@ -213,22 +216,24 @@ function predictionOf({ predictions }: View): string {
   return TEXTS.predictions(round, before.name, share(before), after.name, share(after));
 }
 
+/** The facts of the moment. One that does not hold now keeps its place. */
 function drawFacts(view: View, batteryUsed: number | null): void {
   const passLoss = view.training?.loss ?? null;
-  const facts = [
-    ...(passLoss === null ? [] : [TEXTS.passLoss(loss(passLoss))]),
-    TEXTS.trained(number(view.trainedSeconds / 60, 1)),
-    TEXTS.traffic(size(view.bytesDown), size(view.bytesUp)),
-    ...(batteryUsed === null ? [] : [TEXTS.battery(batteryUsed)]),
-    ...(view.persisted === null ? [] : [view.persisted ? TEXTS.persisted : TEXTS.notPersisted]),
-    ...(isWorking(view.stage) ? [TEXTS.keepOpen] : []),
+  const facts: [text: string, holds: boolean][] = [
+    [TEXTS.trained(number(view.trainedSeconds / 60, 1)), true],
+    [TEXTS.traffic(size(view.bytesDown), size(view.bytesUp)), true],
+    [view.persisted ? TEXTS.persisted : TEXTS.notPersisted, view.persisted !== null],
+    [TEXTS.passLoss(passLoss === null ? "" : loss(passLoss)), passLoss !== null],
+    [TEXTS.keepOpen, isWorking(view.stage)],
   ];
-  const items = facts.map((fact) => {
-    const item = document.createElement("li");
-    item.textContent = fact;
-    return item;
+  if (batteryUsed !== null) facts.splice(2, 0, [TEXTS.battery(batteryUsed), true]);
+  const list = element("facts");
+  while (list.children.length < facts.length) list.append(document.createElement("li"));
+  facts.forEach(([text, holds], place) => {
+    const item = list.children[place]!;
+    if (item.textContent !== text) item.textContent = text;
+    item.classList.toggle("gone", !holds);
   });
-  element("facts").replaceChildren(...items);
 }
 
 function size(bytes: number): string {

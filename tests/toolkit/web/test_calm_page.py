@@ -1,0 +1,79 @@
+"""What a person sees holds still: nothing moves by itself, and little is drawn."""
+
+from pathlib import Path
+
+import pytest
+
+from gate_proxy import gate
+from models_for_tests import INPUT_SHAPE
+from phones import HEAD, KEEP_VIEWS, Phone, images, token, with_timers
+
+pytestmark = pytest.mark.web
+
+OBSERVE = """
+window.shifts = [];
+new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) {
+    const where = one.sources.map(({ node }) => node?.id || node?.nodeName);
+    if (!one.hadRecentInput) window.shifts.push([one.value, window.view?.stage, ...where]);
+  }
+}).observe({ type: "layout-shift", buffered: true });
+addEventListener("DOMContentLoaded", () => {
+  window.drawn = [];
+  window.repeated = [];
+  let last = "";
+  new MutationObserver(() => {
+    const facts = document.getElementById("facts").innerText;
+    if (facts === last) window.repeated.push(facts);
+    last = facts;
+  }).observe(document.getElementById("facts"), { childList: true, subtree: true });
+  new MutationObserver(() => window.drawn.push(performance.now())).observe(
+    document.getElementById("progress"), { attributes: true, attributeFilter: ["value"] });
+});
+"""
+MOST = 0.1
+"""What https://web.dev/articles/cls calls good, for a part of a page's life; here for all of it."""
+MOST_A_SECOND = 5
+
+
+def test_a_whole_life(browser, serve, tmp_path: Path, seed: int) -> None:
+    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
+    toml = toml.replace("rounds = 2", "rounds = 3").replace("epochs = 2", "epochs = 4")
+    toml += '[[devices]]\nname = "phone"\nsubmodel = "full"\n'
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
+    data = images(tmp_path, seed, 0, 800)
+    shifts, drawn = [], []
+    with serve(toml, folder, page=with_timers(0.2)) as server, gate(server.url) as (url, network):
+        context = browser.new_context(viewport={"width": 360, "height": 740}, locale="en")
+        page = context.new_page()
+        page.add_init_script(KEEP_VIEWS + OBSERVE)
+        page.goto(f"{url}/join/#{token(server, 'phone')}")
+        phone = Phone(page)
+        phone.join("phone")
+        phone.wait_for("joined")
+        page.get_by_label("Data file").set_input_files(str(data))
+        page.get_by_role("button", name="Start training").click()
+        phone.wait_for("training")
+        network.state = "refuse"
+        page.get_by_role("button", name="Pause").click()
+        phone.wait_for("paused")
+        page.get_by_role("button", name="Continue").click()
+        phone.wait_for_problem("client.away")
+        page.get_by_role("button", name="Try now").wait_for()
+        network.state = "open"
+        phone.wait_for("training")
+        shifts += page.evaluate("shifts")
+        drawn.append(page.evaluate("drawn"))
+        page.reload()
+        phone.wait_for("finished")
+        page.wait_for_timeout(500)
+        shifts += page.evaluate("shifts")
+        drawn.append(page.evaluate("drawn"))
+        assert page.evaluate("repeated") == []
+    assert sum(value for value, *_ in shifts) < MOST, shifts
+    for times in drawn:
+        for place, begun in enumerate(times):
+            assert sum(0 <= one - begun < 1000 for one in times[place:]) <= MOST_A_SECOND
+    assert sum(map(len, drawn)) > 3
