@@ -38,12 +38,12 @@ MOST_A_SECOND = 5
 
 def test_a_whole_life(browser, serve, tmp_path: Path, seed: int) -> None:
     toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
-    toml = toml.replace("rounds = 2", "rounds = 3").replace("epochs = 2", "epochs = 4")
+    toml = toml.replace("rounds = 2", "rounds = 3")
     toml += '[[devices]]\nname = "phone"\nsubmodel = "full"\n'
     folder = tmp_path / "c"
     folder.mkdir()
     images(folder, seed, 99, 20).rename(folder / "held_out.npz")
-    data = images(tmp_path, seed, 0, 800)
+    data = images(tmp_path, seed, 0, 600)
     shifts, drawn = [], []
     with serve(toml, folder, page=with_timers(0.2)) as server, gate(server.url) as (url, network):
         context = browser.new_context(viewport={"width": 360, "height": 740}, locale="en")
