@@ -127,7 +127,7 @@ def test_graphs_that_no_export_makes(
         page = Phone.opened(browser, server, "phone")
         page.train(tmp_path / "data.npz", "phone")
         page.wait_for_problem("bundle.unsafe-graph")
-        assert f"the graph has {found}, " in page.page.inner_text("#problem")
+        page.page.locator("#problem").get_by_text(f"the graph has {found}, ").wait_for()
 
 
 def test_a_join_that_another_coordinator_answers(phone) -> None:
@@ -148,6 +148,7 @@ def test_what_comes_from_elsewhere_is_shown_as_text(phone) -> None:
     page.page.route("**/v1/devices", lambda route: route.fulfill(status=403, body=body))
     page.join(HTML)
     page.wait_for_problem("join.x")
+    page.page.locator("#problem").wait_for()
     assert page.page.inner_text("#problem") == HTML
     assert page.page.locator("main b, main img").count() == 0
     assert page.page.title() != "run"

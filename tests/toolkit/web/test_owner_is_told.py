@@ -103,7 +103,7 @@ def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
         assert page.inner_text("h1") == HTML
         assert page.title() != "run"
         for text in ("Tells ripe tomatoes", "Questions: Ada, ada@", "2 rounds of at most 10 min"):
-            assert page.get_by_text(text).is_visible()
+            page.get_by_text(text).wait_for()
         assert bottom(page, "#join button") < PHONE["height"]
         assert page.locator("#shares h2").first.bounding_box()["y"] < PHONE["height"]
         phone.train(data, "tablet")
@@ -123,7 +123,7 @@ def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
         page.get_by_role("button", name="Leave and erase").first.click()
         page.get_by_role("dialog").get_by_role("button", name="Leave and erase").click()
         page.get_by_text("You have left.").wait_for()
-        assert page.locator("#problem").is_hidden()
+        page.locator("#problem").wait_for(state="hidden")
         assert token(server, "phone") not in page.content()
 
 
@@ -144,4 +144,4 @@ def test_words_that_somebody_on_the_way_has_altered(browser, serve, tmp_path: Pa
         page.goto(f"{server.url}/join/#{token(server, 'phone')}")
         Phone(page).wait_for_problem("trust.forged-invitation")
         assert "eve@" not in page.content()
-        assert page.get_by_text("nicht von ihrem Koordinator unterschrieben").is_visible()
+        page.get_by_text("nicht von ihrem Koordinator unterschrieben").wait_for()

@@ -88,7 +88,7 @@ def test_a_request_that_stands_still_is_made_again(network) -> None:
         assert phone.view()["problem"] is None
         gate.piece, gate.state = None, "still"
         phone.wait_for_problem("client.away")
-        assert phone.page.get_by_text("The coordinator does not answer.").is_visible()
+        phone.page.get_by_text("The coordinator does not answer.").wait_for()
         gate.state = "open"
         phone.wait_for("finished")
         assert phone.view()["problem"] is None
@@ -144,7 +144,7 @@ def test_a_coordinator_that_was_away(network, again: str) -> None:
         else:
             phone.page.evaluate("dispatchEvent(new Event('online'))")
         phone.wait_for("finished")
-        assert phone.page.get_by_role("button", name="Try now").is_hidden()
+        phone.page.get_by_role("button", name="Try now").wait_for(state="hidden")
 
 
 def test_another_program_in_the_place_of_the_coordinator(network) -> None:
@@ -174,7 +174,7 @@ def test_a_proxy_without_its_coordinator(network) -> None:
         gate.state = "bad"
         phone.page.reload()
         phone.wait_for_problem("client.away")
-        assert phone.page.get_by_text("The coordinator is away (HTTP 502).").is_visible()
+        phone.page.get_by_text("The coordinator is away (HTTP 502).").wait_for()
         gate.state = "open"
         phone.wait_for("training")
 
@@ -195,7 +195,7 @@ def test_a_coordinator_that_is_starting(browser, tmp_path: Path, seed: int) -> N
         opened.goto(f"http://127.0.0.1:{port}/join/#{token(tokens, 'phone')}")
         phone.join("phone")
         phone.wait_for_problem("client.away")
-        assert opened.get_by_text("it loads and splits the model").is_visible()
+        opened.get_by_text("it loads and splits the model").wait_for()
     server = Server(config, model, tmp_path / "f.toml", page=page, listening=listening)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -225,9 +225,7 @@ def test_leaving_erases_everything(network, state: str) -> None:
         phone.wait_until(nothing)
         if state == "still":
             assert phone.view()["problem"]["code"] == "leave.untold"
-            assert page.get_by_text(
-                "tell the operator that “phone” (phone-1) has left"
-            ).is_visible()
+            page.get_by_text("tell the operator that “phone” (phone-1) has left").wait_for()
             gate.state = "open"
             return
         assert phone.view()["problem"] is None

@@ -107,7 +107,7 @@ def test_pictures(browser, serve, tmp_path: Path, seed: int) -> None:
     assert after["name"] == CLASSES[int(probabilities.argmax())]
     assert after["probability"] == pytest.approx(float(probabilities.max()), abs=1e-4)
     said = phone.page.get_by_text(f"{after['name']} ({after['probability']:.0%}) after it")
-    assert said.is_visible()
+    said.wait_for()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def assert_arrays_are_checked(phone: Phone, folder: Path) -> None:
             phone.page.get_by_label("Data file").set_input_files(str(folder / "a.npz"))
             phone.wait_for_problem(code)
             assert phone.page.get_by_role("button", name="Start training").is_disabled()
-    assert phone.page.inner_text("#data-problem").startswith("a.npz: sample 2 ")
+    phone.page.locator("#data-problem").get_by_text("a.npz: sample 2 ").wait_for()
 
 
 def picture(path: Path, seed: int) -> str:

@@ -263,7 +263,7 @@ def test_a_browser_that_erased_what_the_page_had_stored(
         devtools.send("Storage.clearDataForOrigin", origin)
         phone.killed()
         phone.wait_for("new")
-        assert phone.page.get_by_text("Open the whole link").is_visible()
+        phone.page.get_by_text("Open the whole link").wait_for()
         again = Phone.opened(browser, server, "phone")
         again.train(data, "second")
         phone = again
