@@ -165,13 +165,12 @@ def _mistake(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]]
     shown = "" if isinstance(error["input"], dict) else f" is {_shown(error['input'])}"
     value = f"`{key}`{shown}: " if key else ""
     return InputError(
-        "{path}: {entry}{problem}{end}",
+        "{path}: {entry}{problem}",
         code="config.bad-value",
         path=str(path),
         key=key,
         entry=value,
-        problem=problem,
-        end="" if problem.endswith((".", "?")) else ".",
+        problem=problem if problem.endswith((".", "?")) else f"{problem}.",
     )
 
 

@@ -135,13 +135,13 @@ def check_record(record: UpdateRecord, origin: str) -> None:
         # Over JSON the number may have any length; errors carry what other programs can read.
         samples = min(max(record.samples, -1), MOST_SAMPLES + 1)
         raise UpdateError(
-            "{origin}: an update must be trained on 1 to {most:,} samples, not on {shown}. Train "
+            "{origin}: an update must be trained on 1 to {most:,} samples, not on {given}. Train "
             "the bundle again.",
             code="update.unusable-samples",
             samples=samples,
             most=MOST_SAMPLES,
             origin=origin,
-            shown=_shown(record.samples),
+            given=_shown(record.samples),
         )
     losses = (record.loss_first, record.loss_last, *(found.loss for found in record.validation))
     if not all(map(math.isfinite, losses)):
