@@ -129,7 +129,7 @@ bench-page: setup web ## training in a page beside a native agent, in Chromium (
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,web]'
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_page.py
 
-bench-coordinator: setup ## what requests cost the coordinator with up to 2,000 devices (minutes)
+bench-coordinator: setup ## what requests cost with up to 2,000 devices, and 10,000 that wait (minutes)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_coordinator.py $(ARGS)
 
 bench-simulation: setup ## simulated rounds beside plain PyTorch loops, by family (minutes)
