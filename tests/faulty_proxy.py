@@ -19,13 +19,15 @@ class Fault:
     """What happens to one connection.
 
     It ends after `up` bytes to the server or `down` bytes to the client, with a reset if `reset`.
-    Each piece comes `delay_s` seconds late.
+    Each piece comes `delay_s` seconds late. With an `answer` the client gets that in place of the
+    server's.
     """
 
     up: int | None = None
     down: int | None = None
     reset: bool = False
     delay_s: float = 0.0
+    answer: bytes | None = None
 
 
 Plan = Callable[[], Fault]
@@ -41,12 +43,19 @@ class Carried:
     connections: int = 0
     cut: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+    clients: list[socket.socket] = field(default_factory=list)
+
+    def end_all(self) -> None:
+        """End all connections, so that the next request gets the next fault."""
+        for client in self.clients:
+            with suppress(OSError):  # it has ended
+                client.shutdown(socket.SHUT_RDWR)
+        self.clients.clear()
 
 
 @contextmanager
-def proxy(target: str, plan: Plan) -> Iterator[tuple[str, Carried]]:
-    """A proxy before the server at the URL `target`; its URL, and what it has carried."""
-    host, _, port = target.removeprefix("http://").partition(":")
+def proxy(target: Callable[[], str], plan: Plan) -> Iterator[tuple[str, Carried]]:
+    """A proxy before the server whose URL `target` gives; its URL, and what it has carried."""
     carried = Carried()
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
 
@@ -54,14 +63,20 @@ def proxy(target: str, plan: Plan) -> Iterator[tuple[str, Carried]]:
             while True:
                 try:
                     client, _ = listening.accept()
-                    server = socket.create_connection((host, int(port)))
                 except OSError:
-                    if listening.fileno() < 0:
-                        return
-                    client.close()  # the server is away
-                    continue
+                    return
                 fault = plan()
                 carried.connections += 1
+                if fault.answer is not None:
+                    threading.Thread(target=_answer, args=(client, fault.answer)).start()
+                    continue
+                try:
+                    host, _, port = target().removeprefix("http://").partition(":")
+                    server = socket.create_connection((host, int(port)))
+                except OSError:
+                    client.close()  # the server is away
+                    continue
+                carried.clients.append(client)
                 for pair, way in (((client, server), "up"), ((server, client), "down")):
                     arguments = (*pair, fault, way, carried)
                     threading.Thread(target=_carry, args=arguments, daemon=True).start()
@@ -99,6 +114,17 @@ def _carry(
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RD if fault.reset else socket.SHUT_RDWR)
             one.close()
+
+
+def _answer(client: socket.socket, answer: bytes) -> None:
+    """Give the first request of `client` this answer, and close the connection."""
+    with client, suppress(OSError):
+        client.settimeout(5)
+        client.recv(PIECE)
+        client.sendall(answer)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(PIECE):  # closing with unread bytes would discard the answer
+            pass
 
 
 HEADERS_BYTES = 500

@@ -47,7 +47,7 @@ def test_every_round_has_every_update(
     start = context.Process if processes else partial(threading.Thread, daemon=True)
     with (
         running(config, VectorModel(numbers)) as server,
-        proxy(server.url, at_random(seed, 4 * numbers)) as (url, carried),
+        proxy(lambda: server.url, at_random(seed, 4 * numbers)) as (url, carried),
     ):
         shared = (url, token(config, "phone"), str(config.held_out))
         made = [

@@ -96,7 +96,7 @@ def through(url: str, device: Device, come: int = 0) -> tuple[CoordinatorClient,
 def test_a_download_over_connections_that_break_off(
     device: Device, tmp_path: Path, reset: bool
 ) -> None:
-    with proxy(device.server.url, lambda: Fault(down=PIECE, reset=reset)) as (url, carried):
+    with proxy(lambda: device.server.url, lambda: Fault(down=PIECE, reset=reset)) as (url, carried):
         link, slept = through(url, device)
         link.download(device.weights, tmp_path / "got" / "w")
     assert fingerprint_file(tmp_path / "got" / "w").sha256 == device.weights.sha256
@@ -109,7 +109,7 @@ def test_a_download_over_connections_that_break_off(
 
 def test_an_upload_over_connections_that_break_off(device: Device) -> None:
     size = device.tensors.stat().st_size
-    with proxy(device.server.url, lambda: Fault(up=PIECE)) as (url, carried):
+    with proxy(lambda: device.server.url, lambda: Fault(up=PIECE)) as (url, carried):
         link, slept = through(url, device, PIECE - 1000)
         link.send_tensors(1, device.tensors)
         assert carried.cut >= 5
@@ -125,7 +125,7 @@ def test_an_upload_continues_after_a_restart_of_the_coordinator(tmp_path: Path) 
     config = configured(tmp_path, ALONE)
     with running(config, VectorModel(NUMBERS)) as server:
         device = enrolled(config, server, tmp_path)
-        with proxy(server.url, lambda: Fault(up=3 * PIECE)) as (url, _):
+        with proxy(lambda: server.url, lambda: Fault(up=3 * PIECE)) as (url, _):
             link, _ = through(url, device)
             link._patience_s = 0
             with refused("client.unreachable"):
@@ -139,7 +139,7 @@ def test_an_upload_continues_after_a_restart_of_the_coordinator(tmp_path: Path) 
         device.link = joined(server, tmp_path / "0")
         device.server = server
         task(device.link)
-        with proxy(server.url, Fault) as (url, carried):
+        with proxy(lambda: server.url, Fault) as (url, carried):
             link, slept = through(url, device)
             link.send_tensors(1, device.tensors)
         assert missing < carried.up < missing + 2000  # two requests' headers
