@@ -103,6 +103,7 @@ def _aggregate_by(
             count += 1
             one = recover(update, model, policy)
             factors.add_factors(*update)
+            factors.count_batches(update[0])
             yield one
 
     iterator = recovered()
@@ -111,7 +112,7 @@ def _aggregate_by(
         pass
     if not count:
         raise no_update()
-    tensors = {**model.tensors}
+    tensors = {**model.tensors, **factors.counters()}
     for name, value in new.items():
         tensors[name] = _checked(name, value, model)
     kept = {**model.kept, **factors.refitted(tensors, {})}

@@ -122,10 +122,8 @@ def encode_partial(aggregation: Aggregation) -> dict[str, bytes]:
     tensors: dict[str, Tensor] = {}
     for held in held_sums(aggregation):
         check_sum(held, "This partial aggregate")
-        total = held.mean.sums[held.name]
-        tensors[f"{LOW}{held.label}"] = total.low.contiguous()
-        if total.high is not None:
-            tensors[f"{HIGH}{held.label}"] = total.high.contiguous()
+        low, high = held.mean.sums[held.name].parts()
+        tensors[f"{LOW}{held.label}"], tensors[f"{HIGH}{held.label}"] = low, high
     data = save(tensors)
     record = PartialRecord(
         base=aggregation.model.fingerprint(),
@@ -137,6 +135,7 @@ def encode_partial(aggregation: Aggregation) -> dict[str, bytes]:
             for name, weights in sorted(aggregation.mean.weights.items())
         ),
         factors=tuple(_entry(key, group) for key, group in sorted(aggregation.factors.items())),
+        batches=tuple(sorted(aggregation.batches.items())),
         file=fingerprint(data),
     )
     return {TENSORS: data, RECORD: encode(record)}
@@ -189,6 +188,7 @@ def _without_sums(
     """The aggregation that a checked record describes: all weights, and no tensor yet."""
     found = Aggregation(model, policy)
     found.updates, found.trained = record.updates, set(record.trained)
+    found.batches = dict(record.batches)
     for entry in record.sums:
         whole = found.shapes[entry.name]
         found.mean.weights[entry.name] = {

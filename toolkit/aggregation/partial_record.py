@@ -52,6 +52,7 @@ class PartialRecord(Struct, frozen=True, kw_only=True):
         trained: The global tensors that an update calls parameters, sorted.
         sums: The sums of global tensors.
         factors: The sums of factors.
+        batches: By how much each counter of batches advances, by name.
         file: Size and SHA-256 of `partial.safetensors`.
     """
 
@@ -62,6 +63,7 @@ class PartialRecord(Struct, frozen=True, kw_only=True):
     trained: tuple[str, ...]
     sums: tuple[SumEntry, ...]
     factors: tuple[FactorsEntry, ...]
+    batches: tuple[tuple[str, Count], ...] = ()
     file: FileEntry
 
 

@@ -18,7 +18,7 @@ from toolkit.aggregation.weighted_mean import Mean
 from toolkit.submodels.submodel import Shapes
 
 LOW, HIGH = "low|", "high|"
-"""Before a sum's label: its two parts. `high` is left out while no addition was carried."""
+"""Before a sum's label: its two parts, see `RunningSum.parts`. A sum may come without `high`."""
 
 MOST = 1e30
 """Above every weight times a useful number; 10^8 such sums add up to less than float32 holds."""
@@ -146,8 +146,7 @@ def _begin(raw: msgspec.Raw) -> tuple[int, int]:
 def check_sum(held: HeldSum, origin: str) -> None:
     """Raise UpdateError unless a sum has usable numbers, and none where nothing has a weight."""
     sums, share = held.mean.sums[held.name], held.mean.share(held.name)
-    parts = [sums.low] if sums.high is None else [sums.low, sums.high]
-    if not all(bool((part.abs() <= MOST).all()) for part in parts):  # nan is not
+    if not bool((sums.total.abs() <= MOST).all()):  # nan is not
         raise UpdateError(
             "{origin}: the sum of {tensor!r} holds a number that is not finite or above {most:g}; "
             "training diverged. Leave this partial aggregate out, and lower the learning rate.",
@@ -156,7 +155,7 @@ def check_sum(held: HeldSum, origin: str) -> None:
             origin=origin,
             most=MOST,
         )
-    if isinstance(share, Tensor) and any(bool(part[share == 0].any()) for part in parts):
+    if isinstance(share, Tensor) and bool(sums.total[share == 0].any()):
         raise UpdateError(
             "{origin}: the sum of {tensor!r} has a number where no update has a weight. The "
             "weights are not those of this sum: send both again.",
@@ -164,7 +163,7 @@ def check_sum(held: HeldSum, origin: str) -> None:
             tensor=held.name,
             origin=origin,
         )
-    if is_variance(held.parameter or "") and bool((sums.total() < 0).any()):
+    if is_variance(held.parameter or "") and bool((sums.total < 0).any()):
         raise UpdateError(
             "{origin}: the sum of {parameter!r} is below zero, which no sum of variances is. "
             "Leave this partial aggregate out.",

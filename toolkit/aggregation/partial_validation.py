@@ -18,7 +18,7 @@ from toolkit.aggregation.partial_record import (
     PartialRecord,
     SumEntry,
 )
-from toolkit.aggregation.update_validation import check_table, class_rows
+from toolkit.aggregation.update_validation import COUNTER, MOST_BATCHES, check_table, class_rows
 from toolkit.families import recovering_family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.spec import parse_spec
@@ -113,6 +113,7 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
     named = [("tensor", [entry.name for entry in record.sums])]
     named += [("submodel", [entry.submodel for entry in record.factors])]
     named += [("trained tensor", list(record.trained))]
+    named += [("counter", [name for name, _ in record.batches])]
     for what, names in named:
         for name, times in Counter(names).items():
             if times > 1:
@@ -131,6 +132,17 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
                 code="partial.unknown-parameter",
                 parameter=entry.name,
                 origin=origin,
+            )
+    for name, count in record.batches:
+        if name.rpartition(".")[2] != COUNTER or name not in model.tensors or count > MOST_BATCHES:
+            raise UpdateError(
+                "{origin} counts {count} batches of {name!r}, which is no counter of the global "
+                "model or more than {most}. Merge it where its model is.",
+                code="partial.wrong-batches",
+                origin=origin,
+                count=count,
+                name=name[:80],
+                most=MOST_BATCHES,
             )
     held = {entry.name for entry in record.sums}
     held |= {e.stands_for or "" for factors in record.factors for e in factors.tensors}

@@ -16,8 +16,8 @@ class Mean:
     """Streaming weighted mean, for each tensor over the values that were added.
 
     Laws: the result does not depend on the order of `add`, and merging two means equals adding
-    everything to one. However many tensors are added, the mean holds two float32 copies of each,
-    and one number for every different place.
+    everything to one. Equal values have exactly that value as their mean. However many tensors are
+    added, the mean holds one float64 copy of each, and one number for every different place.
     """
 
     sums: dict[str, RunningSum] = field(default_factory=dict)
@@ -33,7 +33,8 @@ class Mean:
         for name, value in tensors.items():
             place = (places or {}).get(name)
             if name not in self.sums:
-                self.sums[name] = sum_for(value, place)
+                shape = tuple(value.shape) if place is None else place.whole_shape
+                self.sums[name] = RunningSum(shape)
             self.sums[name].add(value, weight, place)
             self._weigh(name, place, weight)
 
@@ -41,16 +42,14 @@ class Mean:
         """Add everything that was added to `other`."""
         for name, total in other.sums.items():
             if name not in self.sums:
-                self.sums[name] = RunningSum(tuple(total.low.shape), total.axes)
+                self.sums[name] = RunningSum(tuple(total.total.shape))
             self.sums[name].merge(total)
             for place, weight in other.weights[name].items():
                 self._weigh(name, place, weight)
 
     def result(self) -> dict[str, Tensor]:
         """The means so far, float32; nan for elements that nothing holds."""
-        return {
-            name: (total.total() / self.share(name)).float() for name, total in self.sums.items()
-        }
+        return {name: (total.total / self.share(name)).float() for name, total in self.sums.items()}
 
     def take(self, name: str, old: Tensor) -> Tensor:
         """Remove the mean of one tensor and return it, float32.
@@ -59,7 +58,7 @@ class Mean:
         """
         share = self.share(name)
         del self.weights[name]
-        means = self.sums.pop(name).take().div_(share)
+        means = self.sums.pop(name).total.div_(share).float()
         return torch.where(share > 0, means, old) if isinstance(share, Tensor) else means
 
     def share(self, name: str) -> float | Tensor:
@@ -68,7 +67,7 @@ class Mean:
         whole = weights.pop(None, 0.0)
         if not weights:
             return whole
-        share = torch.full(self.sums[name].low.shape, whole, dtype=torch.float64)
+        share = torch.full(self.sums[name].total.shape, whole, dtype=torch.float64)
         for place, weight in weights.items():
             assert place is not None
             place.add_to(share, 1.0, weight)
@@ -77,10 +76,3 @@ class Mean:
     def _weigh(self, name: str, place: TensorSlice | None, weight: float) -> None:
         weights = self.weights.setdefault(name, {})
         weights[place] = weights.get(place, 0.0) + weight
-
-
-def sum_for(value: Tensor | Product, place: TensorSlice | None) -> RunningSum:
-    """An empty sum in the shape and memory layout of `value`."""
-    if place is not None:
-        return RunningSum(place.whole_shape)
-    return RunningSum(tuple(value.shape), value.axes if isinstance(value, Product) else None)

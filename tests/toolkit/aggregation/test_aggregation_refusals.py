@@ -183,4 +183,6 @@ def test_what_has_no_two_axes_has_no_factors(shape: tuple[int, ...]) -> None:
 def test_a_sum_beyond_float32_is_refused() -> None:
     table, value = (entry("w", (2, 3), "w"),), np.full((2, 3), 3e38, np.float32)
     update = record_of("full", 1000, table), {"w": value}
-    assert_refused(update, "aggregate.overflow", parameter="w")
+    with refused("aggregate.overflow", parameter="w"):
+        aggregate(OLD, [update], AggregationPolicy(beta=2.0))
+    assert torch.equal(aggregate(OLD, [update]).tensors["w"], torch.full((2, 3), 3e38))

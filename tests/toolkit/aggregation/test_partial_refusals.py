@@ -114,7 +114,7 @@ def test_sums_that_are_not_numbers(name: str, value: float) -> None:
         (lambda t: t.update({"low|sum|count": t.pop(LOW)}), "partial.unexpected-tensor"),
         (lambda t: t.pop(LOW), "partial.missing-tensor"),
         (lambda t: t.update({f"high{LOW[3:]}": t.pop(LOW)}), "partial.missing-tensor"),
-        (put("low|sum|bn.running_var", 0, -1e-3), "partial.negative-variance"),
+        (put("high|sum|bn.running_var", 0, -1e-3), "partial.negative-variance"),
         # Row 1 of the classifier is of a class that no device has.
         (put("low|factors|cp:2.0|w#0", (1, 0), 1.0), "partial.unweighted-sum"),
     ],

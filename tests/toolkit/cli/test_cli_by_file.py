@@ -87,7 +87,8 @@ def test_two_rounds_through_files_alone(folder: Path) -> None:
     }
     assert after.keys() - kept.keys() == before.keys()
     unchanged = {name for name in before if np.array_equal(before[name], after[name])}
-    assert unchanged == {"bn.num_batches_tracked"}
+    assert not unchanged
+    assert after["bn.num_batches_tracked"] > before["bn.num_batches_tracked"]
 
     here("inspect", *TINY, "--weights", "global-1")  # the model takes it
     here("export", *TINY, "--submodel", "cp:2.0", "--out", "cp-2", "--weights", "global-1")
