@@ -162,7 +162,8 @@ def test_full(federation: Federation, devices: list[Device], tmp_path: Path) -> 
     assert_equal(state_now(federation), oracles.mean(updates, old), old)
     for name, value in federation.model.tensors.items():
         if not value.is_floating_point():
-            assert value == 0, f"{name} counts batches and is nobody's to train"
+            # Two epochs of batches of 8, 8 and 5 samples; the other devices have fewer.
+            assert value == 6, f"{name} counts the batches of the device with most of them"
 
 
 def test_low_rank(federation: Federation, devices: list[Device], tmp_path: Path) -> None:
@@ -269,8 +270,7 @@ def test_tensors_that_nobody_trained_stay_bit_for_bit(
     one_round(federation, [(SLICE, devices[1])], tmp_path)
     for name, value in federation.model.tensors.items():
         frozen = name.split(".")[0] in ("conv", "bn", "strided")
-        counter = not value.is_floating_point()
-        assert torch.equal(value, before[name]) == (frozen or counter), name
+        assert torch.equal(value, before[name]) == frozen, name
 
 
 def cp_device(
