@@ -230,7 +230,8 @@ def serving(folder: Path, devices: int, model: str, inputs: int) -> Iterator[Ser
         address = folder / "state" / "address"
         while not address.exists():
             time.sleep(0.2)
-            assert Path(f"/proc/{number}/fd").exists(), (folder / "said").read_text()
+            stat = Path(f"/proc/{number}/stat").read_text()
+            assert ") Z " not in stat, (folder / "said").read_text()  # it has ended
         yield Serving(number, address.read_text().strip(), folder)
 
 

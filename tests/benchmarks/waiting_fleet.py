@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from device_agent.federation.polling import jittered
 from device_agent.formats.protocol import API
+from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.device_registry import hashed
 from vector_fleet import MACHINE
@@ -25,6 +26,8 @@ def enrolled(state: Path, devices: int) -> list[str]:
     """Enrol `devices` devices of the kind `device` in a new state folder; returns their secrets."""
     given = [secrets.token_urlsafe(32) for _ in range(devices)]
     store = Store(state)
+    # `serve` makes no new key for a federation that devices have joined.
+    (state / KEY).write_bytes(CoordinatorKey().pem())
     with store._database.transaction() as db:
         db.executemany(
             "INSERT INTO devices (id, kind, name, secret, public_key, machine) "
