@@ -3,7 +3,7 @@
 import type { CoordinatorClient, FileOffer } from "./client.js";
 import { Failure } from "./failure.js";
 import { MANIFEST, readManifest, WEIGHTS, type Manifest } from "./manifest.js";
-import { folderOf, names, OpenFile, remove, sha256, type Bytes } from "./storage.js";
+import { folderOf, names, OpenFile, remove, sha256, type Bytes, type Values } from "./storage.js";
 import { readPlaces, readTensor, zeros, type Place, type Tensors } from "./tensors.js";
 import { multipliesFaster } from "./winograd_probe.js";
 
@@ -15,29 +15,21 @@ const FORM = /\.(nchwc\d+|winograd)\.onnx$/;
 const WINOGRAD = ".winograd.onnx";
 
 /** Fetches the files of `offers` that the page lacks, and removes those of earlier rounds. */
-export async function fetchBundle(client: CoordinatorClient, offers: FileOffer[]): Promise<Bundle> {
+export async function fetchBundle(
+  client: CoordinatorClient,
+  offers: FileOffer[],
+  values: Values,
+): Promise<Bundle> {
   const folder = await folderOf(FOLDER);
   const wanted = new Set(offers.flatMap(({ sha256 }) => [sha256, `${sha256}.part`]));
   for (const name of await names(folder)) if (!wanted.has(name)) await remove(folder, name);
   const have = new Set(await names(folder));
-  const winograd = await runsWinograd(offers, have);
+  const winograd = offers.some(({ name }) => name.endsWith(WINOGRAD)) && (await multipliesFaster(values));
   const wantedHere = offers.filter(({ name }) => !FORM.test(name) || (winograd && name.endsWith(WINOGRAD)));
   for (const offer of wantedHere) {
     if (!have.has(offer.sha256)) await fetchFile(client, folder, offer);
   }
   return Bundle.open(offers, winograd);
-}
-
-/**
- * Whether the page runs graphs in Winograd's form. It goes on with the form of which it has files: after a reload,
- * a training must continue with the same numbers.
- */
-async function runsWinograd(offers: FileOffer[], have: Set<string>): Promise<boolean> {
-  const graphs = offers.filter(({ name }) => name.endsWith(".onnx"));
-  const forms = graphs.filter(({ name }) => name.endsWith(WINOGRAD));
-  if (forms.length === 0) return false;
-  const begun = graphs.some(({ sha256 }) => have.has(sha256));
-  return begun ? forms.some(({ sha256 }) => have.has(sha256)) : multipliesFaster();
 }
 
 async function fetchFile(

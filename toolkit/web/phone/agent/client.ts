@@ -46,6 +46,8 @@ export interface Work {
   joined: number;
   expected: number;
   submodel: string;
+  /** Seconds after which a device that waits should ask again; 0 or nothing leaves them to it. */
+  ask_again_s?: number;
   issued: number;
   signature: string;
 }
@@ -138,16 +140,13 @@ export class CoordinatorClient {
     await this.json("POST", "/progress", body, SHORT_MS).catch(() => null);
   }
 
-  async reportFailure(submodel: string, failures: number, reason: string): Promise<string | null> {
-    const body: Body<"POST /problems"> = {
-      submodel,
-      failures,
-      reason: reason.slice(0, LONGEST_MESSAGE),
-    };
-    const reply = await this.patiently(() =>
-      this.json<{ submodel: string | null }>("POST", "/problems", body),
-    );
-    return reply.submodel;
+  async reportFailure(failure: Body<"POST /problems">): Promise<void> {
+    await this.patiently(() => this.json("POST", "/problems", failure));
+  }
+
+  /** Tells once that this device stops, so that no round waits for it. */
+  async stopped(words: Body<"POST /stopped">): Promise<void> {
+    await this.json("POST", "/stopped", words, SHORT_MS).catch(() => null);
   }
 
   /** Asks once to leave. Whether the coordinator knows now that this device has left. */

@@ -44,7 +44,8 @@ export const DISCLOSED = table({
     sources: "speed",
   },
   "POST /progress": { state: "doing", loss: "loss", note: "doing" },
-  "POST /problems": { submodel: "", failures: "problems", reason: "problems" },
+  "POST /problems": { submodel: "", failures: "problems", reason: "problems", round: "", code: "problems" },
+  "POST /stopped": { code: "problems", reason: "problems", round: "" },
   "PUT /rounds/{round}/tensors/{sha256}": { tensors: "numbers" },
   "POST /rounds/{round}/update": {
     version: "",

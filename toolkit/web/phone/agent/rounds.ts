@@ -7,9 +7,9 @@ import { Failure, problemOf } from "./failure.js";
 import { sentenceOf } from "./faults.js";
 import { farOff, summaryOf } from "./input_summary.js";
 import { LocalData, type DataRecord } from "./local_data.js";
-import { formOf } from "./manifest.js";
+import { formOf, MANIFEST } from "./manifest.js";
 import type { Identity } from "./membership.js";
-import type { PauseReason, Prediction, View } from "./messages.js";
+import type { PauseReason, Prediction, Problem, View } from "./messages.js";
 import { predicted } from "./prediction.js";
 import { textOf, type SampleForm } from "./sample_form.js";
 import { ScheduleRun } from "./schedule.js";
@@ -21,7 +21,14 @@ const SHORTEST_POLL_MS = 250;
 const LONGEST_POLL_MS = 2000;
 /** How often a running training asks whether its round is still open. */
 const ROUND_CHECK_MS = 60_000;
+/** The longest wait that a coordinator can ask for. */
+const LONGEST_ASKED_S = 300;
 const MOST_FAILURES = 3;
+/** These would come again from the same weights in the same order. */
+const DIVERGED = ["update.diverged", "update.not-finite"];
+const LONGEST_REASON = 500;
+/** What quotes a cell of the owner's data. */
+const QUOTED = /“[^”]*”|'[^']*'/g;
 
 type WorkingStage = "waiting" | "downloading" | "training" | "uploading";
 
@@ -37,7 +44,10 @@ export class Rounds {
   /** What the device does, or does again after a pause. */
   private stage: WorkingStage = "waiting";
   private failures = 0;
-  private skipped = 0;
+  /** The round that this device works on; 0 while it waits. */
+  private round = 0;
+  /** The offer whose training has failed. A round may open again with another model. */
+  private skipped = "";
   private trainedSeconds = 0;
 
   constructor(
@@ -64,20 +74,40 @@ export class Rounds {
     this.wake();
   }
 
-  /** Takes part until the coordinator says that the last round is over. */
+  /** Takes part until the coordinator says that the last round is over, or an error ends it. */
   async run(): Promise<void> {
+    try {
+      await this.allRounds();
+    } catch (error) {
+      const unknown = error instanceof Refusal && error.unknown;
+      if (!(error instanceof Stopped || unknown)) await this.tell(problemOf(error));
+      throw error;
+    }
+  }
+
+  /** Tells the coordinator why this device stops, without what it quotes of the owner's data. */
+  private async tell({ code, fault }: Problem): Promise<void> {
+    const said = sentenceOf(fault, OPERATOR.faults).slice(0, LONGEST_REASON);
+    const reason = code.startsWith("data.") ? said.replace(QUOTED, "'...'") : said;
+    await this.client.stopped({ code, reason, round: this.round });
+  }
+
+  private async allRounds(): Promise<void> {
     let poll = SHORTEST_POLL_MS;
     for (;;) {
       const work = await this.client.work();
       this.show({ round: work.round, joined: work.joined, expected: work.expected, problem: null });
       if (work.state === "finished") return this.show({ stage: "finished", training: null });
-      if (work.state === "train" && work.round !== this.skipped) {
+      if (work.state === "train" && offerOf(work) !== this.skipped) {
+        this.round = work.round;
         await this.takePart(work);
+        this.round = 0;
         poll = SHORTEST_POLL_MS;
       } else {
         this.stage = "waiting";
         this.show({ stage: "waiting", training: null });
-        await this.rest(poll);
+        const asked = Math.min(work.ask_again_s ?? 0, LONGEST_ASKED_S);
+        await this.rest(asked > 0 ? 1000 * asked : poll);
         poll = Math.min(2 * poll, LONGEST_POLL_MS);
       }
     }
@@ -87,7 +117,7 @@ export class Rounds {
     await checkWork(work, this.identity.key, this.values);
     try {
       await this.enter("downloading");
-      const bundle = await fetchBundle(this.client, work.files);
+      const bundle = await fetchBundle(this.client, work.files, this.values);
       this.show({ bytesDown: this.client.bytesDown });
       const update = (await this.results.trained(bundle.sha256)) ?? (await this.train(work, bundle));
       await this.send(work.round, update);
@@ -149,21 +179,26 @@ export class Rounds {
     throw new Failure("data.other-preparation", {});
   }
 
-  /** A training that fails is repeated; after three failures a smaller submodel is asked for. */
+  /** A training that fails is repeated; after three failures, or if it diverged, it is reported. */
   private async failed(work: Work, error: unknown): Promise<never> {
     if (error instanceof RoundClosed || error instanceof Stopped) throw error;
     const problem = problemOf(error);
     if (problem.code.startsWith("data.") || problem.code.startsWith("storage.")) throw error;
     this.failures++;
     this.show({ problem });
-    if (this.failures < MOST_FAILURES) {
+    if (this.failures < MOST_FAILURES && !DIVERGED.includes(problem.code)) {
       await this.rest(1000 * 2 ** this.failures);
-    } else {
-      this.failures = 0;
-      this.skipped = work.round;
-      const reason = sentenceOf(problem.fault, OPERATOR.faults);
-      await this.client.reportFailure(work.submodel, MOST_FAILURES, reason);
+      throw new RoundClosed();
     }
+    this.skipped = offerOf(work);
+    await this.client.reportFailure({
+      submodel: work.submodel,
+      failures: this.failures,
+      reason: sentenceOf(problem.fault, OPERATOR.faults).slice(0, LONGEST_REASON),
+      round: work.round,
+      code: problem.code,
+    });
+    this.failures = 0;
     throw new RoundClosed();
   }
 
@@ -220,4 +255,9 @@ export class Rounds {
     });
     if (this.stopped) throw new Stopped();
   }
+}
+
+/** What tells this training from all others. */
+function offerOf(work: Work): string {
+  return `${work.round} ${work.files.find(({ name }) => name === MANIFEST)?.sha256}`;
 }

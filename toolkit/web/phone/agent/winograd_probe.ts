@@ -4,7 +4,8 @@
  */
 
 import { probe } from "./calibration_cases.json";
-import { ones, openGraph, type Graph } from "./runtime.js";
+import { ones, openGraph, RUNTIME, type Graph } from "./runtime.js";
+import type { Values } from "./storage.js";
 
 const RUNS = 5;
 /** Runs that are timed together, because clocks of browsers count in steps of 0.1 ms. */
@@ -13,11 +14,21 @@ const TOGETHER = 4;
 const WINOGRAD_GAIN = 0.05;
 const CLOSE = 1e-4;
 
-let found: Promise<boolean> | undefined;
+/**
+ * Whether convolutions by Winograd's method are right and faster here. A device measures once, for some 0.2 s, and
+ * keeps to the answer while the runtime stays: the forms round in other ways, and a training must go on as it began.
+ */
+export async function multipliesFaster(values: Values): Promise<boolean> {
+  const kept = await values.get<Choice>("winograd");
+  if (kept?.runtime === RUNTIME) return kept.faster;
+  const choice: Choice = { runtime: RUNTIME, faster: await measure() };
+  await values.put({ winograd: choice });
+  return choice.faster;
+}
 
-/** Whether convolutions by Winograd's method are right and faster here. Measures once, for some 0.2 s. */
-export function multipliesFaster(): Promise<boolean> {
-  return (found ??= measure());
+interface Choice {
+  runtime: string;
+  faster: boolean;
 }
 
 async function measure(): Promise<boolean> {
