@@ -12,7 +12,7 @@ from device_agent.cli.options import json_option, state_option
 @state_option
 @json_option
 def status(state: Path | None, as_json: bool) -> None:
-    """Show the federation as the coordinator sees it, and what this device did last."""
+    """Show the federation, and what this device did last."""
     import msgspec
 
     from device_agent.federation.default_state import default_state

@@ -216,12 +216,14 @@ class Rounds:
 
     def due(self, now: float) -> bool:
         """Whether the open round should close."""
-        if self.phase != "training" or len(self.updates) < self.needed:
+        if self.phase != "training":
             return False
         late = self.remaining_s(now) <= 0
         enough = self.quorum is not None and len(self.updates) >= self.quorum
         # Every update is of a device that has an offer.
-        return late or enough or len(self._offers) == len(self.updates)
+        ending = late or enough or len(self._offers) == len(self.updates)
+        # Last, because it looks at all devices.
+        return ending and len(self.updates) >= self.needed
 
     def failed(self, now: float) -> bool:
         """Whether the open round is at its deadline with too few updates."""
