@@ -82,7 +82,7 @@ def test_the_agent_asks_when_the_coordinator_says(
         data = str(server.config.held_out)
         with pytest.raises(KeyboardInterrupt):
             round_loop.run(RunOptions(data=data, state=tmp_path / "a"), sleep=sleep)
-    assert all(5.6 <= one <= 8.4 for one in waits)
+    assert all(5.6 <= one <= 8.4 for one in waits[:5])  # then it says that it stops
 
 
 @pytest.mark.parametrize(
