@@ -217,6 +217,16 @@ def picture(path: Path, seed: int) -> str:
     return str(path)
 
 
+KEPT = """async () => {
+  const root = await navigator.storage.getDirectory();
+  const folder = await root.getDirectoryHandle("data");
+  let count = 0;
+  for await (const name of folder.keys()) count++;
+  return count;
+}"""
+"""How many copies of data the page has."""
+
+
 def test_pictures_are_chosen_taken_out_and_added(browser, serve, tmp_path: Path) -> None:
     """An unreadable one blocks nothing, the same one counts once, and data change in a round."""
     held_out(tmp_path / "c", (3, 16, 12))
@@ -245,12 +255,14 @@ def test_pictures_are_chosen_taken_out_and_added(browser, serve, tmp_path: Path)
         page.get_by_label("Pictures: owl").set_input_files([ones[0], *ones[6:]])
         page.get_by_role("button", name="Use these pictures (3)").click()
         page.get_by_text("7 files: 7 examples").wait_for()
+        assert page.evaluate(KEPT) == 1
         page.get_by_role("button", name="Start training").click()
         phone.wait_for("training")
         page.get_by_role("button", name="Change or add data").click()
         page.get_by_label("Pictures: owl").set_input_files(ones[4])
         page.get_by_role("button", name="Use these pictures (4)").click()
         page.get_by_text("8 files: 8 examples").wait_for()
+        assert page.evaluate(KEPT) == 2  # the round still trains the older ones
         assert phone.view()["stage"] == "training"
         phone.wait_for("finished")
     assert [record["samples"] for record in records] == [7, 8]

@@ -78,6 +78,13 @@ export async function importData(
   return record;
 }
 
+/** Removes data that were replaced, or were not whole when a tab was killed. No round may read them. */
+export async function removeReplaced(values: Values): Promise<void> {
+  const kept = await values.get<DataRecord>("data");
+  const all = await folderOf(FOLDER);
+  for (const name of await names(all)) if (name !== kept?.id) await remove(all, name);
+}
+
 function sameKinds(one: Kinds, other: Kinds): boolean {
   const text = ({ x, y, form }: Kinds): string => JSON.stringify([x.dtype, x.rowShape, y.dtype, y.rowShape, form]);
   return text(one) === text(other);
@@ -146,10 +153,8 @@ export class LocalData {
     private readonly y: Tensor,
   ) {}
 
-  /** Opens the data and checks that they fit `manifest`. Removes those that they have replaced. */
+  /** Opens the data and checks that they fit `manifest`. */
   static async open(record: DataRecord, manifest: Manifest): Promise<LocalData> {
-    const all = await folderOf(FOLDER);
-    for (const name of await names(all)) if (name !== record.id) await remove(all, name);
     const folder = await folderOf(FOLDER, record.id);
     const open = (name: "x" | "y"): Promise<RowFile> =>
       RowFile.open(folder, name, record[name].dtype, record[name].rowShape, record.samples);

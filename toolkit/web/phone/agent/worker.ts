@@ -2,7 +2,7 @@
 
 import { CoordinatorClient } from "./client.js";
 import { Failure, problemOf } from "./failure.js";
-import { importData, type DataRecord } from "./local_data.js";
+import { importData, removeReplaced, type DataRecord } from "./local_data.js";
 import { invited } from "./invitation.js";
 import { join, type Identity } from "./membership.js";
 import type { Command, View } from "./messages.js";
@@ -120,6 +120,7 @@ async function importDataOf(source: Source, adding: boolean): Promise<void> {
   } catch (error) {
     show({ dataProblem: problemOf(error) });
   }
+  if (rounds === null) await removeReplaced(values);
 }
 
 /** Erases everything, whether the coordinator answers or not. */
@@ -153,6 +154,8 @@ async function obey(command: Exclude<Command, { do: "look" | "pause" | "retry" }
       await importDataOf(command.source, command.adding);
       return showStored();
     case "train":
+      // Before the rounds begin: an import beside them must not be taken for old data.
+      if (rounds === null) await removeReplaced(values);
       running = train();
       return;
     case "leave":
