@@ -42,6 +42,7 @@ class Board:
         self.now += seconds
         self.slept_s += seconds
         self.sleeps += 1
+        assert self.sleeps < 2000, "it waits for ever"
         time.sleep(0.002)  # the coordinator works meanwhile
         self.after(self)
 
