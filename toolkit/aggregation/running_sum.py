@@ -6,6 +6,9 @@ from torch import Tensor
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.tensor_slices import TensorSlice
 
+PIECE = 1 << 16
+"""Numbers that are added at a time."""
+
 
 class RunningSum:
     """The sum of weight * value over all additions of float32 values of `shape`.
@@ -29,7 +32,10 @@ class RunningSum:
         """Add `weight` * `value`, at `place` if it is a part of the sum's shape."""
         tensor = value.dense() if isinstance(value, Product) else value
         if place is None:
-            self.total.add_(tensor, alpha=weight)
+            # In pieces, because PyTorch makes a float64 copy of what it adds.
+            sums, values = self.total.view(-1), tensor.reshape(-1)
+            for start in range(0, len(sums), PIECE):
+                sums[start : start + PIECE].add_(values[start : start + PIECE], alpha=weight)
         else:
             place.add_to(self.total, tensor, weight)
 

@@ -176,13 +176,16 @@ class RoundAggregation:
 
     def _fold(self, devices: Iterable[str]) -> None:
         """Fold the updates of `devices` that are not left out. May raise any EdgeTailorError."""
-        updates = (self._weighable(update) for _, update in self._updates(set(devices)))
+        updates = self._weighable_updates(set(devices))
         first = next(updates, None)
+        empty = first is None
         if first is not None:
-            self._model.fold(chain([first], updates))
+            together = chain([first], updates)
+            del first  # otherwise it stays in memory while the others are read
+            self._model.fold(together)
         self.quality = self._model.evaluate(*self._held_out)
         loss = self.quality[1]
-        if first is None:
+        if empty:
             return
         if not is_finite(loss):
             raise UpdateError(
@@ -194,6 +197,12 @@ class RoundAggregation:
             )
         if self._must_train:
             self._model.check_training(*self._held_out)
+
+    def _weighable_updates(self, devices: Set[str]) -> Iterator[Update]:
+        """The updates of `devices`, as they are weighed."""
+        for _, update in self._updates(devices):
+            yield self._weighable(update)
+            del update
 
     def _weighable(self, update: Update) -> Update:
         """`update` with no more samples than one of this round may claim."""
