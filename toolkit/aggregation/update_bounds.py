@@ -11,9 +11,12 @@ from typing import NamedTuple
 LIMIT = 300.0
 """How many times as large as its reference a tensor's largest number may be.
 
-Honest updates had up to 5 on ordinary data, and up to 120 in the statistics of first rounds on
-inputs a thousand times too large, at a learning rate at which other devices diverged.
+Weights of honest updates had up to 5 on ordinary data, and up to 48 on inputs a thousand times too
+large.
 """
+WIDE = 30.0
+"""How much more statistics of batch norm and factors may hold: honest statistics had up to 743 in a
+first round on inputs a thousand times too large, and up to 400 at a learning rate of 0.5."""
 UNIT = 1.0
 """The least reference. Tensors that begin at 0, such as biases, have no scale of their own."""
 LOOSE = 1e6
@@ -27,7 +30,7 @@ class Scale(NamedTuple):
     """The largest absolute numbers of one tensor; for variances, their square roots.
 
     `held` is that of the update and `received` that of the model that it was trained from. `loose`
-    tensors have no scale that a model alone gives.
+    tensors, statistics and factors, have no scale that a model alone gives.
     """
 
     held: float
@@ -80,7 +83,8 @@ def _excesses(own: Scales, ordered: Mapping[str, Sequence[float]], only: bool) -
         others.remove(scale.held)
         middle = others[len(others) // 2] if others else 0.0
         reference = max(scale.received, middle, UNIT)
-        room = LOOSE if only or (scale.loose and not others) else 1.0
+        lone = only or (scale.loose and not others)
+        room = LOOSE if lone else WIDE if scale.loose else 1.0
         yield Excess(scale.held / reference / room, name, scale.held, reference)
 
 

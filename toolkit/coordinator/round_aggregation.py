@@ -180,8 +180,10 @@ class RoundAggregation:
         first = next(updates, None)
         empty = first is None
         if first is not None:
-            together = chain([first], updates)
-            del first  # otherwise it stays in memory while the others are read
+            # An iterator lets go of it. As a list, or as a variable, it would stay in memory while
+            # the others are read.
+            together = chain(iter([first]), updates)
+            del first
             self._model.fold(together)
         self.quality = self._model.evaluate(*self._held_out)
         loss = self.quality[1]

@@ -41,9 +41,11 @@ def test_one_device_cannot_end_the_training_of_the_others(
     spoilt.flat[0] = value
     with tempfile.TemporaryDirectory() as folder:
         done = fleet.fold(Path(folder), [with_tensor(updates[0], name, spoilt), *updates[1:]])
-    if value in HUGE:
+    about = {e.name: e.stands_for for e in updates[0][0].tensors}[name]
+    # An honest device whose inputs are a thousand times too large may have such a variance.
+    possible = value == 1e6 and str(about).endswith("running_var")
+    if value in HUGE and not possible:
         assert list(done.left_out) == ["device-0"]
-        about = {e.name: e.stands_for for e in updates[0][0].tensors}[name]
         assert name in done.left_out["device-0"] or str(about) in done.left_out["device-0"]
     else:
         assert set(done.left_out) <= {"device-0"}
