@@ -74,7 +74,8 @@ def join(
     """Enrol this device with a coordinator.
 
     If the device has joined this coordinator with this token already, nothing changes, unless the
-    coordinator does not know it any more: then it joins again with the same key.
+    coordinator does not know it any more, or the token names another key of the coordinator than
+    the device trusts: then it joins again with the same key of its own.
 
     Args:
         url: The coordinator's URL.
@@ -111,10 +112,13 @@ def join(
     if known is not None and not replace:
         if not same:
             raise _belongs_elsewhere(known, url, state)
-        if not _is_forgotten(known):
+        if _has_other_key(known, coordinator_key):
+            log.info("The token names a new key of %s: %s joins again.", url, known.device)
+        elif not _is_forgotten(known):
             log.info("%s has joined %s already, as %s.", known.name, url, known.device)
             return known
-        log.info("%s does not know %s any more: it joins again.", url, known.device)
+        else:
+            log.info("%s does not know %s any more: it joins again.", url, known.device)
     client = CoordinatorClient(
         *(url, token), patience_s=patience_s, certificate=certificate, sleep=sleep, clock=clock
     )
@@ -313,6 +317,11 @@ def _client(known: Identity, patience_s: float) -> CoordinatorClient:
     return CoordinatorClient(
         known.url, known.secret, patience_s=patience_s, certificate=known.certificate
     )
+
+
+def _has_other_key(known: Identity, fingerprint: str | None) -> bool:
+    """Whether a token's `fingerprint` is of another key than the one that `known` trusts."""
+    return None not in (fingerprint, known.key) and key_fingerprint(known.key or "") != fingerprint
 
 
 def _is_same(known: Identity, url: str, token: str) -> bool:

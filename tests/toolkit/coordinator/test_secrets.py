@@ -1,5 +1,6 @@
 """The federation's secrets on disk: none is accepted cut, and none begins again unnoticed."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from refusals import refused
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.coordinator_store import Store
-from vector_fleet import CONFIG, VectorModel, configured, full_token, joined, running
+from vector_fleet import CONFIG, VectorModel, configured, full_token, running
 
 ONE = CONFIG[: CONFIG.rindex("[[devices]]")]
 KEY, OPERATOR, TOKEN = "coordinator.key", "operator.token", "tokens/desktop.token"
@@ -117,7 +118,6 @@ def test_a_removed_token_is_a_new_one_and_the_log_says_so(
 def test_a_lost_key_is_replaced_only_on_demand(config: CoordinatorConfig, tmp_path: Path) -> None:
     with running(config) as server:
         old = server.coordinator.key.public
-        link = joined(server, tmp_path / "a")
     (config.state / KEY).unlink()
     with running(config, new_key=True) as server:
         new = server.coordinator.key
@@ -126,14 +126,20 @@ def test_a_lost_key_is_replaced_only_on_demand(config: CoordinatorConfig, tmp_pa
         with pytest.raises(TrustError):
             check_key(old, given.rpartition(".")[2], server.url)
         check_key(new.public, given.rpartition(".")[2], server.url)
-        # The device is still known by its secret; what it pins changes when it joins again.
-        link = joined(server, tmp_path / "a")
-        assert link.work().state == "wait"
-        (tmp_path / "a" / "device.json").unlink()
+        device = tmp_path / "a" / "device.json"
+        # In a test each start has a port of its own.
+        device.write_text(json.dumps(json.loads(device.read_text()) | {"url": server.url}))
+        # A token with another fingerprint changes nothing.
+        kept = device.read_bytes()
+        text = given.replace(new.fingerprint, "A" * len(new.fingerprint))
+        with pytest.raises(TrustError):
+            join(server.url, text, "desk", tmp_path / "a")
+        assert device.read_bytes() == kept
         assert join(server.url, given, "desk", tmp_path / "a").device == "desktop-1"
         identity = DeviceState(tmp_path / "a").identity()
         assert identity is not None
         assert identity.key == new.public
+        assert len(server.coordinator.status().devices) == 1
     with running(config) as server:
         assert server.coordinator.key.public == new.public
     with refused("state.whole-coordinator-key", path=str(config.state / KEY)):
