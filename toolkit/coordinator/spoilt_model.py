@@ -9,6 +9,8 @@ from toolkit.coordinator.storage.suspicions import Suspect
 
 logger = logging.getLogger(__name__)
 
+STUCK = "Training diverged on most devices {more} times, and there is no model to go back to."
+
 
 def is_spoilt(coordinator: Coordinator) -> bool:
     """Whether the model of the open round is the reason why trainings diverge; needs the lock."""
@@ -47,7 +49,9 @@ def go_back(coordinator: Coordinator) -> bool:
                 text += f" {_blame(coordinator, suspect)}"
     if coordinator.config.site or target is None:
         store.suspicions.note_spoilt(rounds.done, text)
-        logger.warning(text)
+        # The round opens again, and its devices may report the same as often as they like.
+        if coordinator.minute_log.begins("", STUCK):
+            logger.warning(text)
         return False
     store.rollback(target, suspect)
     store.suspicions.note_spoilt(rounds.done, text)

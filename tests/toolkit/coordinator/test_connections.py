@@ -28,6 +28,7 @@ from toolkit.coordinator.http.open_connections import (
     Rank,
     network_of,
 )
+from toolkit.coordinator.http.repeated_polls import RepeatedPolls
 from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.server import Server
 from vector_fleet import CONFIG, assert_soon, configured, running, token
@@ -243,6 +244,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield made
 
 
+def whole_answer(made: socket.socket) -> bytes:
+    """An answer whose body is a JSON object."""
+    answer = made.recv(4096)
+    while not answer.endswith(b"}"):
+        answer += made.recv(4096)
+    return answer
+
+
 def test_the_same_poll_takes_the_short_way(server: Server, tmp_path: Path) -> None:
     """Its answers are those of the long way; whatever else comes on the connection takes that."""
     secret = join(server.url, token(server.config, "desktop"), "desk", tmp_path / "a").secret
@@ -294,6 +303,66 @@ def test_the_same_poll_takes_the_short_way(server: Server, tmp_path: Path) -> No
     again.close()
 
 
+def test_polls_whose_answers_nobody_reads_are_not_answered(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one device could fill the coordinator's memory with answers."""
+    taken: list[bytes] = []
+    answer = RepeatedPolls.answer
+
+    def counting(polls: RepeatedPolls, request: bytes) -> bytes | None:
+        taken.append(request)
+        return answer(polls, request)
+
+    monkeypatch.setattr(RepeatedPolls, "answer", counting)
+    secret = join(server.url, token(server.config, "desktop"), "desk", tmp_path / "a").secret
+    assert_soon(lambda: not server._uvicorn.server_state.connections)
+    poll = f"GET /v1/work HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
+    port = int(server.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), 20) as made:
+        made.sendall(poll)
+        assert whole_answer(made).startswith(b"HTTP/1.1 200 ")
+        (connection,) = server._uvicorn.server_state.connections
+        loop, flow = connection.loop, connection.flow  # type: ignore[union-attr]
+        loop.call_soon_threadsafe(connection.pause_writing)
+        assert_soon(lambda: flow.write_paused)
+        before = len(taken)
+        made.sendall(poll)
+        CoordinatorClient(server.url, secret).work()  # the poll came before it
+        assert poll not in taken[before:]
+        loop.call_soon_threadsafe(connection.resume_writing)
+        assert whole_answer(made).startswith(b"HTTP/1.1 200 ")
+
+
+def test_polls_of_devices_that_left_are_forgotten(server: Server) -> None:
+    polls = RepeatedPolls(server.coordinator)
+    key = "key {}".format
+    for number in range(50):
+        device, secret = server.coordinator.store.registry.enrol(
+            token(server.config, "desktop"), "x", key(number), "{}", lambda kind: None
+        )
+        server.coordinator.rounds.devices.add(device.id)
+        polls.learn(secret.encode(), [(b"authorization", b"Bearer " + secret.encode())])
+        assert secret.encode() in polls._secrets
+        server.coordinator.store.registry.leave(device.id)
+        server.coordinator.rounds.devices.remove(device.id)
+        polls.learn(b"late", [(b"authorization", b"Bearer " + secret.encode())])
+        assert b"late" not in polls._secrets
+    assert len(polls._secrets) == len(polls._by_device) <= 3
+
+
+def test_a_connection_stays_one_of_http(server: Server) -> None:
+    """Another protocol would escape its limits, and nobody would note its end."""
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 20) as made:
+        made.sendall(
+            b"GET /v1/work HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert made.recv(4096).startswith(b"HTTP/1.1 401 ")
+        assert len(server.opened._places) == 1
+    assert_soon(lambda: not server.opened._places)
+
+
 def test_a_poll_with_a_body_takes_the_long_way(server: Server, tmp_path: Path) -> None:
     """Otherwise its body would be read as the next request."""
     secret = join(server.url, token(server.config, "desktop"), "desk", tmp_path / "a").secret
@@ -304,8 +373,6 @@ def test_a_poll_with_a_body_takes_the_long_way(server: Server, tmp_path: Path) -
                 "Content-Length: 5\r\n\r\n".encode()
             )
             made.sendall(b"GET /")
-            answer = made.recv(4096)
-            while not answer.endswith(b"}"):
-                answer += made.recv(4096)
+            answer = whole_answer(made)
             assert answer.startswith(b"HTTP/1.1 200 ")
             assert answer.count(b"HTTP/1.1") == 1

@@ -108,7 +108,8 @@ def test_the_round_starts_again_from_the_model_before_without_the_suspect(
 
 
 def test_without_a_suspect_nobody_is_left_out_and_it_goes_back_step_by_step(tmp_path: Path) -> None:
-    with running(configured(tmp_path, LONG), Bounded()) as server:
+    told = list[str]()
+    with running(configured(tmp_path, LONG), Bounded(), told.append) as server:
         links = enrol(server, tmp_path)
         for number in (1, 2):
             send_all(links, tmp_path / str(number))
@@ -122,6 +123,13 @@ def test_without_a_suspect_nobody_is_left_out_and_it_goes_back_step_by_step(tmp_
         assert_soon(lambda: "no earlier model" in server.coordinator.status().warnings[0])
         diverge(links["desktop-2"], 3)  # nobody is left: the round opens again
         assert server.coordinator.status().model_round == 0
+        for _ in range(2):  # reports without end are one line a minute
+            server.coordinator.store.suspicions.note_spoilt(-1, "")
+            diverge(links["desktop-1"], 3)
+            diverge(links["desktop-2"], 3)
+            assert_soon(lambda: bool(server.coordinator.status().warnings))
+            diverge(links["board-1"], 3, "low-rank:0.5")
+        assert sum("There is no earlier model" in one for one in told) == 1
         send_all(links, tmp_path / "again")
         assert task(links["board-1"]).round == 4
 
@@ -158,3 +166,23 @@ def test_whose_fault_it_is(
     for name in names[devices - sent :]:
         machine.take(name, 1, "bundle", name)
     assert machine.model_is_at_fault(names[-1] if suspect else None) == at_fault
+
+
+def test_a_folded_round_says_nothing_of_its_own_model() -> None:
+    """Most devices diverged, and the others were enough to close the round."""
+    machine = Rounds(2, 5, 60.0)
+    names = [f"device-{number}" for number in range(5)]
+    for name in names:
+        machine.enrol(name)
+    machine.open(dict.fromkeys(names, "bundle"), 0.0)
+    for name in names[:2]:
+        machine.take(name, 1, "bundle", name)
+    for name in names[2:]:
+        machine.note_diverged(name)
+        machine.excuse(name)
+    assert not machine.model_is_at_fault(None)
+    assert machine.due(0.0)
+    machine.close()
+    assert not machine.model_is_at_fault(None)
+    machine.folded()
+    assert not machine.model_is_at_fault(None)

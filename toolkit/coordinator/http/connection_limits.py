@@ -53,7 +53,9 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Implement asyncio.Protocol."""
         at_rest = self._at_rest()
-        answer = self._polls.answer(data) if self._polls is not None and at_rest else None
+        # With too many answers unread, uvicorn reads no further, which the short way would.
+        polls = self._polls if at_rest and not self.flow.write_paused else None
+        answer = polls.answer(data) if polls is not None else None
         if answer is not None:
             self._cancel_timeout()
             self.transport.write(answer)

@@ -9,13 +9,13 @@ from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.storage.device_registry import hashed
 
 LONGEST = 1024
-"""Bytes of a request that is remembered, one for each device."""
+"""Bytes of a request that is remembered, one for each member."""
 _BEARER = b"bearer "
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
 class RepeatedPolls:
-    """The last poll of each device as it was sent."""
+    """The last poll of each member as it was sent."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -29,9 +29,14 @@ class RepeatedPolls:
             return
         secret = hashed(given[0][len(_BEARER) :].decode("latin-1"))
         device = self._coordinator.store.registry.device_with_hash(secret)
-        if device is not None:
-            self._secrets.pop(self._by_device.pop(device.id, b""), None)
-            self._secrets[request], self._by_device[device.id] = secret, request
+        if device is None or device.has_left:
+            return
+        if len(self._by_device) > 2 * len(self._coordinator.rounds.devices):
+            # Most are of devices that have left. Those of the others come again.
+            self._secrets.clear()
+            self._by_device.clear()
+        self._secrets.pop(self._by_device.pop(device.id, b""), None)
+        self._secrets[request], self._by_device[device.id] = secret, request
 
     def answer(self, request: bytes) -> bytes | None:
         """The whole answer to `request`; None if it has to take the usual way."""

@@ -55,6 +55,7 @@ def uvicorn_server(
     settings = uvicorn.Config(
         app,
         lifespan=lifespan,
+        ws="none",  # uvicorn would take the connection out of OpenConnections' hands
         log_level="critical",  # RequestLimits logs what is worth knowing
         timeout_graceful_shutdown=GRACE_S,
     )

@@ -256,7 +256,8 @@ class Rounds:
         """Note that the closed round is in the global model; the next one may open."""
         self._expect(self.phase == "aggregating" and bool(self._offers), "fold")
         self.done += 1
-        self._offers, self.updates = {}, {}
+        # `diverged` is about the model before. Without the updates it would condemn this one.
+        self._offers, self.updates, self.diverged = {}, {}, set()
         if self.done >= self.total:
             self.phase = "finished"
 
