@@ -142,7 +142,10 @@ def test_without_a_suspect_nobody_is_left_out_and_it_goes_back_step_by_step(tmp_
         (2, 1, 1, None, False),
         (2, 2, 0, None, True),
         (3, 1, 2, None, False),
-        (3, 2, 1, None, False),
+        (3, 2, 1, None, True),  # the one that is left is too few for a round
+        (5, 3, 2, None, False),
+        (5, 3, 1, None, True),
+        (6, 4, 1, None, True),
         (3, 2, 1, "last", True),  # the one that sends is suspected
         (3, 1, 1, "last", False),
         (10, 9, 1, None, True),

@@ -131,12 +131,14 @@ class Rounds:
         """Whether the training of most devices of the open round diverged: its model is the cause.
 
         Devices that fail by themselves, or say so, are the fewer ones: more than half of those that
-        the round was opened for must have diverged, and three for each one that could train.
+        the round was opened for must have diverged, and three for each one that could train, or as
+        many that the others are too few to close the round, which would never end.
         `suspect`, whose update may have spoilt the model, has no vote.
         """
         voters = self._opened - {suspect}
         diverged, trained = len(self.diverged & voters), len(self.updates.keys() & voters)
-        return 2 * diverged > len(voters) and diverged >= 3 * trained
+        stuck = len(self._offers) == len(self.updates) < self.needed
+        return 2 * diverged > len(voters) and (diverged >= 3 * trained or stuck)
 
     def open(self, offers: Mapping[str, str], now: float, remaining_s: float | None = None) -> None:
         """Start the next round, or continue one that was open before a restart.
