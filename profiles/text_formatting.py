@@ -26,6 +26,16 @@ def have_joined(joined: int, expected: int) -> str:
     return f"{joined} of {counted(expected, 'device')} {'has' if joined == 1 else 'have'} joined"
 
 
+def loss_figure(loss: float) -> str:
+    """A loss with four decimals, or in powers of ten if it is huge.
+
+    Examples:
+        >>> loss_figure(0.25), loss_figure(3.325e35)
+        ('0.2500', '3.33e+35')
+    """
+    return f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.3g}"
+
+
 def did_you_mean(came: str, known: Iterable[str], most: int = 1) -> str:
     """The end of a sentence about the unknown word `came`: the closest of `known`, at most `most`.
 

@@ -7,7 +7,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.round_log import last_lines
 from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.protocol import ABSENT, LEFT, DeviceStatus, Status
-from profiles.text_formatting import counted, have_joined, wrapped
+from profiles.text_formatting import counted, have_joined, loss_figure, wrapped
 
 PATIENCE_S = 5.0
 """How long a request to a coordinator that does not answer is repeated."""
@@ -52,7 +52,7 @@ def lines(status: Status) -> list[str]:
         current = [one for one in status.history if one.round == status.model_round]
         last = (current or status.history)[-1]
         accuracy = None if last.accuracy is None else f"accuracy {last.accuracy:.1%}"
-        head += f", global {accuracy or f'loss {last.loss:.4f}'}"
+        head += f", global {accuracy or f'loss {loss_figure(last.loss)}'}"
         if last is not status.history[-1]:
             head += f" (back to round {last.round})"
     warnings = (line for one in status.warnings for line in wrapped("  ", one))
@@ -71,7 +71,7 @@ def _rows(devices: list[DeviceStatus]) -> Iterator[str]:
     cells = [(_label(device), device.submodel, _doing(device)) for device in devices]
     widths = [max(map(len, column)) for column in zip(*cells, MIN_COLUMNS, strict=True)]
     for row, device in zip(cells, devices, strict=True):
-        loss = "" if device.loss is None else f"loss {device.loss:.4f}"
+        loss = "" if device.loss is None else f"loss {loss_figure(device.loss)}"
         yield f"  {' '.join([*map(str.ljust, row, widths), loss])}".rstrip()
         if device.note:
             yield from wrapped("    ", device.note)

@@ -9,12 +9,14 @@ from collections.abc import Iterable
 
 from device_agent.formats.protocol import Stopped
 from device_agent.system.process_memory import ran_out
-from profiles.errors import AuthorisationError, EdgeTailorError
+from profiles.errors import AuthorisationError, EdgeTailorError, filled
 
 BY_OWNER = "agent.stopped"
 """Code of a device whose owner, or whose system, has stopped it in order."""
 REASON_LENGTH = 500
 _FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^\s/'\":]+/)*")
+_OF_DATA = re.compile(r"\{(?:number|label)(?:![rs])?(?::[^{}]*)?\}")
+"""Places in templates of numbers and labels of the data."""
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
@@ -35,8 +37,7 @@ def _described(error: BaseException) -> tuple[str, str]:
     if ran_out(error) is not None:
         return "memory.ran-out", "memory ran out"
     if isinstance(error, EdgeTailorError):
-        reason = without_folders(str(error), error.values.values())
-        return error.code, _QUOTED.sub("'...'", reason) if _is_of_data(error) else reason
+        return error.code, reported(error)
     if isinstance(error, OSError):
         path = "" if error.filename is None else f"{error.filename}: "
         reason = f"{path}{error.strerror or type(error).__name__}"
@@ -45,8 +46,16 @@ def _described(error: BaseException) -> tuple[str, str]:
     return "program.internal-error", f"an internal error ({type(error).__name__})"
 
 
-def _is_of_data(error: EdgeTailorError) -> bool:
-    return error.code.startswith("data.")
+def reported(error: EdgeTailorError) -> str:
+    """The message of `error` without folders, and without what it quotes of the data.
+
+    Examples:
+        >>> reported(EdgeTailorError("In {data} is {number:g}.", data="/a/b.csv", number=3e4))
+        "In b.csv is '...'."
+    """
+    text = filled(_OF_DATA.sub("'...'", error.template), error.values)
+    text = without_folders(text, error.values.values())
+    return _QUOTED.sub("'...'", text) if error.code.startswith("data.") else text
 
 
 def without_folders(text: str, values: Iterable[object] = ()) -> str:

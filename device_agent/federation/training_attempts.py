@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from device_agent.federation.last_words import reported
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Struct, encode
 from device_agent.formats.protocol import DIVERGED, SubmodelFailure
@@ -52,14 +53,16 @@ class TrainingFailedError(Exception):
         failure: What the coordinator is told, with the number of failures in a row.
     """
 
-    def __init__(self, record: Record, final: bool = False, code: str = "") -> None:
+    def __init__(
+        self, record: Record, final: bool = False, code: str = "", told: str | None = None
+    ) -> None:
         super().__init__(record.reason)
         self.final = final
         self.round = record.round
         self.failure = SubmodelFailure(
             submodel=record.submodel,
             failures=record.failures,
-            reason=record.reason,
+            reason=record.reason if told is None else told,
             round=record.round,
             code=code,
         )
@@ -99,7 +102,7 @@ class Attempts:
             self._write(failed)
             # A training that diverged would do so again from the same weights in the same order.
             final = isinstance(error, DoesNotFitError) or error.code in DIVERGED
-            raise TrainingFailedError(failed, final, error.code) from error
+            raise TrainingFailedError(failed, final, error.code, reported(error)) from error
         except BaseException:
             self._write(known)
             raise

@@ -28,6 +28,7 @@ from device_agent.formats.protocol import InputSummary
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError, UpdateError
 from profiles.json_decoding import MalformedError, decode_strictly
+from profiles.text_formatting import loss_figure
 
 UPDATE_VERSION = 1
 RECORD = "update.json"
@@ -57,7 +58,7 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%}"
-        return f"loss {self.loss:.4f}{accuracy}"
+        return f"loss {loss_figure(self.loss)}{accuracy}"
 
 
 class UpdateRecord(Struct, frozen=True, kw_only=True):

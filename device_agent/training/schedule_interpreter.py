@@ -18,6 +18,7 @@ from device_agent.training.batching import batches
 from device_agent.training.checkpoint import Checkpoint
 from device_agent.training.resumable_run import CHECKPOINT_S, ResumableRun
 from profiles.errors import UpdateError
+from profiles.text_formatting import loss_figure
 
 log = logging.getLogger(__name__)
 OnEpoch = Callable[[int, int, float], None]
@@ -210,7 +211,7 @@ class ScheduleRun(ResumableRun):
         epoch, epochs = self.position.epoch, self.epochs(instruction)
         loss = self.position.losses[-1]
         about = fields(epoch=epoch, epochs=epochs, loss=loss)
-        log.info("epoch %d of %d: loss %.4f", epoch, epochs, loss, extra=about)
+        log.info("epoch %d of %d: loss %s", epoch, epochs, loss_figure(loss), extra=about)
         self.on_epoch(epoch, epochs, loss)
         if self.position.validation:
             log.info("epoch %d of %d: validation %s", epoch, epochs, self.position.validation[-1])

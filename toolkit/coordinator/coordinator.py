@@ -391,6 +391,8 @@ class Coordinator:
                 trouble = f"{failure.submodel} failed {times}: {failure.reason}"
                 if diverged and failure.round in (0, self.rounds.round):
                     self.rounds.note_diverged(device.id)
+                # What it says now is newer than that an earlier round closed without it.
+                self.activity[device.id].missed = None
                 from_ = self.excuse(device, trouble, shrink=not diverged)
         self.changed.set()
         return Fallback(submodel=None if from_ is None else fallback, round=from_ or 0)

@@ -146,7 +146,7 @@ def _damaged(path: Path) -> InputError:
     return InputError(
         "{path} is damaged: it does not hold the token that this federation has. Put the file back "
         "from a backup, or remove it and start again: then a new token is made, and copies of the "
-        "old one are worth nothing.",
+        "old one no longer work.",
         code="state.damaged-token",
         path=path,
     )

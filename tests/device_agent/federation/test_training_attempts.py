@@ -108,3 +108,12 @@ def test_a_damaged_file_counts_nothing(tmp_path: Path) -> None:
 
 def test_waits_grow_to_ten_minutes() -> None:
     assert [wait_after(n) for n in (1, 2, 3, 7, 1000)] == [10, 20, 40, 600, 600]
+
+
+def test_a_report_names_no_folder_and_no_number_of_the_data(tmp_path: Path) -> None:
+    attempts = Attempts(tmp_path / "a.json")
+    error = UpdateError("In {data}, x[3] is {number:g}.", code="x.y", data="/ann/a.csv", number=7e4)
+    with pytest.raises(TrainingFailedError) as failed, attempts.attempt("full", 7):
+        raise error
+    assert str(failed.value) == "In /ann/a.csv, x[3] is 70000."  # in the owner's own log
+    assert failed.value.failure.reason == "In a.csv, x[3] is '...'."

@@ -132,6 +132,10 @@ ENDS = [
         DataError("{path}: {name!r} is no class.", code="data.x", path="/ann/a.csv", name="ok"),
         "a.csv: '...' is no class.",
     ),
+    (
+        DataError("{p}: the label {label} is unknown.", code="data.x", p="/ann/a.npz", label=12),
+        "a.npz: the label '...' is unknown.",
+    ),
     (StorageError("The disk with {path} is full.", code="storage.y", path="/mnt/a b/c"),
      "The disk with c is full."),
     (BundleError("Version 9 of a bundle.", code="bundle.z"), "Version 9 of a bundle."),

@@ -20,7 +20,8 @@ class DeviceActivity:
         loss: The last loss that it reported.
         note: Why it is paused or has stopped, if it said so.
         round: The round that it was last given work for.
-        missed: The round that closed before its update came. None once a later update has come.
+        missed: The round that closed before its update came. None once a later update
+            or report of a failure has come.
         inputs: How the inputs of its last update lie far from the coordinator's samples, if so.
         told: Why it stopped, as the log says. None once a later update has come.
     """
