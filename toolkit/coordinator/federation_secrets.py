@@ -53,11 +53,13 @@ def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> Fede
     for kind in config.devices:
         path = token_file(config.state, kind.name)
         # Behind the first point is the key's fingerprint, which is no secret: it is written again.
-        token = (_read(path) or "").partition(".")[0]
+        given = _read(path)
+        token = secrets.token_urlsafe(32) if given is None else given.partition(".")[0]
         # A token that is there before the federation knows the kind is the operator's choice.
-        if token and hashed(token) != known.get(kind.name, hashed(token)):
+        fits = token and hashed(token) == known.get(kind.name, hashed(token))
+        if given is not None and not fits:
             raise _damaged(path)
-        tokens[kind.name] = token or secrets.token_urlsafe(32)
+        tokens[kind.name] = token
     store.set_value(KNOWN_KEY, key.fingerprint)
     store.set_value(KNOWN_OPERATOR, hashed(operator))
     for kind in config.devices:

@@ -87,6 +87,15 @@ def test_what_is_cut_is_refused_by_its_name(
     assert content(config) == before
 
 
+def test_a_fingerprint_without_a_token_is_damage(config: CoordinatorConfig) -> None:
+    path = config.state / TOKEN
+    path.write_text(f".{path.read_text().partition('.')[2]}")
+    before = content(config)
+    with refused("state.damaged-token", path=str(path)):
+        start(config)
+    assert content(config) == before
+
+
 @pytest.mark.parametrize("left", [43, 44, 60])
 def test_a_cut_fingerprint_is_written_again(config: CoordinatorConfig, left: int) -> None:
     """The token is whole then, and the fingerprint is that of the key."""

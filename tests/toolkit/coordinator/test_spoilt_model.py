@@ -189,3 +189,23 @@ def test_a_folded_round_says_nothing_of_its_own_model() -> None:
     assert not machine.model_is_at_fault(None)
     machine.folded()
     assert not machine.model_is_at_fault(None)
+
+
+def test_who_comes_back_first_does_not_speak_for_all() -> None:
+    machine = Rounds(2, 3, 60.0)
+    names = ["first", "second", "third"]
+    for name in names:
+        machine.enrol(name)
+        machine.stop(name)
+    machine.resume("first", None)
+    machine.open({"first": "bundle"}, 0.0)
+    for name in names[1:]:
+        machine.resume(name, "bundle")
+    machine.note_diverged("first")
+    machine.excuse("first")
+    assert not machine.model_is_at_fault(None)
+    assert machine.needed == 2
+    machine.excuse("second")
+    assert machine.needed == 2  # as if all had been there at the opening
+    machine.note_diverged("third")
+    assert machine.model_is_at_fault(None)

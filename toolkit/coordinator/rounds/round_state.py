@@ -114,6 +114,10 @@ class Rounds:
         self.stopped.discard(device)
         if self.phase == "training" and offer is not None and device not in self.left_out:
             self._offers.setdefault(device, offer)
+            # It counts as if it had been there at the opening: otherwise the first to come back
+            # after all had stopped would speak for all.
+            self._opened |= {device}
+            self._members |= {device}
 
     def excuse(self, device: str) -> None:
         """Stop waiting for `device` in the open round, unless its update has come."""
