@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from disclosure import Listener, assert_told, told
-from phones import KEEP_VIEWS, NativeAgent, Phone, keep_records, token
+from phones import (
+    KEEP_VIEWS,
+    NativeAgent,
+    Phone,
+    keep_records,
+    token,
+    with_script_before_worker,
+)
 
 pytestmark = pytest.mark.web
 
@@ -29,6 +36,16 @@ masked = true
 name = "phone"
 submodel = "low-rank:0.5"
 """
+LONG_PAUSES = """
+const [post, now] = [self.postMessage.bind(self), performance.now.bind(performance)];
+let later = 0;
+performance.now = () => now() + later;
+self.postMessage = (message) => {
+  post(message);
+  if (message.view?.stage === "paused") later += 3_600_000;
+};
+"""
+"""The clock of the worker goes on by an hour in each pause."""
 UPDATE = "POST /rounds/{round}/update"
 PHONE = {"width": 390, "height": 844}
 
@@ -92,7 +109,7 @@ def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
     folder.mkdir()
     arrays(folder / "held_out.npz", 20)
     data = arrays(tmp_path / "data.npz", 40)
-    with serve(TOML, folder) as server:
+    with serve(TOML, folder, page=with_script_before_worker(LONG_PAUSES)) as server:
         records = keep_records(server)
         phone = Phone.opened(browser, server, "phone")
         page, listener = phone.page, Listener(phone.page)
@@ -112,9 +129,13 @@ def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
         page.get_by_text("of training left in all rounds").wait_for()
         page.get_by_role("button", name="Pause").click()
         phone.wait_for("paused")
+        assert phone.view()["trainedSeconds"] > 0
         page.get_by_role("button", name="Continue").click()
         phone.wait_for("finished")
+        assert phone.view()["trainedSeconds"] < 3600
         words = page.inner_text("main")
+        assert "stays until you press “Leave and erase”" in words
+        assert not [word for word in ("When to train", "Change or add data") if word in words]
         assert "It trains the model in a compressed form." in words
         assert not [word for word in ("low-rank", "Loss", "samples", "numpy") if word in words]
         assert_told(page, listener, "POST /progress", UPDATE, f"{UPDATE} profile")

@@ -49,6 +49,7 @@ export class Rounds {
   /** The offer whose training has failed. A round may open again with another model. */
   private skipped = "";
   private trainedSeconds = 0;
+  private pausedMs = 0;
 
   constructor(
     private readonly client: CoordinatorClient,
@@ -134,13 +135,14 @@ export class Rounds {
     await this.checkForm(record, formOf(bundle.manifest));
     const data = await LocalData.open(record, bundle.manifest);
     this.checkedAt = performance.now();
-    const begun = performance.now();
+    const begun = this.unpausedMs();
+    const spent = (): number => this.trainedSeconds + (this.unpausedMs() - begun) / 1000;
     const personal = await this.results.personalTensors();
     let run: ScheduleRun | null = null;
     try {
       run = await ScheduleRun.open(bundle, data, work.round, personal, {
         beforeBatch: () => this.betweenBatches(work.round),
-        onProgress: (training) => this.show({ training }),
+        onProgress: (training) => this.show({ training, trainedSeconds: spent() }),
       });
       const before = await predicted(bundle, data, personal);
       await run.finish();
@@ -159,7 +161,7 @@ export class Rounds {
       return await this.failed(work, error);
     } finally {
       data.close();
-      this.trainedSeconds += (performance.now() - begun) / 1000;
+      this.trainedSeconds = spent();
       this.show({ trainedSeconds: this.trainedSeconds });
     }
   }
@@ -232,6 +234,7 @@ export class Rounds {
   private async whilePaused(): Promise<void> {
     if (this.stopped) throw new Stopped();
     if (this.pause === null) return;
+    const begun = performance.now();
     while (this.pause !== null) {
       const reason: PauseReason = this.pause;
       this.show({ stage: "paused", paused: reason, problem: null });
@@ -241,6 +244,11 @@ export class Rounds {
     }
     this.show({ paused: null });
     await this.enter(this.stage);
+    this.pausedMs += performance.now() - begun;
+  }
+
+  private unpausedMs(): number {
+    return performance.now() - this.pausedMs;
   }
 
   /** Waits, until the owner pauses, continues or leaves. */

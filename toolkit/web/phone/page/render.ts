@@ -41,7 +41,7 @@ export function draw(view: View, surroundings: Surroundings): void {
     shares: (mayJoin && surroundings.looked) || device !== null,
     work: screen === "work",
     member: device !== null,
-    choices: screen !== "joining",
+    choices: device !== null && stage !== "finished",
     end: device !== null,
   });
   say("status", statusOf(view, surroundings));
@@ -178,7 +178,7 @@ function drawProgress({ training, stage, round, invitation }: View): void {
   const bar = element<HTMLProgressElement>("progress");
   if (training === null || !isWorking(stage)) {
     bar.value = stage === "uploading" || stage === "finished" ? bar.max : 0;
-    return write("left", "");
+    return write("left", stage === "finished" ? TEXTS.afterTheEnd : "");
   }
   const { epoch, epochs, batch, batches, batchSeconds } = training;
   bar.max = epochs * batches;
@@ -187,7 +187,7 @@ function drawProgress({ training, stage, round, invitation }: View): void {
   const minutes = (batches: number): number => Math.round((batches * batchSeconds) / 60);
   const left = bar.max - bar.value;
   const rounds = (invitation?.rounds ?? 0) - round;
-  const all = rounds > 0 ? `. ${TEXTS.allLeft(minutes(left + rounds * bar.max))}` : "";
+  const all = rounds > 0 ? ` ${TEXTS.allLeft(minutes(left + rounds * bar.max))}` : "";
   write("left", `${TEXTS.minutesLeft(minutes(left))}${all}`);
 }
 
@@ -219,14 +219,13 @@ function predictionOf({ predictions }: View): string {
 /** The facts of the moment. One that does not hold now keeps its place. */
 function drawFacts(view: View, batteryUsed: number | null): void {
   const passLoss = view.training?.loss ?? null;
+  const minutes = number(view.trainedSeconds / 60, 1);
   const facts: [text: string, holds: boolean][] = [
-    [TEXTS.trained(number(view.trainedSeconds / 60, 1)), true],
-    [TEXTS.traffic(size(view.bytesDown), size(view.bytesUp)), true],
+    [TEXTS.sinceOpened(minutes, size(view.bytesDown), size(view.bytesUp), batteryUsed), true],
     [view.persisted ? TEXTS.persisted : TEXTS.notPersisted, view.persisted !== null],
     [TEXTS.passLoss(passLoss === null ? "" : loss(passLoss)), passLoss !== null],
     [TEXTS.keepOpen, isWorking(view.stage)],
   ];
-  if (batteryUsed !== null) facts.splice(2, 0, [TEXTS.battery(batteryUsed), true]);
   const list = element("facts");
   while (list.children.length < facts.length) list.append(document.createElement("li"));
   facts.forEach(([text, holds], place) => {

@@ -47,9 +47,11 @@ function showSource(training: boolean): void {
 let drawn: string | null = null;
 
 /** Shows the fields for what the federation takes. */
-export function drawSources({ preprocessing, data, preparing }: View, training: boolean): void {
-  element("change").hidden = element("change-about").hidden = !training;
+export function drawSources({ stage, preprocessing, data, preparing }: View, training: boolean): void {
+  const over = stage === "finished";
+  element("change").hidden = element("change-about").hidden = !training || over;
   showSource(training);
+  if (over) element("source").hidden = true;
   element("adding").hidden = data === null;
   element<HTMLFieldSetElement>("source").disabled = preparing !== null;
   const text = JSON.stringify(preprocessing);

@@ -115,10 +115,11 @@ export const ENGLISH = {
     uploading: "Sending the result",
     paused: "Paused",
     leaving: "Leaving and erasing",
-    finished: "All rounds are over. Thank you! You can close this page.",
+    finished: "All rounds are over. Thank you!",
   } satisfies Record<Stage, string>,
   measuring: (percent: number) =>
     `Measuring how fast this device is, about half a minute: ${percent}% done`,
+  afterTheEnd: `You can close this page. What it has stored stays until you press “${PAGE.leave}” below.`,
   chooseData: "Joined. Choose your data next.",
   pausing: "Pausing after this step",
   paused: {
@@ -132,9 +133,9 @@ export const ENGLISH = {
   round: (round: number, rounds: number) => (rounds === 0 ? `Round ${round}` : `Round ${round} of ${rounds}`),
   epoch: (epoch: number, epochs: number) => `pass ${epoch} of ${epochs} over your data`,
   minutesLeft: (minutes: number) =>
-    minutes < 1 ? "Less than a minute left in this round" : `About ${minutes} min left in this round`,
+    minutes < 1 ? "Less than a minute left in this round." : `About ${minutes} min left in this round.`,
   allLeft: (minutes: number) =>
-    minutes < 1 ? "Less than a minute of training left in all rounds" : `About ${minutes} min of training left in all rounds`,
+    minutes < 1 ? "Less than a minute of training left in all rounds." : `About ${minutes} min of training left in all rounds.`,
   member: (name: string, part: string) => `This device is “${name}”. It trains ${part}.`,
   operatorNeeds: (id: string, submodel: string) => `Device ${id}, submodel ${submodel}`,
   /** What a device trains, by the family of its submodel. */
@@ -150,7 +151,7 @@ export const ENGLISH = {
   farOff: (channel: number, own: [string, string], usual: [string, string]) =>
     `Check the unit of your data: the values of channel ${channel} are mostly ${own[0]} to ${own[1]}, and those of ` +
     `the federation ${usual[0]} to ${usual[1]}.`,
-  noData: "No data chosen yet.",
+  noData: "No data in use yet.",
   data: (name: string, files: number, samples: number, size: string) =>
     `${files === 1 ? name : `${files} files`}: ${samples === 1 ? "1 example" : `${samples} examples`}, ${size}`,
   preparing: {
@@ -169,9 +170,9 @@ export const ENGLISH = {
     `A line with names, then a line for each point in time. Columns: ${columns}. The column ${label} ` +
     `says what it was${classes === "" ? "" : `: ${classes}`}.`,
   sent: (size: string) => `${size} sent since this page was opened`,
-  traffic: (down: string, up: string) => `${down} received, ${up} sent`,
-  trained: (minutes: string) => `${minutes} min of training`,
-  battery: (percent: number) => `${percent}% of the battery used since this page was opened`,
+  sinceOpened: (minutes: string, down: string, up: string, battery: number | null) =>
+    `Since this page was opened: ${minutes} min of training, ${down} received, ${up} sent` +
+    `${battery === null ? "" : `, ${battery}% of the battery used`}.`,
   persisted: "The browser has promised to keep what this page stores.",
   notPersisted: "The browser may remove what this page stores when it needs room.",
   keepOpen: "Keep this page open: training stops when it is closed, and goes on when it is opened again.",

@@ -114,10 +114,12 @@ export const GERMAN: Words = {
     uploading: "Das Ergebnis wird gesendet",
     paused: "Pause",
     leaving: "Es wird ausgestiegen und gelöscht",
-    finished: "Alle Runden sind vorbei. Danke! Sie können diese Seite schließen.",
+    finished: "Alle Runden sind vorbei. Danke!",
   },
-  measuring: (percent) =>
-    `Es wird gemessen, wie schnell dieses Gerät ist, etwa eine halbe Minute: ${percent} % fertig`,
+  measuring: (percent) => `Das Tempo wird gemessen, etwa eine halbe Minute: ${percent} % fertig`,
+  afterTheEnd:
+    "Sie können diese Seite schließen. Was sie gespeichert hat, bleibt, bis Sie unten " +
+    `„${PAGE.leave}“ drücken.`,
   chooseData: "Angemeldet. Wählen Sie jetzt Ihre Daten aus.",
   pausing: "Pause nach diesem Schritt",
   paused: {
@@ -129,15 +131,15 @@ export const GERMAN: Words = {
   waitingFor: (joined, expected) =>
     `Warten auf andere Geräte: ${joined} von ${expected} sind angemeldet`,
   round: (round, rounds) => (rounds === 0 ? `Runde ${round}` : `Runde ${round} von ${rounds}`),
-  epoch: (epoch, epochs) => `Durchgang ${epoch} von ${epochs} durch Ihre Daten`,
+  epoch: (epoch, epochs) => `Durchgang ${epoch} von ${epochs}`,
   minutesLeft: (minutes) =>
     minutes < 1
-      ? "Weniger als eine Minute in dieser Runde"
-      : `Noch etwa ${minutes} min in dieser Runde`,
+      ? "Noch weniger als eine Minute in dieser Runde."
+      : `Noch etwa ${minutes} min in dieser Runde.`,
   allLeft: (minutes) =>
     minutes < 1
-      ? "Weniger als eine Minute Training in allen Runden zusammen"
-      : `Noch etwa ${minutes} min Training in allen Runden zusammen`,
+      ? "Noch weniger als eine Minute Training in allen Runden."
+      : `Noch etwa ${minutes} min Training in allen Runden.`,
   member: (name, part) => `Dieses Gerät ist „${name}“. Es trainiert ${part}.`,
   operatorNeeds: (id, submodel) => `Gerät ${id}, Teilmodell ${submodel}`,
   parts: {
@@ -152,7 +154,7 @@ export const GERMAN: Words = {
   farOff: (channel, own, usual) =>
     `Prüfen Sie die Einheit Ihrer Daten: Die Werte von Kanal ${channel} liegen meistens zwischen ${own[0]} und ` +
     `${own[1]}, die der Föderation zwischen ${usual[0]} und ${usual[1]}.`,
-  noData: "Noch keine Daten ausgewählt.",
+  noData: "Noch keine Daten in Verwendung.",
   data: (name, files, samples, size) =>
     `${files === 1 ? name : `${files} Dateien`}: ${samples === 1 ? "1 Beispiel" : `${samples} Beispiele`}, ${size}`,
   preparing: {
@@ -170,9 +172,9 @@ export const GERMAN: Words = {
     `Eine Zeile mit Namen, dann eine Zeile für jeden Zeitpunkt. Spalten: ${columns}. Die Spalte ${label} ` +
     `sagt, was es war${classes === "" ? "" : `: ${classes}`}.`,
   sent: (size) => `${size} gesendet, seit diese Seite offen ist`,
-  traffic: (down, up) => `${down} empfangen, ${up} gesendet`,
-  trained: (minutes) => `${minutes} min Training`,
-  battery: (percent) => `${percent} % des Akkus verbraucht, seit diese Seite offen ist`,
+  sinceOpened: (minutes, down, up, battery) =>
+    `Seit diese Seite offen ist: ${minutes} min Training, ${down} empfangen, ${up} gesendet` +
+    `${battery === null ? "" : `, ${battery} % des Akkus verbraucht`}.`,
   persisted: "Der Browser hat zugesagt, zu behalten, was diese Seite speichert.",
   notPersisted: "Der Browser darf löschen, was diese Seite speichert, wenn er Platz braucht.",
   keepOpen:
