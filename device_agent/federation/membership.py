@@ -39,7 +39,7 @@ JOIN_PATIENCE_S = 60.0
 UNCHECKED = (
     "The token has no fingerprint of the coordinator's key behind a point, so somebody between "
     "this device and %s may have answered in its place. The key that came has the fingerprint %s: "
-    "the operator's token must end in it. Better use https, or the whole token."
+    "the operator's file with the token must end in it. Better use https, or the whole token."
 )
 LEAVE_PATIENCE_S = 5.0
 """How long requests to a coordinator that does not answer are repeated."""

@@ -23,6 +23,9 @@ LONGEST_LINE = 500
 DETAILED = "device_agent.training"
 """Batches and epochs, which would wear out an SD card. Only warnings are kept of this package."""
 
+NOT_KEPT = {"kept": False}
+"""`extra` of a line that is not kept: a download of five files would hide what came before."""
+
 
 @contextmanager
 def kept_log(path: Path) -> Iterator[None]:
@@ -68,7 +71,8 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         detailed = record.name.startswith(DETAILED) and record.levelno < logging.WARNING
         # Tests and simulations run several agents in one process.
-        if record.thread == self._thread and not detailed:
+        kept = getattr(record, "kept", True)
+        if record.thread == self._thread and kept and not detailed:
             self.note(record.getMessage())
 
     def note(self, message: str) -> None:

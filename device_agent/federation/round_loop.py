@@ -17,7 +17,7 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.last_words import BY_OWNER, last_words, without_folders
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
-from device_agent.federation.round_log import kept_log
+from device_agent.federation.round_log import NOT_KEPT, kept_log
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.start_checks import check_start
 from device_agent.federation.training_attempts import (
@@ -233,7 +233,7 @@ class _Rounds:
         return True
 
     def _fetch(self, offer: FileOffer, to: Path) -> None:
-        log.info("Fetching %s (%d bytes)", offer.name, offer.size)
+        log.info("Fetching %s (%d bytes)", offer.name, offer.size, extra=NOT_KEPT)
         self._client.download(offer, to)
 
     def _compare_inputs(self, work: Work) -> None:

@@ -13,7 +13,7 @@ from commands import environment
 from device_agent.federation import round_log
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.fleet_status import own_lines
-from device_agent.federation.round_log import append, kept_log, last_lines
+from device_agent.federation.round_log import NOT_KEPT, append, kept_log, last_lines
 from log_messages import logged
 from profiles.errors import DataError
 
@@ -29,6 +29,7 @@ def texts(path: Path) -> list[str]:
 def fail() -> None:
     """Log as an agent does whose data turn out to be broken."""
     ROUNDS.info("Round 1: training")
+    ROUNDS.info("Fetching x", extra=NOT_KEPT)
     EPOCHS.info("epoch 1 of 9: loss 1.0")
     EPOCHS.warning("The largest value is 1e9.\nScale it.")
     other = threading.Thread(target=ROUNDS.info, args=("another agent",))

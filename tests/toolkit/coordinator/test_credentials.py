@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import urllib3
@@ -10,7 +11,7 @@ from device_agent.federation.device_keys import DeviceKey
 from log_messages import logged
 from toolkit.coordinator.http.problem_answers import CREDENTIALS
 from toolkit.coordinator.minute_log import MOST, WINDOW_S, MinuteLog
-from vector_fleet import MACHINE, Fleet, token
+from vector_fleet import MACHINE, Fleet, configured, running, token
 
 WHOLE = json.dumps(asdict(DeviceKey.new().join_request("guess", "x", MACHINE))).encode()
 ROUND = f"/rounds/1/tensors/{64 * 'x'}"
@@ -61,6 +62,14 @@ def test_the_log_names_the_address(fleet: Fleet, monkeypatch: pytest.MonkeyPatch
             urllib3.request("GET", f"{fleet[0].url}/v1/work", headers=headers)
     line = "Refused the credentials of a request from 127.0.0.1 (client.not-authorised)."
     assert said == [line]
+
+
+def test_a_valid_join_token_that_doctor_asks_about_is_not_logged(tmp_path: Path) -> None:
+    with running(configured(tmp_path)) as server, logged("toolkit") as said:
+        headers = {"Authorization": f"Bearer {token(server.config, 'board')}"}
+        answer = urllib3.request("GET", f"{server.url}/v1/status", headers=headers)
+        assert (answer.status, answer.json()["code"]) == (401, "client.join-token")
+        assert not [line for line in said if "credentials" in line]
 
 
 def test_one_line_a_minute_for_an_address() -> None:

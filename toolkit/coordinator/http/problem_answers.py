@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from device_agent.formats.protocol import JOIN_TOKEN
 from toolkit.coordinator.http.server_socket import RETRY_S
 from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.refusals import RefusalError
@@ -40,7 +41,9 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 def refused(request: Request, error: RefusalError, log: MinuteLog) -> JSONResponse:
     """The answer to a refused request. Refused credentials are noted in `log`."""
     address = request.client.host if request.client else "an unknown address"
-    if error.status in (401, 403) and log.begins(address, CREDENTIALS):
+    # A valid join token comes from `edgetailor-agent doctor`, not from a stranger.
+    strange = error.status in (401, 403) and error.code != JOIN_TOKEN
+    if strange and log.begins(address, CREDENTIALS):
         logger.warning("Refused the credentials of a request from %s (%s).", address, error.code)
     size = error.values.get("size_bytes")
     headers = {"Content-Range": f"bytes */{size}"} if error.status == 416 else None
