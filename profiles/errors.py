@@ -31,6 +31,13 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
     return _FIELD.sub(replaced, template)
 
 
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it, if it is a path or an error of another program."""
+    if isinstance(value, BaseException):
+        return str(value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 class EdgeTailorError(Exception):
     """An error that a person can act on: the message says the rule, what came and what to do.
 
@@ -52,10 +59,7 @@ class EdgeTailorError(Exception):
     exit_code = 2
 
     def __init__(self, template: str = "", *, code: str = "", **values: Any) -> None:
-        plain = {
-            name: os.fspath(value) if isinstance(value, os.PathLike) else value
-            for name, value in values.items()
-        }
+        plain = {name: _plain(value) for name, value in values.items()}
         super().__init__(filled(template, plain))
         self.template = template
         self.code = code

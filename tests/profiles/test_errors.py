@@ -28,3 +28,8 @@ def test_lists_are_written_with_commas_and_tuples_as_shapes():
 
 def test_braces_that_name_no_value_stay():
     assert filled("Write {x}, {} or {not this}.", {"y": 1}) == "Write {x}, {} or {not this}."
+
+
+def test_an_error_of_another_program_is_a_value_of_text():
+    error = InputError("{path}: {reason}.", code="x.y", path=Path("a"), reason=ValueError("cut"))
+    assert (str(error), error.values) == ("a: cut.", {"path": "a", "reason": "cut"})

@@ -88,8 +88,7 @@ def test_stages_are_reported_to_the_caller(tmp_path: Path) -> None:
     said: list[str] = []
     submodel = split(model, "cp:2.0", SAMPLE_SHAPE, TRAINING)
     edgetailor.export(submodel, source, tmp_path / "b", verify=False, progress=said.append)
-    assert said[0] == "factorizing the weights"
-    assert "lowering predict" in said
+    assert said[0] == "factorizing the weights"  # the graphs may be in the cache
 
     said.clear()
     data = write_data(tmp_path / "data.npz")

@@ -5,6 +5,7 @@ therefore orders of magnitude wide. They keep out numbers with which no device c
 do not find an attacker whose numbers are of ordinary size. Scales come from `update_scales.py`.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -85,12 +86,14 @@ def _excesses(own: Scales, ordered: Mapping[str, Sequence[float]], only: bool) -
         reference = max(scale.received, middle, UNIT)
         lone = only or (scale.loose and not others)
         room = LOOSE if lone else WIDE if scale.loose else 1.0
-        yield Excess(scale.held / reference / room, name, scale.held, reference)
+        # The reference may be inf, too, if several updates overflow.
+        times = scale.held / reference / room if math.isfinite(scale.held) else math.inf
+        yield Excess(times, name, scale.held, reference)
 
 
 def most_samples(samples: Sequence[int]) -> int:
     """The most samples by which one of several updates may be weighted, given what all claim.
 
-    LIMIT times the upper median of the claims, so that no claim outweighs all others.
+    LIMIT times the lower median of the claims, which a minority cannot raise.
     """
-    return round(LIMIT * sorted(samples)[len(samples) // 2])
+    return round(LIMIT * sorted(samples)[(len(samples) - 1) // 2])

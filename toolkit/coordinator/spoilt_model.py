@@ -33,6 +33,8 @@ def go_back(coordinator: Coordinator) -> bool:
     with coordinator.lock:
         suspect, target = _suspect(coordinator), store.earlier_model()
         diverged, round_ = sorted(rounds.diverged), rounds.done + 1
+        # The word of one device against that of another leaves nobody out.
+        suspect = suspect if len(diverged) >= 2 else None
         rounds.diverged.clear()
         text = (
             f"Round {round_}: training diverged on {counted(len(diverged), 'device')} "

@@ -8,7 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundles import CLASSES, FAMILIES, BundleOf, diverging, everything, rewrite, samples, write_data
+from bundles import (
+    BATCH,
+    CLASSES,
+    FAMILIES,
+    BundleOf,
+    diverging,
+    everything,
+    rewrite,
+    samples,
+    write_data,
+)
 from commands import NUMBER, Agent, refusal
 
 LOST = (
@@ -94,12 +104,12 @@ def test_train_refuses(
 def test_one_epoch_has_one_loss(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
     short = shutil.copytree(bundle_of("full"), tmp_path / "bundle")
     rewrite(short, lambda manifest: manifest["schedule"][-1].update(epochs=1))
-    write_data(tmp_path / "few.npz", count=2)
+    write_data(tmp_path / "few.npz", count=BATCH)
     done = agent("train", short, "--data", "few.npz", "--out", "update")
     assert done.code == 0
     heard = re.fullmatch(rf"epoch 1 of 1: loss ({NUMBER})\n", done.stderr)
     assert heard
-    assert done.stdout == f"full: 1 step on 2 samples, loss {heard[1]}; update: update\n"
+    assert done.stdout == f"full: 1 step on {BATCH} samples, loss {heard[1]}; update: update\n"
 
 
 def test_train_replaces_an_update_by_force(

@@ -56,5 +56,15 @@ def test_what_only_one_device_holds_may_have_the_scale_of_its_data() -> None:
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=9))
 def test_claims_within_the_limit_count_in_full(claims: list[int]) -> None:
     most = most_samples(claims)
-    assert most >= LIMIT * np.median(claims) * (1 - 1e-9)
     assert most >= min(claims) * LIMIT
+    assert most <= LIMIT * np.median(claims) * (1 + 1e-9)
+
+
+@given(honest=st.lists(st.integers(1, 10**4), min_size=1, max_size=9), claim=st.integers(1, 10**12))
+def test_one_claim_beside_others_is_bounded_by_theirs(honest: list[int], claim: int) -> None:
+    assert most_samples([*honest, claim]) <= LIMIT * max(honest)
+
+
+def test_updates_that_overflow_together_hide_none_of_them() -> None:
+    both = {name: {"w": Scale(math.inf, 1.0)} for name in ("a", "b")}
+    assert left_out({**both, "c": {"w": Scale(1.0, 1.0)}}) == ["a", "b"]

@@ -56,7 +56,7 @@ NETWORK = {
     "not HTTP": Fault(answer=b"SSH-2.0-OpenSSH_9.6\r\n"),
     "nothing": Fault(up=0, reset=True),
     "truncated headers": Fault(down=30),
-    "truncated bodies": Fault(down=200),
+    "truncated bodies": Fault(down=150),
 }
 CLOCK = {"years behind": -YEARS, "years ahead": YEARS}
 AWAY = "coordinator away"
@@ -158,5 +158,6 @@ def test_a_day_of_faults(
     assert [result.updates for result in status.history] == [0] + [2] * len(FAULTS)
     assert day.slept_s > len(NETWORK) * day.lasts_s
     outages = [line for line in said if line.endswith("; trying again")]
-    # A line when an outage begins and one after an hour of it, whatever it is.
-    assert len(FAULTS) <= len(outages) <= 3 * len(FAULTS), outages
+    # A line when an outage begins and one after an hour of it, whatever it is. A clock that is
+    # ahead may keep nothing from working.
+    assert len(NETWORK) <= len(outages) <= 3 * len(FAULTS), outages
