@@ -113,6 +113,10 @@ def test_a_training_that_diverged_is_reported_at_once(
         with phone.page.expect_request("**/v1/problems", timeout=60_000) as said:
             phone.page.get_by_role("button", name="Start training").click()
         report = json.loads(said.value.post_data)
+        for _ in range(2):  # the second one begins after the first one's answer
+            with phone.page.expect_request("**/v1/work*", timeout=60_000):
+                pass
+        phone.page.locator("#problem").get_by_text("gave no usable numbers").wait_for()
     assert report["code"] in ("update.diverged", "update.not-finite")
     assert (report["round"], report["failures"], report["submodel"]) == (1, 1, "full")
 

@@ -115,7 +115,7 @@ def test_pausing_without_a_network(network, state: str) -> None:
         phone.join("phone")
         phone.wait_for("joined")
         phone.page.get_by_label("Data file").set_input_files(str(data))
-        phone.page.get_by_text("16 samples").wait_for()
+        phone.page.get_by_text("16 examples").wait_for()
         gate.state = state
         phone.page.get_by_role("button", name="Start training").click()
         phone.wait_for("waiting")
@@ -133,7 +133,7 @@ def test_a_coordinator_that_was_away(network, again: str) -> None:
         phone.join("phone")
         phone.wait_for("joined")
         phone.page.get_by_label("Data file").set_input_files(str(data))
-        phone.page.get_by_text("16 samples").wait_for()
+        phone.page.get_by_text("16 examples").wait_for()
         gate.state = "refuse"
         phone.page.get_by_role("button", name="Start training").click()
         phone.page.get_by_text("Trying again in 3 s.").wait_for()  # of 4
@@ -195,7 +195,7 @@ def test_a_coordinator_that_is_starting(browser, tmp_path: Path, seed: int) -> N
         opened.goto(f"http://127.0.0.1:{port}/join/#{token(tokens, 'phone')}")
         phone.join("phone")
         phone.wait_for_problem("client.away")
-        opened.get_by_text("it loads and splits the model").wait_for()
+        opened.get_by_text("still preparing the federation").wait_for()
     server = Server(config, model, tmp_path / "f.toml", page=page, listening=listening)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -25,6 +25,7 @@ const LONGEST_MESSAGE = 1000;
 const RETRIED = new Set([429, 500, 502, 503, 504]);
 /** Refusals of a part of an upload that the next attempt, which asks what has come, can mend. */
 const SEND_AGAIN = new Set(["upload.other-offset", "upload.superseded", "upload.altered"]);
+const PREPARING = "federation.preparing";
 const ROUND_OVER = new Set([
   "round.closed",
   "round.other-bundle",
@@ -297,7 +298,7 @@ export class CoordinatorClient {
       return new Away("client.not-a-coordinator/status", { origin: this.origin, status });
     }
     if (RETRIED.has(response.status) || SEND_AGAIN.has(code)) {
-      return new Away("client.away/says", { message: message.slice(0, LONGEST_MESSAGE) });
+      return new Away(code === PREPARING ? "client.away/preparing" : "client.away/busy", {});
     }
     return new Refusal(code, message.slice(0, LONGEST_MESSAGE), response.status);
   }

@@ -33,8 +33,8 @@ export interface Faults {
   "client.away/broke-off": None;
   "client.away/silent": None;
   "client.away/status": { status: number };
-  /** The coordinator's own words. */
-  "client.away/says": { message: string };
+  "client.away/preparing": None;
+  "client.away/busy": None;
   "client.not-a-coordinator": { origin: string };
   "client.not-a-coordinator/status": { origin: string; status: number };
   "client.not-a-coordinator/samples": { origin: string };

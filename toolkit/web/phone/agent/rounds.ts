@@ -48,6 +48,8 @@ export class Rounds {
   private round = 0;
   /** The offer whose training has failed. A round may open again with another model. */
   private skipped = "";
+  /** What the owner is told of it until this device trains again or the round is over. */
+  private failure: { round: number; problem: Problem } | null = null;
   private trainedSeconds = 0;
   private pausedMs = 0;
 
@@ -97,7 +99,9 @@ export class Rounds {
     let poll = SHORTEST_POLL_MS;
     for (;;) {
       const work = await this.client.work();
-      this.show({ round: work.round, joined: work.joined, expected: work.expected, problem: null });
+      const { round, joined, expected } = work;
+      if (this.failure?.round !== round) this.failure = null;
+      this.show({ round, joined, expected, problem: this.failure?.problem ?? null });
       if (work.state === "finished") return this.show({ stage: "finished", training: null });
       if (work.state === "train" && offerOf(work) !== this.skipped) {
         this.round = work.round;
@@ -130,6 +134,8 @@ export class Rounds {
 
   private async train(work: Work, bundle: Bundle): Promise<Update> {
     await this.enter("training");
+    this.failure = null;
+    this.show({ problem: null });
     const record = await this.values.get<DataRecord>("data");
     if (record === null) throw new Failure("data.missing", {});
     await this.checkForm(record, formOf(bundle.manifest));
@@ -193,6 +199,7 @@ export class Rounds {
       throw new RoundClosed();
     }
     this.skipped = offerOf(work);
+    this.failure = { round: work.round, problem };
     await this.client.reportFailure({
       submodel: work.submodel,
       failures: this.failures,

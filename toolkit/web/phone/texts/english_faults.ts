@@ -35,7 +35,9 @@ export const ENGLISH_FAULTS: Sentences = {
   "client.away/broke-off": () => "The connection to the coordinator broke off.",
   "client.away/silent": () => "The coordinator does not answer.",
   "client.away/status": ({ status }) => `The coordinator is away (HTTP ${status}).`,
-  "client.away/says": ({ message }) => `The coordinator answers: ${message}`,
+  "client.away/preparing": () =>
+    "The coordinator is still preparing the federation. The first time this takes minutes.",
+  "client.away/busy": () => "The coordinator is busy.",
   "client.not-a-coordinator": ({ origin }) => `${origin} did not answer like a coordinator.`,
   "client.not-a-coordinator/status": ({ origin, status }) =>
     `${origin} answers with HTTP ${status}, not like a coordinator.`,

@@ -38,7 +38,9 @@ export const GERMAN_FAULTS: Sentences = {
   "client.away/broke-off": () => "Die Verbindung zum Koordinator ist abgebrochen.",
   "client.away/silent": () => "Der Koordinator antwortet nicht.",
   "client.away/status": ({ status }) => `Der Koordinator antwortet gerade nicht (HTTP ${status}).`,
-  "client.away/says": ({ message }) => `Der Koordinator antwortet: ${message}`,
+  "client.away/preparing": () =>
+    "Der Koordinator bereitet die Föderation noch vor. Beim ersten Mal dauert das Minuten.",
+  "client.away/busy": () => "Der Koordinator ist ausgelastet.",
   "client.not-a-coordinator": ({ origin }) => `${origin} antwortet nicht wie ein Koordinator.`,
   "client.not-a-coordinator/status": ({ origin, status }) =>
     `${origin} antwortet mit HTTP ${status}, nicht wie ein Koordinator.`,
