@@ -133,6 +133,8 @@ def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
         page.get_by_role("button", name="Continue").click()
         phone.wait_for("finished")
         assert phone.view()["trainedSeconds"] < 3600
+        phone.reloaded()
+        phone.wait_for("finished")
         words = page.inner_text("main")
         assert "stays until you press “Leave and erase”" in words
         assert not [word for word in ("When to train", "Change or add data") if word in words]

@@ -12,7 +12,7 @@ import { TEXTS, translate } from "./words.js";
 /** The worker's script; the build fills it in. */
 declare const WORKER_URL: string;
 
-/** Set while the owner wants to train, so that a page that was killed goes on when it is opened. */
+/** Set once the owner wants to train, so that a page goes on when it is opened, or says that all is over. */
 const TRAINING = "training";
 const PAUSED = "paused";
 /** Kept for this tab until it has joined. */
@@ -118,7 +118,6 @@ function start(): void {
     }
     if (next.device !== null && last?.device == null) keepCopy();
     if (next.stage === "new" && last?.stage !== "new") void removeCopy();
-    if (next.stage === "finished") localStorage.removeItem(TRAINING);
     if (resume && next.stage === "joined") {
       resume = false;
       if (next.data !== null) return train();
