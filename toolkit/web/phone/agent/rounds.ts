@@ -100,7 +100,8 @@ export class Rounds {
     for (;;) {
       const work = await this.client.work();
       const { round, joined, expected } = work;
-      if (this.failure?.round !== round) this.failure = null;
+      // Before a round opens again, the coordinator names the one before it.
+      if (this.failure !== null && round > this.failure.round) this.failure = null;
       this.show({ round, joined, expected, problem: this.failure?.problem ?? null });
       if (work.state === "finished") return this.show({ stage: "finished", training: null });
       if (work.state === "train" && offerOf(work) !== this.skipped) {
