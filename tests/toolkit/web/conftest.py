@@ -16,7 +16,7 @@ from toolkit.web.built_page import Page, read_page
 
 
 @pytest.fixture(scope="session")
-def browser():
+def chromium():
     """Chromium without a window."""
     from playwright.sync_api import sync_playwright
 
@@ -25,6 +25,17 @@ def browser():
         started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield started
         started.close()
+
+
+@pytest.fixture
+def browser(chromium):
+    """Chromium, whose pages end with the test: one that polls on would disturb the next test."""
+    yield chromium
+    for context in list(chromium.contexts):
+        for page in context.pages:
+            page.unroute_all(behavior="ignoreErrors")
+        context.unroute_all(behavior="ignoreErrors")
+        context.close()
 
 
 @contextmanager

@@ -135,8 +135,8 @@ def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
         assert phone.view()["trainedSeconds"] < 3600
         phone.reloaded()
         phone.wait_for("finished")
+        page.get_by_text("stays until you press “Leave and erase”").wait_for()
         words = page.inner_text("main")
-        assert "stays until you press “Leave and erase”" in words
         assert not [word for word in ("When to train", "Change or add data") if word in words]
         assert "It trains the model in a compressed form." in words
         assert not [word for word in ("low-rank", "Loss", "samples", "numpy") if word in words]
