@@ -3,7 +3,8 @@
 Every submodel trains in a process of its own on one thread. Calibration and measurement take turns
 for several rounds, and of both the least counts: processor time, so that what else the machine does
 disturbs neither much. Nothing of the models that are judged is in the calibration. Linux only. Run
-`make bench-plan`; it writes its table into docs/benchmarks.md. Options: --rounds N, --model NAME,
+`make bench-plan`; it writes its table into docs/predictions.md, and what the table comes to into
+docs/benchmarks.md. Options: --rounds N, --model NAME,
 --graphs DIR (kept from run to run), --dry-run.
 """
 
@@ -42,7 +43,7 @@ from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
 
 WORKER = Path(__file__).with_name("plan_worker.py")
-BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- bench-plan -->", "<!-- /bench-plan -->"
 BATCH = 32
 LENGTH_S = 2.0
@@ -259,34 +260,38 @@ def line(judged: Judged, calibration: Calibration) -> Line:
     )
 
 
-def summary(lines: Sequence[Line]) -> list[str]:
-    """The table, and what it comes to."""
+def table(lines: Sequence[Line]) -> list[str]:
+    return [
+        "| submodel | memory, MB: predicted | at most | measured | off "
+        "| step, ms: predicted | at most | measured | off |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *map(str, lines),
+    ]
+
+
+def summary(lines: Sequence[Line]) -> str:
+    """What the table comes to, in one line."""
     memory = [one.memory_error for one in lines]
     step = [one.step_error for one in lines]
     above = [one.memory[2] / one.memory[1] - 1 for one in lines]
     late = [one.name for one in lines if one.step[2] > one.step[1]]
     worst = min(lines, key=lambda one: one.memory_error)
     off = max(lines, key=lambda one: abs(one.step_error))
-    return [
-        "| submodel | memory, MB: predicted | at most | measured | off "
-        "| step, ms: predicted | at most | measured | off |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *map(str, lines),
-        "",
+    return (
         f"{len(lines)} submodels of {len({one.name.split()[0] for one in lines})} models. Memory: "
         f"median error {statistics.median(map(abs, memory)):.1%}, worst under-prediction "
         f"{min(memory):+.1%} ({worst.name}); measured above the upper bound: "
         f"{sum(one > 0 for one in above)}. Step time: median error "
         f"{statistics.median(map(abs, step)):.1%} (signed {statistics.median(step):+.1%}), worst "
-        f"{off.step_error:+.1%} ({off.name}); measured above the upper bound: {len(late)}.",
-    ]
+        f"{off.step_error:+.1%} ({off.name}); measured above the upper bound: {len(late)}."
+    )
 
 
-def rewrite(text: Sequence[str]) -> None:
-    """Put `text` between the marks in docs/benchmarks.md."""
-    before, _, rest = BENCHMARKS.read_text(encoding="utf-8").partition(BEGIN)
+def rewrite(page: Path, text: Sequence[str]) -> None:
+    """Put `text` between the marks in `page`."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    BENCHMARKS.write_text("\n".join([f"{before}{BEGIN}", *text, f"{END}{after}"]), encoding="utf-8")
+    page.write_text("\n".join([f"{before}{BEGIN}", *text, f"{END}{after}"]), encoding="utf-8")
 
 
 def main() -> None:
@@ -295,7 +300,7 @@ def main() -> None:
     options.add_argument("--model", action="append", choices=MODELS)
     options.add_argument("--graphs", type=Path, help="folder that keeps the exported graphs")
     options.add_argument("--prepare", action="store_true", help="only export into --graphs")
-    options.add_argument("--dry-run", action="store_true", help="leave docs/benchmarks.md alone")
+    options.add_argument("--dry-run", action="store_true", help="leave the pages alone")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.graphs or Path(scratch)
@@ -316,10 +321,12 @@ def main() -> None:
             for one in judged:
                 measure(one)
     calibration = least(calibrations)
-    text = summary([line(one, calibration) for one in judged])
+    lines = [line(submodel, calibration) for submodel in judged]
+    text = [*table(lines), "", summary(lines)]
     print("\n".join(text))
     if not chosen.dry_run:
-        rewrite(text)
+        rewrite(DOCS / "predictions.md", text)
+        rewrite(DOCS / "benchmarks.md", text[-1:])
 
 
 if __name__ == "__main__":
