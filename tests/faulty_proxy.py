@@ -1,6 +1,7 @@
 """A TCP proxy that cuts, delays and truncates what it carries."""
 
 import random
+import re
 import socket
 import struct
 import threading
@@ -20,7 +21,7 @@ class Fault:
 
     It ends after `up` bytes to the server or `down` bytes to the client, with a reset if `reset`.
     Each piece comes `delay_s` seconds late. With an `answer` the client gets that in place of the
-    server's.
+    server's. With `half_body` it gets one answer, with half of the body that its head announces.
     """
 
     up: int | None = None
@@ -28,6 +29,7 @@ class Fault:
     reset: bool = False
     delay_s: float = 0.0
     answer: bytes | None = None
+    half_body: bool = False
 
 
 Plan = Callable[[], Fault]
@@ -92,6 +94,8 @@ def _carry(
 ) -> None:
     limit, sent = getattr(fault, way), 0
     try:
+        if fault.half_body and way == "down":
+            limit = sent = _send_half(source, to)
         while limit is None or sent < limit:
             piece = source.recv(PIECE if limit is None else min(PIECE, limit - sent))
             if not piece:
@@ -114,6 +118,20 @@ def _carry(
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RD if fault.reset else socket.SHUT_RDWR)
             one.close()
+
+
+def _send_half(source: socket.socket, to: socket.socket) -> int:
+    """Send the head of an answer and half of its body; how many bytes that was."""
+    answer = b""
+    while b"\r\n\r\n" not in answer and (piece := source.recv(PIECE)):
+        answer += piece
+    head, _, _ = answer.partition(b"\r\n\r\n")
+    announced = re.search(rb"^content-length: *(\d+)", head, re.I | re.M)
+    end = len(head) + 4 + (int(announced[1]) // 2 if announced else 0)
+    while len(answer) < end and (piece := source.recv(PIECE)):
+        answer += piece
+    to.sendall(answer[:end])
+    return end
 
 
 def _answer(client: socket.socket, answer: bytes) -> None:
