@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from toolkit.submodels.model_loading import load_model as load_model
     from toolkit.submodels.submodel import Submodel as Submodel
 
+    __version__: str
+
 HOMES = {
     "Aggregation": "toolkit.aggregation.running_aggregation",
     "AggregationPolicy": "toolkit.aggregation.aggregation_policy",
@@ -100,6 +102,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("edgetailor")
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = HOMES[name].partition(":")

@@ -1,5 +1,7 @@
 """ONNX Runtime's blocked operators by their definition, for the reference evaluator."""
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -27,7 +29,7 @@ def operators(block: int) -> list[type[OpRun]]:
     class ReorderInput(OpRun):
         op_domain = DOMAIN
 
-        def _run(self, x, channels_last=0):
+        def _run(self, x: Any, channels_last: int = 0) -> tuple[Any]:
             x = np.moveaxis(x, -1, 1) if channels_last else x
             missing = -x.shape[1] % block
             return (in_blocks(np.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0))), block),)
@@ -35,7 +37,7 @@ def operators(block: int) -> list[type[OpRun]]:
     class ReorderOutput(OpRun):
         op_domain = DOMAIN
 
-        def _run(self, x, channels=None, channels_last=0):
+        def _run(self, x: Any, channels: int = 0, channels_last: int = 0) -> tuple[Any]:
             assert x.shape[1] == channels
             found = in_order(x, block)
             return (np.moveaxis(found, 1, -1) if channels_last else found,)
@@ -43,7 +45,9 @@ def operators(block: int) -> list[type[OpRun]]:
     class Conv(OpRun):
         op_domain = DOMAIN
 
-        def _run(self, x, w, bias=None, summand=None, **given):
+        def _run(
+            self, x: Any, w: Any, bias: Any = None, summand: Any = None, **given: Any
+        ) -> tuple[Any]:
             outer, inner, *kernel = w.shape
             if inner % block == 0:
                 weight = w.reshape(outer // block, inner // block, *kernel, block, block)
@@ -71,7 +75,15 @@ def operators(block: int) -> list[type[OpRun]]:
     class MaxPool(OpRun):
         op_domain = DOMAIN
 
-        def _run(self, x, kernel_shape=None, strides=None, pads=None, dilations=None, **_):
+        def _run(
+            self,
+            x: Any,
+            kernel_shape: Any,
+            strides: Any,
+            pads: Any,
+            dilations: Any = None,
+            **_: Any,
+        ) -> tuple[Any]:
             images, (top, left, bottom, right) = torch.tensor(in_order(x, block)), pads
             framed = F.pad(images, (left, right, top, bottom), value=-np.inf)
             found = F.max_pool2d(framed, kernel_shape, strides, 0, dilations)
@@ -80,11 +92,13 @@ def operators(block: int) -> list[type[OpRun]]:
     class GlobalAveragePool(OpRun):
         op_domain = DOMAIN
 
-        def _run(self, x):
+        def _run(self, x: Any) -> tuple[Any]:
             return (in_blocks(in_order(x, block).mean((2, 3), keepdims=True), block),)
 
     class Pad(OpRun):  # the reference has none that crops
-        def _run(self, x, pads, value=None, axes=None, mode=None):
+        def _run(
+            self, x: Any, pads: Any, value: Any = None, axes: Any = None, mode: Any = None
+        ) -> tuple[Any]:
             assert axes is None
             ends = pads.reshape(2, -1).T[::-1].reshape(-1).tolist()
             number = 0.0 if value is None else float(value)

@@ -121,8 +121,8 @@ def train_composed(
         optimizer.step()
         for entry in table:  # the forward pass has written statistics into `held`
             if entry.role == "buffer":
-                new = held[str(entry.stands_for)]
-                state[entry.name] = new[places(entry)] if entry.part else new
+                written = held[str(entry.stands_for)]
+                state[entry.name] = written[places(entry)] if entry.part else written
     new = composed(table, {name: value.detach() for name, value in state.items()})
     uploaded = {str(e.stands_for) for e in table if e.role in ("parameter", "buffer")}
     return {name: value.double() for name, value in new.items() if name in uploaded}

@@ -34,7 +34,7 @@ def write_leaf(
 
     Returns the training data.
     """
-    written = {}
+    written: dict[str, dict[str, list[float]]] = {}
     for part, files in (("train", 2), ("test", 1)):
         (folder / part).mkdir(parents=True)
         for number in range(files):
@@ -58,7 +58,7 @@ def write_mnist(
     folder: Path, draw: np.random.Generator, samples: int = 200
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Packed training files and unpacked test files; returns their bytes by part."""
-    written = {}
+    written: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for part, pack in (("train", gzip.compress), ("t10k", bytes)):
         x = draw.integers(256, size=(samples, 28, 28), dtype=np.uint8)
         y = draw.integers(10, size=samples, dtype=np.uint8)

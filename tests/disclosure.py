@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 from urllib.parse import urlsplit
 
 BODIES = ("PUT", "POST")
@@ -10,11 +11,11 @@ BODIES = ("PUT", "POST")
 class Listener:
     """Keeps the fields of every request that a page makes, like "POST /progress note"."""
 
-    def __init__(self, page) -> None:
+    def __init__(self, page: Any) -> None:
         self.sent: set[str] = set()
         page.on("request", self._note)
 
-    def _note(self, request) -> None:
+    def _note(self, request: Any) -> None:
         path = urlsplit(request.url).path
         if not path.startswith("/v1/"):
             return
@@ -30,7 +31,7 @@ class Listener:
                     self.sent |= {f"{place} profile {key}" for key in value}
 
 
-def told(page) -> dict[str, str]:
+def told(page: Any) -> dict[str, str]:
     """The line of the page's list for each field; empty for what the coordinator knows already."""
     lists = page.locator("#leaves, #leaves li").evaluate_all(
         "(all) => all.map((one) => [one.matches('li') ? one.textContent : '', one.dataset.fields])"
@@ -38,7 +39,7 @@ def told(page) -> dict[str, str]:
     return {field: line for line, fields in lists for field in fields.split(", ") if field}
 
 
-def assert_told(page, listener: Listener, *requests: str) -> None:
+def assert_told(page: Any, listener: Listener, *requests: str) -> None:
     """Everything that was sent has its place in the list, and of `requests` nothing more has."""
     known = told(page)
     unknown = listener.sent - known.keys()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phones import PATIENCE_MS
 
@@ -31,7 +31,7 @@ class Tab:
         self.told("session.new", capabilities={})
         self.context = self.told("browsingContext.getTree")["contexts"][0]["context"]
 
-    def told(self, method: str, **given: object) -> dict:
+    def told(self, method: str, **given: object) -> Any:
         """The answer to a command. Raises AssertionError if it is an error."""
         number = next(self._numbers)
         self._connection.send(json.dumps({"id": number, "method": method, "params": given}))

@@ -68,7 +68,10 @@ class Case:
 
 
 def check(
-    signature: ProgramSignature, came: dict[str, np.ndarray], feeds: dict, close: float = CLOSE
+    signature: ProgramSignature,
+    came: dict[str, np.ndarray],
+    feeds: dict[str, Tensor],
+    close: float = CLOSE,
 ) -> None:
     right = reference(signature, feeds)
     for port in signature.outputs:

@@ -29,12 +29,15 @@ class Gate:
         self.limit: int | None = None
         self.piece: int | None = None
 
+    def is_still(self) -> bool:
+        return self.state == "still"
+
     def carry(self, source: socket.socket, to: socket.socket, limited: bool) -> None:
         """Carry what comes from `source` until one side, or the gate, ends it."""
         carried = 0
         with suppress(OSError, ValueError):  # the other direction has closed the sockets
             while self.state in ("open", "still"):
-                if self.state == "still":
+                if self.is_still():
                     time.sleep(CHECK_S)
                     continue
                 if not select.select([source], [], [], CHECK_S)[0]:
@@ -42,7 +45,7 @@ class Gate:
                 piece = source.recv(self.piece or PIECE)
                 if not piece:
                     break
-                while self.state == "still":
+                while self.is_still():
                     time.sleep(CHECK_S)
                 to.sendall(piece)
                 carried += len(piece)

@@ -120,7 +120,7 @@ def _do(job: Job) -> None:
     from device_agent.training import schedule_interpreter
     from device_agent.training.standalone_training import train
 
-    schedule_interpreter.CHECKPOINT_S = job.checkpoint_s
+    schedule_interpreter.CHECKPOINT_S = job.checkpoint_s  # type: ignore[attr-defined]
     die_at(job)
     personal = Path(job.personal) if job.personal else None
     train(job.bundle, job.data, job.out, personal=personal, runtime=job.runtime, threads=1)

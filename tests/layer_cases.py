@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from device_agent.formats.manifest import Port, TensorEntry
+from device_agent.formats.manifest import Dtype, Port, TensorEntry
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out
 from exporters.programs.tracing import EXAMPLE_BATCH
@@ -56,7 +56,7 @@ class Case:
         layer = row.build().train(row.training)
         for module in layer.modules():
             if hasattr(module, "num_batches_tracked"):
-                module.num_batches_tracked = None  # counting batches does not change the result
+                module.num_batches_tracked = None  # type: ignore[assignment]  # counting batches does not change the result
         parameters = dict(layer.named_parameters())
         buffers = dict(layer.named_buffers())
         with torch.no_grad():
@@ -64,8 +64,9 @@ class Case:
                 value.add_(row.offset * torch.rand(value.shape))
             zeros = torch.zeros(2, *row.shape, dtype=torch.int64 if row.limit else torch.float32)
             width = tuple(copy.deepcopy(layer)(zeros).shape[1:])
-        dtype = "int64" if row.limit else "float32"
-        runs = record_current_mode(copy.deepcopy(layer), row.shape, dtype) if record else layer
+        dtype: Dtype = "int64" if row.limit else "float32"
+        recorded = record_current_mode(copy.deepcopy(layer), row.shape, dtype) if record else None
+        runs = recorded or layer
         moved = [*([] if row.limit else ["x"]), *parameters]
 
         def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -91,7 +92,7 @@ class Case:
             ),
             outputs=(*d_x, *map(state_out, state)),
             function=function,
-            source=runs if record else None,
+            source=recorded,
         )
         return cls(row, layer, signature)
 
@@ -112,7 +113,8 @@ class Case:
         layer = copy.deepcopy(self.layer).double()
         x = feeds["x"] if self.row.limit else feeds["x"].double().requires_grad_()
         (layer(x) * feeds["c"].double()).sum().backward()
-        found = {name: value.grad for name, value in layer.named_parameters()} | {"x": x.grad}
+        leaves = dict(layer.named_parameters()) | {"x": x}
+        found = {name: value.grad for name, value in leaves.items() if value.grad is not None}
         found |= dict(layer.named_buffers())
         return [found[port.name.removesuffix("+")] for port in self.signature.outputs]
 
@@ -136,7 +138,7 @@ def combined_signature(cases: Mapping[str, Case]) -> ProgramSignature:
     """Combine many signatures into one, because lowering takes seconds even for a small graph."""
 
     def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        results = {}
+        results: dict[str, Tensor] = {}
         for name, case in cases.items():
             own = {p.name: feeds[f"{name}/{p.name}"] for p in case.signature.inputs}
             results |= {f"{name}/{k}": t for k, t in case.signature.function(own).items()}

@@ -200,7 +200,8 @@ class Shared(nn.Module):
         heads = groups * times
         self.first = nn.Linear(2, width)
         self.q = nn.Linear(width, heads * size, bias=False)
-        self.k, self.v = (nn.Linear(width, groups * size, bias=False) for _ in range(2))
+        self.k = nn.Linear(width, groups * size, bias=False)
+        self.v = nn.Linear(width, groups * size, bias=False)
         self.bias = nn.Parameter(torch.zeros(5, heads))
         self.register_buffer("distance", torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3]))
         self.size, self.times = size, times

@@ -6,6 +6,7 @@ onnxruntime computes of random inputs; `check FOLDER`, in the environment of the
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,7 +24,7 @@ def session_of(graph: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
-def outcome(graph: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def outcome(graph: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     session = session_of(graph)
     names = [output.name for output in session.get_outputs()]
     read = {port.name: feeds[port.name] for port in session.get_inputs()}
@@ -69,7 +70,7 @@ def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng()
 
-    def keep(name: str, signature: ProgramSignature, feeds: dict[str, np.ndarray]) -> None:
+    def keep(name: str, signature: ProgramSignature, feeds: Mapping[str, np.ndarray]) -> None:
         data = to_onnx(signature)
         keep_graph(name, data, feeds)
         form = blocked(data, block_size() or 0, 32) if block_size() else None
@@ -79,11 +80,11 @@ def write(folder: Path) -> None:
         if form is not None:
             keep_graph(f"{name}_winograd", form, feeds)
 
-    def keep_graph(name: str, data: bytes, feeds: dict[str, np.ndarray]) -> None:
+    def keep_graph(name: str, data: bytes, feeds: Mapping[str, np.ndarray]) -> None:
         graph = folder / f"{name}.onnx"
         graph.write_bytes(data)
-        np.savez(folder / f"{name}.feeds.npz", **feeds)
-        np.savez(folder / f"{name}.results.npz", **outcome(graph, feeds))
+        np.savez(folder / f"{name}.feeds.npz", allow_pickle=False, **feeds)
+        np.savez(folder / f"{name}.results.npz", allow_pickle=False, **outcome(graph, feeds))
         print(f"wrote {name}")
 
     for group, rows in ROWS.items():
@@ -161,4 +162,7 @@ def check(folder: Path) -> int:
 
 if __name__ == "__main__":
     task, place = sys.argv[1:]
-    sys.exit(write(Path(place)) if task == "write" else check(Path(place)))
+    if task == "write":
+        write(Path(place))
+    else:
+        sys.exit(check(Path(place)))

@@ -9,6 +9,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
@@ -245,7 +246,10 @@ def train_low_rank(
 ) -> State:
     """FedHM: train layers in `ranks` as U V^T with decay / 2 ||U V^T||_F^2 as weight decay."""
     model = copy.deepcopy(model).double().train()
-    pairs = {name: Pair(model.get_submodule(name), rank) for name, rank in ranks.items()}
+    pairs = {
+        name: Pair(cast(nn.Linear | nn.Conv2d, model.get_submodule(name)), rank)
+        for name, rank in ranks.items()
+    }
     modules = list(model.named_modules(remove_duplicate=False))
     paths = {path: pair for pair in pairs.values() for path, one in modules if one is pair.dense}
     for path, pair in paths.items():
@@ -394,7 +398,7 @@ def mean_factors(updates: Sequence[tuple[Tensorized, float]]) -> Tensorized:
     """AFM (eq. 20, beta = 1): average every factor and every statistic."""
     weights = [weight for _, weight in updates]
 
-    def average(values: Sequence[Tensor]) -> Tensor:
+    def average(values: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.average(np.stack(values), axis=0, weights=weights))
 
     first = updates[0][0]

@@ -4,7 +4,6 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +122,7 @@ def keep_updates(server: Server) -> Sent:
         sent[device.name, round_] = tensors
         return receipt
 
-    coordinator.take_update = take_update
+    coordinator.take_update = take_update  # type: ignore[method-assign]
     return sent
 
 
@@ -136,7 +135,7 @@ def keep_records(server: Server) -> list[dict[str, Any]]:
         records.append(json.loads(body))
         return take(device, round_, body)
 
-    server.coordinator.take_update = take_update
+    server.coordinator.take_update = take_update  # type: ignore[method-assign]
     return records
 
 
@@ -144,11 +143,11 @@ def keep_records(server: Server) -> list[dict[str, Any]]:
 class Phone:
     """One page in a browser profile of its own."""
 
-    page: object
+    page: Any
 
     @classmethod
     def opened(
-        cls, browser, server: Server, kind: str, language: str = "en", url: str | None = None
+        cls, browser: Any, server: Server, kind: str, language: str = "en", url: str | None = None
     ) -> "Phone":
         """A page at `server`, or at the `url` of a proxy before it."""
         context = browser.new_context(ignore_https_errors=True, locale=language)
@@ -174,7 +173,7 @@ class Phone:
         """Reload the page, as a person or the browser does, whatever its worker is doing."""
         self.page.reload()
 
-    def view(self) -> Mapping:
+    def view(self) -> dict[str, Any]:
         """The last View that the worker has posted."""
         return self.page.evaluate("window.view")
 
@@ -232,7 +231,7 @@ class NativeAgent:
         self._thread.start()
 
     def _run(self) -> None:
-        def train(bundle: Path, data: str, out: Path, **options: object) -> object:
+        def train(bundle: Path, data: str, out: Path, **options: Any) -> object:
             trained = train_bundle(bundle, data, out, **options)
             round_ = options["options"].seed
             self.sent[round_] = self.state.with_name(f"{self.state.name}-round-{round_}")

@@ -44,7 +44,7 @@ class ErrorAudit:
             made(error, *args, **values)
             self.faults += faults_of(error)
 
-        EdgeTailorError.__init__ = watched  # type: ignore[method-assign]
+        EdgeTailorError.__init__ = watched  # type: ignore[assignment, method-assign]
 
 
 def faults_of(error: EdgeTailorError) -> Iterator[str]:

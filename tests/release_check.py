@@ -13,6 +13,7 @@ import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("profiles", "device_agent", "exporters", "toolkit", "edgetailor")
@@ -60,11 +61,16 @@ merged.load_into(model)
 """A user's script, which mypy --strict checks against the installed wheel."""
 
 
+def run(*command: str | Path, **options: Any) -> None:
+    """Run a command; raise CalledProcessError unless it succeeds."""
+    subprocess.run(command, check=True, **options)
+
+
 def build(out: Path) -> tuple[Path, Path]:
     """Build sdist and wheel into `out` and check their metadata; returns both files."""
-    subprocess.run([sys.executable, "-m", "build", "--outdir", out, ROOT], check=True)
+    run(sys.executable, "-m", "build", "--outdir", out, ROOT)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
-    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", sdist, wheel], check=True)
+    run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
     return sdist, wheel
 
 
@@ -100,20 +106,19 @@ def check_contents(sdist: Path, wheel: Path) -> None:
 def try_extra(wheel: Path, extra: str, folder: Path) -> None:
     """Install `wheel` with `extra` into a fresh environment in `folder`, and run its commands."""
     environment = folder / f"with-{extra or 'nothing'}"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    run(sys.executable, "-m", "venv", environment)
     python = environment / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    subprocess.run([*pip, "-c", ROOT / "constraints.txt", wanted], check=True)
+    run(*pip, "-c", ROOT / "constraints.txt", wanted)
     for program in PROGRAMS[extra]:
         print(f"  {' '.join(program)}", flush=True)
         work = tempfile.mkdtemp(dir=folder)
-        subprocess.run([python, *program], check=True, cwd=work, stdout=subprocess.DEVNULL)
+        run(python, *program, cwd=work, stdout=subprocess.DEVNULL)
     if extra == "toolkit":
-        subprocess.run([*pip, "-c", ROOT / "constraints.txt", "mypy"], check=True)
+        run(*pip, "-c", ROOT / "constraints.txt", "mypy")
         (folder / "script.py").write_text(TYPED)
-        mypy = [python, "-m", "mypy", "--strict", "script.py"]
-        subprocess.run(mypy, check=True, cwd=folder)
+        run(python, "-m", "mypy", "--strict", "script.py", cwd=folder)
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def test_messages_that_are_no_templates_are_found(
     assert list(generate.unreadable_errors())
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_outside_the_site_lead_somewhere(page: str) -> None:
     """`mkdocs build --strict` checks the links inside the site."""
     text = (ROOT / page).read_text("utf-8")

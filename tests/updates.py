@@ -12,7 +12,7 @@ from refusals import refused
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.federation import Federation
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.tensor_slices import Ranges
+from toolkit.submodels.submodel import Ranges
 
 Array = np.ndarray
 RANK = 2
@@ -26,7 +26,8 @@ def numbers(shape: tuple[int, ...], seed: int) -> Array:
 
 def drawn_updates(federation: Federation, specs: Sequence[str], seed: int) -> list[Received]:
     """An update of each spec: what a device received, moved at random."""
-    draw, updates = np.random.default_rng(seed), []
+    draw = np.random.default_rng(seed)
+    updates: list[Received] = []
     for spec in specs:
         submodel = federation.submodel(spec)
         table, cut = uploaded(submodel.program.tensors), submodel.cut(federation.model)

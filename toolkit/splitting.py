@@ -10,6 +10,7 @@ from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import with_recomputation
 from exporters.programs.source_lines import first_line
 from profiles.errors import EdgeTailorError, ModelError
+from profiles.project_urls import issues_url
 from toolkit.families import check_spec, family_named
 from toolkit.submodels.class_rows import mark_class_rows
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -60,8 +61,8 @@ def split(
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ModelError(
             "{spec}: the family {family} failed on this model ({error}: {reason}; {file}, line "
-            "{line}). This is a mistake in EdgeTailor: please report it with your model. Other "
-            "families may work.",
+            "{line}). This is a mistake in EdgeTailor: please report it at {issues_url} with your "
+            "model. Other families may work.",
             code="model.family-failed",
             family=parsed.family,
             error=type(error).__name__,
@@ -69,6 +70,7 @@ def split(
             reason=first_line(error),
             file=Path(frame.filename).name,
             line=frame.lineno,
+            issues_url=issues_url(),
         ) from error
     word = recomputed(parsed)
     if word in MOST_WORK:

@@ -12,6 +12,7 @@ import click
 from device_agent.cli.missing_packages import missing_package
 from device_agent.log_format import PlainFormatter, show_logs
 from profiles.errors import EdgeTailorError, InputError, LimitError
+from profiles.project_urls import issues_url
 
 EXIT_CODES = """\b
 Exit codes:
@@ -183,11 +184,12 @@ def _internal_error(error: Exception, name: str) -> InternalError:
         said = f"{type(error).__name__}: {error}"
         details = f"{said} (the traceback cannot be written: {trouble.strerror})"
     return InternalError(
-        "{name} failed because of an internal error. Please report it with these details: "
-        "{details}",
+        "{name} failed because of an internal error. Please report it at {issues_url} with "
+        "these details: {details}",
         code="program.internal-error",
         **about,
         name=name,
+        issues_url=issues_url(),
         details=details,
     )
 

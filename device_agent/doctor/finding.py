@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from device_agent.system.system_libraries import DEBIAN_PACKAGES, missing_library
 from profiles.errors import EdgeTailorError
+from profiles.project_urls import issues_url
 from profiles.text_formatting import one_line
 
 Result = Literal["PASS", "FAIL", "SKIP"]
@@ -54,7 +55,7 @@ def isolated(check: str, make: Callable[[], Finding | Iterable[Finding]]) -> Ite
         yield Finding.fail(check, str(error), None)
     except BaseException as error:  # a library that is broken may raise anything
         said = one_line(f"{type(error).__name__}: {error}")
-        remedy = "please report this line"
+        remedy = f"please report this line at {issues_url()}"
         if isinstance(error, ImportError):
             remedy = loading_remedy(str(error), (error.name or "edgetailor").partition(".")[0])
         yield Finding.fail(check, f"cannot be checked: {said}", remedy)

@@ -49,6 +49,7 @@ from exporters.programs.tracing import trace
 from exporters.runtime_graph import Graph
 from profiles.errors import EdgeTailorError, ExportError
 from profiles.progress import Report
+from profiles.project_urls import issues_url
 
 IR_VERSION = 10
 """The newest version that onnxruntime 1.19 reads."""
@@ -264,8 +265,9 @@ def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
         if [value.name for value in values] != [port.name for port in ports]:
             raise ExportError(
                 "Signature {signature!r}: the {kind} of the graph are not those of the program. "
-                "Please report this.",
+                "Please report this at {issues_url}.",
                 code="export.wrong-ports",
                 signature=signature.name,
                 kind=kind,
+                issues_url=issues_url(),
             )

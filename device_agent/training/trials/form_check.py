@@ -28,6 +28,7 @@ from device_agent.training.trials.fastest_runtime import objection
 from device_agent.training.trials.remembered_trials import Trials, key_of
 from device_agent.training.trials.runtime_trial import Trial, changed_since, projected
 from profiles.errors import BundleError
+from profiles.project_urls import issues_url
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +83,8 @@ def with_right_forms(
         return bundle
     log.warning(
         "%s trains its plain graphs here, because their form %s computes other numbers: %s. Please "
-        "report it with the output of `edgetailor-agent doctor`. Delete %s to compare again.",
-        *(bundle.manifest.submodel, form, against, file),
+        "report it at %s with the output of `edgetailor-agent doctor`. Delete %s to compare again.",
+        *(bundle.manifest.submodel, form, against, issues_url(), file),
     )
     return without_forms(bundle)
 

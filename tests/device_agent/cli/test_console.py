@@ -12,6 +12,7 @@ import pytest
 from commands import Agent, Done, environment
 from device_agent.cli.console import print_json, run
 from profiles import errors
+from profiles.project_urls import issues_url
 
 CODES = {
     errors.InputError: 2,
@@ -63,8 +64,8 @@ def test_an_internal_error(tmp_path: Path) -> None:
     assert done == Done(
         70,
         "",
-        "Error: edgetailor-agent failed because of an internal error. Please report it with these "
-        f"details: {tmp_path}/{log.name}\n",
+        "Error: edgetailor-agent failed because of an internal error. Please report it at "
+        f"{issues_url()} with these details: {tmp_path}/{log.name}\n",
     )
     assert log.name.startswith("edgetailor-agent-")
     text = log.read_text()
@@ -77,9 +78,9 @@ def test_an_internal_error_without_a_log(tmp_path: Path) -> None:
     assert done == Done(
         70,
         "",
-        "Error: edgetailor-agent failed because of an internal error. Please report it with these "
-        "details: ZeroDivisionError: division by zero (the traceback cannot be written: No such "
-        "file or directory)\n",
+        "Error: edgetailor-agent failed because of an internal error. Please report it at "
+        f"{issues_url()} with these details: ZeroDivisionError: division by zero (the "
+        "traceback cannot be written: No such file or directory)\n",
     )
 
 
