@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-RELEASED_S = datetime(2026, 11, 22, tzinfo=UTC).timestamp()
+RELEASED_S = datetime(2026, 11, 27, tzinfo=UTC).timestamp()
 """When the last version was released, in seconds since 1970: no right clock is before it."""
 NOT_SYNCHRONISED = 5
 """What adjtimex(2) returns while nothing has set the clock (TIME_ERROR)."""
