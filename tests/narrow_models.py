@@ -195,6 +195,8 @@ class Packed(nn.Module):
 class Shared(nn.Module):
     """Attention whose queries share keys and values, with rotated halves and a bias by head."""
 
+    distance: Tensor
+
     def __init__(self, width: int, groups: int, size: int = 4, times: int = 2) -> None:
         super().__init__()
         heads = groups * times

@@ -4,6 +4,8 @@ import json
 import shutil
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,13 @@ from device_agent.training.bundle_training import train_bundle
 from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.documents.device_profile import DeviceProfile
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
-from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.coordinator.federation_config import DeviceKind, load_config
+from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.device_registry import Device
 from toolkit.web.built_page import Page as WebPage
 from toolkit.web.built_page import read_page
-from vector_fleet import full_token
+from vector_fleet import full_token, running
 
 PATIENCE_MS = 180_000
 KEEP_VIEWS = """
@@ -91,6 +94,16 @@ batch_size = 8
 epochs = 2
 momentum = 0.9
 """
+
+
+@contextmanager
+def serving(toml: str, folder: Path, page: WebPage | None = None) -> Iterator[Server]:
+    """A coordinator of the real model that `toml` describes, by default with the page as built."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "fleet.toml").write_text(toml)
+    config = load_config(folder / "fleet.toml")
+    with running(config, federation(config), page=page or read_page()) as server:
+        yield server
 
 
 def images(folder: Path, seed: int, number: int, size: int) -> Path:

@@ -34,6 +34,7 @@ from device_agent.training.bundle_training import forget
 from toolkit.aggregation.update_bounds import Scale
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.server import Server
 from toolkit.web.built_page import Page
 
@@ -166,7 +167,7 @@ def configured(folder: Path, text: str = CONFIG) -> CoordinatorConfig:
 @contextmanager
 def running(
     config: CoordinatorConfig,
-    model: VectorModel | None = None,
+    model: Model | None = None,
     say: Callable[[str], None] = lambda line: None,
     planner: SubmodelPlanner | None = None,
     page: Page | None = None,

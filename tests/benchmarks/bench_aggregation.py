@@ -16,61 +16,37 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from safetensors.numpy import save
 
-from device_agent.formats.atomic_files import fingerprint
-from device_agent.formats.manifest import Role, TensorEntry
+from device_agent.formats.manifest import TensorEntry, encode, uploaded
 from device_agent.formats.tensor_files import read_tensors
 from device_agent.formats.update import UpdateRecord
+from device_agent.system.process_memory import peak_bytes
+from edgetailor import split
 from toolkit.aggregation.aggregate import Aggregation
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.models import resnet18
 from toolkit.submodels.global_model import GlobalModel
-from updates import entry
+from updates import record_of
 
 TURN = 20
 """Updates that one side takes before it is the other's turn."""
 
-Shape = tuple[int, ...]
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    """The tensors of ResNet-18 for 32 x 32 images and ten classes; takes no memory for them."""
+    with torch.device("meta"):
+        state = resnet18().state_dict()
+    return {name: tuple(t.shape) for name, t in state.items() if t.is_floating_point()}
 
 
-def norm(name: str, channels: int) -> dict[str, Shape]:
-    leaves = ("weight", "bias", "running_mean", "running_var")
-    return {f"{name}.{leaf}": (channels,) for leaf in leaves}
-
-
-def resnet18() -> dict[str, Shape]:
-    """Shapes of ResNet-18 for 32 x 32 images and ten classes."""
-    shapes: dict[str, Shape] = {"stem.weight": (64, 3, 3, 3), **norm("stem_norm", 64)}
-    inputs = 64
-    for stage, outputs in enumerate((64, 128, 256, 512)):
-        for number in range(2):
-            block = f"blocks.{stage}.{number}"
-            for conv, channels in (("conv1", inputs), ("conv2", outputs)):
-                shapes[f"{block}.{conv}.weight"] = (outputs, channels, 3, 3)
-                shapes |= norm(f"{block}.{conv}_norm", outputs)
-            if inputs != outputs:
-                shapes[f"{block}.shortcut.weight"] = (outputs, inputs, 1, 1)
-                shapes |= norm(f"{block}.shortcut_norm", outputs)
-            inputs = outputs
-    return {**shapes, "classifier.weight": (10, 512), "classifier.bias": (10,)}
-
-
-def low_rank_table(ratio: float) -> tuple[TensorEntry, ...]:
-    """What a device of `low-rank:ratio` uploads: the 3 x 3 convolutions after the stem factored."""
-    table = []
-    for name, shape in resnet18().items():
-        if shape[2:] != (3, 3) or name == "stem.weight":
-            role: Role = "buffer" if "running" in name else "parameter"
-            table.append(entry(name, shape, name, role=role))
-            continue
-        outputs, inputs, rows, columns = shape
-        rank = math.floor(ratio * outputs + 0.5)
-        layer = name.removesuffix(".weight")
-        table.append(entry(f"{layer}.u.weight", (rank, inputs, rows, 1), name, "u"))
-        table.append(entry(f"{layer}.v.weight", (outputs, rank, 1, columns), name, "v"))
-    return tuple(table)
+def record(ratio: float) -> UpdateRecord:
+    """What a device of `low-rank:ratio` uploads."""
+    submodel = split(resnet18(), f"low-rank:{ratio:g}", (3, 32, 32))
+    return record_of(str(submodel.spec), 100, uploaded(submodel.program.tensors))
 
 
 def write_updates(folder: Path, table: tuple[TensorEntry, ...], files: int) -> None:
@@ -81,27 +57,12 @@ def write_updates(folder: Path, table: tuple[TensorEntry, ...], files: int) -> N
         (folder / f"{number}.safetensors").write_bytes(save(arrays))
 
 
-def record_of(ratio: float, table: tuple[TensorEntry, ...]) -> UpdateRecord:
-    return UpdateRecord(
-        bundle="",
-        base="",
-        submodel=f"low-rank:{ratio:g}",
-        samples=100,
-        steps=1,
-        loss_first=1.0,
-        loss_last=1.0,
-        tensors=table,
-        file=fingerprint(b""),
-    )
-
-
 class Aggregating:
     """The side that is measured."""
 
-    def __init__(self, ratio: float) -> None:
-        model = GlobalModel({name: torch.ones(shape) for name, shape in resnet18().items()})
-        self.aggregation = Aggregation(model, AggregationPolicy())
-        self.record = record_of(ratio, low_rank_table(ratio))
+    def __init__(self, record: UpdateRecord) -> None:
+        model = GlobalModel({name: torch.ones(shape) for name, shape in shapes().items()})
+        self.aggregation, self.record = Aggregation(model, AggregationPolicy()), record
 
     def take(self, path: Path) -> None:
         self.aggregation.add(self.record, read_tensors(path))
@@ -128,10 +89,10 @@ def cycled(folder: Path, updates: int) -> Iterator[Path]:
     return (paths[number % len(paths)] for number in range(updates))
 
 
-def measure_time(folder: Path, ratio: float, updates: int) -> tuple[float, float]:
+def measure_time(folder: Path, record: UpdateRecord, updates: int) -> tuple[float, float]:
     """Seconds of aggregating and of numpy."""
-    numbers = sum(math.prod(e.shape) for e in low_rank_table(ratio))
-    sides = (Aggregating(ratio), Adding(next(folder.iterdir()).stat().st_size, numbers))
+    numbers = sum(math.prod(e.shape) for e in record.tensors)
+    sides = (Aggregating(record), Adding(next(folder.iterdir()).stat().st_size, numbers))
     seconds = [0.0, 0.0]
     paths = list(cycled(folder, updates))
     for start in range(0, updates, TURN):
@@ -147,28 +108,22 @@ def measure_time(folder: Path, ratio: float, updates: int) -> tuple[float, float
     return seconds[0], seconds[1]
 
 
-def peak_rss() -> int:
-    """Most memory that this process has had, in bytes."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
-
-
-def peak_in_models(folder: Path, ratio: float, updates: int) -> float:
+def peak_in_models(folder: Path, record: UpdateRecord, updates: int) -> float:
     """Growth of this process's peak while it aggregates, in global models of float32."""
     warm = torch.ones(256, 256)
     warm.addmm_(warm, warm)  # the matrix library's own buffers are no model's
-    before = peak_rss()
-    side = Aggregating(ratio)
+    before = peak_bytes() or 0
+    side = Aggregating(record)
     for path in cycled(folder, updates):
         side.take(path)
     side.end()
-    return (peak_rss() - before) / (4 * sum(map(math.prod, resnet18().values())))
+    return ((peak_bytes() or 0) - before) / (4 * sum(map(math.prod, shapes().values())))
 
 
-def in_child(folder: Path, arguments: argparse.Namespace) -> float:
-    command = [sys.executable, __file__, "--peak-of", str(folder)]
-    options = ["--ratio", str(arguments.ratio), "--updates", str(arguments.updates)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+def in_child(folder: Path, record: UpdateRecord, updates: int) -> float:
+    """The same in a process of its own, which reads the record: splitting a model takes memory."""
+    command = [sys.executable, __file__, "--peak-of", str(folder), "--updates", str(updates)]
+    done = subprocess.run(command, input=encode(record), capture_output=True, check=True)
     return float(done.stdout)
 
 
@@ -180,16 +135,17 @@ def main() -> None:
     parser.add_argument("--peak-of", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak_of is not None:
-        print(peak_in_models(arguments.peak_of, arguments.ratio, arguments.updates))
+        taken = msgspec.json.decode(sys.stdin.buffer.read(), type=UpdateRecord)
+        print(peak_in_models(arguments.peak_of, taken, arguments.updates))
         return
-    table = low_rank_table(arguments.ratio)
-    numbers = sum(math.prod(e.shape) for e in table)
+    update = record(arguments.ratio)
+    numbers = sum(math.prod(e.shape) for e in update.tensors)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_updates(folder, table, min(arguments.files, arguments.updates))
-        ours, numpys = measure_time(folder, arguments.ratio, arguments.updates)
-        peak = in_child(folder, arguments)
-    full = sum(map(math.prod, resnet18().values()))
+        write_updates(folder, update.tensors, min(arguments.files, arguments.updates))
+        ours, numpys = measure_time(folder, update, arguments.updates)
+        peak = in_child(folder, update, arguments.updates)
+    full = sum(map(math.prod, shapes().values()))
     print(f"{arguments.updates} updates of ResNet-18, low-rank:{arguments.ratio:g}")
     print(f"{numbers:,} of {full:,} numbers each, {torch.get_num_threads()} threads")
     print("           MB/s  ms/update")

@@ -13,9 +13,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,13 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.membership import join
 from device_agent.formats.protocol import Work
-from phones import Keeping, Phone
+from phones import Keeping, Phone, serving
 from profiles.cost_model.memory_rule import IN_BROWSER
 from profiles.cost_model.prediction import predict
 from profiles.documents.calibration_record import Calibration
-from toolkit.coordinator.federation_config import load_config
-from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.server import Server
 from toolkit.planning.submodel_workloads import Workloads
 from toolkit.submodels.model_loading import load_global
-from toolkit.web.built_page import read_page
 from vector_fleet import full_token, send
 
 ROUNDS, BATCH, BATCHES = 3, 16, 40
@@ -117,20 +114,16 @@ class AnyFits:
 
 def calibrated(browser: Browser, folder: Path) -> Calibration:
     """What a page measures about this browser before it joins a kind that is planned for."""
-    server, thread = started(folder, RESNET20, "auto")
-    try:
+    with started(folder, RESNET20, "auto") as server:
         keeping = server.coordinator.planner = Keeping(AnyFits())
         phone = Phone.opened(browser, server, "phone")
         phone.join("page")
         phone.wait_for("joined")
         phone.page.context.close()
-    finally:
-        server.stop()
-        thread.join()
     return keeping.seen[0].calibration
 
 
-def started(folder: Path, model: tuple, spec: str) -> tuple[Server, threading.Thread]:
+def started(folder: Path, model: tuple, spec: str) -> AbstractContextManager[Server]:
     """A coordinator of a federation of two devices with random data, which lie in `folder`."""
     name, shape, classes = model
     draw = np.random.default_rng(0)
@@ -138,18 +131,12 @@ def started(folder: Path, model: tuple, spec: str) -> tuple[Server, threading.Th
     np.savez(folder / "data.npz", x=x, y=draw.integers(classes, size=len(x)))
     np.savez(folder / "held_out.npz", x=x[:20], y=draw.integers(classes, size=20))
     text = TOML.format(model=name, shape=list(shape), rounds=ROUNDS, batch=BATCH, spec=spec)
-    (folder / "fleet.toml").write_text(text)
-    config = load_config(folder / "fleet.toml")
-    server = Server(config, federation(config), folder / "fleet.toml", page=read_page())
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    return server, thread
+    return serving(text, folder)
 
 
 def from_the_link(browser: Browser, folder: Path) -> float:
     """Seconds from opening the link to the first training step; the owner's hands take none."""
-    server, thread = started(folder, RESNET20, "full")
-    try:
+    with started(folder, RESNET20, "full") as server:
         join(server.url, full_token(server.config, "phone"), "native", folder / "native")
         begun = time.perf_counter()
         phone = Phone.opened(browser, server, "phone")
@@ -157,9 +144,6 @@ def from_the_link(browser: Browser, folder: Path) -> float:
         until(lambda: (phone.view() or {}).get("training") is not None, phone.page)
         seconds = time.perf_counter() - begun
         phone.page.context.close()
-    finally:
-        server.stop()
-        thread.join()
     return seconds
 
 
@@ -167,11 +151,10 @@ def measure(
     browser: Browser, folder: Path, model: tuple, spec: str, calibration: Calibration
 ) -> list[str]:
     """A row of the table: one federation of a page and a native agent."""
-    server, thread = started(folder, model, spec)
-    config = server.config
-    module, _ = load_global(config.model, config.weights, config.seed)
-    workloads = Workloads(module, model[1], config.training)
-    try:
+    with started(folder, model, spec) as server:
+        config = server.config
+        module, _ = load_global(config.model, config.weights, config.seed)
+        workloads = Workloads(module, model[1], config.training)
         known = join(server.url, full_token(config, "phone"), "native", folder / "native")
         link = CoordinatorClient(server.url, known.secret)
         phone = Phone.opened(browser, server, "phone")
@@ -194,9 +177,6 @@ def measure(
             until(lambda done=round_: server.coordinator.rounds.done >= done, phone.page)
         page_peak = peak(process) - idle
         phone.page.context.close()
-    finally:
-        server.stop()
-        thread.join()
     page, native = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(a / b for a, b in times)
     predicted = predict(workloads.of(spec).work, calibration)

@@ -10,9 +10,7 @@ docs/benchmarks.md. Options: --rounds N, --model NAME,
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
+from bench_step import Peer
 from torch import Tensor, nn
 
 import edgetailor
@@ -42,7 +41,6 @@ from toolkit import models
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
 
-WORKER = Path(__file__).with_name("plan_worker.py")
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- bench-plan -->", "<!-- /bench-plan -->"
 BATCH = 32
@@ -190,24 +188,13 @@ def write_graphs(model: Model, spec: str, folder: Path) -> Workload:
 
 def measure(judged: Judged) -> None:
     """One more round of `judged`: the least time and the largest memory count."""
-    process = subprocess.Popen(
-        [sys.executable, str(WORKER), str(judged.folder), *judged.steps],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    judged.bytes = max(judged.bytes, float(process.stdout.readline()))
+    peer = Peer("batches", " ".join(judged.steps), judged.folder, 1)
+    judged.bytes = max(judged.bytes, peer.ask("memory"))
     end, done = time.monotonic() + LENGTH_S, 0
     while done < STEPS or time.monotonic() < end:
-        process.stdin.write("\n")
-        process.stdin.flush()
-        judged.seconds = min(judged.seconds, float(process.stdout.readline()))
+        judged.seconds = min(judged.seconds, peer.ask("processor"))
         done += 1
-    process.stdin.close()
-    process.wait()
+    peer.stop()
 
 
 def least(calibrations: Sequence[Calibration]) -> Calibration:

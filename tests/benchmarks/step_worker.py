@@ -1,8 +1,12 @@
 """Child process of `bench_step.py`: one peer, one training step, steps on request.
 
-`python step_worker.py PEER CASE GRAPH THREADS WARM_UP` runs the step in GRAPH by PEER: onnx,
-litert, openvino or ort-training, or by pytorch, which reads a saved step or makes that of CASE. It
-answers on standard output, one JSON value a line. The first is the loss of the first step, null
+`python step_worker.py PEER CASE GRAPH THREADS WARM_UP` runs the step in GRAPH by PEER:
+
+- onnx, litert, openvino or ort-training
+- pytorch, which reads a saved step or makes that of CASE
+- batches: all signatures that CASE names, of the folder GRAPH (for `bench_plan.py`)
+
+It answers on standard output, one JSON value a line. The first is the loss of the first step, null
 where it only predicts, or the code of the error by which the runtime refuses the graph. WARM_UP
 steps later it answers every line that it reads: `time` and `processor` with the seconds of one
 step, elapsed and of the processor, `memory` with the bytes that steps take above the idle process.
@@ -80,6 +84,33 @@ def agent(runtime: str, graph: str, threads: int) -> tuple[int, Step]:
     return idle, step
 
 
+def batches(steps: str, folder: str) -> tuple[int, Step]:
+    """An agent that runs whole batches: the signatures NAME*TIMES of `steps`, in this order."""
+    import numpy as np
+
+    import device_agent.training.bundle_training  # noqa: F401 - as an idle agent has it
+    from device_agent.runtime.blocked_probe import best_form
+    from device_agent.runtime.runtime_choice import open_session
+    from device_agent.system.process_memory import map_large_blocks
+
+    map_large_blocks()  # as training does
+    idle = status("VmRSS")
+    state = dict(np.load(Path(folder, "state.npz")))
+    runs = [(name, int(times)) for name, times in (step.split("*") for step in steps.split())]
+    graphs = {name: best_form(Path(folder, f"{name}.onnx")) for name, _ in runs}
+    sessions = {name: open_session("onnx", graph, name, 1) for name, graph in graphs.items()}
+    about = {name: json.loads(Path(folder, f"{name}.json").read_text()) for name, _ in runs}
+
+    def batch() -> None:
+        for name, times in runs:
+            ports, over = about[name]
+            for _ in range(times):
+                results = sessions[name].run({port: state[port] for port in ports}, over)
+                state.update({n.removesuffix("+"): v for n, v in results.items() if n[-1] == "+"})
+
+    return idle, batch
+
+
 def ort_training(graph: str, threads: int) -> tuple[int, Step]:
     """The retired training build, its idle process and its step."""
     from retired_step import retired
@@ -117,6 +148,8 @@ if __name__ == "__main__":
     peer, case, graph, threads, warm_up = sys.argv[1:]
     if peer in ("pytorch", "torch.compile"):
         opened = pytorch(case, graph, int(threads), compiled=peer != "pytorch")
+    elif peer == "batches":
+        opened = batches(case, graph)
     elif peer == "ort-training":
         opened = ort_training(graph, int(threads))
     else:

@@ -23,10 +23,10 @@ from composed_weights import Table, places, train_composed
 from device_agent.formats.manifest import Manifest, TensorEntry
 from device_agent.formats.update import read_update
 from device_agent.training.bundle_training import Trained
-from edgetailor import Federation, TrainingConfig
+from edgetailor import Federation
 from oracles import BiLevel, BiLevelResult, Device, Plan, State, Tensorized
 from small_models import MISSING, MODELS, WORDS, SmallModel
-from trainings import train_bundle
+from trainings import train_bundle, training_config
 from zoo_models import CLASSES
 
 pytestmark = [
@@ -104,13 +104,7 @@ class Zoo:
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: model.name)
 def zoo(request: pytest.FixtureRequest, seed: int) -> Zoo:
-    training = TrainingConfig(
-        batch_size=PLAN.batch_size,
-        epochs=PLAN.epochs,
-        learning_rate=PLAN.rate,
-        momentum=PLAN.momentum,
-        weight_decay=PLAN.weight_decay,
-    )
+    training = training_config(PLAN)
     model = request.param
     federation = Federation(f"small_models:{model.name}", model.shape, training, seed=seed)
     generator = torch.Generator().manual_seed(seed)

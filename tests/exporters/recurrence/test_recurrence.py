@@ -19,7 +19,7 @@ import exporters.programs.training_signatures
 import oracles
 from device_agent.formats.manifest import Port, TensorEntry
 from device_agent.formats.update import TENSORS
-from edgetailor import TrainingConfig, split
+from edgetailor import split
 from exporters.export import Format, export
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out
@@ -32,19 +32,13 @@ from parameters import some_long
 from refusals import refused
 from toolkit.models.imdb_bilstm import ImdbBiLSTM, imdb_bilstm
 from toolkit.submodels.global_model import from_model
-from trainings import train_bundle
+from trainings import train_bundle, training_config
 
 STEPS_OF_TIME, FEATURES, UNITS, BATCH, CLASSES = 6, 3, 4, 5, 3
 SHAPE = (STEPS_OF_TIME, FEATURES)
 TOLERANCE = 1e-5
 PLAN = Plan(batch_size=4, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
-TRAINING = TrainingConfig(
-    batch_size=PLAN.batch_size,
-    epochs=PLAN.epochs,
-    learning_rate=PLAN.rate,
-    momentum=PLAN.momentum,
-    weight_decay=PLAN.weight_decay,
-)
+TRAINING = training_config(PLAN)
 KINDS = {
     "lstm": nn.LSTM,
     "gru": nn.GRU,

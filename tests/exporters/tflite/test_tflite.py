@@ -43,7 +43,7 @@ from refusals import refused
 from row_kinds import PICK, of
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.hyperparameters import Loss, Optimizer
-from trainings import train_bundle
+from trainings import train_bundle, training_config
 from uncovered_rows import REFUSED, check_refused
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
@@ -55,12 +55,7 @@ from exporters.tflite.tflite_decompositions import weight_gradient
 from exporters.tflite.tflite_writer import to_tflite
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
-TRAINING = TrainingConfig(
-    batch_size=PLAN.batch_size,
-    epochs=PLAN.epochs,
-    learning_rate=PLAN.rate,
-    momentum=PLAN.momentum,
-)
+TRAINING = training_config(PLAN)
 SPECS = ("full", "low-rank:0.5", "slice:residual")
 
 

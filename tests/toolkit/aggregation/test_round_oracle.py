@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import oracles
 from device_agent.formats.update import read_update
 from device_agent.training.bundle_training import Trained
-from edgetailor import Federation, TrainingConfig
+from edgetailor import Federation
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import BiLevel, BiLevelResult, Device, Plan, State, Tensorized
-from trainings import train_bundle
+from trainings import train_bundle, training_config
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
 DECAY = 0.02
@@ -38,14 +38,7 @@ UNIT = 5
 
 
 def federation_of(model: str, seed: int, shape: tuple[int, ...] = INPUT_SHAPE) -> Federation:
-    training = TrainingConfig(
-        batch_size=PLAN.batch_size,
-        epochs=PLAN.epochs,
-        learning_rate=PLAN.rate,
-        momentum=PLAN.momentum,
-        weight_decay=PLAN.weight_decay,
-    )
-    return Federation(f"models_for_tests:{model}", shape, training, seed=seed)
+    return Federation(f"models_for_tests:{model}", shape, training_config(PLAN), seed=seed)
 
 
 @pytest.fixture(scope="module")

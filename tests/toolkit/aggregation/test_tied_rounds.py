@@ -16,7 +16,7 @@ from models_for_tests import CLASSES, INPUT_SHAPE, TiedTokens, tied_layers
 from oracles import Device, Plan, State
 from parameters import some_long
 from refusals import refused
-from trainings import train_bundle
+from trainings import train_bundle, training_config
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
 DECAY = 0.02
@@ -24,14 +24,7 @@ SIZES = (21, 9)
 
 
 def federation_of(model: str, shape: tuple[int, ...], seed: int) -> Federation:
-    training = TrainingConfig(
-        batch_size=PLAN.batch_size,
-        epochs=PLAN.epochs,
-        learning_rate=PLAN.rate,
-        momentum=PLAN.momentum,
-        weight_decay=PLAN.weight_decay,
-    )
-    return Federation(f"models_for_tests:{model}", shape, training, seed=seed)
+    return Federation(f"models_for_tests:{model}", shape, training_config(PLAN), seed=seed)
 
 
 @pytest.fixture(scope="module")

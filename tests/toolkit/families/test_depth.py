@@ -21,7 +21,7 @@ from refusals import refused
 from toolkit.families.depth import stages_of
 from toolkit.models import resnet20
 from toolkit.submodels.global_model import from_model
-from trainings import train_bundle
+from trainings import train_bundle, training_config
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.05, momentum=0.9, weight_decay=0.01)
 
@@ -81,13 +81,7 @@ def test_prediction_and_step_are_those_of_the_shorter_model(name: str, seed: int
 
 
 def test_a_round_beside_the_whole_model(seed: int, tmp_path: Path) -> None:
-    training = TrainingConfig(
-        batch_size=PLAN.batch_size,
-        epochs=PLAN.epochs,
-        learning_rate=PLAN.rate,
-        momentum=PLAN.momentum,
-        weight_decay=PLAN.weight_decay,
-    )
+    training = training_config(PLAN)
     federation = Federation("models_for_tests:staged_cnn", INPUT_SHAPE, training, seed=seed)
     old, updates, files = oracles.state_of(federation.module), [], []
     fleet = (("depth:0.5", staged_cnn(1, 2)), ("depth:0.1", staged_cnn(1, 1)))

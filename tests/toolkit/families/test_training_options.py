@@ -22,22 +22,14 @@ from oracles import Device, Plan
 from parameters import some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
-from trainings import train_bundle
+from trainings import train_bundle, training_config
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
 PRESENT = (0, 2)
 
 
 def federation(seed: int) -> Federation:
-    training = TrainingConfig(
-        batch_size=PLAN.batch_size,
-        epochs=PLAN.epochs,
-        learning_rate=PLAN.rate,
-        momentum=PLAN.momentum,
-        weight_decay=PLAN.weight_decay,
-        batch_norm="static",
-        masked=True,
-    )
+    training = training_config(PLAN, batch_norm="static", masked=True)
     return Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
 
 
