@@ -35,6 +35,8 @@ Format = Literal["onnx", "tflite"]
 class ExportedBundle:
     """A bundle that was written to `out`.
 
+    `export` returns one. Look at `verdict` to see how far the graphs are from PyTorch.
+
     Attributes:
         out: The bundle's folder.
         verdict: What verification found; None if the bundle was not verified.

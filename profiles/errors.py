@@ -41,6 +41,9 @@ def _plain(value: Any) -> Any:
 class EdgeTailorError(Exception):
     """An error that a person can act on: the message says the rule, what came and what to do.
 
+    Catch it to handle every refusal of this library, and look at `code` to tell cases apart. Any
+    other exception is a fault of the library.
+
     The message is a template: names in braces are filled in from `values`.
 
     Attributes:

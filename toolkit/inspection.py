@@ -84,6 +84,9 @@ def inspect(
 ) -> list[Inspection]:
     """Measure submodels of a model by counting.
 
+    Use it to compare specs before any is exported. It needs no device; `plan` also predicts
+    memory and time on one.
+
     Args:
         model: The whole model.
         sample_shape: Shape of one sample, without the batch.

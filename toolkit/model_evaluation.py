@@ -57,6 +57,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a model.
 
+    Use it on the server between rounds, on samples that no device has.
+
     Args:
         module: The model with its weights. It is switched to inference mode.
         x: Samples (n, *shape).

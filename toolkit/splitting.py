@@ -30,6 +30,8 @@ def split(
 ) -> Submodel:
     """Cut a model into the submodel that a spec describes.
 
+    The first call for every kind of device. Do it once: a submodel serves all rounds.
+
     Args:
         model: The global model.
         spec: The submodel spec, for example `low-rank:0.25`.

@@ -64,6 +64,8 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 class UpdateRecord(Struct, frozen=True, kw_only=True):
     """The content of `update.json`.
 
+    `read_update` returns one with the tensors. Look at it to log, weigh or refuse an update.
+
     Attributes:
         version: Format version.
         bundle: SHA-256 of the bundle's manifest.
@@ -287,6 +289,8 @@ def write_update(
 
 def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
     """Read and check an update.
+
+    Use it on the server, before `aggregate`, `recover` or `Aggregation.add`.
 
     Args:
         folder: The folder that `edgetailor-agent train --out` wrote.

@@ -55,6 +55,9 @@ def profile_bundle(
 ) -> Profile:
     """Measure time and memory of a bundle on this device. The start of each task is logged.
 
+    Use it on the device itself, for a bundle that was exported. To predict submodels that were
+    not exported, calibrate the device once and use `plan`.
+
     The samples are random, because the time does not depend on them.
 
     Args:

@@ -41,6 +41,8 @@ def train(
 ) -> UpdateRecord:
     """Train a bundle on local data and write the update.
 
+    Use it on a device that gets bundles as files. With a coordinator, run `edgetailor-agent run`.
+
     If the process is interrupted or killed, call it again with the same arguments: the training
     continues from its last checkpoint. Progress is logged with the standard library's `logging`.
 

@@ -17,6 +17,8 @@ Model = TypeVar("Model", bound=nn.Module)
 def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
     """Let `model` take one tensor that holds all of its inputs.
 
+    Use it before `split` if the model's `forward` takes several tensors.
+
     A bundle has one array of samples, `x`. Afterwards a sample of the model is a vector: the inputs
     flattened, one after the other in the order of `shapes`. Prepare `x` in the same way, for
     example with `np.concatenate([input_ids, attention_mask], axis=1)`. All inputs have the type of

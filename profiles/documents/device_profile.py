@@ -25,6 +25,9 @@ BUILT_IN = Path(__file__).parents[1] / "devices"
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The known figures of a device, in bytes, bits per second and hertz.
 
+    `load_device` returns one, and `plan` takes one. To describe your own device, run
+    `edgetailor-agent calibrate` there instead of filling in the fields.
+
     `sources` gives the source of each figure by its name. `date` (YYYY-MM-DD) is the day of the
     measurement or look-up. `machine` and `calibration` are those of a real device. What `bench
     --out` adds: `versions` of the agent and of all installed runtimes by package, and `trainings`,
@@ -67,6 +70,9 @@ OF_THE_KIND = ("cores", "memory_bytes", "memory_available_bytes")
 
 def load_device(reference: str) -> DeviceProfile:
     """Load a device profile.
+
+    Use it to look at a device's figures, or to change some before `plan`. `plan` itself takes a
+    name or a file, too.
 
     Args:
         reference: A file (.json or .toml), or the name of a built-in profile.

@@ -36,6 +36,9 @@ def aggregate(
 ) -> GlobalModel:
     """Aggregate updates into the next global model.
 
+    Use it at the end of a round, when all updates are there. If they arrive one by one, use
+    `Aggregation`.
+
     By default each element moves to the weighted mean over the updates that hold it, as `policy`
     says. Elements that no update holds stay unchanged. One update is in memory at a time.
 

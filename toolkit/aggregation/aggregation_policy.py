@@ -23,6 +23,9 @@ GREATEST_BETA = 10.0
 class AggregationPolicy:
     """How the updates of one round are aggregated.
 
+    Make one if the default, a mean weighted by samples, is not what you want. A rule that it does
+    not have is a function of your own: give it to `aggregate` or `Federation` as `strategy`.
+
     Args:
         weights: The weight of an update: its number of `samples`, `uniform` for all, or FedHM
             eq. 2's `softmax` over the strengths of the submodels.

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 class Federation:
     """A global model and the submodels that its devices train.
 
+    Use it in a server program of your own that runs several rounds. For a single round, `split`,
+    `export` and `aggregate` are enough; for rounds over HTTP there is `edgetailor serve`.
+
     The graphs of a submodel are made once. Every round only cuts new weights for them.
 
     Args:

@@ -40,6 +40,9 @@ from toolkit.submodels.tensor_slices import TensorSlice
 def write_partial(out: str | Path, aggregation: Aggregation, force: bool = False) -> None:
     """Write a running aggregation to the new folder `out`, atomically. It can still be used.
 
+    Use it where updates are added on several machines: each writes what it has, and one reads all
+    with `read_partial`.
+
     Args:
         out: The folder to make.
         aggregation: An aggregation with at least one update.
@@ -74,6 +77,9 @@ def read_partial(
     most_bytes: int | None = None,
 ) -> Aggregation:
     """Read and check the partial aggregate in `folder`.
+
+    Use it on the machine that joins what others aggregated: `merge` the aggregations that it
+    returns, and take the `result` of one.
 
     Args:
         folder: The folder that `write_partial` made.

@@ -55,6 +55,8 @@ def recover(
 ) -> RecoveredUpdate:
     """Recover an update of any family to full-shape tensors with a weight for every element.
 
+    Use it for an aggregation of your own that needs single updates. For the mean, use `aggregate`.
+
     Factors are composed; slices and narrowed layers are put in their places in the full shape.
 
     Args:

@@ -31,6 +31,9 @@ from toolkit.submodels.tensor_slices import slice_shapes, slices_by_tensor
 class Aggregation:
     """A running aggregation of one round's updates. It needs the memory of a few models.
 
+    Use it if updates arrive one by one, or on several machines (`write_partial`, `read_partial`).
+    For updates that are all in folders, `aggregate` is one call.
+
     The result does not depend on the order of `add`. Merging two aggregations of one model under
     one policy equals adding all updates to one.
 

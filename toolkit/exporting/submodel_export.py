@@ -21,6 +21,9 @@ def export(
 ) -> ExportedBundle:
     """Write `submodel` with its part of the global weights as a bundle that a device trains.
 
+    Use it in every round, once for each submodel, if bundles go to devices as files. A coordinator
+    (`edgetailor serve`) exports by itself.
+
     Args:
         submodel: What `split` made of the model.
         state: The global model's weights.

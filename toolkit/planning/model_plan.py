@@ -29,6 +29,9 @@ def plan(
 ) -> Planned:
     """Choose the strongest submodel of `model` that a device can train within its budgets.
 
+    Use it if you know the device and not the spec. It trains nothing: predictions come from the
+    device's profile. To compare sizes without a device, use `inspect`.
+
     Args:
         model: The global model.
         sample_shape: Shape of one sample, without the batch.

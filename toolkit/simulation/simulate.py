@@ -63,6 +63,8 @@ def simulate(
 ) -> list[RoundResult]:
     """Simulate the federation of a file on this machine, without devices.
 
+    Use it to compare submodels, settings and numbers of clients before devices exist.
+
     Each client trains exactly what an agent would train. If the simulation is killed, the same call
     continues after the last finished round. The result is the same, bit for bit, as without the
     interruption, if the number of threads is the same. It does not depend on `workers` and `engine`

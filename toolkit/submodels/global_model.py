@@ -39,6 +39,9 @@ Kept = Mapping[str, Mapping[str, Tensor]]
 class GlobalModel:
     """All tensors of the global model, and the factors that families keep.
 
+    A round starts from one and ends with one. Make the first from `model.state_dict()`; put the
+    last back into the model with `load_into`.
+
     Attributes:
         tensors: Parameters and buffers by their first names in the PyTorch model. A state dict that
             has one tensor under several names may be given.

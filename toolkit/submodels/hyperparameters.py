@@ -29,6 +29,8 @@ class LocalWork(NamedTuple):
 class TrainingConfig:
     """Local training of one round.
 
+    Give one to `split`, `plan` or `Federation` if devices should not train with these defaults.
+
     Families with a personal model keep it close by their own option `penalty` instead of
     `proximal`. They use Nesterov's momentum for `sgd` too, as their papers do.
 

@@ -18,6 +18,9 @@ from toolkit.submodels.model_reference import parse_reference
 def load_model(reference: str, weights_file: str | Path | None = None, seed: int = 0) -> nn.Module:
     """Build the model that a reference names. The current folder is importable.
 
+    Use it in scripts that are given a model by name, as the commands are. A model that you have
+    built needs no loading.
+
     Args:
         reference: `package.module:callable`, for example `toolkit.models:resnet20`.
         weights_file: A safetensors file with its weights, or None for initial weights.

@@ -44,6 +44,8 @@ class LayerDecision:
 class Submodel:
     """One family at one size, on one model.
 
+    `split` returns one. Keep it for all rounds: only the weights that `cut` gives change.
+
     Attributes:
         spec: The spec that it was made from.
         program: What the exporters turn into graphs. It is the same in every round.
