@@ -58,7 +58,7 @@ def merge(groups: tuple[Decompositions, ...]) -> Decompositions:
 
 
 core_decompositions = cache(core_aten_decompositions)
-"""PyTorch's table, which it builds anew at each call."""
+"""PyTorch's table, which it builds again at each call."""
 
 
 def table() -> dict[Any, Decomposition]:

@@ -19,7 +19,7 @@ class Traffic(TypedDict, total=False):
 def round_traffic(bundle: Mapping[str, FileEntry], blobs: Blobs) -> Traffic:
     """The traffic of a device with this bundle; empty while there is no bundle.
 
-    Graphs stay on the device; manifest and weights come anew in every round. Other forms of the
+    Graphs stay on the device; manifest and weights come again in every round. Other forms of the
     graphs, which only some devices fetch, are not counted.
     """
     if MANIFEST not in bundle:

@@ -10,7 +10,7 @@ Keep = int | Literal["all", "best"]
 FULL_RECORDS = 3
 """Rounds whose updates keep their whole update.json, with the device's measured profile.
 
-Of older updates one row stays: samples, steps and losses, about 100 bytes.
+Of older updates only a summary row is kept: samples, steps and losses, about 100 bytes.
 """
 BEST = (
     "SELECT round FROM history ORDER BY accuracy IS NULL, accuracy DESC, loss, round DESC LIMIT 1"
