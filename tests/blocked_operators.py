@@ -39,8 +39,8 @@ def operators(block: int) -> list[type[OpRun]]:
 
         def _run(self, x: Any, channels: int = 0, channels_last: int = 0) -> tuple[Any]:
             assert x.shape[1] == channels
-            found = in_order(x, block)
-            return (np.moveaxis(found, 1, -1) if channels_last else found,)
+            x_in_order = in_order(x, block)
+            return (np.moveaxis(x_in_order, 1, -1) if channels_last else x_in_order,)
 
     class Conv(OpRun):
         op_domain = DOMAIN
@@ -86,8 +86,8 @@ def operators(block: int) -> list[type[OpRun]]:
         ) -> tuple[Any]:
             images, (top, left, bottom, right) = torch.tensor(in_order(x, block)), pads
             framed = F.pad(images, (left, right, top, bottom), value=-np.inf)
-            found = F.max_pool2d(framed, kernel_shape, strides, 0, dilations)
-            return (in_blocks(found.numpy(), block),)
+            pooled = F.max_pool2d(framed, kernel_shape, strides, 0, dilations)
+            return (in_blocks(pooled.numpy(), block),)
 
     class GlobalAveragePool(OpRun):
         op_domain = DOMAIN

@@ -113,8 +113,8 @@ def rewrite(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
     change(manifest)
     for name, entry in manifest["files"].items():
         if (bundle / name).is_file():
-            found = fingerprint_file(bundle / name)
-            entry.update(size=found.size, sha256=found.sha256)
+            present = fingerprint_file(bundle / name)
+            entry.update(size=present.size, sha256=present.sha256)
     (bundle / MANIFEST).write_text(json.dumps(manifest))
 
 

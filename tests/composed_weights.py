@@ -64,7 +64,7 @@ def twin(model: nn.Module, trained: set[str]) -> nn.Module:
 
 def places(entry: TensorEntry) -> tuple[Tensor, ...]:
     """Index of the elements of the global tensor that `entry` has."""
-    axes = [torch.cat([torch.arange(*one) for one in ranges]) for ranges in entry.part or ()]
+    axes = [torch.cat([torch.arange(*range_) for range_ in ranges]) for ranges in entry.part or ()]
     return torch.meshgrid(*axes, indexing="ij")
 
 
@@ -112,8 +112,8 @@ def train_composed(
     for y, indices in device.visits(plan):
         optimizer.zero_grad()
         held = composed(table, state)
-        for name, place in parts.items():
-            held[name] = torch.zeros_like(base[name]).index_put(place, held[name])
+        for name, index in parts.items():
+            held[name] = torch.zeros_like(base[name]).index_put(index, held[name])
         loss = cross_entropy(functional_call(network, base | held, (x[indices],)), y)
         for name in factorized:
             loss = loss + decay / 2 * held[name].square().sum()

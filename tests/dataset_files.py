@@ -83,12 +83,12 @@ def write_tiny_imagenet(
     (folder / "val" / "images").mkdir(parents=True)
     written: dict[str, dict[str, tuple[str, np.ndarray]]] = {"train": {}, "val": {}}
     lines = []
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         (folder / "train" / name / "images").mkdir(parents=True)
         (folder / "train" / name / f"{name}_boxes.txt").write_text("a box\n")
         files = [folder / "train" / name / "images" / f"{name}_{number}.JPEG" for number in (0, 1)]
-        files.append(folder / "val" / "images" / f"val_{place}.JPEG")
-        lines.append(f"val_{place}.JPEG\t{name}\t0\t32\t44\t62\n")
+        files.append(folder / "val" / "images" / f"val_{index}.JPEG")
+        lines.append(f"val_{index}.JPEG\t{name}\t0\t32\t44\t62\n")
         for file in files:
             Image.fromarray(draw.integers(256, size=(64, 64, 3), dtype=np.uint8)).save(file)
             part = "val" if file.parent.parent.name == "val" else "train"

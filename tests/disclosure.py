@@ -5,8 +5,6 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-BODIES = ("PUT", "POST")
-
 
 class Listener:
     """Keeps the fields of every request that a page makes, like "POST /progress note"."""
@@ -21,14 +19,14 @@ class Listener:
             return
         path = re.sub(r"/rounds/\d+", "/rounds/{round}", path.removeprefix("/v1"))
         path = re.sub(r"/[0-9a-f]{64}", "/{sha256}", path)
-        place = f"{request.method} {path}"
+        request_name = f"{request.method} {path}"
         if request.headers.get("content-type") == "application/octet-stream":
-            self.sent.add(f"{place} tensors")
+            self.sent.add(f"{request_name} tensors")
         elif request.post_data:
             for field, value in json.loads(request.post_data).items():
-                self.sent.add(f"{place} {field}")
+                self.sent.add(f"{request_name} {field}")
                 if field == "profile" and value is not None:
-                    self.sent |= {f"{place} profile {key}" for key in value}
+                    self.sent |= {f"{request_name} profile {key}" for key in value}
 
 
 def told(page: Any) -> dict[str, str]:

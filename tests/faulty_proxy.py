@@ -108,16 +108,16 @@ def _carry(
         with carried.lock:
             carried.cut += 1
         if fault.reset:
-            for one in (source, to):
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            for end in (source, to):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     except OSError:  # the other direction has ended the connection
         return
     finally:
-        for one in (source, to):
+        for end in (source, to):
             # Wakes the thread of the other direction, which keeps the connection open otherwise.
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RD if fault.reset else socket.SHUT_RDWR)
-            one.close()
+                end.shutdown(socket.SHUT_RD if fault.reset else socket.SHUT_RDWR)
+            end.close()
 
 
 def _send_half(source: socket.socket, to: socket.socket) -> int:

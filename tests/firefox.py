@@ -69,12 +69,12 @@ class Tab:
             time.sleep(0.1)
 
     def choose_file(self, selector: str, file: Path) -> None:
-        found = self.told(
+        located = self.told(
             "browsingContext.locateNodes",
             context=self.context,
             locator={"type": "css", "value": selector},
         )
-        element = {"sharedId": found["nodes"][0]["sharedId"]}
+        element = {"sharedId": located["nodes"][0]["sharedId"]}
         self.told("input.setFiles", context=self.context, element=element, files=[str(file)])
 
 
@@ -99,7 +99,7 @@ def firefox(profile: Path) -> Iterator[Tab]:
     try:
         assert started.stderr is not None
         lines = (re.search(r"BiDi listening on (ws://\S+)", line) for line in started.stderr)
-        address = next(found[1] for found in lines if found)
+        address = next(match[1] for match in lines if match)
         with connect(f"{address}/session", max_size=None) as connection:
             yield Tab(connection)
     finally:

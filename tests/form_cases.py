@@ -36,7 +36,9 @@ def with_negative_kernels(data: bytes) -> bytes:
     """The graph `data` with constant kernels of the other sign: it computes wrong numbers."""
     model = onnx.load_from_string(data)
     for node in model.graph.node:
-        held = next((one.t for one in node.attribute if one.name == "value"), None)
+        held = next(
+            (attribute.t for attribute in node.attribute if attribute.name == "value"), None
+        )
         numbers = np.empty(0) if held is None else numpy_helper.to_array(held)
         if held is not None and numbers.ndim == 4:
             held.CopyFrom(numpy_helper.from_array(-numbers, held.name))
@@ -56,15 +58,15 @@ class Case:
         training = TrainingConfig(batch_size=5, momentum=0.9, weight_decay=0.01)
         submodel = split(model, "full", shape, training)
         signatures = submodel.program.signatures
-        train = next(one for one in signatures if one.name == "train")
+        train = next(signature for signature in signatures if signature.name == "train")
         return cls(train, submodel.program, submodel.cut(from_model(model)))
 
     def feeds(self, seed: int, batch: int, *, state: bool = True) -> dict[str, Tensor]:
         ports = [port for port in self.signature.inputs if state or port.state is None]
         generator = torch.Generator().manual_seed(seed + batch)
-        found = examples(ports, self.program, self.values, generator, batch)
+        drawn = examples(ports, self.program, self.values, generator, batch)
         kept = {port.name for port in ports if port.state not in (None, *self.values)}
-        return {name: LARGER * value if name in kept else value for name, value in found.items()}
+        return {name: LARGER * value if name in kept else value for name, value in drawn.items()}
 
 
 def check(
@@ -75,8 +77,8 @@ def check(
 ) -> None:
     right = reference(signature, feeds)
     for port in signature.outputs:
-        found = torch.from_numpy(np.asarray(came[port.name]))
-        error = relative_error(found, right[port.name], feeds.get(str(port.state)))
+        result = torch.from_numpy(np.asarray(came[port.name]))
+        error = relative_error(result, right[port.name], feeds.get(str(port.state)))
         assert error <= close, f"{port.name}: {error:.1e}"
 
 

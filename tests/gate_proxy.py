@@ -53,17 +53,17 @@ class Gate:
                     time.sleep(CHECK_S)
                 if limited and self.limit is not None and carried > self.limit:
                     break
-        for one in (source, to):
+        for end in (source, to):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
 
 
 @contextmanager
 def gate(target: str) -> Iterator[tuple[str, Gate]]:
     """A gate before the server at the URL `target`; its URL and the gate."""
     host, _, port = target.removeprefix("http://").partition(":")
-    made = Gate()
+    opened = Gate()
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
 
         def accept() -> None:
@@ -72,9 +72,9 @@ def gate(target: str) -> Iterator[tuple[str, Gate]]:
                     client, _ = listening.accept()
                 except OSError:
                     return
-                if made.state in ("refuse", "bad"):
+                if opened.state in ("refuse", "bad"):
                     with client, suppress(OSError):
-                        if made.state == "bad":
+                        if opened.state == "bad":
                             client.recv(PIECE)
                             client.sendall(BAD_GATEWAY)
                     continue
@@ -85,10 +85,10 @@ def gate(target: str) -> Iterator[tuple[str, Gate]]:
                     continue
                 for pair, limited in (((client, server), True), ((server, client), False)):
                     carrying = (*pair, limited)
-                    threading.Thread(target=made.carry, args=carrying, daemon=True).start()
+                    threading.Thread(target=opened.carry, args=carrying, daemon=True).start()
 
         threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", made
-        made.state = "ended"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", opened
+        opened.state = "ended"
         # A shutdown, because closing alone does not end `accept`.
         listening.shutdown(socket.SHUT_RDWR)

@@ -114,9 +114,9 @@ class Case:
         x = feeds["x"] if self.row.limit else feeds["x"].double().requires_grad_()
         (layer(x) * feeds["c"].double()).sum().backward()
         leaves = dict(layer.named_parameters()) | {"x": x}
-        found = {name: value.grad for name, value in leaves.items() if value.grad is not None}
-        found |= dict(layer.named_buffers())
-        return [found[port.name.removesuffix("+")] for port in self.signature.outputs]
+        expected = {name: value.grad for name, value in leaves.items() if value.grad is not None}
+        expected |= dict(layer.named_buffers())
+        return [expected[port.name.removesuffix("+")] for port in self.signature.outputs]
 
 
 def entry(name: str, shape: tuple[int, ...]) -> TensorEntry:

@@ -24,11 +24,11 @@ def logged(
     They are added to `messages` (default: a new list). `thread` restricts them to the thread with
     this name, for tests that run several agents in one process.
     """
-    found: list[str] = [] if messages is None else messages
-    logger, handler = logging.getLogger(name), _Collector(found, thread)
+    collected: list[str] = [] if messages is None else messages
+    logger, handler = logging.getLogger(name), _Collector(collected, thread)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)  # without a handler, messages below WARNING are dropped
     try:
-        yield found
+        yield collected
     finally:
         logger.removeHandler(handler)

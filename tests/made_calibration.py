@@ -14,15 +14,17 @@ NUMBERS = (1, 1000, 1_000_000)
 
 def timings() -> list[Timing]:
     """A few of every kind."""
-    found = []
+    timings = []
     for sizes in MATRICES:
         seconds = sizes[1] * sizes[2] * sizes[3] * MAC_S
-        found += [Timing(kind, sizes, seconds) for kind in ("product", "accumulated")]
-        found += [Timing(kind, (*sizes, 9), 9 * seconds) for kind in ("convolution", "transposed")]
+        timings += [Timing(kind, sizes, seconds) for kind in ("product", "accumulated")]
+        timings += [
+            Timing(kind, (*sizes, 9), 9 * seconds) for kind in ("convolution", "transposed")
+        ]
     for kind in sorted(TIMED - {*PRODUCTS}):
         two = kind in ("broadcast", "reduction")
-        found += [Timing(kind, (n, n) if two else (n,), n * NUMBER_S) for n in NUMBERS]
-    return found
+        timings += [Timing(kind, (n, n) if two else (n,), n * NUMBER_S) for n in NUMBERS]
+    return timings
 
 
 CALIBRATION = Calibration(

@@ -101,7 +101,9 @@ def write(folder: Path) -> None:
             smooth = edgetailor.split(model, "full", shape)
         values = submodel.cut(from_model(model))
         signatures = zip(submodel.program.signatures, smooth.program.signatures, strict=True)
-        for signature in (other if one.trains else one for one, other in signatures):
+        for signature in (
+            other if signature.trains else signature for signature, other in signatures
+        ):
             fed = {}
             for port in signature.inputs:
                 size = [5 if n is None else n for n in port.shape]
@@ -161,8 +163,8 @@ def check(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    task, place = sys.argv[1:]
+    task, folder = sys.argv[1:]
     if task == "write":
-        write(Path(place))
+        write(Path(folder))
     else:
-        sys.exit(check(Path(place)))
+        sys.exit(check(Path(folder)))

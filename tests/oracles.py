@@ -55,12 +55,12 @@ def batches_of(samples: int, size: int, seed: int, epoch: int) -> list[np.ndarra
     """The batches of an epoch, as docs/reference/bundle.md defines them."""
     order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
     waiting = order.permutation(samples).tolist()
-    found = []
+    groups = []
     while waiting:
         taken = size + 1 if len(waiting) == size + 1 else size
-        found.append(np.array(waiting[:taken]))
+        groups.append(np.array(waiting[:taken]))
         waiting = waiting[taken:]
-    return found
+    return groups
 
 
 def samples(device: Device, dtype: torch.dtype) -> Tensor:
@@ -172,7 +172,7 @@ def train_window(
         for name, value in small.state_dict().items()
         if value.dim()
     }
-    small.load_state_dict({n: large[n][place] for n, place in places.items()}, strict=False)
+    small.load_state_dict({n: large[n][index] for n, index in places.items()}, strict=False)
     state = {}
     for name, value in train_full(small, device, plan).items():
         state[name] = torch.full(large[name].shape, torch.nan, dtype=torch.float64)
@@ -251,7 +251,9 @@ def train_low_rank(
         for name, rank in ranks.items()
     }
     modules = list(model.named_modules(remove_duplicate=False))
-    paths = {path: pair for pair in pairs.values() for path, one in modules if one is pair.dense}
+    paths = {
+        path: pair for pair in pairs.values() for path, module in modules if module is pair.dense
+    }
     for path, pair in paths.items():
         parent, _, own = path.rpartition(".")
         setattr(model.get_submodule(parent), own, pair)

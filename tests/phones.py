@@ -77,7 +77,7 @@ def with_script_before_worker(script: str) -> WebPage:
     """The built page, whose worker begins with `script`."""
     page = read_page()
     assert page is not None
-    [name] = (one for one in page if one.startswith("worker."))
+    [name] = (file for file in page if file.startswith("worker."))
     worker = page[name]
     body = script.encode() + worker.bodies["identity"]
     return {**page, name: replace(worker, bodies={"identity": body})}
@@ -202,8 +202,8 @@ class Phone:
         page.get_by_role("button", name="Start training").click()
 
     def wait_for_problem(self, code: str) -> None:
-        found = f"[view?.problem?.code, view?.dataProblem?.code].includes({json.dumps(code)})"
-        self.wait_until(f"() => {{ const view = window.view; return {found} }}")
+        matches = f"[view?.problem?.code, view?.dataProblem?.code].includes({json.dumps(code)})"
+        self.wait_until(f"() => {{ const view = window.view; return {matches} }}")
 
     def wait_for(self, stage: str) -> None:
         self.wait_until(f"() => window.view?.stage === {json.dumps(stage)}")

@@ -22,8 +22,8 @@ def refused(code: str, **values: object) -> Iterator[pytest.ExceptionInfo[EdgeTa
     error = caught.value
     assert error.code == code, f"{error.code}: {error}"
     # As a program reads them: a tuple is a list in JSON.
-    found = json.loads(json.dumps({name: error.values.get(name) for name in values}))
-    assert found == json.loads(json.dumps(values)), f"{error.values}: {error}"
+    reported = json.loads(json.dumps({name: error.values.get(name) for name in values}))
+    assert reported == json.loads(json.dumps(values)), f"{error.values}: {error}"
 
 
 class ErrorAudit:
@@ -38,10 +38,10 @@ class ErrorAudit:
 
     def install(self) -> None:
         """Watch from now on."""
-        made = EdgeTailorError.__init__
+        original = EdgeTailorError.__init__
 
         def watched(error: EdgeTailorError, /, *args: Any, **values: Any) -> None:
-            made(error, *args, **values)
+            original(error, *args, **values)
             self.faults += faults_of(error)
 
         EdgeTailorError.__init__ = watched  # type: ignore[assignment, method-assign]

@@ -55,7 +55,12 @@ def choose(
     """The runtime that is chosen; without `limits`, memory is no obstacle."""
     no_limit = [Ceiling(OPTION, 10**12, IDLE.resident)]
     chosen = with_fastest_runtime(
-        *(bundle, work, options or TrainingOptions(threads=1), limits or no_limit, IDLE, file),
+        bundle,
+        work,
+        options or TrainingOptions(threads=1),
+        limits or no_limit,
+        IDLE,
+        file,
         measure=measure,
     )
     assert (chosen.folder, chosen.sha256) == (bundle.folder, bundle.sha256)

@@ -108,11 +108,11 @@ def test_the_public_names() -> None:
 def test_examples_of_public_names_run(name: str, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.chdir(tmp_path)
     module, _, attribute = edgetailor.HOMES[name].partition(":")
-    found = doctest.DocTestFinder(recurse=False).find(
+    doctests = doctest.DocTestFinder(recurse=False).find(
         getattr(importlib.import_module(module), attribute or name), name
     )
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    for example in found:
+    for example in doctests:
         runner.run(example)
     assert runner.summarize(verbose=False).failed == 0
-    assert any(example.examples for example in found), f"{name} has no example"
+    assert any(example.examples for example in doctests), f"{name} has no example"

@@ -28,7 +28,10 @@ def test_version_and_addresses_are_those_of_the_project_file() -> None:
 
 def test_the_versions_of_termux_are_accepted() -> None:
     """Those of its package tree when docs/guides/phones.md was written; pip cannot replace them."""
-    wanted = {one.name: one.specifier for one in map(Requirement, ABOUT["dependencies"])}
+    wanted = {
+        requirement.name: requirement.specifier
+        for requirement in map(Requirement, ABOUT["dependencies"])
+    }
     for name, version in {"onnxruntime": "1.23.2", "numpy": "2.1.2"}.items():
         assert wanted[name].contains(version), name
 

@@ -5,8 +5,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-def with_function(made: onnx.ModelProto) -> None:
-    made.functions.append(
+def with_function(model: onnx.ModelProto) -> None:
+    model.functions.append(
         helper.make_function(
             "own", "F", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])],
             [helper.make_opsetid("", 20)],
@@ -14,34 +14,34 @@ def with_function(made: onnx.ModelProto) -> None:
     )  # fmt: skip
 
 
-def with_other_file(made: onnx.ModelProto) -> None:
-    held = made.graph.initializer.add()
+def with_other_file(model: onnx.ModelProto) -> None:
+    held = model.graph.initializer.add()
     held.CopyFrom(numpy_helper.from_array(np.ones(2, np.float32), "held"))
     onnx.external_data_helper.set_external_data(held, "/etc/passwd")
 
 
-def with_location_only(made: onnx.ModelProto) -> None:
-    made.graph.initializer.add().data_location = TensorProto.EXTERNAL
+def with_location_only(model: onnx.ModelProto) -> None:
+    model.graph.initializer.add().data_location = TensorProto.EXTERNAL
 
 
-def in_an_attribute(made: onnx.ModelProto) -> None:
+def in_an_attribute(model: onnx.ModelProto) -> None:
     held = numpy_helper.from_array(np.ones(2, np.float32), "c")
     onnx.external_data_helper.set_external_data(held, "secret")
-    made.graph.node.append(helper.make_node("Constant", [], ["c"], value=held))
+    model.graph.node.append(helper.make_node("Constant", [], ["c"], value=held))
 
 
-def in_a_branch(made: onnx.ModelProto) -> None:
+def in_a_branch(model: onnx.ModelProto) -> None:
     inner = helper.make_node("Neg", ["x"], ["z"], domain="com.evil")
     branch = helper.make_graph([inner], "b", [], [])
-    made.graph.node.append(helper.make_node("If", ["yes"], ["w"], then_branch=branch))
+    model.graph.node.append(helper.make_node("If", ["yes"], ["w"], then_branch=branch))
 
 
-def with_training(made: onnx.ModelProto) -> None:
-    made.training_info.add().algorithm.CopyFrom(made.graph)
+def with_training(model: onnx.ModelProto) -> None:
+    model.training_info.add().algorithm.CopyFrom(model.graph)
 
 
-def with_sparse(made: onnx.ModelProto) -> None:
-    sparse = made.graph.sparse_initializer.add()
+def with_sparse(model: onnx.ModelProto) -> None:
+    sparse = model.graph.sparse_initializer.add()
     sparse.values.data_location = TensorProto.EXTERNAL
 
 

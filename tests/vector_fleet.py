@@ -250,7 +250,7 @@ def documented(code: str) -> re.Pattern[str]:
     section = errors.split(f"\n### `{code}`\n")[1].partition("\n#")[0]
     messages = re.findall(r"^- (.*)$", section, re.M)
     assert messages, f"errors.md has no message for {code}"
-    patterns = (".+".join(map(re.escape, re.split(r"\{[^}]*\}", one))) for one in messages)
+    patterns = (".+".join(map(re.escape, re.split(r"\{[^}]*\}", message))) for message in messages)
     return re.compile("|".join(f"(?:{pattern})\\Z" for pattern in patterns))
 
 

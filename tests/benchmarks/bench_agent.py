@@ -57,11 +57,11 @@ def size(folder: Path) -> int:
 def measure(python: Path, code: str, cwd: Path) -> tuple[float, float, float]:
     """Processor seconds and seconds in which a fresh process does `code`, and its peak (bytes)."""
     program = [python, "-c", REPORT.format(code=code)]
-    found = []
+    runs = []
     for _ in range(RUNS):
         done = subprocess.run(program, cwd=cwd, check=True, capture_output=True, text=True)
-        found.append([float(value) for value in done.stdout.split()])
-    used, seconds, peak = map(statistics.median, zip(*found, strict=True))
+        runs.append([float(value) for value in done.stdout.split()])
+    used, seconds, peak = map(statistics.median, zip(*runs, strict=True))
     return used, seconds, peak
 
 
@@ -79,15 +79,15 @@ def main() -> None:
         print(f"Environment: {whole / MB:.0f} MB, installed in {took:.0f} s; largest:")
         for name, bytes_ in sorted(packages.items(), key=lambda item: -item[1])[:6]:
             print(f"  {bytes_ / MB:6.1f} MB  {name}")
-        found = {name: measure(python, code, Path(scratch)) for name, code in IMPORTS.items()}
-    numpy, runtime = found["numpy"][0], found["onnxruntime"][0]
+        costs = {name: measure(python, code, Path(scratch)) for name, code in IMPORTS.items()}
+    numpy, runtime = costs["numpy"][0], costs["onnxruntime"][0]
     print("| import | processor | beside numpy | beside onnxruntime | elapsed | peak memory |")
     print("|---|---|---|---|---|---|")
-    for name, (used, seconds, peak) in found.items():
+    for name, (used, seconds, peak) in costs.items():
         ratios = f"{used / numpy:.2f} | {used / runtime:.2f}"
         times = f"{used * 1e3:.0f} ms | {ratios} | {seconds * 1e3:.0f} ms"
         print(f"| {name} | {times} | {peak / MB:.1f} MB |")
-    used, _, peak = found["the agent's commands"]
+    used, _, peak = costs["the agent's commands"]
     within = {
         "environment": whole < LIMITS["environment"],
         "seconds": used < LIMITS["seconds"],

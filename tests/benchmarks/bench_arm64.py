@@ -62,7 +62,7 @@ def compare(name: str, python: str, steps: int) -> float:
     with opened(name, python) as (peers, refused):
         check_losses(name, peers)
         seconds = take_turns(peers, steps, "processor")
-    medians = {kind: statistics.median(found) for kind, found in seconds.items()}
+    medians = {kind: statistics.median(times) for kind, times in seconds.items()}
     ratios = {kind: medians[kind] / medians["pytorch"] for kind in TITLES if kind in medians}
     cells = [
         f"{medians[kind]:.2f} s, {ratios[kind]:.2f}" if kind in ratios else refused[kind]

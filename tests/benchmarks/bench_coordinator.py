@@ -138,8 +138,8 @@ class Fleet:
 
     def join(self) -> None:
         """Enrol all devices, and read the bundle that they are offered."""
-        place = self.serving.folder / "state" / "tokens" / "device.token"
-        token, _ = split_token(place.read_text().strip())
+        path = self.serving.folder / "state" / "tokens" / "device.token"
+        token, _ = split_token(path.read_text().strip())
         with ThreadPoolExecutor(4) as pool:
             self.secrets = list(pool.map(lambda n: self._join(token, n), range(self.size)))
         work = self.work()
@@ -237,13 +237,13 @@ def serving(folder: Path, devices: int, model: str, inputs: int) -> Iterator[Ser
 
 def blocks(fleets: list[Fleet], block: Callable[[Fleet], int]) -> dict[int, float]:
     """Processor milliseconds of the serving process for a request, by size; blocks take turns."""
-    found: dict[int, list[float]] = {fleet.size: [] for fleet in fleets}
+    milliseconds: dict[int, list[float]] = {fleet.size: [] for fleet in fleets}
     for _ in range(BLOCKS):
         for fleet in fleets:
             before = fleet.serving.processor_s()
             count = block(fleet)
-            found[fleet.size].append((fleet.serving.processor_s() - before) / count * 1e3)
-    return {size: statistics.median(values) for size, values in found.items()}
+            milliseconds[fleet.size].append((fleet.serving.processor_s() - before) / count * 1e3)
+    return {size: statistics.median(values) for size, values in milliseconds.items()}
 
 
 def poll(fleet: Fleet) -> int:
@@ -262,10 +262,10 @@ def download(fleet: Fleet) -> int:
 
 def upload(fleet: Fleet) -> int:
     """A turn of updates, from devices that have not sent one."""
-    made = [(n, *fleet.update(n)) for n in range(fleet.next, fleet.next + TRANSFERS)]
+    updates = [(n, *fleet.update(n)) for n in range(fleet.next, fleet.next + TRANSFERS)]
     fleet.next += TRANSFERS
-    for one in made:
-        fleet.send(*one)
+    for update in updates:
+        fleet.send(*update)
     return TRANSFERS
 
 
@@ -292,8 +292,8 @@ def longest_poll(fleet: Fleet) -> tuple[float, float]:
         polling = [pool.submit(polls, number) for number in range(4)]
         start = time.perf_counter()
         fleet.send(last, *update)
-        for one in polling:
-            one.result()
+        for poll_result in polling:
+            poll_result.result()
         took = time.perf_counter() - start
     return max(waits), took
 
@@ -302,16 +302,16 @@ def throughput(scratch: Path) -> None:
     """Print what uploads of 67 MB cost the coordinator and a bare route, which take turns."""
     print()
     with ExitStack() as stack:
-        found = stack.enter_context(serving(scratch / "large", 1, "large", 4096))
-        fleet = Fleet(1, found)
+        server = stack.enter_context(serving(scratch / "large", 1, "large", 4096))
+        fleet = Fleet(1, server)
         fleet.join()
         bare = scratch / "bare"
         bare.mkdir()
         (bare / "app.py").write_text(BARE)
-        port = int(urlsplit(found.url).port or 0) + 1
+        port = int(urlsplit(server.url).port or 0) + 1
         bare_process = stack.enter_context(process(bare, "app.py", port))
         links = {
-            "coordinator": (found, urlsplit(found.url).netloc),
+            "coordinator": (server, urlsplit(server.url).netloc),
             "bare": (Serving(bare_process, "", bare), f"127.0.0.1:{port}"),
         }
         times: dict[str, list[float]] = {name: [] for name in links}
@@ -341,23 +341,23 @@ async def wait(scratch: Path, devices: int) -> None:
     """Print what `devices` devices that wait cost, and how long they take to learn of a round."""
     folder = scratch / "waiting"
     secrets = enrolled(folder / "state", devices)
-    with serving(folder, devices + 1, "small", 64) as found:
-        fleet, waiting = Fleet(1, found), Waiting(found.url, secrets)
+    with serving(folder, devices + 1, "small", 64) as server:
+        fleet, waiting = Fleet(1, server), Waiting(server.url, secrets)
         running = asyncio.create_task(waiting.run())
         while waiting.polls < 3 * devices:
             await asyncio.sleep(0.5)
-        used, begun, polls = found.processor_s(), time.monotonic(), waiting.polls
+        used, begun, polls = server.processor_s(), time.monotonic(), waiting.polls
         connections = waiting.connections
         await asyncio.sleep(MEASURED_S)
         took = time.monotonic() - begun
-        used, polls = found.processor_s() - used, waiting.polls - polls
+        used, polls = server.processor_s() - used, waiting.polls - polls
         print(f"\n{devices:,} devices wait: {used / took:.3f} of a core (goal {GOAL_WAITING}), "
               f"{polls / took:.0f} polls a second, {used / polls * 1e3:.3f} ms each, "
               f"{(waiting.connections - connections) / took:.1f} new connections a second, "
-              f"peak {found.peak_bytes() / 1e6:.0f} MB")  # fmt: skip
+              f"peak {server.peak_bytes() / 1e6:.0f} MB")  # fmt: skip
         await asyncio.to_thread(fleet.join)  # the last one: the round opens
         await running
-        learned = sorted(one - waiting.learned[0] for one in waiting.learned)
+        learned = sorted(learned_s - waiting.learned[0] for learned_s in waiting.learned)
         print(f"they learn of the round within {learned[-1]:.1f} s of one another, half of them "
               f"within {learned[len(learned) // 2]:.1f} s (goal {GOAL_LEARNS_S:.0f})")  # fmt: skip
 

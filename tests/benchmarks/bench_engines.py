@@ -102,19 +102,19 @@ def descendants(process: int) -> Iterator[int]:
     """The processes that `process` has started, and those that they have."""
     for tasks in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):  # it has ended
-            for one in map(int, tasks.read_text().split()):
-                yield one
-                yield from descendants(one)
+            for child in map(int, tasks.read_text().split()):
+                yield child
+                yield from descendants(child)
 
 
 def used() -> dict[int, float]:
     """Processor seconds so far of every process that this one has started."""
-    found: dict[int, float] = {}
+    seconds: dict[int, float] = {}
     for process in descendants(os.getpid()):
         with suppress(OSError):
             tasks = Path(f"/proc/{process}/task").glob("*/schedstat")
-            found[process] = sum(int(one.read_text().split()[0]) for one in tasks) / 1e9
-    return found
+            seconds[process] = sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+    return seconds
 
 
 def memory() -> int:
@@ -136,10 +136,10 @@ def print_times() -> None:
             file = written(fleet, Path(scratch))
             running = [Running(name, file, stack) for name in ENGINES]
             for number in range(1, ROUNDS + 2):
-                for one in running:
-                    one.round(number)
-            values = [statistics.median(one.seconds[1:]) for one in running]
-            values += [statistics.median(one.longest[1:]) for one in running]
+                for simulation in running:
+                    simulation.round(number)
+            values = [statistics.median(simulation.seconds[1:]) for simulation in running]
+            values += [statistics.median(simulation.longest[1:]) for simulation in running]
             row = [f"{value * 1000:.0f} ms" for value in values]
             shown = f"{fleet.clients:,} | {fleet.selected} | {fleet.steps}"
             print(f"| {shown} | {' | '.join(row)} |", flush=True)
@@ -191,11 +191,11 @@ def print_flower(clients: int, selected: int) -> None:
                 time.sleep(0.05)  # they register one after the other
             chosen = np.random.default_rng(number).choice(clients, selected, replace=False)
             messages = [
-                Message(record(model), dst_node_id=nodes[one], message_type=MessageType.TRAIN)
-                for one in chosen
+                Message(record(model), dst_node_id=nodes[client], message_type=MessageType.TRAIN)
+                for client in chosen
             ]
             replies = grid.send_and_receive(messages)
-            model = np.mean([one.content["model"]["w"].numpy() for one in replies], axis=0)
+            model = np.mean([reply.content["model"]["w"].numpy() for reply in replies], axis=0)
             rounds.append(time.monotonic() - begin)
         first, later = rounds[0], statistics.median(rounds[1:])
         row = f"{clients:,} | {selected} | {first:.1f} s | {1000 * later:.0f} ms"

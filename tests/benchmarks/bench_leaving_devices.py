@@ -58,10 +58,10 @@ def events(seed: int) -> Iterator[Fleet]:
         yield members
     for number in range(len(leaving) + ALONE - 1 + BACK):
         if number < len(leaving):
-            members = [one for one in members if one not in leaving[number]]
+            members = [device for device in members if device not in leaving[number]]
         elif number == len(leaving) + ALONE - 1:
             members = [0, 2, *members]
-        arrived = [one for one in members if draw.random() >= KILLED]
+        arrived = [device for device in members if draw.random() >= KILLED]
         yield arrived or members
 
 
@@ -91,24 +91,27 @@ class Simulation:
         held, parts = split_samples(data.y, 2 * len(kinds), 0.2, 0.5, seed)
         local = data[np.concatenate(parts)]
         self.federation.load(trained(local.x, local.y, seed).save())
-        found = []
+        accuracies = []
         for round_, fleet in enumerate(events(seed), 1):
-            for spec in {kinds[one // 2] for one in fleet}:
+            for spec in {kinds[device // 2] for device in fleet}:
                 files = self.federation.bundle(spec, round_)
                 write_folder(self.folder / spec, files, force=True)
             updates = []
-            for one in fleet:
-                update = self.folder / "update" / str(one)
+            for device in fleet:
+                update = self.folder / "update" / str(device)
                 et.train(
-                    *(self.folder / kinds[one // 2], (data.x[parts[one]], data.y[parts[one]])),
-                    *(update,),
-                    personal=self.folder / f"{name} {seed} {one}.safetensors",
-                    threads=1, seed=1000 * seed + round_, force=True,
-                )  # fmt: skip
+                    self.folder / kinds[device // 2],
+                    (data.x[parts[device]], data.y[parts[device]]),
+                    update,
+                    personal=self.folder / f"{name} {seed} {device}.safetensors",
+                    threads=1,
+                    seed=1000 * seed + round_,
+                    force=True,
+                )
                 updates.append(et.read_update(update))
             self.federation.fold(updates)
-            found.append(self.accuracies(data[held], local.x))
-        return found
+            accuracies.append(self.accuracies(data[held], local.x))
+        return accuracies
 
     def accuracies(self, held_out: Samples, x: np.ndarray) -> tuple[float, float]:
         """On held-out samples, before and after batch norm's statistics are those of `x`."""
@@ -129,8 +132,8 @@ def main(*seeds: str) -> None:
         simulation = Simulation(Path(folder))
         for name, two in CASES.items():
             for seed in map(int, seeds or ("0", "1", "2")):
-                found = np.array(simulation.run((*LEAVING, *two), seed, name))
-                cells = found[STAY - 1], found[STAY:].min(0), found[-1]
+                accuracies = np.array(simulation.run((*LEAVING, *two), seed, name))
+                cells = accuracies[STAY - 1], accuracies[STAY:].min(0), accuracies[-1]
                 shown = (f"{averaged:.3f}, {again:.3f}" for averaged, again in cells)
                 print(f"| {name} | {seed} | {' | '.join(shown)} |", flush=True)
 

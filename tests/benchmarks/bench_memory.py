@@ -61,17 +61,20 @@ def report(name: str, runtime: str, alive: int) -> None:
     """Print the row of one case, and the `alive` largest tensors of its planned peak."""
     case, step = (CASES[name], "train") if name in CASES else (PERSONAL[name], "personal_step")
     with tempfile.TemporaryDirectory() as scratch:
-        graph, found = write_graph(case, step, runtime, Path(scratch))
+        graph, footprint = write_graph(case, step, runtime, Path(scratch))
         peak = memory(runtime, name, graph)
-        row = [f"{bytes_ / MB:.1f}" for bytes_ in (found.planned, found.arena, found.process, peak)]
-        row.append(f"{100 * (found.process / peak - 1):+.1f}%")
+        row = [
+            f"{bytes_ / MB:.1f}"
+            for bytes_ in (footprint.planned, footprint.arena, footprint.process, peak)
+        ]
+        row.append(f"{100 * (footprint.process / peak - 1):+.1f}%")
         if name in CASES:
             eager = eager_memory(name)
             row += [f"{eager / MB:.1f}", f"{peak / eager:.2f}"]
         else:
             row += ["-", "-"]
     print(f"| {name} | {runtime} | {' | '.join(row)} |", flush=True)
-    for buffer in found.alive[:alive]:
+    for buffer in footprint.alive[:alive]:
         print(f"  {buffer.size / MB:8.2f}  {buffer.name}")
 
 
@@ -81,8 +84,8 @@ def report_recomputed(name: str, form: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         peaks, predicted, peers = {}, {}, {}
         for word, case in cases.items():
-            graph, found = write_graph(case, "train", form, Path(scratch, word))
-            peaks[word], predicted[word] = memory(form, name, graph), found.process
+            graph, footprint = write_graph(case, "train", form, Path(scratch, word))
+            peaks[word], predicted[word] = memory(form, name, graph), footprint.process
             peers[word] = Peer(form, name, graph, 1)
         seconds = take_turns(peers, STEPS, "processor")
         for peer in peers.values():
@@ -106,16 +109,16 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> tuple[Path
     kind = "tflite" if runtime == "litert" else "onnx"
     graph = compile_graphs(program, format=kind)[name]
     folder.mkdir(exist_ok=True)
-    path, found = folder / f"{name}.{kind}", graph.footprint(BATCH)
+    path, footprint = folder / f"{name}.{kind}", graph.footprint(BATCH)
     path.write_bytes(graph.data)
     block = block_size()
     form = blocked(graph.data, block, BATCH) if runtime == "onnx" and block else None
     if form is not None and block is not None:
         path.with_name(form_file(path.name, blocked_form(block))).write_bytes(form)
-        found = blocked_footprint(graph.data, block, BATCH)
+        footprint = blocked_footprint(graph.data, block, BATCH)
     fed = arrays(case, submodel, chosen.inputs) | {"in place": np.array(graph.in_place, str)}
     np.savez(path.with_suffix(".npz"), **fed)  # type: ignore[arg-type]
-    return path, found
+    return path, footprint
 
 
 def main() -> None:

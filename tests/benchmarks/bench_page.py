@@ -85,9 +85,9 @@ def peak(process: int, reset: bool = False) -> int:
 def tab_process(browser: Browser, page: Page) -> int:
     """The process of the only tab: the renderer that has run longest."""
     session = browser.new_browser_cdp_session()
-    found = session.send("SystemInfo.getProcessInfo")["processInfo"]
-    renderers = [one for one in found if one["type"] == "renderer"]
-    return max(renderers, key=lambda one: one["cpuTime"])["id"]
+    processes = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    renderers = [process for process in processes if process["type"] == "renderer"]
+    return max(renderers, key=lambda process: process["cpuTime"])["id"]
 
 
 def trained_natively(link: CoordinatorClient, work: Work, folder: Path, data: Path) -> list[float]:
@@ -199,9 +199,9 @@ def main() -> None:
                 executable_path="/usr/bin/chromium", args=["--no-sandbox"]
             )
             with tempfile.TemporaryDirectory() as folder:
-                found = measured(browser, Path(folder))
+                result = measured(browser, Path(folder))
             browser.close()
-            return found
+            return result
 
         calibration = fresh(calibrated)
         columns = ("model and submodel", "page", "native", "ratio", "step", "predicted step")
@@ -211,7 +211,7 @@ def main() -> None:
             row = fresh(partial(measure, model=model, spec=spec, calibration=calibration))
             print(f"| {' | '.join(row)} |", flush=True)
         seconds = sorted(fresh(from_the_link) for _ in range(VISITS))
-        shown = ", ".join(f"{one:.1f}" for one in seconds)
+        shown = ", ".join(f"{visit_s:.1f}" for visit_s in seconds)
         print(f"\nFrom the link to the first step: {shown} s")
 
 

@@ -119,7 +119,7 @@ class Judged:
 
     @property
     def steps(self) -> list[str]:
-        return [f"{one.name}*{one.times}" for one in self.work.training]
+        return [f"{work.name}*{work.times}" for work in self.work.training]
 
 
 def arrays(model: Model, submodel: Submodel, ports: Sequence[Port]) -> dict[str, np.ndarray]:
@@ -200,14 +200,14 @@ def measure(judged: Judged) -> None:
 def least(calibrations: Sequence[Calibration]) -> Calibration:
     """One calibration of the least that each of several found."""
     seconds: dict[tuple[str, tuple[int, ...]], float] = {}
-    for timing in (t for one in calibrations for t in one.timings):
+    for timing in (t for calibration in calibrations for t in calibration.timings):
         key = (timing.kind, timing.sizes)
         seconds[key] = min(seconds.get(key, timing.seconds), timing.seconds)
     return msgspec.structs.replace(
         calibrations[-1],
-        timings=tuple(Timing(kind, sizes, found) for (kind, sizes), found in seconds.items()),
+        timings=tuple(Timing(kind, sizes, least_s) for (kind, sizes), least_s in seconds.items()),
         **{
-            name: min(getattr(one, name) for one in calibrations)
+            name: min(getattr(calibration, name) for calibration in calibrations)
             for name in ("run_s", "port_s", "node_s", "loop_step_s")
         },
     )
@@ -229,21 +229,21 @@ class Line(NamedTuple):
         return self.step[0] / self.step[2] - 1
 
     def __str__(self) -> str:
-        memory = " | ".join(f"{one / 1e6:.1f}" for one in self.memory)
-        step = " | ".join(f"{one * 1e3:.3g}" for one in self.step)
+        memory = " | ".join(f"{size / 1e6:.1f}" for size in self.memory)
+        step = " | ".join(f"{seconds * 1e3:.3g}" for seconds in self.step)
         errors = f"{self.memory_error:+.1%} | {step} | {self.step_error:+.1%}"
         return f"| {self.name} | {memory} | {errors} |"
 
 
 def line(judged: Judged, calibration: Calibration) -> Line:
-    found = predict(judged.work, calibration)
+    predicted = predict(judged.work, calibration)
     assert calibration.memory is not None
-    assert found.step is not None
+    assert predicted.step is not None
     idle = calibration.memory.idle_bytes
     return Line(
         f"`{judged.model}` {judged.spec}",
-        (found.memory.value - idle, found.memory.upper - idle, judged.bytes),
-        (found.step.value, found.step.upper, judged.seconds),
+        (predicted.memory.value - idle, predicted.memory.upper - idle, judged.bytes),
+        (predicted.step.value, predicted.step.upper, judged.seconds),
     )
 
 
@@ -258,17 +258,18 @@ def table(lines: Sequence[Line]) -> list[str]:
 
 def summary(lines: Sequence[Line]) -> str:
     """What the table comes to, in one line."""
-    memory = [one.memory_error for one in lines]
-    step = [one.step_error for one in lines]
-    above = [one.memory[2] / one.memory[1] - 1 for one in lines]
-    late = [one.name for one in lines if one.step[2] > one.step[1]]
-    worst = min(lines, key=lambda one: one.memory_error)
-    off = max(lines, key=lambda one: abs(one.step_error))
+    memory = [line.memory_error for line in lines]
+    step = [line.step_error for line in lines]
+    above = [line.memory[2] / line.memory[1] - 1 for line in lines]
+    late = [line.name for line in lines if line.step[2] > line.step[1]]
+    worst = min(lines, key=lambda line: line.memory_error)
+    off = max(lines, key=lambda line: abs(line.step_error))
+    names = {line.name.split()[0] for line in lines}
     return (
-        f"{len(lines)} submodels of {len({one.name.split()[0] for one in lines})} models. Memory: "
+        f"{len(lines)} submodels of {len(names)} models. Memory: "
         f"median error {statistics.median(map(abs, memory)):.1%}, worst under-prediction "
         f"{min(memory):+.1%} ({worst.name}); measured above the upper bound: "
-        f"{sum(one > 0 for one in above)}. Step time: median error "
+        f"{sum(excess > 0 for excess in above)}. Step time: median error "
         f"{statistics.median(map(abs, step)):.1%} (signed {statistics.median(step):+.1%}), worst "
         f"{off.step_error:+.1%} ({off.name}); measured above the upper bound: {len(late)}."
     )
@@ -305,8 +306,8 @@ def main() -> None:
         for number in range(chosen.rounds):
             print(f"{time.strftime('%H:%M:%S')} round {number + 1}", file=sys.stderr)
             calibrations.append(calibrate(1, CALIBRATION_S))
-            for one in judged:
-                measure(one)
+            for submodel in judged:
+                measure(submodel)
     calibration = least(calibrations)
     lines = [line(submodel, calibration) for submodel in judged]
     text = [*table(lines), "", summary(lines)]

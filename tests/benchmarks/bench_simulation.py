@@ -39,7 +39,9 @@ RATE, MOMENTUM, DECAY, BATCH = 0.05, 0.9, 0.0005, 32
 RANKS = {"units.1.conv": 8, "units.2.conv": 8, "units.3.conv": 16}
 """Ranks of `low-rank:0.25` in `digits_cnn`."""
 RESNET_RANKS = {
-    f"blocks.{block}.conv{place}": (4, 8, 16)[block // 3] for block in range(9) for place in (1, 2)
+    f"blocks.{block}.conv{number}": (4, 8, 16)[block // 3]
+    for block in range(9)
+    for number in (1, 2)
 }
 CP = BiLevel(penalty=12, personal_steps=5, factor_steps=17, factor_rate=3e-4)
 PFEDME = BiLevel(penalty=15, personal_steps=5, factor_steps=1, factor_rate=0.05, adam=False)
@@ -57,13 +59,11 @@ RESNET_SPECS = {
     "slice": "slice:blocks.6",
 }
 FLEET = (
-    *(
-        ("full", 25),
-        ("low-rank:0.25", 25),
-        ("slice:units.2", 20),
-        ("width:0.5", 20),
-        ("cp:2.0", 10),
-    ),
+    ("full", 25),
+    ("low-rank:0.25", 25),
+    ("slice:units.2", 20),
+    ("width:0.5", 20),
+    ("cp:2.0", 10),
 )
 State = dict[str, Tensor]
 Network = DigitsCNN | ResNet20
@@ -148,8 +148,8 @@ def train_slice(model: Network, x: np.ndarray, y: np.ndarray, seed: int) -> Stat
     def whole(name: str) -> str:
         if not name.startswith("stages."):
             return name
-        _, place, rest = name.split(".", 2)
-        return f"{stages}.{int(place) + int(cut)}.{rest}"
+        _, number, rest = name.split(".", 2)
+        return f"{stages}.{int(number) + int(cut)}.{rest}"
 
     return {**model.state_dict(), **{whole(name): value for name, value in trained.items()}}
 
@@ -160,11 +160,11 @@ def train_width(model: Network, x: np.ndarray, y: np.ndarray, seed: int) -> Stat
     small.classifier = nn.Linear(32, 10)
     whole = model.state_dict()
     places = {n: tuple(map(slice, v.shape)) for n, v in small.state_dict().items()}
-    small.load_state_dict({name: whole[name][place] for name, place in places.items()})
+    small.load_state_dict({name: whole[name][index] for name, index in places.items()})
     trained = descend(small, torch.from_numpy(x), y, seed, lambda: 0.0)
     new = {name: value.clone() for name, value in whole.items()}
-    for name, place in places.items():
-        new[name][place] = trained[name]
+    for name, index in places.items():
+        new[name][index] = trained[name]
     return new
 
 
@@ -296,7 +296,7 @@ def compare(file: Path, name: str, rounds: int) -> None:
     simulation = prepare(config, folder)
     folder.begin({}, force=True)
     data = [simulation.client_data(client) for client in range(CLIENTS)]
-    parts = [(np.array(one.x), np.array(one.y)) for one in data]
+    parts = [(np.array(client.x), np.array(client.y)) for client in data]
     model = copy.deepcopy(simulation.federation.module)
     plain = PlainLoop(plain_train(name, simulation), parts, simulation.held_out, model)
     engine = in_process(simulation)

@@ -254,11 +254,11 @@ def compare_all(
                     print(row(name, count, runtime, turn), flush=True)
                     others = {"pytorch", RETIRED, *(["onnx"] if runtime == "openvino" else [])}
                     for other in others & turn.seconds.keys() - {runtime}:
-                        found = turn.ratio(runtime, other)
-                        ratios.setdefault((runtime, other, count), []).append(found)
-    for (runtime, other, count), found in sorted(ratios.items()):
-        each = ", ".join(f"{ratio:.2f}" for ratio in found)
-        median = statistics.median(found)
+                        ratio = turn.ratio(runtime, other)
+                        ratios.setdefault((runtime, other, count), []).append(ratio)
+    for (runtime, other, count), own_ratios in sorted(ratios.items()):
+        each = ", ".join(f"{ratio:.2f}" for ratio in own_ratios)
+        median = statistics.median(own_ratios)
         print(f"{runtime} over {other}, {count} threads: {each}; median {median:.2f}")
 
 

@@ -87,8 +87,13 @@ def simulate(settings: Settings, seed: int, rounds: int) -> tuple[float, float]:
     parts = [rest[p] for p in two_labels(y[rest], np.random.default_rng(seed))]
     torch.manual_seed(seed)
     layers = torch.nn.Linear(64, HIDDEN), torch.nn.Linear(HIDDEN, CLASSES)
-    one, two = layers
-    state = [*factors(one.weight), one.bias, *factors(two.weight), two.bias]
+    first_layer, second_layer = layers
+    state = [
+        *factors(first_layer.weight),
+        first_layer.bias,
+        *factors(second_layer.weight),
+        second_layer.bias,
+    ]
     state = [value.detach() for value in state]
     theta: list[Tensor] = []
     for _ in range(rounds):
@@ -135,8 +140,10 @@ def main(rounds: str = "20", *seeds: str) -> None:
     torch.set_num_threads(1)
     for seed in map(int, seeds or ("0", "1", "2")):
         for name, settings in CASES.items():
-            found = simulate(settings, seed, int(rounds))
-            print(f"seed {seed}  {name:34} global {found[0]:.3f}  personal {found[1]:.3f}")
+            accuracies = simulate(settings, seed, int(rounds))
+            print(
+                f"seed {seed}  {name:34} global {accuracies[0]:.3f}  personal {accuracies[1]:.3f}"
+            )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def write_retired(case: Case, folder: Path, python: str) -> Path:
         )
     labels = y if case.classes > 2 else y[:, None].float()
     np.savez(graph.with_suffix(".npz"), x=x.numpy(), y=labels.numpy())
-    made = subprocess.run([python, str(STEP), str(graph)], capture_output=True, text=True)
-    if made.returncode:
-        raise ExportError(made.stderr.strip().split("\n")[-1])
+    run = subprocess.run([python, str(STEP), str(graph)], capture_output=True, text=True)
+    if run.returncode:
+        raise ExportError(run.stderr.strip().split("\n")[-1])
     return graph

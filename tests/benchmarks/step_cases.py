@@ -56,10 +56,10 @@ class Case:
 
     def trained(self, model: nn.Module) -> Rewritten:
         """What PyTorch trains of `model`, its factors standing for `model`'s weights."""
-        made = self.tail(model)
-        made.model.load_state_dict(made.factors(from_model(model)), strict=False)
-        made.model.train()
-        return made
+        rewritten = self.tail(model)
+        rewritten.model.load_state_dict(rewritten.factors(from_model(model)), strict=False)
+        rewritten.model.train()
+        return rewritten
 
 
 class Mean(nn.Module):
@@ -183,8 +183,8 @@ class Eager:
 
 def eager(case: Case) -> Eager:
     model, x, y = case.problem()
-    made = case.trained(model)
-    return Eager(made.model, made.penalty, x, y, case.momentum)
+    rewritten = case.trained(model)
+    return Eager(rewritten.model, rewritten.penalty, x, y, case.momentum)
 
 
 def eager_step(given: Eager) -> Callable[[], float]:

@@ -65,9 +65,9 @@ class Waiting:
                 group.create_task(self._device(secret, 10 * number / len(self.secrets)))
 
     async def _device(self, secret: str, begins: float) -> None:
-        place = urlsplit(self.url)
+        address = urlsplit(self.url)
         request = (
-            f"GET {API}/work HTTP/1.1\r\nHost: {place.netloc}\r\nAccept-Encoding: identity\r\n"
+            f"GET {API}/work HTTP/1.1\r\nHost: {address.netloc}\r\nAccept-Encoding: identity\r\n"
             f"Authorization: Bearer {secret}\r\nUser-Agent: edgetailor-agent\r\n"
             "Content-Type: application/json\r\n\r\n"
         ).encode()
@@ -78,7 +78,7 @@ class Waiting:
             if reader is None or writer is None or reader.at_eof():
                 if writer is not None:
                     writer.close()
-                reader, writer = await asyncio.open_connection(place.hostname, place.port)
+                reader, writer = await asyncio.open_connection(address.hostname, address.port)
                 self.connections += 1
             try:
                 writer.write(request)

@@ -133,13 +133,13 @@ def check(folder: Path) -> None:
     try_runtimes(folder / "full.dense", kept=False)
     for suffix, runtime in (("onnx", "onnxruntime"), ("dense", "openvino")):
         resume(folder / f"slice.{suffix}", runtime)
-        found = profile_bundle(folder / f"full.{suffix}", 1, runs=5, runtime=runtime)
-        assert found.train.median_s > 0
-        print(f"profiled with {found.machine.runtime}", flush=True)
-    found = calibrate(1, length_s=5.0)
-    TimeModel(found)  # every kind of operation is timed
-    assert "blocked" not in {timing.kind for timing in found.timings}
-    print(f"calibrated: {len(found.timings)} timings", flush=True)
+        profile = profile_bundle(folder / f"full.{suffix}", 1, runs=5, runtime=runtime)
+        assert profile.train.median_s > 0
+        print(f"profiled with {profile.machine.runtime}", flush=True)
+    calibration = calibrate(1, length_s=5.0)
+    TimeModel(calibration)  # every kind of operation is timed
+    assert "blocked" not in {timing.kind for timing in calibration.timings}
+    print(f"calibrated: {len(calibration.timings)} timings", flush=True)
 
 
 def compare(bundle: Path, runtime: str | None) -> None:
@@ -170,7 +170,7 @@ def try_runtimes(bundle: Path, kept: bool) -> None:
     [trials] = json.loads(default_trials().read_bytes())["trials"].values()
     assert ("weights of the first step" in (trials["openvino"]["refused"] or "")) == kept
     assert trials.keys() == ({"openvino"} if kept else {"openvino", "onnx"})
-    losses = [one["losses"] for one in trials.values()]
+    losses = [trial["losses"] for trial in trials.values()]
     assert np.ptp(losses, axis=0).max(initial=0.0) <= TOLERANCE * np.max(losses, initial=1.0)
     print(f"{bundle.name}: tried {', '.join(trials)}", flush=True)
 
@@ -181,10 +181,10 @@ def resume(bundle: Path, runtime: str) -> None:
     words = [sys.executable, __file__, "killed", str(bundle), str(out), runtime]
     assert subprocess.run(words).returncode == -signal.SIGKILL
     heard: list[int] = []
-    _, found = trained(bundle, out, runtime, lambda epoch, of, loss: heard.append(epoch))
+    _, resumed = trained(bundle, out, runtime, lambda epoch, of, loss: heard.append(epoch))
     assert heard == [2]
     _, whole = trained(bundle, bundle.with_name(f"whole.{runtime}"), runtime)
-    assert all(np.array_equal(found[name], value) for name, value in whole.items())
+    assert all(np.array_equal(resumed[name], value) for name, value in whole.items())
     print(f"resumed with {runtime}", flush=True)
 
 
@@ -194,12 +194,12 @@ def die(epoch: int, of: int, loss: float) -> None:
 
 
 if __name__ == "__main__":
-    job, place = sys.argv[1], Path(sys.argv[2])
+    job, folder = sys.argv[1], Path(sys.argv[2])
     if job == "write":
-        write(place)
+        write(folder)
     elif job == "killed":
         schedule_interpreter.CHECKPOINT_S = 0.0
-        trained(place, Path(sys.argv[3]), sys.argv[4], die)
+        trained(folder, Path(sys.argv[3]), sys.argv[4], die)
     else:
         assert platform.machine() == "aarch64"
-        check(place)
+        check(folder)

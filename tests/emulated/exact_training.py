@@ -53,7 +53,7 @@ def exact(value: np.ndarray) -> torch.Tensor:
 @contextmanager
 def exact_sessions(submodel: Submodel, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Let trainings of bundles of `submodel`, made with the weights `values`, run in float64."""
-    signatures = {one.name: one for one in submodel.program.signatures}
+    signatures = {signature.name: signature for signature in submodel.program.signatures}
     stored = {name: value.detach().numpy() for name, value in values.items()}
 
     def opened(runtime: str, graph: Path, name: str, threads: int) -> ExactSession:

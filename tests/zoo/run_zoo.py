@@ -76,12 +76,16 @@ def examine(model: ZooModel, number: int, folder: Path) -> Row:
     if full is None:
         return row
     row["shares"] = {
-        family: round(one.counts.capacity(full.counts), 2)
-        for family, one in submodels.items()
-        if one is not None
+        family: round(submodel.counts.capacity(full.counts), 2)
+        for family, submodel in submodels.items()
+        if submodel is not None
     }
     state = from_model(net)
-    possible = [one for family, one in submodels.items() if one is not None and family != "full"]
+    possible = [
+        submodel
+        for family, submodel in submodels.items()
+        if submodel is not None and family != "full"
+    ]
     cases = {"onnx": (full, "onnx"), "tflite": (full, "tflite")}
     if possible:
         other = possible[number % len(possible)]
@@ -107,9 +111,9 @@ def passed(rows: Sequence[Row], column: str) -> int:
     return sum(row.get(column) == "yes" for row in rows)
 
 
-def refusal(found: str) -> str:
+def refusal(outcome: str) -> str:
     """The sentence of a refusal, without the folders of this machine."""
-    return re.sub(r"(?<!\S)/\S*/", "", found.partition(": ")[2])
+    return re.sub(r"(?<!\S)/\S*/", "", outcome.partition(": ")[2])
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -120,12 +124,12 @@ def page(rows: Sequence[Row]) -> str:
     for row in rows:
         cells = [row["name"], row["library"], row["kind"], f"{row.get('params', 0):,}"]
         for column in COLUMNS[:-1]:
-            found = row.get(column, row["full"])  # a row that ended early says why there
-            if found == "yes":
+            outcome = row.get(column, row["full"])  # a row that ended early says why there
+            if outcome == "yes":
                 share = row.get("shares", {}).get(column)
                 cells.append("yes" if share is None else f"{share:.2f}")
             else:
-                refusals.append(f"- `{row['name']}`, {column}: {refusal(found)}")
+                refusals.append(f"- `{row['name']}`, {column}: {refusal(outcome)}")
                 cells.append("no")
         lines.append("| " + " | ".join(cells) + " |")
     counts = ", ".join(f"{column} {passed(rows, column)}" for column in COLUMNS[:-1])
@@ -165,14 +169,14 @@ def in_own_process(model: ZooModel) -> Row:
         return {**row, "full": f"timeout: no end after {LONGEST} seconds"}
     if run.returncode:
         return {**row, "full": f"exit {run.returncode}: {run.stderr[-300:]}"}
-    found: Row = json.loads(run.stdout.splitlines()[-1])
-    return found
+    finished: Row = json.loads(run.stdout.splitlines()[-1])
+    return finished
 
 
 def summary(row: Row) -> str:
     """One line about a model's results."""
     failed = {column: row.get(column, "no")[:160] for column in ("full", *COLUMNS)}
-    failed = {column: found for column, found in failed.items() if found != "yes"}
+    failed = {column: outcome for column, outcome in failed.items() if outcome != "yes"}
     seconds = sum(row.get("seconds", {}).values())
     return f"{row['name']}: {seconds:.0f} s, {row.get('megabytes', 0)} MB {failed or ''}"
 

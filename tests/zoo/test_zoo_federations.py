@@ -80,13 +80,13 @@ def losses(federation: Federation, specs: list[str], task: Task, folder: Path) -
     for round_ in range(1, ROUNDS + 1):
         updates = []
         for number, spec in enumerate(specs):
-            place = folder / f"{round_}-{number}"
-            bundle = place / "bundle"
+            device_folder = folder / f"{round_}-{number}"
+            bundle = device_folder / "bundle"
             bundle.mkdir(parents=True)
             for name, content in federation.bundle(spec, round_).items():
                 (bundle / name).write_bytes(content)
-            train_bundle(bundle, data[number], place / "update", threads=1, seed=number)
-            updates.append(read_update(place / "update"))
+            train_bundle(bundle, data[number], device_folder / "update", threads=1, seed=number)
+            updates.append(read_update(device_folder / "update"))
         federation.fold(updates)
         yield federation.evaluate(x, y)[1]
 

@@ -67,8 +67,8 @@ def transformers(prefix: str, head: str = "ForSequenceClassification", **options
     def make() -> nn.Module:
         library = import_module("transformers")
         config = getattr(library, f"{prefix}Config")(**{"num_labels": CLASSES, **options})
-        made: nn.Module = getattr(library, prefix + head)(config)
-        return made
+        model: nn.Module = getattr(library, prefix + head)(config)
+        return model
 
     return make
 
