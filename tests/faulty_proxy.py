@@ -56,37 +56,52 @@ class Carried:
 
 
 @contextmanager
-def proxy(target: Callable[[], str], plan: Plan) -> Iterator[tuple[str, Carried]]:
-    """A proxy before the server whose URL `target` gives; its URL, and what it has carried."""
-    carried = Carried()
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+def listening(meet: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Call `meet` with the connection of every client that comes to the URL."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
 
         def accept() -> None:
             while True:
                 try:
-                    client, _ = listening.accept()
+                    client, _ = server.accept()
                 except OSError:
                     return
-                fault = plan()
-                carried.connections += 1
-                if fault.answer is not None:
-                    threading.Thread(target=_answer, args=(client, fault.answer)).start()
-                    continue
-                try:
-                    host, _, port = target().removeprefix("http://").partition(":")
-                    server = socket.create_connection((host, int(port)))
-                except OSError:
-                    client.close()  # the server is away
-                    continue
-                carried.clients.append(client)
-                for pair, way in (((client, server), "up"), ((server, client), "down")):
-                    arguments = (*pair, fault, way, carried)
-                    threading.Thread(target=_carry, args=arguments, daemon=True).start()
+                meet(client)
 
         threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", carried
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
         # A shutdown, because closing alone does not end `accept`.
-        listening.shutdown(socket.SHUT_RDWR)
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def connected(client: socket.socket, url: str) -> socket.socket | None:
+    """A connection to the server at `url`; if it is away, `client` is closed."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    try:
+        return socket.create_connection((host, int(port)))
+    except OSError:
+        client.close()
+        return None
+
+
+@contextmanager
+def proxy(target: Callable[[], str], plan: Plan) -> Iterator[tuple[str, Carried]]:
+    """A proxy before the server whose URL `target` gives; its URL, and what it has carried."""
+    carried = Carried()
+
+    def meet(client: socket.socket) -> None:
+        fault = plan()
+        carried.connections += 1
+        if fault.answer is not None:
+            threading.Thread(target=_answer, args=(client, fault.answer)).start()
+        elif server := connected(client, target()):
+            carried.clients.append(client)
+            for pair, way in (((client, server), "up"), ((server, client), "down")):
+                arguments = (*pair, fault, way, carried)
+                threading.Thread(target=_carry, args=arguments, daemon=True).start()
+
+    with listening(meet) as url:
+        yield url, carried
 
 
 def _carry(

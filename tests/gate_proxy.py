@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal
 
-PIECE = 1 << 16
+from faulty_proxy import PIECE, connected, listening
+
 CHECK_S = 0.02
 BAD_GATEWAY = (
     b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: application/json\r\n"
@@ -62,33 +63,19 @@ class Gate:
 @contextmanager
 def gate(target: str) -> Iterator[tuple[str, Gate]]:
     """A gate before the server at the URL `target`; its URL and the gate."""
-    host, _, port = target.removeprefix("http://").partition(":")
     opened = Gate()
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
 
-        def accept() -> None:
-            while True:
-                try:
-                    client, _ = listening.accept()
-                except OSError:
-                    return
-                if opened.state in ("refuse", "bad"):
-                    with client, suppress(OSError):
-                        if opened.state == "bad":
-                            client.recv(PIECE)
-                            client.sendall(BAD_GATEWAY)
-                    continue
-                try:
-                    server = socket.create_connection((host, int(port)))
-                except OSError:
-                    client.close()
-                    continue
-                for pair, limited in (((client, server), True), ((server, client), False)):
-                    carrying = (*pair, limited)
-                    threading.Thread(target=opened.carry, args=carrying, daemon=True).start()
+    def meet(client: socket.socket) -> None:
+        if opened.state in ("refuse", "bad"):
+            with client, suppress(OSError):
+                if opened.state == "bad":
+                    client.recv(PIECE)
+                    client.sendall(BAD_GATEWAY)
+        elif server := connected(client, target):
+            for pair, limited in (((client, server), True), ((server, client), False)):
+                carrying = (*pair, limited)
+                threading.Thread(target=opened.carry, args=carrying, daemon=True).start()
 
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", opened
+    with listening(meet) as url:
+        yield url, opened
         opened.state = "ended"
-        # A shutdown, because closing alone does not end `accept`.
-        listening.shutdown(socket.SHUT_RDWR)
