@@ -27,7 +27,7 @@ def compare(runs: Sequence[Path], curves: Path | None, as_json: bool) -> None:
     that of the simulation, and `simulated` that on devices with a `profile`.
     """
     from toolkit.simulation.comparison import compare as read
-    from toolkit.simulation.comparison import draw_comparison
+    from toolkit.simulation.curves import draw_comparison
 
     rows = read(runs)
     if curves is not None:

@@ -1,27 +1,31 @@
 """The demo's two baselines: a fleet of full models, and devices that train alone.
 
-Both run in one process without a network, on the bundles and with the training code that agents
-use. Run it as `python -m toolkit.demo.baselines FOLDER ROUNDS SEED FULL_TOO`; it prints one JSON
-object.
+Both are simulated with the samples of the demo's devices. Run it as `python -m
+toolkit.demo.baselines FOLDER ROUNDS SEED FULL_TOO`; it prints one JSON object.
 """
 
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from device_agent.formats.update import read_update
-from device_agent.training.bundle_training import train_bundle
-from device_agent.training.training_options import TrainingOptions
+from device_agent.data.local_data import LocalData
 from profiles.errors import UpdateError
-from toolkit.aggregation.aggregate import Received
-from toolkit.aggregation.federation import Federation
+from toolkit.coordinator.federation_setup import federation
+from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.demo import demo_settings
 from toolkit.demo.demo_folder import DemoFolder
+from toolkit.simulation.chunks import ChunkTrainer
+from toolkit.simulation.engines.in_process import InProcess
+from toolkit.simulation.partition import Parts
+from toolkit.simulation.results import RunFolder
+from toolkit.simulation.rounds import Simulation
+from toolkit.simulation.simulation_config import SimulationConfig
 
 SUBMODEL = "full"
 """Devices on their own train the whole model, which favours them in the comparison."""
@@ -37,24 +41,8 @@ class Baselines:
         alone: By device: of its own model, trained on its own data only.
     """
 
-    all_full: tuple[float, ...] | None
-    alone: Mapping[str, tuple[float, ...]]
-
-    @property
-    def alone_range(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """By round: the lowest accuracy of a device alone, the mean, and the highest."""
-        found = np.array(list(self.alone.values()))
-        return found.min(axis=0), found.mean(axis=0), found.max(axis=0)
-
-
-def read_baselines(path: Path) -> Baselines:
-    """Read the document that this module prints."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    full = document["all_full"]
-    return Baselines(
-        None if full is None else tuple(full),
-        {name: tuple(curve) for name, curve in document["alone"].items()},
-    )
+    all_full: Sequence[float] | None
+    alone: Mapping[str, Sequence[float]]
 
 
 def train_baselines(
@@ -72,71 +60,63 @@ def train_baselines(
     Returns:
         The accuracies of each round.
     """
-    federation = Federation(
-        demo_settings.MODEL, demo_settings.INPUT_SHAPE, demo_settings.TRAINING, seed=seed
+    config = SimulationConfig(
+        model=demo_settings.MODEL,
+        input_shape=demo_settings.INPUT_SHAPE,
+        training=demo_settings.TRAINING,
+        devices=demo_settings.fleet(all_full=True),
+        rounds=rounds,
+        seed=seed,
+        simulation=SimulationTable(data="", seed=seed),
     )
-    start = federation.save()
+    model = federation(config)
+    start, judges = model.save(), _arrays(held_out)
+    engine = InProcess(ChunkTrainer(config, model, judges))
+    parts = [_arrays(file) for file in data.values()]
+    samples = LocalData(
+        np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+    )
+    ends = np.cumsum([len(labels) for _, labels in parts])[:-1]
+    rows = np.split(np.arange(len(samples)), ends)
 
-    def accuracies(files: Sequence[Path]) -> tuple[float, ...]:
-        federation.load(start)
+    def accuracies(clients: Parts) -> list[float]:
+        """Accuracies of the model that `clients`, each with its rows of the samples, train."""
+        model.load(start)
+        curve = [_known(model.evaluate(*judges)[0])]
         with tempfile.TemporaryDirectory() as scratch:
-            return tuple(_rounds(federation, files, held_out, rounds, seed, Path(scratch)))
+            folder = RunFolder(Path(scratch))
+            folder.begin({}, force=False)
+            specs = [SUBMODEL] * len(clients)
+            simulation = Simulation(config, folder, model, samples, judges, specs, {}, clients)
+            with suppress(UpdateError):  # training diverged: the model stays as it is
+                simulation.run(engine)
+            curve += [_known(result.accuracy) for result in folder.history]
+        return curve + curve[-1:] * (rounds + 1 - len(curve))
 
     return Baselines(
-        all_full=accuracies(list(data.values())) if full_too else None,
-        alone={name: accuracies([file]) for name, file in data.items()},
+        all_full=accuracies(rows) if full_too else None,
+        alone={name: accuracies([own]) for name, own in zip(data, rows, strict=True)},
     )
 
 
-def _rounds(
-    federation: Federation,
-    files: Sequence[Path],
-    held_out: Path,
-    rounds: int,
-    seed: int,
-    scratch: Path,
-) -> Iterator[float]:
-    """Accuracy of the model that the data `files` train together, round by round.
-
-    A federation of one device is that device alone: the mean of one update is the update.
-    """
-    yield _accuracy(federation, held_out)
-    for round_ in range(1, rounds + 1):
-        bundle = scratch / f"bundle-{round_}"
-        bundle.mkdir()
-        for name, content in federation.bundle(SUBMODEL, round_).items():
-            (bundle / name).write_bytes(content)
-        try:
-            updates = [
-                _train(bundle, file, scratch / f"update-{round_}-{number}", seed + round_)
-                for number, file in enumerate(files)
-            ]
-        except UpdateError:
-            updates = []  # training diverged: the device keeps the model that it has
-        if updates:
-            federation.fold(updates)
-        yield _accuracy(federation, held_out)
+def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The samples and labels of an `.npz` file."""
+    with np.load(path) as file:
+        return file["x"], file["y"]
 
 
-def _train(bundle: Path, data: Path, out: Path, seed: int) -> Received:
-    train_bundle(bundle, data, out, TrainingOptions(threads=demo_settings.THREADS, seed=seed))
-    return read_update(out)
-
-
-def _accuracy(federation: Federation, held_out: Path) -> float:
-    with np.load(held_out) as file:
-        accuracy, _ = federation.evaluate(file["x"], file["y"])
+def _known(accuracy: float | None) -> float:
     assert accuracy is not None  # digits are classes
     return accuracy
 
 
-def main(folder: str, rounds: str, seed: str, full_too: str) -> None:
-    """Train the baselines on the data in the demo's `folder` and print them as JSON."""
-    place = DemoFolder(Path(folder))
+def main(root: str, rounds: str, seed: str, full_too: str) -> None:
+    """Train the baselines on the data in the demo's folder `root` and print them as JSON."""
+    folder = DemoFolder(Path(root))
     members = demo_settings.members(demo_settings.FLEET)
-    data = {member.name: place.data_of(member.name) for member in members}
-    found = train_baselines(place.held_out, data, int(rounds), int(seed), full_too == "True")
-    print(json.dumps(asdict(found)))
+    data = {member.name: folder.data_of(member.name) for member in members}
+    trained = train_baselines(folder.held_out, data, int(rounds), int(seed), full_too == "True")
+    print(json.dumps(asdict(trained)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The result of the demo: a table for people and a JSON document for programs."""
 
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from profiles.text_formatting import (
     megabytes,
     milliseconds,
 )
+from toolkit import terminal_output
 from toolkit.demo import demo_settings
 from toolkit.demo.demo_result import DemoResult, DeviceReport
 
@@ -49,14 +51,11 @@ def show(result: DemoResult) -> None:
 
 def table(result: DemoResult) -> Table:
     """A row for each device, at most 80 columns wide."""
-    made = Table(
-        "device", "submodel", box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
-    )
-    for column in COLUMNS:
-        made.add_column(column, justify="right")
+    rows = terminal_output.table("device", "submodel", *COLUMNS)
+    rows.columns[1].justify, rows.padding = "left", (0, 1, 0, 0)
     for device in result.devices:
-        made.add_row(device.name, device.submodel, *figures(device))
-    return made
+        rows.add_row(device.name, device.submodel, *figures(device))
+    return rows
 
 
 def figures(device: DeviceReport) -> tuple[str, ...]:
@@ -105,16 +104,19 @@ def _is_cp(device: DeviceReport) -> bool:
 
 def comparisons(result: DemoResult) -> list[str]:
     """The accuracies of the baselines, and the memory of the larger model's submodels."""
-    lowest, mean, highest = (float(curve[-1]) for curve in result.baselines.alone_range)
+    alone = [curve[-1] for curve in result.baselines.alone.values()]
     lines = []
     if result.baselines.all_full is not None:
         lines.append(f"all devices full: {result.baselines.all_full[-1]:.1%}")
-    lines.append(f"each device alone: mean {mean:.1%}, from {lowest:.1%} to {highest:.1%}")
-    known = [one for one in result.larger_model if one.above_idle_bytes is not None]
-    if known:
-        peaks = ", ".join(
-            f"{one.submodel} {(one.above_idle_bytes or 0) / 1e6:.0f}" for one in known
-        )
+    lines.append(
+        f"each device alone: mean {fmean(alone):.1%}, from {min(alone):.1%} to {max(alone):.1%}"
+    )
+    peaks = ", ".join(
+        f"{memory.submodel} {megabytes(memory.above_idle_bytes, 0)}"
+        for memory in result.larger_model
+        if memory.above_idle_bytes is not None
+    )
+    if peaks:
         lines += [
             f"{demo_settings.LARGER_NAME}, batch {demo_settings.LARGER_BATCH}, MB above the idle "
             "agent:",
@@ -141,15 +143,12 @@ def as_json(result: DemoResult) -> dict[str, Any]:
         "threads": profile.method.threads,
         "machine": msgspec.to_builtins(profile.machine),
         "devices": [device_json(device) for device in result.devices],
-        "baselines": {
-            "all_full": result.baselines.all_full and list(result.baselines.all_full),
-            "alone": {name: list(curve) for name, curve in result.baselines.alone.items()},
-        },
+        "baselines": asdict(result.baselines),
         "larger_model": {
             "model": demo_settings.LARGER_MODEL,
             "batch_size": demo_settings.LARGER_BATCH,
             "training_above_idle_bytes": {
-                one.submodel: one.above_idle_bytes for one in result.larger_model
+                memory.submodel: memory.above_idle_bytes for memory in result.larger_model
             },
         },
     }

@@ -1,35 +1,28 @@
 """The digits of scikit-learn, split unevenly over the devices: by label, as FL papers do."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
-from toolkit.simulation import digits as scans
+from toolkit.demo import demo_settings
+from toolkit.demo.demo_folder import DemoFolder
+from toolkit.simulation.digits import digits
 from toolkit.simulation.partition import dirichlet_split
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Images `x` (n, 1, 8, 8) float32 from 0 to 1, labels `y` (n,) int64."""
+def write_data(folder: DemoFolder, devices: Sequence[str], seed: int) -> tuple[int, list[int]]:
+    """Write the `.npz` files of the coordinator and of the `devices`.
 
-    x: np.ndarray
-    y: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, indices: np.ndarray) -> "Samples":
-        return Samples(self.x[indices], self.y[indices])
-
-    def save(self, path: Path) -> None:
-        """Write the `.npz` file that devices and coordinator read."""
-        np.savez(path, x=self.x, y=self.y)
-
-
-def digits() -> Samples:
-    """All 1,797 scans."""
-    return Samples(*scans.digits())
+    Returns the number of held-out samples, and of each device's.
+    """
+    x, y = digits()
+    held_out, parts = split_samples(
+        y, len(devices), demo_settings.HELD_OUT, demo_settings.ALPHA, seed
+    )
+    np.savez(folder.held_out, x=x[held_out], y=y[held_out])
+    for device, part in zip(devices, parts, strict=True):
+        np.savez(folder.data_of(device), x=x[part], y=y[part])
+    return len(held_out), [len(part) for part in parts]
 
 
 def split_samples(

@@ -12,14 +12,15 @@ from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol import Status
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError
-from toolkit.demo import demo_fleet, demo_settings, digits_data, larger_model, submodel_costs
-from toolkit.demo.baselines import Baselines, read_baselines
+from toolkit.demo import demo_fleet, demo_settings, measurements
+from toolkit.demo.baselines import Baselines
 from toolkit.demo.child_processes import Processes, interruptible
 from toolkit.demo.demo_charts import draw
 from toolkit.demo.demo_folder import DemoFolder
 from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
 from toolkit.demo.demo_settings import Member
 from toolkit.demo.demo_table import as_json
+from toolkit.demo.digits_data import write_data
 from toolkit.demo.live_display import display
 
 logger = logging.getLogger(__name__)
@@ -90,14 +91,7 @@ class Job:
     def distribute_data(self) -> tuple[int, list[int]]:
         """Write the data files. Returns the number of held-out samples, and of each device's."""
         logger.info(f"Distributing the digits over {len(self.members)} devices")
-        digits = digits_data.digits()
-        held_out, parts = digits_data.split_samples(
-            digits.y, len(self.members), demo_settings.HELD_OUT, demo_settings.ALPHA, self.seed
-        )
-        digits[held_out].save(self.folder.held_out)
-        for member, part in zip(self.members, parts, strict=True):
-            digits[part].save(self.folder.data_of(member.name))
-        return len(held_out), [len(part) for part in parts]
+        return write_data(self.folder, [member.name for member in self.members], self.seed)
 
     def federate(self, processes: Processes) -> Status:
         """Run all rounds and keep the bundles and the global model. Returns the last status."""
@@ -112,14 +106,14 @@ class Job:
         with display([member.name for member in members], self.start) as show:
             demo_fleet.watch(link, processes.pause, show)
         status = demo_fleet.finish(link, processes, coordinator, agents)
-        submodel_costs.keep_bundles(folder, members)
+        measurements.keep_bundles(folder, members)
         shutil.copyfile(folder.coordinator / folder.model.name, folder.model)
         return status
 
     def measure(self, processes: Processes) -> dict[str, Profile]:
         """Profile each submodel. Returns the profiles by submodel."""
         logger.info("Measuring each submodel, one after another")
-        return submodel_costs.measure(self.folder, processes, self.members)
+        return measurements.profile_fleet(self.folder, processes, self.members)
 
     def compare(
         self, processes: Processes, all_full: bool
@@ -135,10 +129,10 @@ class Job:
             "baselines", "toolkit.demo.baselines", arguments, stdout=folder.baselines
         )
         logger.info("Measuring the memory of %s at the same time", demo_settings.LARGER_NAME)
-        export = larger_model.start_export(folder, processes)
-        measured = larger_model.measure(folder, processes, export)
+        export = measurements.start_export(folder, processes)
+        measured = measurements.larger_memory(folder, processes, export)
         processes.finish([training], BASELINES_S)
-        return read_baselines(folder.baselines), measured
+        return Baselines(**json.loads(folder.baselines.read_text())), measured
 
 
 def device_reports(
@@ -148,7 +142,7 @@ def device_reports(
     profiles: Mapping[str, Profile],
 ) -> tuple[DeviceReport, ...]:
     """The report of each device, in the order of the fleet."""
-    sizes = submodel_costs.sizes(members)
+    sizes = measurements.sizes(members)
     seen = {device.name: device for device in status.devices}
     return tuple(
         DeviceReport(

@@ -205,10 +205,18 @@ def stack(axes: Axes, row: int, parts: Sequence[tuple[Part, float]]) -> None:
         left += value
 
 
-def note(axes: Axes, at: float, row: int, text: str, colour: str, weight: str = "normal") -> None:
+def note(
+    axes: Axes,
+    at: float,
+    row: float,
+    text: str,
+    colour: str,
+    weight: str = "normal",
+    size: float = 9,
+) -> None:
     """Write a few words after the end of a bar."""
     axes.annotate(
-        text, (at, row), (6, 0), textcoords="offset points", va="center", fontsize=9,
+        text, (at, row), (6, 0), textcoords="offset points", va="center", fontsize=size,
         color=colour, weight=weight, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.0},
     )  # fmt: skip
 

@@ -10,13 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-from device_agent.formats.atomic_files import stream_file
 from toolkit.simulation.results import UNUSED, RoundResult, read_run
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 class Spread(NamedTuple):
@@ -129,24 +123,3 @@ def _name(folders: Sequence[Path]) -> str:
         return names[0]
     common = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     return "".join(letter for letter, *_ in common).rstrip("-_.") or names[0]
-
-
-def draw_comparison(rows: Sequence[Row], to: Path) -> None:
-    """Write a PNG with a curve for each row: the mean of its runs, and their range."""
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    for place, row in enumerate(rows):
-        colour, style = COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
-        rounds = range(1, min(map(len, row.histories)) + 1)
-        each = list(zip(*map(row.scores, row.histories), strict=False))
-        axes.plot(rounds, [statistics.fmean(one) for one in each], style, color=colour)
-        axes.lines[-1].set_label(row.name)
-        axes.fill_between(rounds, [*map(min, each)], [*map(max, each)], color=colour, alpha=0.12)
-    by_loss = any(row.judged_by_loss for row in rows)
-    axes.set(xlabel="round", title=f"{'Loss' if by_loss else 'Accuracy'} on held-out samples")
-    if not by_loss:
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    stream_file(to, lambda file: figure.savefig(file, format="png"))

@@ -1,16 +1,22 @@
-"""Accuracy and loss by round and by simulated time, as one picture."""
+"""Curves of accuracy and loss: of one simulation, and of several that are compared."""
 
+import statistics
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from device_agent.formats.atomic_files import stream_file
+from toolkit.simulation.comparison import Row
 from toolkit.simulation.results import RoundResult
 
-BLUE, ORANGE = "#0072B2", "#D55E00"
+# Okabe and Ito's palette: people with any kind of colour blindness can tell these apart.
+BLUE, ORANGE, GREEN, SKY = "#0072B2", "#D55E00", "#009E73", "#56B4E9"
+COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", SKY, "#000000")
 
 
 def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
@@ -30,15 +36,53 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
         if accuracies:
             panels[0].plot(along, accuracies, color=BLUE)
             panels[0].set(ylim=(0, 1), title="Accuracy on held-out samples")
-            panels[0].yaxis.set_major_formatter(PercentFormatter(1))
+            in_percent(panels[0])
         panels[-1].plot(along, [one.loss for one in history], color=ORANGE)
         panels[-1].set(title="Loss on held-out samples")
         for panel in panels:
             panel.set_xlabel(label)
             panel.grid(alpha=0.3)
     for panel in rows[0]:
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        by_round(panel)
     stream_file(to, lambda file: figure.savefig(file, format="png"))
+
+
+def draw_comparison(rows: Sequence[Row], to: Path) -> None:
+    """Write a PNG with a curve for each row: the mean of its runs, and their range."""
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    for number, row in enumerate(rows):
+        style = ("-", "--", ":")[number // len(COLOURS) % 3]
+        curves = [row.scores(history) for history in row.histories]
+        colour = COLOURS[number % len(COLOURS)]
+        draw_range(axes, curves, 1, color=colour, linestyle=style, label=row.name)
+    by_loss = any(row.judged_by_loss for row in rows)
+    axes.set(xlabel="round", title=f"{'Loss' if by_loss else 'Accuracy'} on held-out samples")
+    if not by_loss:
+        in_percent(axes)
+    by_round(axes)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    stream_file(to, lambda file: figure.savefig(file, format="png"))
+
+
+def draw_range(axes: Axes, curves: Sequence[Sequence[float]], first: int, **style: Any) -> None:
+    """Draw the mean of `curves` and, around it, their range. They begin with the round `first`."""
+    rounds = range(first, first + min(map(len, curves)))
+    values = list(zip(*curves, strict=False))
+    axes.plot(rounds, [*map(statistics.fmean, values)], **style)
+    low, high = [*map(min, values)], [*map(max, values)]
+    axes.fill_between(rounds, low, high, color=style["color"], alpha=0.14, linewidth=0)
+
+
+def by_round(axes: Axes) -> None:
+    """Label only whole rounds."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def in_percent(axes: Axes) -> None:
+    """Label accuracies in percent."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 
 def _unit(seconds: float) -> tuple[int, str]:

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from profiles.errors import InputError
 from refusals import refused
 from toolkit.coordinator.federation_config import load_config
-from toolkit.demo import demo_settings, digits_data
+from toolkit.demo import demo_settings
 from toolkit.demo.demo_fleet import config_text
 from toolkit.demo.demo_folder import DemoFolder
+from toolkit.demo.digits_data import split_samples, write_data
 from toolkit.demo.run_demo import run_demo
+from toolkit.simulation.digits import digits
 from toolkit.simulation.partition import LEAST, dirichlet_split
 
 LABELS = st.lists(st.integers(0, 9), min_size=30, max_size=200).map(np.array)
@@ -26,7 +28,7 @@ LABELS = st.lists(st.integers(0, 9), min_size=30, max_size=200).map(np.array)
 def test_every_sample_is_held_out_or_on_exactly_one_device(
     labels: np.ndarray, devices: int, alpha: float, seed: int
 ) -> None:
-    held_out, parts = digits_data.split_samples(labels, devices, 0.2, alpha, seed)
+    held_out, parts = split_samples(labels, devices, 0.2, alpha, seed)
     assert len(parts) == devices
     assert min(map(len, parts)) >= LEAST
     assert len(held_out) == round(0.2 * len(labels))
@@ -35,22 +37,22 @@ def test_every_sample_is_held_out_or_on_exactly_one_device(
 
 @given(labels=LABELS, seed=st.integers(0, 2**40))
 def test_a_seed_gives_the_same_split_again(labels: np.ndarray, seed: int) -> None:
-    one, other = (digits_data.split_samples(labels, 4, 0.2, 0.5, seed) for _ in range(2))
+    one, other = (split_samples(labels, 4, 0.2, 0.5, seed) for _ in range(2))
     assert np.array_equal(one[0], other[0])
     assert all(np.array_equal(a, b) for a, b in zip(one[1], other[1], strict=True))
 
 
 def test_another_seed_gives_another_split() -> None:
-    y = digits_data.digits().y
-    one, other = (digits_data.split_samples(y, 8, 0.2, 0.5, seed)[1] for seed in (0, 1))
+    _, y = digits()
+    one, other = (split_samples(y, 8, 0.2, 0.5, seed)[1] for seed in (0, 1))
     assert [len(part) for part in one] != [len(part) for part in other]
 
 
 def test_a_small_alpha_gives_each_device_few_classes() -> None:
-    y = digits_data.digits().y
+    _, y = digits()
     shares = [
         np.mean([np.bincount(y[part]).max() / len(part) for part in parts])
-        for parts in (digits_data.split_samples(y, 8, 0.2, alpha, 0)[1] for alpha in (0.5, 100.0))
+        for parts in (split_samples(y, 8, 0.2, alpha, 0)[1] for alpha in (0.5, 100.0))
     ]
     assert shares[0] > 2 * shares[1]
 
@@ -61,13 +63,20 @@ def test_too_few_samples_are_refused() -> None:
 
 
 def test_the_digits_are_as_devices_want_them(tmp_path: Path) -> None:
-    digits = digits_data.digits()
-    assert digits.x.shape == (1797, 1, 8, 8)
-    assert (digits.x.min(), digits.x.max()) == (0, 1)
-    digits[np.arange(5)].save(tmp_path / "local.npz")
-    with np.load(tmp_path / "local.npz") as file:
-        assert (file["x"].dtype, file["y"].dtype) == (np.float32, np.int64)
-        assert np.array_equal(file["x"], digits.x[:5])
+    folder = DemoFolder(tmp_path / "demo")
+    folder.create(force=False)
+    held_out, samples = write_data(folder, ["phone-1", "board-1"], seed=3)
+    x, y = digits()
+    split = split_samples(y, 2, demo_settings.HELD_OUT, demo_settings.ALPHA, 3)
+    rows = [split[0], *split[1]]
+    files = [folder.held_out, folder.data_of("phone-1"), folder.data_of("board-1")]
+    assert [held_out, *samples] == list(map(len, rows))
+    for path, own in zip(files, rows, strict=True):
+        with np.load(path) as file:
+            assert (file["x"].dtype, file["y"].dtype) == (np.float32, np.int64)
+            assert np.array_equal(file["x"], x[own])
+            assert np.array_equal(file["y"], y[own])
+    assert (x.shape, x.min(), x.max()) == ((1797, 1, 8, 8), 0, 1)
 
 
 def test_all_full_changes_the_submodels_only() -> None:

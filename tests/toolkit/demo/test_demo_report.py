@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 
 from device_agent.formats.protocol import RoundResult
 from made_profiles import made_phase, made_profile
-from toolkit.demo import demo_table, digits_data
-from toolkit.demo.baselines import Baselines, read_baselines, train_baselines
+from toolkit.demo import demo_table
+from toolkit.demo.baselines import Baselines, train_baselines
 from toolkit.demo.demo_charts import draw, draw_accuracy, draw_memory, draw_traffic
 from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
+from toolkit.simulation.digits import digits
 
 
 def device(name: str, submodel: str, peak: int | None = 75_900_000) -> DeviceReport:
@@ -35,11 +36,11 @@ def result(*devices: DeviceReport) -> DemoResult:
         RoundResult(round=1, accuracy=0.8, loss=0.5, updates=2),
         RoundResult(round=2, accuracy=0.975, loss=0.1, updates=2),
     )
-    alone = {"desktop-1": (0.1, 0.5, 0.625), "board-2": (0.1, 0.25, 0.5)}
+    alone = {"desktop-1": [0.1, 0.5, 0.625], "board-2": [0.1, 0.25, 0.5]}
     larger = [TrainingMemory("full", 38_400_000), TrainingMemory("slice:convs.2", 12_000_000)]
     return DemoResult(
         out=Path("edgetailor-demo"), seed=0, all_full=False, held_out_samples=359, elapsed_s=123.4,
-        history=history, devices=devices, baselines=Baselines((0.1, 0.9, 0.992), alone),
+        history=history, devices=devices, baselines=Baselines([0.1, 0.9, 0.992], alone),
         larger_model=tuple(larger),
     )  # fmt: skip
 
@@ -167,19 +168,20 @@ def test_why_cp_counts_more_parameters_is_explained() -> None:
 
 
 def test_baselines_train_together_and_alone(tmp_path: Path) -> None:
-    digits = digits_data.digits()
-    digits[np.arange(100)].save(tmp_path / "held-out.npz")
-    data = {}
-    for number, label in enumerate((0, 1)):
-        only = np.flatnonzero(digits.y == label)[:32]
-        digits[only].save(tmp_path / f"{number}.npz")
-        data[f"device-{number}"] = tmp_path / f"{number}.npz"
-    found = train_baselines(tmp_path / "held-out.npz", data, rounds=1, seed=3, full_too=True)
-    assert found.all_full is not None
-    curves = [found.all_full, *found.alone.values()]
-    assert [len(curve) for curve in curves] == [2, 2, 2]
+    x, y = digits()
+    rows = {"held-out": np.arange(100)}
+    rows |= {f"device-{label}": np.flatnonzero(y == label)[:32] for label in (0, 1)}
+    for name, own in rows.items():
+        np.savez(tmp_path / f"{name}.npz", x=x[own], y=y[own])
+    held_out, *devices = (tmp_path / f"{name}.npz" for name in rows)
+    trained = train_baselines(
+        held_out, {path.stem: path for path in devices}, rounds=2, seed=3, full_too=True
+    )
+    assert trained.all_full is not None
+    curves = [trained.all_full, *trained.alone.values()]
+    assert [len(curve) for curve in curves] == [3, 3, 3]
     assert len({curve[0] for curve in curves}) == 1  # all begin with the same model
-    share = np.mean(digits.y[:100] == 0)
-    assert found.alone["device-0"][1] == pytest.approx(share, abs=0.05)  # it knows one digit
-    (tmp_path / "b.json").write_text(json.dumps(asdict(found)))
-    assert read_baselines(tmp_path / "b.json") == found
+    for label in (0, 1):  # a device alone knows one digit
+        share = np.mean(y[:100] == label)
+        assert trained.alone[f"device-{label}"][2] == pytest.approx(share, abs=0.05)
+    assert Baselines(**json.loads(json.dumps(asdict(trained)))) == trained
