@@ -16,7 +16,7 @@ from toolkit.submodels.class_rows import mark_class_rows
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.spec_form import recomputed
-from toolkit.submodels.submodel import Submodel
+from toolkit.submodels.submodel import SplitRequest, Submodel
 
 MOST_WORK = {"some": 0.15, "yes": None}
 """What the words of the option `recompute` mean: see `exporters.programs.program.Recomputation`."""
@@ -55,7 +55,9 @@ def split(
     parsed = check_spec(spec)
     family = family_named(parsed.family)
     try:
-        submodel = family.split(model, sample_shape, parsed, training or TrainingConfig())
+        submodel = family.split(
+            SplitRequest(model, sample_shape, parsed, training or TrainingConfig())
+        )
     except (EdgeTailorError, MemoryError):
         raise
     except Exception as error:  # a defect of one family must not end the others' work

@@ -15,19 +15,26 @@ from torch.fx import GraphModule
 
 from device_agent.formats.manifest import TensorEntry
 from exporters.programs.optimizers import Adam
-from exporters.recording.capture import capture, record
+from exporters.recording.capture import record
 from exporters.recording.captured import Captured
 from profiles.errors import SpecError
 from toolkit.factor_layers.cp_layers import with_cp_factors
 from toolkit.factorization.decompose_weights import compose, cp_decompose, cp_rank, cp_refit
+from toolkit.families import forms
 from toolkit.personal.bilevel_training import BiLevelSettings, bilevel_submodel
 from toolkit.personal.tensorized_model import Tensorized, factor_name
+from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.rewritten_model import refuse_if_unusable
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.spec_form import Choice, Number, Option, SpecForm
-from toolkit.submodels.submodel import LayerDecision, Shapes, Submodel, factors_of, recover_dense
+from toolkit.submodels.submodel import (
+    LayerDecision,
+    Shapes,
+    SplitRequest,
+    Submodel,
+    factors_of,
+    recover_dense,
+)
 from toolkit.submodels.weighted_layers import Convolution, Layer, weighted_layers
 
 PENALTY = 12.0
@@ -49,23 +56,6 @@ Each step of Adam moves every number by about the learning rate, whatever the gr
 LINEAR = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.RNNBase)
 """Layers whose weights are factorized, including the classifier (TDPFed, Table I)."""
 
-FORM = SpecForm(
-    family="cp",
-    usage="cp:RATE",
-    summary=(
-        "CP factors and a personal model that stays on the device (TDPFed); "
-        "penalty=, personal-steps=, factor-steps=, factor-rate=, personal-start="
-    ),
-    size=Number("compression rate", "cp:2.0"),
-    options=(
-        Option("penalty"),
-        Option("personal-steps", lowest=1, whole=True),
-        Option("factor-steps", lowest=1, whole=True),
-        Option("factor-rate"),
-        Choice("personal-start", ("kept", "aggregate")),
-    ),
-)
-
 
 def choose_ranks(
     model: nn.Module, captured: Captured, spec: Spec
@@ -75,7 +65,7 @@ def choose_ranks(
     Raises SpecError if a rank is too high or too low for the weights of the model; the message
     names the compression rates that are possible.
     """
-    rate = FORM.size_as_number(spec)
+    rate = forms.CP.size_as_number(spec)
     ranks: dict[str, int] = {}
     layer_decisions = []
     for layer in weighted_layers(model, captured):
@@ -158,44 +148,37 @@ def _rounded(rate: float, direction: str) -> float:
     return float(Context(prec=3, rounding=direction).create_decimal(rate))
 
 
-class CP:
+class CP(Family):
     """See the module."""
 
-    form = FORM
+    form = forms.CP
     averages_factors = True
 
-    def split(
-        self,
-        model: nn.Module,
-        sample_shape: tuple[int, ...],
-        spec: Spec,
-        training: TrainingConfig,
-    ) -> Submodel:
+    def split(self, request: SplitRequest) -> Submodel:
         """See Family."""
-        captured = capture(model, sample_shape)
-        ranks, layer_decisions = choose_ranks(model, captured, spec)
+        captured, spec = request.capture(), request.spec
+        ranks, layer_decisions = choose_ranks(request.model, captured, spec)
         tensorized = Tensorized(captured, ranks)
         with refuse_if_unusable(spec, layer_decisions):
-            predicting = record_with_factors(model, captured, ranks)
+            predicting = record_with_factors(request.model, captured, ranks)
 
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
-            found = self.received(spec.head, tensorized.factors, weights)
-            return {e.name: found[e.name] for e in tensorized.factors}
+            received = self.received(spec.head, tensorized.factors, weights)
+            return {e.name: received[e.name] for e in tensorized.factors}
 
         settings = BiLevelSettings(
-            penalty=FORM.number(spec, "penalty", PENALTY),
-            personal_steps=FORM.whole_number(spec, "personal-steps", PERSONAL_STEPS),
-            local_steps=FORM.whole_number(spec, "factor-steps", FACTOR_STEPS),
-            rate=FORM.number(spec, "factor-rate", FACTOR_RATE),
+            penalty=forms.CP.number(spec, "penalty", PENALTY),
+            personal_steps=forms.CP.whole_number(spec, "personal-steps", PERSONAL_STEPS),
+            local_steps=forms.CP.whole_number(spec, "factor-steps", FACTOR_STEPS),
+            rate=forms.CP.number(spec, "factor-rate", FACTOR_RATE),
             optimizer=Adam(),
-            restart=FORM.choice(spec, "personal-start") == "aggregate",
+            restart=forms.CP.choice(spec, "personal-start") == "aggregate",
         )
         return bilevel_submodel(
-            spec,
+            request,
             captured,
             tensorized,
             settings,
-            training,
             factors,
             local_name="factor_step",
             layer_decisions=layer_decisions,
@@ -204,7 +187,7 @@ class CP:
 
     def strength(self, spec: Spec) -> float:
         """1 / compression rate, at most 1: more factor values than tensor values add nothing."""
-        return 1 / max(1.0, FORM.size_as_number(spec))
+        return 1 / max(1.0, forms.CP.size_as_number(spec))
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes

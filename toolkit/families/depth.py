@@ -18,23 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from exporters.programs.tracing import DTYPES
-from exporters.recording.capture import capture
 from exporters.recording.captured import Captured
 from profiles.errors import SpecError
-from toolkit.submodels.family import Stateless
-from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.families import forms
+from toolkit.submodels.family import Family
 from toolkit.submodels.one_step_submodel import rewritten_submodel
 from toolkit.submodels.rewritten_model import Rewritten
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.spec_form import Number, SpecForm
-from toolkit.submodels.submodel import LayerDecision, Submodel
-
-FORM = SpecForm(
-    family="depth",
-    usage="depth:RATIO",
-    summary="the first blocks of every stage (InclusiveFL)",
-    size=Number("share of the blocks of a stage", "depth:0.5", 1),
-)
+from toolkit.submodels.submodel import LayerDecision, SplitRequest, Submodel
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 
@@ -54,33 +45,27 @@ class LeftOut(nn.Module):
         return (x,) if self.in_tuple else x
 
 
-class Depth(Stateless):
+class Depth(Family):
     """See the module."""
 
-    form = FORM
+    form = forms.DEPTH
 
-    def split(
-        self,
-        model: nn.Module,
-        sample_shape: tuple[int, ...],
-        spec: Spec,
-        training: TrainingConfig,
-    ) -> Submodel:
+    def split(self, request: SplitRequest) -> Submodel:
         """See Family."""
         # The decimal's exact value: in binary, 0.07 * 100 is above 7.
-        ratio = Fraction(str(FORM.size_as_number(spec)))
-        shallow = copy.deepcopy(model)
-        stages = list(stages_of(model, capture(model, sample_shape)))
+        ratio = Fraction(str(forms.DEPTH.size_as_number(request.spec)))
+        shallow = copy.deepcopy(request.model)
+        stages = list(stages_of(request.model, request.capture()))
         decisions = []
         for stage in stages:
             count = math.ceil(ratio * len(stage))
-            for place, (name, in_tuple) in enumerate(stage.items()):
-                decisions.append(LayerDecision(name, "dense" if place < count else "left out"))
-                if place >= count:
+            for number, (name, in_tuple) in enumerate(stage.items()):
+                decisions.append(LayerDecision(name, "dense" if number < count else "left out"))
+                if number >= count:
                     shallow.set_submodule(name, LeftOut(in_tuple))
-        check_smaller(stages, ratio, spec)
+        check_smaller(stages, ratio, request.spec)
         rewritten = Rewritten(shallow, layer_decisions=tuple(decisions))
-        return rewritten_submodel(spec, rewritten, sample_shape, training)
+        return rewritten_submodel(request, rewritten)
 
 
 def check_smaller(stages: list[Stage], ratio: Fraction, spec: Spec) -> None:

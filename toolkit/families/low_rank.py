@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from device_agent.formats.manifest import TensorEntry
 from exporters.programs.program import Tensors
-from exporters.recording.capture import capture
 from exporters.recording.captured import Captured
 from profiles.errors import SpecError
 from toolkit.factor_layers.low_rank_layers import (
@@ -27,17 +26,17 @@ from toolkit.factor_layers.low_rank_layers import (
     factor_weights,
     unroll_groups,
 )
-from toolkit.submodels.family import Stateless
+from toolkit.families import forms
+from toolkit.submodels.family import ExchangesLayers
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.one_step_submodel import rewritten_submodel
 from toolkit.submodels.rewritten_model import Origin, Rewritten, reasons
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.spec_form import Number, Option, SpecForm
 from toolkit.submodels.submodel import (
     LayerDecision,
     Shapes,
+    SplitRequest,
     Submodel,
     factors_of,
     recover_dense,
@@ -56,15 +55,6 @@ DECAY = 1e-4
 
 Ranks = dict[str, dict[str, int]]
 """Ranks by layer, then by the name of the weight within the layer."""
-
-FORM = SpecForm(
-    family="low-rank",
-    usage="low-rank:RATIO",
-    summary="truncated-SVD factors of convolution and linear layers (FedHM); keep=, decay=",
-    size=Number("rank ratio", "low-rank:0.25", 1),
-    options=(Option("keep", whole=True), Option("decay")),
-    exchanges_layers=True,
-)
 
 
 def choose_ranks(
@@ -157,7 +147,7 @@ def highest_ratio(layers: Sequence[Layer], layer_decisions: Sequence[LayerDecisi
 
 def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> None:
     """Raise SpecError if `spec` makes none of `layers` smaller; the message says what would."""
-    ratio = FORM.size_as_number(spec)
+    ratio = forms.LOW_RANK.size_as_number(spec)
     if rewritten.origins or ratio == 1:
         return
     best = highest_ratio(layers, rewritten.layer_decisions)
@@ -223,27 +213,21 @@ class FrobeniusDecay:
         return 0.5 * self.strength * torch.stack(terms).sum()
 
 
-class LowRank(Stateless):
+class LowRank(ExchangesLayers):
     """See the module. Every round starts from the SVD of the global model."""
 
-    form = FORM
+    form = forms.LOW_RANK
 
-    def split(
-        self,
-        model: nn.Module,
-        sample_shape: tuple[int, ...],
-        spec: Spec,
-        training: TrainingConfig,
-    ) -> Submodel:
+    def split(self, request: SplitRequest) -> Submodel:
         """See Family."""
-        dense = capture(model, sample_shape)
-        rewritten = self.rewrite(model, dense, spec)
-        check_smaller(spec, rewritten, weighted_layers(model, dense))
-        return rewritten_submodel(spec, rewritten, sample_shape, training)
+        dense = request.capture()
+        rewritten = self.rewrite(request.model, dense, request.spec)
+        check_smaller(request.spec, rewritten, weighted_layers(request.model, dense))
+        return rewritten_submodel(request, rewritten)
 
     def strength(self, spec: Spec) -> float:
         """The rank ratio."""
-        return FORM.size_as_number(spec)
+        return forms.LOW_RANK.size_as_number(spec)
 
     def rewrite(
         self,
@@ -255,8 +239,8 @@ class LowRank(Stateless):
         """See ExchangesLayers."""
         # FedHM keeps the first layers dense. In a slice they are frozen before the cut, so
         # that no layer after it has to stay dense.
-        keep = FORM.whole_number(spec, "keep", 1 if among is None else 0)
-        strength = FORM.number(spec, "decay", DECAY)
+        keep = forms.LOW_RANK.whole_number(spec, "keep", 1 if among is None else 0)
+        strength = forms.LOW_RANK.number(spec, "decay", DECAY)
         layers = weighted_layers(model, captured)
         ranks, layer_decisions = choose_ranks(layers, self.strength(spec), keep, among)
         new = replace_layers(model, ranks)

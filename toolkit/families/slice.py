@@ -13,69 +13,44 @@ stages to 8-bit integers with a scale for each output channel.
 A second family may exchange the layers of the slice: `slice:0.42+low-rank:0.25`.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from exporters.int8_weights import rounded
-from exporters.recording.capture import capture
 from profiles.errors import SpecError
 from profiles.text_formatting import counted
 from toolkit.cutting.cut_points import Cutter
-from toolkit.families import family_named
+from toolkit.families import family_named, forms
 from toolkit.slicing.cut_model import cut_as_asked
 from toolkit.slicing.inner_family import InnerFamily
-from toolkit.slicing.slice_program import count_slice, slice_program, slice_tensors
-from toolkit.submodels.family import ExchangesLayers, Stateless
+from toolkit.slicing.slice_program import slice_program, slice_tensors
+from toolkit.submodels.family import ExchangesLayers, Family
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.submodels.one_step_submodel import counts_of
 from toolkit.submodels.rewritten_model import Rewritten
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.spec_form import Choice, Option, SpecForm, Text
-from toolkit.submodels.submodel import LayerDecision, Submodel
-
-FORM = SpecForm(
-    family="slice",
-    usage="slice:CAPACITY or slice:MODULE",
-    summary=(
-        "the output-side layers, trained on recorded activations (EmbracingFL); skip=, "
-        "recording=float16, frozen=int8; slice:...+low-rank:... factorizes them too"
-    ),
-    size=Text(
-        "first module to train or the largest capacity allowed", "slice:blocks.3 or slice:0.42"
-    ),
-    options=(
-        Option("skip", whole=True),
-        Choice("recording", ("float32", "float16")),
-        Choice("frozen", ("float32", "int8")),
-    ),
-    selects_layers=True,
-)
+from toolkit.submodels.submodel import LayerDecision, SplitRequest, Submodel
 
 
-class Slice(Stateless):
+class Slice(Family):
     """See the module."""
 
-    form = FORM
+    form = forms.SLICE
 
-    def split(
-        self,
-        model: nn.Module,
-        sample_shape: tuple[int, ...],
-        spec: Spec,
-        training: TrainingConfig,
-    ) -> Submodel:
+    def split(self, request: SplitRequest) -> Submodel:
         """See Family."""
-        skip = FORM.whole_number(spec, "skip", 0)
-        captured = capture(model, sample_shape)
-        half = FORM.choice(spec, "recording") == "float16"
+        spec, training = request.spec, request.training
+        skip = forms.SLICE.whole_number(spec, "skip", 0)
+        captured = request.capture()
+        half = forms.SLICE.choice(spec, "recording") == "float16"
         cutter = Cutter(captured, "float16" if half else "float32")
         if spec.inner is None:
             # Without a second family no layer is exchanged.
-            rewritten = Rewritten(model)
+            rewritten = Rewritten(request.model)
             cut = cut_as_asked(cutter, spec, training.batch_size, skip)
         else:
-            inner = inner_family(model, cutter, spec, training.batch_size)
+            inner = InnerFamily(request, cutter, exchanging_family(spec))
             rewritten, captured, cut = inner.cut()
-        as_int8 = FORM.choice(spec, "frozen") == "int8"
+        as_int8 = forms.SLICE.choice(spec, "frozen") == "int8"
         tensors = slice_tensors(cut, captured, rewritten, training, as_int8=as_int8)
 
         def cut_weights(weights: GlobalModel) -> dict[str, Tensor]:
@@ -85,7 +60,12 @@ class Slice(Stateless):
         return Submodel(
             spec=spec,
             program=slice_program(spec, captured, cut, tensors, rewritten, training),
-            counts=count_slice(cut, captured, tensors, training),
+            counts=counts_of(
+                tensors.parameters,
+                (*tensors.parameters, *tensors.buffers),
+                cut.trained,
+                training.batch_size,
+            ),
             layer_decisions=(
                 LayerDecision(
                     cut.recorded,
@@ -98,26 +78,18 @@ class Slice(Stateless):
         )
 
 
-def inner_family(model: nn.Module, cutter: Cutter, spec: Spec, batch: int) -> InnerFamily:
+def exchanging_family(spec: Spec) -> ExchangesLayers:
     """The second family of `spec`. Raises SpecError if it cannot be combined with this slice."""
-    inner = spec.inner
-    assert inner is not None
     if "skip" in spec.options:
         raise SpecError(
             "Invalid combination {spec!r}: a slice with skip= takes no second family.",
             code="spec.invalid-combination",
             spec=str(spec),
         )
-    family = family_named(inner.family)
-    assert isinstance(family, ExchangesLayers), f"{inner.family} has no `rewrite`"
-    return InnerFamily(
-        spec=spec,
-        model=model,
-        cutter=cutter,
-        batch=batch,
-        rewrite=lambda captured, among: family.rewrite(model, captured, inner, among),
-        may_keep_all=family.strength(inner) == 1,
-    )
+    assert spec.inner is not None
+    family = family_named(spec.inner.family)
+    assert isinstance(family, ExchangesLayers), f"{spec.inner.family} has no `rewrite`"
+    return family
 
 
 FAMILY = Slice()

@@ -16,72 +16,53 @@ from fractions import Fraction
 from functools import partial
 
 from msgspec.structs import replace
-from torch import nn
 
-from exporters.recording.capture import capture
 from toolkit.channels.narrowing import Narrowed, narrow
 from toolkit.channels.operator_call import Layer
-from toolkit.submodels.family import Stateless
-from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.families import forms
+from toolkit.submodels.family import Family
 from toolkit.submodels.one_step_submodel import one_step_submodel
 from toolkit.submodels.round_window import cut_parts
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.spec_form import Choice, Number, SpecForm
-from toolkit.submodels.submodel import LayerDecision, Submodel
+from toolkit.submodels.submodel import LayerDecision, SplitRequest, Submodel
 from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
 
-FORM = SpecForm(
-    family="width",
-    usage="width:RATIO",
-    summary="the leading channels of every layer (HeteroFL), or a rolling window; scaler=, window=",
-    size=Number("channel ratio", "width:0.5", 1),
-    options=(Choice("scaler", ("off", "on")), Choice("window", ("leading", "rolling"))),
-)
 
-
-class Width(Stateless):
+class Width(Family):
     """See the module. The model's input channels and its classes stay."""
 
-    form = FORM
+    form = forms.WIDTH
 
-    def split(
-        self,
-        model: nn.Module,
-        sample_shape: tuple[int, ...],
-        spec: Spec,
-        training: TrainingConfig,
-    ) -> Submodel:
+    def split(self, request: SplitRequest) -> Submodel:
         """See Family."""
-        ratio = self.strength(spec)
-        captured = capture(model, sample_shape)
+        spec, ratio = request.spec, self.strength(request.spec)
         # The decimal's exact value: in binary, 0.07 * 100 is above 7.
-        scaler = FORM.choice(spec, "scaler") == "on"
-        narrowed = narrow(captured, Fraction(str(ratio)), str(spec), scaler)
+        scaler = forms.WIDTH.choice(spec, "scaler") == "on"
+        narrowed = narrow(request.capture(), Fraction(str(ratio)), str(spec), scaler)
         small, ranges = narrowed.captured, narrowed.window(0)
         # Only tensors that became smaller have ranges; the others stand for whole global tensors.
         entries = tuple(
             replace(entry, part=ranges.get(entry.name))
             for entry in (
                 *dense_tensor_entries(small, small.parameters, "parameter"),
-                *dense_tensor_entries(small, small.buffers, statistics_role(training)),
+                *dense_tensor_entries(small, small.buffers, statistics_role(request.training)),
                 *dense_tensor_entries(small, small.frozen, "frozen"),
             )
         )
         submodel = one_step_submodel(
-            spec,
+            request,
             small,
             entries,
-            training,
             partial(cut_parts, entries),
             layer_decisions=layer_decisions(narrowed),
         )
-        if FORM.choice(spec, "window") == "leading":
+        if forms.WIDTH.choice(spec, "window") == "leading":
             return submodel
         return dataclasses.replace(submodel, windows=lambda round_: narrowed.window(round_ - 1))
 
     def strength(self, spec: Spec) -> float:
         """The channel ratio."""
-        return FORM.size_as_number(spec)
+        return forms.WIDTH.size_as_number(spec)
 
 
 def layer_decisions(narrowed: Narrowed) -> list[LayerDecision]:

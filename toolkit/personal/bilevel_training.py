@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.fx import GraphModule
 
-from device_agent.formats.manifest import SAMPLES, Initialise, Step, TensorEntry, Train
+from device_agent.formats.manifest import SAMPLES, Initialise, Instruction, Step, TensorEntry
 from exporters.programs.optimizers import Optimizer, select
 from exporters.programs.program import (
-    Program,
     ProgramSignature,
     Tensors,
     metric_port,
@@ -24,21 +23,19 @@ from exporters.programs.program import (
     state_out,
 )
 from exporters.programs.recorded_graph import input_node, output_node
-from exporters.programs.training_signatures import (
-    evaluation_signature,
-    forward_signature,
-    run,
-    sample_dtype,
-    train_signature,
-)
+from exporters.programs.training_signatures import Names, run, sample_dtype, train_signature
 from exporters.recording.captured import Captured
 from toolkit.personal.tensorized_model import Tensorized, distance, personal_name
-from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
-from toolkit.submodels.one_step_submodel import make_optimizer
-from toolkit.submodels.spec import Spec
-from toolkit.submodels.submodel import LayerDecision, Submodel, element_count
+from toolkit.submodels.one_step_submodel import (
+    counts_of,
+    make_optimizer,
+    prediction_signatures,
+    program_of,
+    training_instruction,
+)
+from toolkit.submodels.submodel import LayerDecision, SplitRequest, Submodel
 from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
 
 
@@ -142,12 +139,58 @@ def local_prediction(
     )
 
 
-def bilevel_submodel(
-    spec: Spec,
+def personal_step(
+    request: SplitRequest,
     captured: Captured,
     tensorized: Tensorized,
     settings: BiLevelSettings,
-    training: TrainingConfig,
+    buffers: Sequence[TensorEntry],
+    frozen: Sequence[TensorEntry],
+) -> ProgramSignature:
+    """The signature of one step of the personal model on f(theta) + lambda/2 ||theta - w||^2."""
+    return train_signature(
+        captured.training,
+        captured.sample_shape,
+        tensorized.personal,
+        buffers,
+        personal_optimizer(request.training),
+        name="personal_step",
+        penalty=lambda tensors: 0.5 * settings.penalty * distance(tensorized.gaps(tensors)),
+        reads=(*tensorized.uploaded, *frozen),
+        names=personal_names(captured),
+        loss=request.training.loss,
+        masked=request.training.masked,
+    )
+
+
+def personal_names(captured: Captured) -> Names:
+    """The graph computes with the personal copies of parameters. Buffers exist once."""
+    return lambda name: personal_name(name) if name in captured.parameters else name
+
+
+def bilevel_schedule(
+    training: TrainingConfig, settings: BiLevelSettings, local_name: str
+) -> tuple[Instruction, ...]:
+    """Start the personal model, then train both on each batch; `local_name` is the local step."""
+    steps = (
+        Step(
+            signature="personal_step",
+            inputs={"rate": training.learning_rate},
+            times=settings.personal_steps,
+        ),
+        Step(signature=local_name, inputs={"rate": settings.rate}, times=settings.local_steps),
+    )
+    return (
+        Initialise(signature="personal_init", every_round=settings.restart),
+        training_instruction(SAMPLES, training, steps),
+    )
+
+
+def bilevel_submodel(
+    request: SplitRequest,
+    captured: Captured,
+    tensorized: Tensorized,
+    settings: BiLevelSettings,
     factors: Callable[[GlobalModel], dict[str, Tensor]],
     *,
     local_name: str,
@@ -157,103 +200,58 @@ def bilevel_submodel(
     """A submodel with bi-level training.
 
     Args:
-        spec: The spec that the submodel is made from.
+        request: The spec, and how devices train.
         captured: The recorded model.
         tensorized: The local model, whose parameters may be factors.
         settings: Penalty, steps and optimizer.
-        training: How devices train.
         factors: Computes the values of the factors from a global model.
         local_name: Name of the local step.
         layer_decisions: What became of each layer.
         compressed: A graph that predicts with the factors, under the names of `Tensorized.values`.
             None if there are no factors.
     """
+    training = request.training
     tracked = dense_tensor_entries(captured, captured.buffers, statistics_role(training))
     buffers = [entry for entry in tracked if entry.role == "buffer"]
     static = [entry for entry in tracked if entry.role == "frozen"]
     frozen = (*static, *dense_tensor_entries(captured, captured.frozen, "frozen"))
-    optimizer = personal_optimizer(training)
-
-    # The graph computes with the personal copies of parameters. Buffers exist once.
-    def names(name: str) -> str:
-        return personal_name(name) if name in captured.parameters else name
-
-    personal_step = train_signature(
-        captured.training,
-        captured.sample_shape,
-        tensorized.personal,
-        buffers,
-        optimizer,
-        name="personal_step",
-        penalty=lambda tensors: 0.5 * settings.penalty * distance(tensorized.gaps(tensors)),
-        reads=(*tensorized.uploaded, *frozen),
-        names=names,
-        loss=training.loss,
-        masked=training.masked,
-    )
-    reads = (*tensorized.personal, *buffers, *frozen)
-    inference, shape = captured.inference, captured.sample_shape
-    predict = forward_signature("predict", inference, shape, reads, names=names)
-    judge = evaluation_signature(inference, shape, reads, training.loss, names=names)
-    extra = []
+    others = (*buffers, *frozen)
+    signatures = [
+        initial_step(tensorized),
+        personal_step(request, captured, tensorized, settings, buffers, frozen),
+        local_step(local_name, tensorized, settings),
+        *prediction_signatures(
+            captured.inference,
+            captured.sample_shape,
+            (*tensorized.personal, *others),
+            training,
+            personal_names(captured),
+        ),
+    ]
     if compressed is not None:
-        extra = [local_prediction(compressed, tensorized, (*buffers, *frozen))]
-    steps = (
-        Step(
-            signature="personal_step",
-            inputs={"rate": training.learning_rate},
-            times=settings.personal_steps,
-        ),
-        Step(signature=local_name, inputs={"rate": settings.rate}, times=settings.local_steps),
-    )
-    program = Program(
-        submodel=str(spec),
-        sample_shape=captured.sample_shape,
-        classes=captured.classes,
-        signatures=(
-            initial_step(tensorized),
-            personal_step,
-            local_step(local_name, tensorized, settings),
-            predict,
-            judge,
-            *extra,
-        ),
+        signatures.append(local_prediction(compressed, tensorized, others))
+    program = program_of(
+        request.spec,
+        captured,
+        signatures=signatures,
         tensors=(
             *tensorized.uploaded,
-            *buffers,
-            *frozen,
+            *others,
             *tensorized.personal,
-            *optimizer.state(tensorized.personal),
+            *personal_optimizer(training).state(tensorized.personal),
             *settings.optimizer.state(tensorized.uploaded),
         ),
-        schedule=(
-            Initialise(signature="personal_init", every_round=settings.restart),
-            Train(
-                source=SAMPLES,
-                **training.local_work._asdict(),
-                batch_size=training.batch_size,
-                steps=steps,
-            ),
-        ),
-        sample_dtype=captured.sample_dtype,
-        sample_limit=captured.sample_limit,
+        schedule=bilevel_schedule(training, settings, local_name),
     )
 
     def cut(weights: GlobalModel) -> dict[str, Tensor]:
-        own = {e.name: weights.tensors[e.name] for e in (*tensorized.dense, *buffers, *frozen)}
+        own = {e.name: weights.tensors[e.name] for e in (*tensorized.dense, *others)}
         return {**own, **factors(weights)}
 
-    shared = sum(element_count(e.shape) for e in tensorized.uploaded)
-    own = sum(element_count(e.shape) for e in tensorized.personal)
-    return Submodel(
-        spec=spec,
-        program=program,
-        counts=Counts(
-            params=own + shared,  # a device trains both models
-            activations=count_activations(captured.training, training.batch_size),
-            macs=count_macs(captured.training, training.batch_size),
-            exchanged=shared + sum(element_count(e.shape) for e in buffers),
-        ),
-        layer_decisions=tuple(layer_decisions),
-        cut=cut,
+    counts = counts_of(
+        (*tensorized.personal, *tensorized.uploaded),  # a device trains both models
+        (*tensorized.uploaded, *buffers),
+        captured.training,
+        training.batch_size,
     )
+    return Submodel(request.spec, program, counts, tuple(layer_decisions), cut)

@@ -1,9 +1,6 @@
 """A second family after the cut: it exchanges the layers that the slice trains."""
 
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-
-from torch import nn
 
 from exporters.recording.capture import capture, record
 from exporters.recording.captured import Captured
@@ -13,56 +10,57 @@ from toolkit.cutting.sample_flow import SampleFlow
 from toolkit.cutting.slice_loads import loads_after
 from toolkit.slicing.cut_choice import choose_cut
 from toolkit.slicing.cut_model import CutModel, cut_at
+from toolkit.submodels.family import ExchangesLayers
 from toolkit.submodels.rewritten_model import Rewritten, reasons, refuse_if_unusable
 from toolkit.submodels.spec import Spec
+from toolkit.submodels.submodel import SplitRequest
 from toolkit.submodels.weighted_layers import weighted_layers
-
-Rewrite = Callable[[Captured, Collection[str]], Rewritten]
-"""Replaces the layers with the given names, in a copy of the recorded model."""
 
 
 @dataclass(frozen=True)
 class InnerFamily:
-    """The second family of `spec`, at work on `model`.
+    """The second family of a spec, at work on a model.
 
     Attributes:
-        spec: The whole spec, for messages.
-        model: The global model.
-        cutter: Cuts `model`.
-        batch: Samples in a batch.
-        rewrite: What the second family does with the layers of a slice.
-        may_keep_all: Whether the second family's size lets it leave every layer unchanged.
+        request: The model, and the whole spec.
+        cutter: Cuts the model.
+        family: The second family.
     """
 
-    spec: Spec
-    model: nn.Module
+    request: SplitRequest
     cutter: Cutter
-    batch: int
-    rewrite: Rewrite
-    may_keep_all: bool
+    family: ExchangesLayers
+
+    @property
+    def inner(self) -> Spec:
+        """The second family's own spec."""
+        assert self.request.spec.inner is not None
+        return self.request.spec.inner
 
     def cut(self) -> tuple[Rewritten, Captured, CutModel]:
         """The model with exchanged layers after the cut, its recording, and both sides of it.
 
         Raises SpecError if the second family can exchange no layer of the slice.
         """
-        point = choose_cut(self.cutter, self.spec, self.batch, self.load)
+        spec, batch = self.request.spec, self.request.training.batch_size
+        point = choose_cut(self.cutter, spec, batch, self.load)
         rewritten = self.rewritten_after(point)
-        if not rewritten.origins and not self.may_keep_all:
+        # At strength 1 the second family may leave every layer unchanged.
+        if not rewritten.origins and self.family.strength(self.inner) != 1:
             why = reasons(rewritten.layer_decisions)
             raise SpecError(
                 "{spec!r}: no layer of the slice, which begins at {module}, gets smaller{reason}.",
                 code="spec.nothing-smaller",
-                spec=str(self.spec),
+                spec=str(spec),
                 module=point.module,
                 reason=f"; {why}" if why else "",
             )
-        with refuse_if_unusable(self.spec, rewritten.layer_decisions):
+        with refuse_if_unusable(spec, rewritten.layer_decisions):
             captured = capture(rewritten.model, self.cutter.captured.sample_shape)
         cutter = Cutter(captured, self.cutter.recording)
         # Layers are exchanged after the cut only, so that the place counts the same operators.
         same_point = next(p for p in cutter.points if p.place == point.place)
-        cut = cut_at(cutter, same_point, self.batch)
+        cut = cut_at(cutter, same_point, batch)
         # An exchanged layer may be called otherwise inside; the user knows the original name.
         return rewritten, captured, replace(cut, recorded=f"ahead of {point.module}")
 
@@ -73,17 +71,19 @@ class InnerFamily:
         trained = read - self.cutter.fixed_after(point.place)
         exchangeable = {
             layer.name
-            for layer in weighted_layers(self.model, captured)
+            for layer in weighted_layers(self.request.model, captured)
             if any(layer.path(weight) in trained for weight in layer.weights())
         }
-        return self.rewrite(captured, exchangeable)
+        return self.family.rewrite(self.request.model, captured, self.inner, exchangeable)
 
     def load(self, point: CutPoint) -> int:
         """Trained parameters plus activations of the slice after `point`, layers exchanged."""
         rewritten, captured = self.rewritten_after(point), self.cutter.captured
-        with refuse_if_unusable(self.spec, rewritten.layer_decisions):
+        with refuse_if_unusable(self.request.spec, rewritten.layer_decisions):
             graph = record(
                 rewritten.model, captured.sample_shape, captured.sample_dtype, training=True
             )
         trained = {n: v for n, v in rewritten.model.named_parameters() if v.requires_grad}
-        return loads_after(SampleFlow(graph), trained, self.batch)[point.place]
+        return loads_after(SampleFlow(graph), trained, self.request.training.batch_size)[
+            point.place
+        ]

@@ -10,18 +10,15 @@ from dataclasses import dataclass
 from device_agent.formats.manifest import SAMPLES, Instruction, Record, TensorEntry
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import output_node
-from exporters.programs.training_signatures import (
-    evaluation_signature,
-    forward_signature,
-    train_signature,
-)
+from exporters.programs.training_signatures import forward_signature, train_signature
 from exporters.recording.captured import Captured
 from toolkit.cutting.cut_points import tensors_read
 from toolkit.slicing.cut_model import CutModel
-from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.one_step_submodel import (
     make_optimizer,
+    prediction_signatures,
+    program_of,
     training_instruction,
     without_gradient,
 )
@@ -133,20 +130,16 @@ def slice_program(
         loss=training.loss,
         masked=training.masked,
     )
-    return Program(
-        submodel=str(spec),
-        sample_shape=captured.sample_shape,
-        classes=captured.classes,
+    return program_of(
+        spec,
+        captured,
         signatures=(
             *recording.signatures,
             train_step,
-            forward_signature("predict", cut.predicting, shape, tensors.read_in_training),
-            evaluation_signature(cut.predicting, shape, tensors.read_in_training, training.loss),
+            *prediction_signatures(cut.predicting, shape, tensors.read_in_training, training),
         ),
         tensors=(*tensors.received, *optimizer.state(tensors.parameters)),
         schedule=(*recording.schedule, training_instruction(recording.output, training)),
-        sample_dtype=captured.sample_dtype,
-        sample_limit=captured.sample_limit,
         int8=tensors.int8,
     )
 
@@ -177,16 +170,3 @@ class RecordingStages:
             self.output_shape = tuple(
                 int(size) for size in output_node(stage).meta["val"].shape[1:]
             )
-
-
-def count_slice(
-    cut: CutModel, captured: Captured, tensors: SliceTensors, training: TrainingConfig
-) -> Counts:
-    """Sizes of the part that is trained, for one batch; the stages do not count."""
-    trained = sum(captured.parameters[entry.name].numel() for entry in tensors.parameters)
-    return Counts(
-        params=trained,
-        activations=count_activations(cut.trained, training.batch_size),
-        macs=count_macs(cut.trained, training.batch_size),
-        exchanged=trained + sum(captured.buffers[entry.name].numel() for entry in tensors.buffers),
-    )

@@ -1,60 +1,52 @@
 """What every family must be able to do. The families themselves are in `toolkit/families/`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from device_agent.formats.manifest import TensorEntry
 from exporters.recording.captured import Captured
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.rewritten_model import Rewritten
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.spec_form import SpecForm
-from toolkit.submodels.submodel import Shapes, Submodel, recover_dense
+from toolkit.submodels.submodel import Shapes, SplitRequest, Submodel, recover_dense
 
 
-class Family(Protocol):
-    """A way to cut a model. Each file under `toolkit/families` has one, called FAMILY."""
+class Family(ABC):
+    """A way to cut a model. Each file under `toolkit/families` has one, called FAMILY.
 
-    form: SpecForm
+    By default a family keeps nothing between rounds, and an update holds the tensors themselves.
+    """
+
+    form: ClassVar[SpecForm]
     """The specs that it accepts."""
-    averages_factors: bool
+    averages_factors = False
     """Whether the server averages the factors of equal specs before it recovers them."""
 
-    def split(
-        self,
-        model: nn.Module,
-        sample_shape: tuple[int, ...],
-        spec: Spec,
-        training: TrainingConfig,
-    ) -> Submodel:
+    @abstractmethod
+    def split(self, request: SplitRequest) -> Submodel:
         """Cut a model.
 
-        Args:
-            model: The global model.
-            sample_shape: Shape of one sample, without the batch.
-            spec: A spec that `families.check_spec` has accepted.
-            training: How devices train.
-
-        Returns:
-            The submodel. It does not hold weights: `Submodel.cut` takes them from a global model.
+        The submodel does not hold weights: `Submodel.cut` takes them from a global model.
 
         Raises:
-            SpecError: If the model cannot give what `spec` asks for.
+            SpecError: If the model cannot give what the spec asks for.
             ModelError: If the model cannot be recorded.
         """
-        ...
 
     def strength(self, spec: Spec) -> float | None:
-        """Strength (FedHM eq. 2) in (0, 1] that the size of `spec` states, None if it states none.
+        """Strength (FedHM eq. 2) in (0, 1] that the size of `spec` states.
+
+        None if it states none: the strength then follows from what is trained.
 
         Raises:
             SpecError: If the size is missing or out of range.
         """
-        ...
+        return None
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
@@ -69,7 +61,7 @@ class Family(Protocol):
         Returns:
             Each global tensor by its name, in its shape in `shapes`.
         """
-        ...
+        return recover_dense(tensors, table)
 
     def received(
         self, key: str, table: Sequence[TensorEntry], model: GlobalModel
@@ -86,7 +78,7 @@ class Family(Protocol):
         Returns:
             The factors by name.
         """
-        ...
+        return {}
 
     def refit(
         self,
@@ -98,17 +90,17 @@ class Family(Protocol):
 
         Only called for families that average factors.
         """
-        ...
+        return {}
 
 
-@runtime_checkable
-class ExchangesLayers(Family, Protocol):
+class ExchangesLayers(Family):
     """A family that only replaces layers, so that another family can select which.
 
     Its form says `exchanges_layers=True`. `slice` uses it for specs such as
     `slice:0.42+low-rank:0.25`.
     """
 
+    @abstractmethod
     def rewrite(
         self,
         model: nn.Module,
@@ -127,35 +119,3 @@ class ExchangesLayers(Family, Protocol):
         Returns:
             The new model. Its `origins` are empty if no layer was replaced.
         """
-        ...
-
-
-class Stateless:
-    """For families that keep nothing between rounds; an update holds the tensors themselves."""
-
-    averages_factors = False
-
-    def strength(self, spec: Spec) -> float | None:
-        """None: the strength follows from what is trained."""
-        return None
-
-    def recover(
-        self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
-    ) -> Mapping[str, Tensor | Product]:
-        """See Family."""
-        return recover_dense(tensors, table)
-
-    def received(
-        self, key: str, table: Sequence[TensorEntry], model: GlobalModel
-    ) -> Mapping[str, Tensor]:
-        """Return nothing, as there are no factors to keep."""
-        return {}
-
-    def refit(
-        self,
-        factors: Mapping[str, Tensor],
-        table: Sequence[TensorEntry],
-        weights: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """Return nothing, as there are no factors to keep."""
-        return {}

@@ -7,14 +7,23 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.fx import GraphModule
 
-from device_agent.formats.manifest import SAMPLES, Step, TensorEntry, Train
+from device_agent.formats.manifest import (
+    PREDICT,
+    SAMPLES,
+    Instruction,
+    Step,
+    TensorEntry,
+    Train,
+)
 from exporters.programs.optimizers import SGD, Adam, Optimizer, Proximal
-from exporters.programs.program import Program
+from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import attributes_with_gradient
 from exporters.programs.training_signatures import (
+    Names,
     Penalty,
     evaluation_signature,
     forward_signature,
+    same_name,
     train_signature,
 )
 from exporters.recording.capture import capture
@@ -24,17 +33,24 @@ from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.rewritten_model import Rewritten, refuse_if_unusable
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.submodel import LayerDecision, Submodel, element_count
+from toolkit.submodels.submodel import (
+    LayerDecision,
+    SplitRequest,
+    Submodel,
+    element_count,
+)
 from toolkit.submodels.tensor_entries import statistics_role
 
 
-def training_instruction(source: str, training: TrainingConfig) -> Train:
-    """The usual instruction: one `train` step on each batch of the data set `source`."""
+def training_instruction(
+    source: str, training: TrainingConfig, steps: tuple[Step, ...] = ()
+) -> Train:
+    """Do `steps` on each batch of the data set `source`; by default one `train` step."""
     return Train(
         source=source,
         **training.local_work._asdict(),
         batch_size=training.batch_size,
-        steps=(Step(signature="train", inputs={"rate": training.learning_rate}),),
+        steps=steps or (Step(signature="train", inputs={"rate": training.learning_rate}),),
     )
 
 
@@ -85,11 +101,65 @@ def without_gradient(graph: GraphModule, parameters: Iterable[TensorEntry]) -> f
     return frozenset(entry.name for entry in parameters if entry.name not in trained)
 
 
-def one_step_submodel(
+def prediction_signatures(
+    graph: GraphModule,
+    shape: tuple[int, ...],
+    reads: Sequence[TensorEntry],
+    training: TrainingConfig,
+    names: Names = same_name,
+) -> tuple[ProgramSignature, ProgramSignature]:
+    """The signatures that predict and evaluate by `graph`, for samples of `shape`.
+
+    `names` gives the state name of each tensor that the graph reads.
+    """
+    return (
+        forward_signature(PREDICT, graph, shape, reads, names=names),
+        evaluation_signature(graph, shape, reads, training.loss, names=names),
+    )
+
+
+def program_of(
     spec: Spec,
     captured: Captured,
+    *,
+    signatures: Sequence[ProgramSignature],
+    tensors: Sequence[TensorEntry],
+    schedule: Sequence[Instruction],
+    int8: frozenset[str] = frozenset(),
+) -> Program:
+    """The program of a submodel for the samples and classes of `captured`."""
+    return Program(
+        submodel=str(spec),
+        sample_shape=captured.sample_shape,
+        classes=captured.classes,
+        signatures=tuple(signatures),
+        tensors=tuple(tensors),
+        schedule=tuple(schedule),
+        sample_dtype=captured.sample_dtype,
+        sample_limit=captured.sample_limit,
+        int8=int8,
+    )
+
+
+def counts_of(
+    trained: Sequence[TensorEntry],
+    exchanged: Sequence[TensorEntry],
+    graph: GraphModule,
+    batch: int,
+) -> Counts:
+    """The sizes of a submodel whose `graph` is trained on batches of `batch` samples."""
+    return Counts(
+        params=sum(element_count(entry.shape) for entry in trained),
+        activations=count_activations(graph, batch),
+        macs=count_macs(graph, batch),
+        exchanged=sum(element_count(entry.shape) for entry in exchanged),
+    )
+
+
+def one_step_submodel(
+    request: SplitRequest,
+    captured: Captured,
     tensor_entries: Sequence[TensorEntry],
-    training: TrainingConfig,
     cut: Callable[[GlobalModel], dict[str, Tensor]],
     *,
     undecayed: frozenset[str] = frozenset(),
@@ -99,10 +169,9 @@ def one_step_submodel(
     """A submodel that trains all of `captured`.
 
     Args:
-        spec: The spec that the submodel is made from.
+        request: The spec, and how devices train.
         captured: The recorded model.
         tensor_entries: Its parameters, buffers and frozen parameters.
-        training: How devices train.
         cut: Takes the values of `tensor_entries` from a global model.
         undecayed: Names of the tensors that weight decay does not apply to.
         penalty: A term to add to the loss, if any.
@@ -112,7 +181,7 @@ def one_step_submodel(
     parameters = [entry for entry in tensor_entries if entry.role == "parameter"]
     buffers = [entry for entry in tensor_entries if entry.role == "buffer"]
     frozen = [entry for entry in tensor_entries if entry.role == "frozen"]
-    shape = captured.sample_shape
+    training, shape = request.training, captured.sample_shape
     still = without_gradient(captured.training, parameters)
     optimizer = make_optimizer(training, undecayed | still)
     step = train_signature(
@@ -126,46 +195,36 @@ def one_step_submodel(
         loss=training.loss,
         masked=training.masked,
     )
-    predict = forward_signature("predict", captured.inference, shape, tensor_entries)
-    judge = evaluation_signature(captured.inference, shape, tensor_entries, training.loss)
-    program = Program(
-        submodel=str(spec),
-        sample_shape=shape,
-        classes=captured.classes,
-        signatures=(step, predict, judge),
+    program = program_of(
+        request.spec,
+        captured,
+        signatures=(
+            step,
+            *prediction_signatures(captured.inference, shape, tensor_entries, training),
+        ),
         tensors=(*tensor_entries, *optimizer.state(parameters)),
         schedule=(training_instruction(SAMPLES, training),),
-        sample_dtype=captured.sample_dtype,
-        sample_limit=captured.sample_limit,
     )
-    counts = Counts(
-        params=sum(element_count(entry.shape) for entry in parameters),
-        activations=count_activations(captured.training, training.batch_size),
-        macs=count_macs(captured.training, training.batch_size),
-        exchanged=sum(element_count(entry.shape) for entry in (*parameters, *buffers)),
-    )
-    return Submodel(spec, program, counts, tuple(layer_decisions), cut)
+    counts = counts_of(parameters, (*parameters, *buffers), captured.training, training.batch_size)
+    return Submodel(request.spec, program, counts, tuple(layer_decisions), cut)
 
 
-def rewritten_submodel(
-    spec: Spec, rewritten: Rewritten, sample_shape: tuple[int, ...], training: TrainingConfig
-) -> Submodel:
+def rewritten_submodel(request: SplitRequest, rewritten: Rewritten) -> Submodel:
     """A submodel that trains all of a model in which layers were replaced.
 
     Raises SpecError if the model does not run with the new layers.
     """
-    with refuse_if_unusable(spec, rewritten.layer_decisions):
-        captured = capture(rewritten.model, sample_shape)
+    with refuse_if_unusable(request.spec, rewritten.layer_decisions):
+        captured = capture(rewritten.model, request.sample_shape)
     entries = (
         *rewritten.tensor_entries(captured, captured.parameters, "parameter"),
-        *rewritten.tensor_entries(captured, captured.buffers, statistics_role(training)),
+        *rewritten.tensor_entries(captured, captured.buffers, statistics_role(request.training)),
         *rewritten.tensor_entries(captured, captured.frozen, "frozen"),
     )
     return one_step_submodel(
-        spec,
+        request,
         captured,
         entries,
-        training,
         lambda weights: rewritten.tensor_values(weights, entries),
         undecayed=rewritten.undecayed,
         penalty=rewritten.penalty,

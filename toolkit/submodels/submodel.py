@@ -3,14 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from device_agent.formats.manifest import TensorEntry
 from exporters.int8_weights import int8_bytes
 from exporters.programs.program import Program
+from exporters.recording.capture import capture
+from exporters.recording.captured import Captured
 from profiles.errors import UpdateError
 from toolkit.submodels.capacity import Counts
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.spec import Spec
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -23,6 +26,27 @@ Ranges = tuple[tuple[tuple[int, int], ...], ...]
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
     """The shapes of global `tensors`."""
     return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+@dataclass(frozen=True)
+class SplitRequest:
+    """What a family makes a submodel from.
+
+    Attributes:
+        model: The global model.
+        sample_shape: Shape of one sample, without the batch.
+        spec: A spec that `families.check_spec` has accepted.
+        training: How devices train.
+    """
+
+    model: nn.Module
+    sample_shape: tuple[int, ...]
+    spec: Spec
+    training: TrainingConfig
+
+    def capture(self) -> Captured:
+        """The recording of the model. Raises ModelError if it cannot be recorded."""
+        return capture(self.model, self.sample_shape)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import EXIT_CODES, ROOT, edgetailor, run
-from toolkit.families import spec_forms
+from toolkit.families.forms import FORMS
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.spec_form import COMMON
 
@@ -34,9 +34,9 @@ def test_help_lists_families_and_their_options(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     specs = [line.split()[0] for line in lines if re.match(" {6}[a-z]\\S+  +[a-z]", line)]
-    assert {parse_spec(spec).family for spec in specs} == {form.family for form in spec_forms()}
+    assert {parse_spec(spec).family for spec in specs} == FORMS.keys()
     assert "slice:0.42+low-rank:0.25" in specs
-    options = {word for form in spec_forms() for word in re.findall(r"\S+=", form.summary)}
+    options = {word for form in FORMS.values() for word in re.findall(r"\S+=", form.summary)}
     options |= {f"{option.name}=" for option in COMMON}
     assert options == set(re.findall(r"[a-z-]+=", done.stdout))
 

@@ -1,5 +1,6 @@
-"""A family is one file: its specs are known without torch, and it can be combined with `slice`."""
+"""Specs are known without torch, and any family that exchanges layers combines with `slice`."""
 
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,13 +12,15 @@ from torch import nn
 
 from refusals import refused
 from toolkit import families
-from toolkit.families import check_spec, family_named, recovering_family, spec_forms
+from toolkit.families import check_spec, family_named, recovering_family
+from toolkit.families.forms import FORMS
 from toolkit.splitting import split
 from toolkit.submodels import global_model
 from toolkit.submodels.family import ExchangesLayers
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.spec_form import Option, SpecForm
 from toolkit.submodels.submodel import shapes_of
 
 OUTER = '''
@@ -25,21 +28,14 @@ OUTER = '''
 
 import copy
 
-from exporters.recording.capture import capture
 from toolkit.factor_layers.low_rank_layers import FactorizedLinear, compose_weight
-from toolkit.submodels.family import Stateless
+from toolkit.submodels.family import ExchangesLayers
 from toolkit.submodels.one_step_submodel import rewritten_submodel
 from toolkit.submodels.rewritten_model import Origin, Rewritten
-from toolkit.submodels.spec_form import Option, SpecForm
 from toolkit.submodels.submodel import LayerDecision, factors_of, recover_dense
 from toolkit.submodels.weighted_layers import weighted_layers
 
-FORM = SpecForm("outer", "outer", "", options=(Option("scale"),), exchanges_layers=True)
-
-
-class Outer(Stateless):
-    form = FORM
-
+class Outer(ExchangesLayers):
     def rewrite(self, model, captured, spec, among=None):
         new, origins = copy.deepcopy(model), {}
         layers = weighted_layers(model, captured)[:-1]
@@ -61,9 +57,9 @@ class Outer(Stateless):
         decisions = tuple(LayerDecision(name, "outer product") for name in replaced)
         return Rewritten(new, origins, factors, layer_decisions=decisions)
 
-    def split(self, model, sample_shape, spec, training):
-        rewritten = self.rewrite(model, capture(model, sample_shape), spec)
-        return rewritten_submodel(spec, rewritten, sample_shape, training)
+    def split(self, request):
+        rewritten = self.rewrite(request.model, request.capture(), request.spec)
+        return rewritten_submodel(request, rewritten)
 
     def recover(self, tensors, table, shapes):
         factors = factors_of(tensors, table).items()
@@ -80,22 +76,21 @@ def one_more_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """A family in a file of its own, as if it were in `toolkit/families`."""
     (tmp_path / "outer.py").write_text(OUTER)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    caches = (families._forms_by_module, families.family_named)
-    for cache in caches:
-        cache.cache_clear()
+    form = SpecForm("outer", "outer", "", options=(Option("scale"),), exchanges_layers=True)
+    monkeypatch.setitem(FORMS, "outer", form)
     yield
-    for cache in caches:
-        cache.cache_clear()
+    families.family_named.cache_clear()
     sys.modules.pop("toolkit.families.outer", None)
 
 
-def test_what_is_known_without_torch_is_what_the_modules_have() -> None:
-    assert len(spec_forms()) >= 6
-    for form in spec_forms():
-        family = family_named(form.family)
-        assert family.form == form
+def test_every_family_is_in_the_table() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(families.__path__)} - {"forms"}
+    assert modules == {name.replace("-", "_") for name in FORMS}
+    for name, form in FORMS.items():
+        family = family_named(name)
+        assert (family.form, form.family) == (form, name)
         assert isinstance(family, ExchangesLayers) == form.exchanges_layers
-        assert form.usage.startswith(form.family)
+        assert form.usage.startswith(name)
         assert all(f"{option.name}=" in form.summary for option in form.options)
 
 
@@ -159,24 +154,8 @@ def test_an_unknown_family_names_all() -> None:
     with refused("spec.unknown-family", family="nothing-like-it") as caught:
         check_spec("nothing-like-it")
     assert "did you mean" not in str(caught.value)
-    for form in spec_forms():
+    for form in FORMS.values():
         assert form.usage in str(caught.value)
-
-
-def test_two_files_of_one_family_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "again.py").write_text('FORM = SpecForm("full", "full", "")')
-    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    with pytest.raises(ValueError, match="describes the family 'full' a second time"):
-        families._forms_by_module.__wrapped__()
-
-
-def test_a_file_without_a_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "formless.py").write_text("FAMILY = None")
-    monkeypatch.setattr(families, "__path__", [str(tmp_path)])
-    with pytest.raises(ValueError, match="formless has no FORM"):
-        families._forms_by_module.__wrapped__()
 
 
 @pytest.mark.usefixtures("one_more_family")
