@@ -3,70 +3,53 @@
 import json
 import logging
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import click
+from rich.console import Console
 
 from device_agent.formats.atomic_files import check_file_place
 from device_agent.formats.update import RECORD
 from profiles.errors import InputError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors, Weights
 from toolkit.cli.early_checks import check_weights
-from toolkit.cli.options import Choice, repeated
-from toolkit.terminal_output import show_stages
+from toolkit.cli.options import JSON_HELP, argument, option, repeated, takes
+from toolkit.terminal_output import show_stages, table
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AggregateOptions:
+    """The options of `aggregate`."""
+
+    global_file: Path = argument(metavar="GLOBAL")
+    updates: tuple[Path, ...] = argument(metavar="UPDATE...", nargs=-1)
+    out: Path = option("Weights file to write.", required=True)
+    weights: Weights = option(
+        "Weight of an update in the mean; softmax is FedHM's, over the submodels' strengths.",
+        default=AggregationPolicy.weights,
+    )
+    temperature: float = option(
+        "Temperature of the softmax, at least 0.05; inf gives equal weights.",
+        default=AggregationPolicy.temperature,
+    )
+    factors: Factors = option(
+        "For cp: average the factors (afm) or the composed tensors (act).",
+        default=AggregationPolicy.factors,
+    )
+    beta: float = option(
+        "Step from the old model (0) to the mean (1), up to 10; above 1 it goes beyond the mean.",
+        default=AggregationPolicy.beta,
+    )
+    force: bool = option("Replace the file if it exists.")
+    as_json: bool = option(JSON_HELP, "--json")
+
+
 @click.command()
-@click.argument("global_file", metavar="GLOBAL", type=click.Path(path_type=Path))
-@click.argument("updates", metavar="UPDATE...", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="Weights file to write."
-)
-@click.option(
-    "--weights",
-    type=Choice(get_args(Weights)),
-    default=AggregationPolicy.weights,
-    show_default=True,
-    help="Weight of an update in the mean; softmax is FedHM's, over the submodels' strengths.",
-)
-@click.option(
-    "--temperature",
-    default=AggregationPolicy.temperature,
-    show_default=True,
-    help="Temperature of the softmax, at least 0.05; inf gives equal weights.",
-)
-@click.option(
-    "--factors",
-    type=Choice(get_args(Factors)),
-    default=AggregationPolicy.factors,
-    show_default=True,
-    help="For cp: average the factors (afm) or the composed tensors (act).",
-)
-@click.option(
-    "--beta",
-    default=AggregationPolicy.beta,
-    show_default=True,
-    help="Step from the old model (0) to the mean (1), up to 10; above 1 it goes beyond the mean.",
-)
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-def aggregate(
-    context: click.Context,
-    /,
-    global_file: Path,
-    updates: tuple[Path, ...],
-    out: Path,
-    weights: Weights,
-    temperature: float,
-    factors: Factors,
-    beta: float,
-    force: bool,
-    as_json: bool,
-) -> None:
+@takes(AggregateOptions)
+def aggregate(options: AggregateOptions) -> None:
     """Aggregate UPDATE folders into the weights file GLOBAL.
 
     Updates of different families can be mixed. Each number becomes the weighted mean over the
@@ -76,39 +59,47 @@ def aggregate(
         edgetailor aggregate global.safetensors update-1 update-2 \\
             --out next.safetensors
     """
-    if not updates:
+    if not options.updates:
         raise click.UsageError(
             "Give at least one UPDATE: a folder that `edgetailor-agent train` wrote."
         )
-    policy = AggregationPolicy(weights, temperature, factors, beta)
-    check_file_place(out, force)
-    check_order(global_file, updates, context)
-    check_weights(global_file)
+    policy = AggregationPolicy(options.weights, options.temperature, options.factors, options.beta)
+    check_file_place(options.out, options.force)
+    check_order(options.global_file, options.updates)
+    check_weights(options.global_file)
 
     show_stages()
     logger.info("loading PyTorch")
 
     from toolkit.aggregation import aggregate_files
-    from toolkit.cli.printed import aggregate_table
 
-    done = aggregate_files.aggregate_files(
-        global_file, updates, out, force, policy, progress=logger.info
+    aggregated = aggregate_files.aggregate_files(
+        options.global_file,
+        options.updates,
+        options.out,
+        options.force,
+        policy,
+        progress=logger.info,
     )
-    if as_json:
-        click.echo(json.dumps(aggregate_files.as_json(done), indent=1))
-    else:
-        aggregate_table.show_aggregated(done)
+    if options.as_json:
+        click.echo(json.dumps(aggregate_files.as_json(aggregated), indent=1))
+        return
+    rows = table("submodel", "samples", "steps", "loss")
+    for record in aggregated.records:
+        samples, steps = f"{record.samples:,}", f"{record.steps:,}"
+        rows.add_row(record.submodel, samples, steps, record.losses(3))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(rows)
+    console.print(f"global model: {aggregated.out}", markup=False)
 
 
-def check_order(global_file: Path, updates: tuple[Path, ...], context: click.Context) -> None:
+def check_order(global_file: Path, updates: tuple[Path, ...]) -> None:
     """Raise InputError with the right command line if an update stands in place of GLOBAL."""
     files = [path for path in updates if path.is_file()]
     if not (global_file / RECORD).is_file() or len(files) != 1:
         return
     folders = [global_file, *(path for path in updates if path != files[0])]
-    options = repeated(
-        context, "out", "weights", "temperature", "factors", "beta", "force", "as_json"
-    )
+    options = repeated("out", "weights", "temperature", "factors", "beta", "force", "as_json")
     words = ["edgetailor", "aggregate", files[0], *folders, *options]
     command = shlex.join(map(str, words))
     raise InputError(

@@ -1,53 +1,52 @@
 """`edgetailor demo`: a federation of eight devices on this machine."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from toolkit.cli.options import SEED
+from toolkit.cli.options import JSON_HELP, SEED, option, takes
 from toolkit.demo.demo_folder import DemoFolder
 from toolkit.terminal_output import show_stages
 
 
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """The options of `demo`."""
+
+    out: Path = option("Folder for all files of the demo.", default="edgetailor-demo")
+    rounds: int = option("Number of rounds.", default=12, type=click.IntRange(1))
+    seed: int = option("Seed of the data split and of the training.", default=0, type=SEED)
+    all_full: bool = option("Give every device the full model.")
+    force: bool = option("Replace the folder of an earlier demo.")
+    as_json: bool = option(JSON_HELP, "--json")
+
+
 @click.command()
-@click.option(
-    "--out",
-    default="edgetailor-demo",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="Folder for all files of the demo.",
-)
-@click.option(
-    "--rounds", default=12, show_default=True, type=click.IntRange(1), help="Number of rounds."
-)
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    type=SEED,
-    help="Seed of the data split and of the training.",
-)
-@click.option("--all-full", is_flag=True, help="Give every device the full model.")
-@click.option("--force", is_flag=True, help="Replace the folder of an earlier demo.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def demo(out: Path, rounds: int, seed: int, all_full: bool, force: bool, as_json: bool) -> None:
+@takes(DemoOptions)
+def demo(options: DemoOptions) -> None:
     """Run a federation of eight devices on this machine.
 
     One coordinator and eight agents run here as processes. The devices are of four kinds. The data
     are the 1,797 handwritten digits of scikit-learn, split unevenly over the devices. The result is
     compared with a fleet of full models and with devices that train alone. Takes a few minutes.
     """
-    DemoFolder(out).check_place(force)
+    DemoFolder(options.out).check_place(options.force)
 
     show_stages()
 
-    from toolkit.demo.demo_table import as_json as report_json
-    from toolkit.demo.demo_table import show
+    from toolkit.demo.demo_table import as_json, show
     from toolkit.demo.run_demo import run_demo
 
-    result = run_demo(out, rounds=rounds, seed=seed, all_full=all_full, force=force)
-    if as_json:
-        click.echo(json.dumps(report_json(result), indent=1))
+    result = run_demo(
+        options.out,
+        rounds=options.rounds,
+        seed=options.seed,
+        all_full=options.all_full,
+        force=options.force,
+    )
+    if options.as_json:
+        click.echo(json.dumps(as_json(result), indent=1))
     else:
         show(result)

@@ -2,37 +2,32 @@
 
 import json
 import logging
-from pathlib import Path
+from dataclasses import dataclass
 
 import click
 
 from profiles.errors import SpecError
 from toolkit.cli.early_checks import check_model, check_some_spec
-from toolkit.cli.options import model_options
+from toolkit.cli.options import JSON_HELP, ModelOptions, option, takes
 from toolkit.terminal_output import show_stages
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(ModelOptions):
+    """The options of `inspect`."""
+
+    specs: tuple[str, ...] = option(
+        "Submodel SPEC; repeatable.", "--submodel", default=["full"], show_default=False
+    )
+    cut_points: bool = option("Also list the places where `slice` can cut the model.")
+    as_json: bool = option(JSON_HELP, "--json")
+
+
 @click.command()
-@model_options
-@click.option(
-    "--submodel", "specs", multiple=True, default=["full"], help="Submodel SPEC; repeatable."
-)
-@click.option(
-    "--cut-points", is_flag=True, help="Also list the places where `slice` can cut the model."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(
-    model: str,
-    input_shape: tuple[int, ...],
-    batch: int,
-    weights: Path | None,
-    seed: int,
-    specs: tuple[str, ...],
-    cut_points: bool,
-    as_json: bool,
-) -> None:
+@takes(InspectOptions)
+def inspect(options: InspectOptions) -> None:
     """Show the sizes of submodels and the layers that they change.
 
     Capacity is as in EmbracingFL: trained parameters plus activations of one batch, divided by
@@ -42,8 +37,8 @@ def inspect(
         edgetailor inspect toolkit.models:resnet20 --input-shape 3,32,32 \\
             --submodel full --submodel slice:blocks.3
     """
-    check_some_spec(specs)
-    check_model(model, weights)
+    check_some_spec(options.specs)
+    check_model(options.model, options.weights)
 
     show_stages()
     logger.info("loading PyTorch")
@@ -54,18 +49,20 @@ def inspect(
     from toolkit.submodels.model_loading import load_model
 
     logger.info("loading the model")
-    loaded = load_model(model, weights, seed)
-    with SharedRecording(loaded, input_shape):
-        found = inspection.inspect_each(loaded, input_shape, specs, batch)
-        failed = [f for f in found if isinstance(f, inspection.NotPossible)]
-        if len(specs) == len(failed) == 1 and not cut_points:
+    model, shape = load_model(options.model, options.weights, options.seed), options.input_shape
+    with SharedRecording(model, shape):
+        inspections = inspection.inspect_each(model, shape, options.specs, options.batch)
+        failed = [one for one in inspections if isinstance(one, inspection.NotPossible)]
+        if len(options.specs) == len(failed) == 1 and not options.cut_points:
             raise failed[0].cause
-        places = inspection.cut_places(loaded, input_shape, batch) if cut_points else None
-        captured = capture(loaded, input_shape)
-    if as_json:
-        click.echo(json.dumps(inspection.as_json(captured, found, places), indent=1))
+        places = None
+        if options.cut_points:
+            places = inspection.cut_places(model, shape, options.batch)
+        captured = capture(model, shape)
+    if options.as_json:
+        click.echo(json.dumps(inspection.as_json(captured, inspections, places), indent=1))
     else:
-        inspect_table.show_inspections(captured, found, batch)
+        inspect_table.show_inspections(captured, inspections, options.batch)
         if places is not None:
             inspect_table.show_cut_places(places)
     if failed:

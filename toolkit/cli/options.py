@@ -1,9 +1,11 @@
 """Options that several commands take."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
@@ -14,7 +16,10 @@ from toolkit.submodels.hyperparameters import Loss, Optimizer, TrainingConfig
 LIST_AS_JSON = f"{__name__}.list_as_json"
 """Whether a list is to be printed as JSON, in a context's `meta`."""
 Decorated = Callable[..., Any]
+Options = TypeVar("Options")
 SEED = click.IntRange(0, 2**31 - 1)
+PATH = click.Path(path_type=Path)
+JSON_HELP = "Print one JSON object."
 
 
 class Shape(click.ParamType[tuple[int, ...]]):
@@ -46,110 +51,116 @@ class Choice(click.Choice[str]):
         return message.removesuffix(".") + did_you_mean(str(value), self.choices)
 
 
-def model_options(command: Decorated) -> Decorated:
-    """Add MODEL and the options that build it to `command`."""
-    for option in (
-        click.option(
-            "--seed",
-            default=0,
-            show_default=True,
-            type=SEED,
-            help="Seed of the initial weights.",
-        ),
-        click.option(
-            "--weights", type=click.Path(path_type=Path), help="Weights file (.safetensors)."
-        ),
-        click.option(
-            "--batch",
-            default=TrainingConfig.batch_size,
-            show_default=True,
-            type=click.IntRange(2),
-            help="Batch size.",
-        ),
-        click.option(
-            "--input-shape", type=Shape(), required=True, help="Shape of one sample, like 3,32,32."
-        ),
-        click.argument("model"),
-    ):
-        command = option(command)
-    return command
+def argument(**settings: Any) -> Any:
+    """A field of an options class: an argument of the command. `settings` are click's."""
+    return field(metadata={"name": None, **settings})
 
 
-loss_option = click.option(
-    "--loss",
-    type=Choice(get_args(Loss)),
-    default=TrainingConfig.loss,
-    show_default=True,
-    help="Loss to minimise; ctc is for sequences whose places are not known, mse for regressions.",
-)
+def option(help: str, name: str = "", *, default: Any = None, **settings: Any) -> Any:
+    """A field of an options class: an option of the command.
+
+    Args:
+        help: What the help of the command says.
+        name: Its name, if that is not the field's.
+        default: Its default, which the help shows.
+        settings: Other settings of `click.option`; most follow from the type of the field.
+    """
+    if default is not None:
+        settings = {"default": default, "show_default": True, **settings}
+    return field(metadata={"name": name, "help": help, **settings})
 
 
-TRAINING = (
-    click.option(
-        "--epochs",
-        default=TrainingConfig.epochs,
-        show_default=True,
-        help="Passes over the local data, at least 1.",
-    ),
-    click.option(
-        "--learning-rate",
-        default=TrainingConfig.learning_rate,
-        show_default=True,
-        help="Learning rate, at least 0.",
-    ),
-    loss_option,
-    click.option(
-        "--masked",
-        is_flag=True,
-        help="Set the logits of classes that a device has no samples of to zero.",
-    ),
-    click.option(
-        "--optimizer",
-        type=Choice(get_args(Optimizer)),
-        default=TrainingConfig.optimizer,
-        show_default=True,
-        help="Optimizer of the training step.",
-    ),
-    click.option(
-        "--momentum",
-        default=TrainingConfig.momentum,
-        show_default=True,
-        help="Momentum of sgd and nesterov, at least 0 and below 1.",
-    ),
-    click.option(
-        "--weight-decay",
-        default=TrainingConfig.weight_decay,
-        show_default=True,
-        help="Weight decay; added to the gradient, with adamw subtracted from the parameters.",
-    ),
-    click.option(
-        "--proximal",
-        default=TrainingConfig.proximal,
-        show_default=True,
-        help="mu of FedProx, which keeps a device near the weights that it received.",
-    ),
-)
-HYPERPARAMETERS = (
-    *("epochs", "learning_rate", "loss", "masked"),
-    *("optimizer", "momentum", "weight_decay", "proximal"),
-)
+def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Decorated]:
+    """Give a command the arguments and options that the fields of `options` declare, as one object.
 
-
-def training_options(command: Decorated) -> Decorated:
-    """Add the options of local training to `command`.
-
-    The command gets them, and `--batch` of the model's options, as one TrainingConfig.
+    `options` is a dataclass whose fields are made by `argument` and `option`.
     """
 
-    @functools.wraps(command)
-    def with_training(**given: Any) -> Any:
-        chosen = {name: given.pop(name) for name in HYPERPARAMETERS}
-        return command(training=TrainingConfig(given["batch"], **chosen), **given)
+    def decorate(command: Callable[[Options], None]) -> Decorated:
+        @functools.wraps(command)
+        def with_options(**given: Any) -> None:
+            command(options(**given))
 
-    made: Decorated = with_training
-    for option in reversed(TRAINING):
-        made = option(made)
-    return made
+        types, decorated = get_type_hints(options), with_options
+        for declared in reversed(fields(options)):  # type: ignore[arg-type]
+            decorated = _parameter(declared.name, types[declared.name], declared.metadata)(
+                decorated
+            )
+        return decorated
+
+    return decorate
+
+
+def _parameter(field_name: str, hint: Any, metadata: Mapping[str, Any]) -> Decorated:
+    """The decorator of click for a field of the type `hint`."""
+    settings = dict(metadata)
+    name = settings.pop("name")
+    several = get_origin(hint) is tuple
+    # What `X | None` and `tuple[X, ...]` hold.
+    kind = get_args(hint)[0] if several or isinstance(hint, UnionType) else hint
+    if get_origin(kind) is Literal:
+        settings.setdefault("type", Choice(get_args(kind)))
+    elif kind is Path:
+        settings.setdefault("type", PATH)
+    if name is None:
+        return click.argument(field_name, **settings)
+    if kind is bool and "/" not in name:
+        settings["is_flag"] = True
+    if several and not isinstance(settings.get("type"), Shape):
+        settings["multiple"] = True
+    return click.option(name or f"--{field_name.replace('_', '-')}", field_name, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """MODEL and the options that build it."""
+
+    model: str = argument()
+    input_shape: tuple[int, ...] = option(
+        "Shape of one sample, like 3,32,32.", type=Shape(), required=True
+    )
+    batch: int = option("Batch size.", default=TrainingConfig.batch_size, type=click.IntRange(2))
+    weights: Path | None = option("Weights file (.safetensors).")
+    seed: int = option("Seed of the initial weights.", default=0, type=SEED)
+
+
+LOSS = option(
+    "Loss to minimise; ctc is for sequences whose places are not known, mse for regressions.",
+    default=TrainingConfig.loss,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """The options of local training."""
+
+    epochs: int = option("Passes over the local data, at least 1.", default=TrainingConfig.epochs)
+    learning_rate: float = option(
+        "Learning rate, at least 0.", default=TrainingConfig.learning_rate
+    )
+    loss: Loss = LOSS
+    masked: bool = option("Set the logits of classes that a device has no samples of to zero.")
+    optimizer: Optimizer = option(
+        "Optimizer of the training step.", default=TrainingConfig.optimizer
+    )
+    momentum: float = option(
+        "Momentum of sgd and nesterov, at least 0 and below 1.", default=TrainingConfig.momentum
+    )
+    weight_decay: float = option(
+        "Weight decay; added to the gradient, with adamw subtracted from the parameters.",
+        default=TrainingConfig.weight_decay,
+    )
+    proximal: float = option(
+        "mu of FedProx, which keeps a device near the weights that it received.",
+        default=TrainingConfig.proximal,
+    )
+
+    def training(self, batch: int) -> TrainingConfig:
+        """The training on batches of `batch` samples. Raises InputError for a wrong value."""
+        return TrainingConfig(batch, **{name: getattr(self, name) for name in HYPERPARAMETERS})
+
+
+HYPERPARAMETERS = tuple(declared.name for declared in fields(TrainingOptions))
 
 
 class WithList(click.Command):
@@ -164,14 +175,14 @@ class WithList(click.Command):
         return super().parse_args(ctx, args)
 
 
-def repeated(context: click.Context, *names: str) -> list[str]:
+def repeated(*names: str) -> list[str]:
     """The options `names` as the user wrote them, for the command line of another command."""
-    words = []
-    for option in context.command.params:
-        source = context.get_parameter_source(option.name or "")
-        if option.name in names and source == ParameterSource.COMMANDLINE:
-            value = context.params[option.name]
-            words.append(option.opts[0])
+    words, context = [], click.get_current_context()
+    for given in context.command.params:
+        source = context.get_parameter_source(given.name or "")
+        if given.name in names and source == ParameterSource.COMMANDLINE:
+            value = context.params[given.name]
+            words.append(given.opts[0])
             if value is not True:
                 text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 words.append(text)

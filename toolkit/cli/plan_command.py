@@ -3,40 +3,29 @@
 import json
 import logging
 import math
-from pathlib import Path
+import shlex
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from device_agent.cli.console import print_json
-from profiles.errors import InputError
+from device_agent.cli.options import Size
 from toolkit.cli.early_checks import check_model, check_specs
 from toolkit.cli.options import (
+    HYPERPARAMETERS,
+    JSON_HELP,
     LIST_AS_JSON,
+    ModelOptions,
+    TrainingOptions,
     WithList,
-    model_options,
-    training_options,
+    option,
+    repeated,
+    takes,
 )
-from toolkit.cli.printed.suggested_export import export_of
-from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.terminal_output import show_stages
 
 logger = logging.getLogger(__name__)
-
-
-class Bytes(click.ParamType[int]):
-    """A size like 256MB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read a size with its unit."""
-        from profiles.units import parse_bytes
-
-        try:
-            return parse_bytes(str(value))
-        except InputError as error:
-            self.fail(str(error), param, ctx)
 
 
 class StepTime(click.FloatRange):
@@ -63,7 +52,7 @@ class StepTime(click.FloatRange):
         return float(super().convert(seconds, param, ctx))
 
 
-def list_profiles(context: click.Context, option: click.Parameter, asked: bool) -> None:
+def list_profiles(context: click.Context, _: click.Parameter, asked: bool) -> None:
     """Print the built-in profiles and exit."""
     if not asked:
         return
@@ -76,63 +65,39 @@ def list_profiles(context: click.Context, option: click.Parameter, asked: bool) 
     context.exit()
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(TrainingOptions, ModelOptions):
+    """The options of `plan`."""
+
+    profile: str = option(
+        "Device profile: a FILE from `edgetailor-agent calibrate --out`, or a built-in NAME.",
+        required=True,
+    )
+    list_profiles: bool = option(
+        "Print the built-in profiles and exit.", is_eager=True, callback=list_profiles
+    )
+    memory: int | None = option(
+        "Memory budget of the agent's process, like 256MB.  [default: 80% of the available]",
+        type=Size(),
+    )
+    step_time: float | None = option(
+        "Time budget for one batch, like 5ms; without a unit in seconds.",
+        type=StepTime(0, min_open=True),
+    )
+    bandwidth: int | None = option(
+        "Traffic budget of a round, sent and received together, like 20MB.", type=Size()
+    )
+    specs: tuple[str, ...] = option(
+        "Submodel SPEC to choose from; repeatable.  [default: all families and sizes]",
+        "--submodel",
+    )
+    no_cache: bool = option("Build the graphs again; ignore the cache.")
+    as_json: bool = option(JSON_HELP, "--json")
+
+
 @click.command(cls=WithList)
-@model_options
-@training_options
-@click.option(
-    "--profile",
-    required=True,
-    help="Device profile: a FILE from `edgetailor-agent calibrate --out`, or a built-in NAME.",
-)
-@click.option(
-    "--list-profiles",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=list_profiles,
-    help="Print the built-in profiles and exit.",
-)
-@click.option(
-    "--memory",
-    type=Bytes(),
-    help="Memory budget of the agent's process, like 256MB.  [default: 80% of the available]",
-)
-@click.option(
-    "--step-time",
-    type=StepTime(0, min_open=True),
-    help="Time budget for one batch, like 5ms; without a unit in seconds.",
-)
-@click.option(
-    "--bandwidth",
-    type=Bytes(),
-    help="Traffic budget of a round, sent and received together, like 20MB.",
-)
-@click.option(
-    "--submodel",
-    "specs",
-    multiple=True,
-    help="Submodel SPEC to choose from; repeatable.  [default: all families and sizes]",
-)
-@click.option("--no-cache", is_flag=True, help="Build the graphs again; ignore the cache.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-def plan(
-    context: click.Context,
-    /,
-    model: str,
-    input_shape: tuple[int, ...],
-    batch: int,
-    weights: Path | None,
-    seed: int,
-    training: TrainingConfig,
-    profile: str,
-    memory: int | None,
-    step_time: float | None,
-    bandwidth: int | None,
-    specs: tuple[str, ...],
-    no_cache: bool,
-    as_json: bool,
-) -> None:
+@takes(PlanOptions)
+def plan(options: PlanOptions) -> None:
     """Choose the strongest submodel that fits a device.
 
     Memory and time are predicted from the exported graphs and from the device's calibration. A
@@ -145,9 +110,10 @@ def plan(
     """
     from profiles.documents.device_profile import load_device
 
-    device = load_device(profile)
-    submodels = check_specs(specs)
-    check_model(model, weights)
+    training = options.training(options.batch)
+    device = load_device(options.profile)
+    submodels = check_specs(options.specs)
+    check_model(options.model, options.weights)
 
     show_stages()
     logger.info("loading PyTorch")
@@ -160,19 +126,26 @@ def plan(
     from toolkit.submodels.model_loading import load_model
 
     logger.info("loading the model")
-    loaded = load_model(model, weights, seed)
-    workloads = Workloads(loaded, input_shape, training, cache=None if no_cache else cache_folder())
+    model, shape = load_model(options.model, options.weights, options.seed), options.input_shape
+    cache = None if options.no_cache else cache_folder()
     planned = plan.plan_for(
         device,
-        workloads,
-        submodels or all_specs(loaded, input_shape, batch),
-        Budgets(memory=memory, step=step_time, traffic=bandwidth),
+        Workloads(model, shape, training, cache=cache),
+        submodels or all_specs(model, shape, options.batch),
+        Budgets(memory=options.memory, step=options.step_time, traffic=options.bandwidth),
         progress=logger.info,
     )
-    if as_json:
+    if options.as_json:
         print_json(json.dumps(plan_display.as_json(planned), indent=1))
     else:
         plan_display.show_plan(planned)
     plan_display.check_fits(planned)
-    if planned.plan.chosen is not None and not as_json:
-        click.echo(f"next: {export_of(planned.plan.chosen.submodel, model, context)}")
+    if planned.plan.chosen is not None and not options.as_json:
+        click.echo(f"next: {export_of(planned.plan.chosen.submodel, options.model)}")
+
+
+def export_of(submodel: str, model: str) -> str:
+    """The command that exports the chosen submodel with the training options of the plan."""
+    given = repeated("input_shape", "batch", "weights", "seed", *HYPERPARAMETERS)
+    words = ["edgetailor", "export", model, *given, "--submodel", submodel, "--out", "bundle"]
+    return shlex.join(words)

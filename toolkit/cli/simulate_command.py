@@ -1,79 +1,61 @@
 """`edgetailor simulate`: a federation of many clients on this machine."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import click
 
 from profiles.text_formatting import counted
 from toolkit.cli.early_checks import check_data, check_model
-from toolkit.cli.options import Choice
+from toolkit.cli.options import argument, option, takes
 from toolkit.cli.printed.simulated_rounds import shown_rounds
 from toolkit.terminal_output import show_stages
 
 logger = logging.getLogger(__name__)
 
-if TYPE_CHECKING:
-    from toolkit.simulation.metric_logs import LogName
-    from toolkit.simulation.simulate import EngineName
+EngineName = Literal["local", "ray"]
+LogName = Literal["mlflow", "tensorboard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions:
+    """The options of `simulate`. Most have the names that the library's function has."""
+
+    config: Path = argument(metavar="FILE")
+    out: Path | None = option(
+        "Folder for the results.  [default: FILE's name without its ending, in this folder]"
+    )
+    workers: int = option(
+        "Processes that train the clients of a round; 1 trains in the process of the command.",
+        default=1,
+        type=click.IntRange(1),
+    )
+    engine: EngineName = option(
+        "Where workers are: local, on this machine; ray, in Ray, also on several machines. Needs "
+        "edgetailor[ray].",
+        default="local",
+    )
+    threads: int = option(
+        "Threads of PyTorch in each worker. Small models are fastest with one.",
+        default=1,
+        type=click.IntRange(1),
+    )
+    device: str = option(
+        "Where clients are trained: a device of PyTorch, such as cuda.", default="cpu"
+    )
+    seed: int | None = option("Replaces both seeds of FILE.", type=click.IntRange(0))
+    logs: tuple[LogName, ...] = option(
+        "Log each round to MLflow, or to event files for TensorBoard in the folder; repeatable.",
+        "--log",
+    )
+    force: bool = option("Replace an earlier simulation in the folder.")
 
 
 @click.command()
-@click.argument("config", metavar="FILE", type=click.Path(path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Folder for the results.  [default: FILE's name without its ending, in this folder]",
-)
-@click.option(
-    "--workers",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Processes that train the clients of a round; 1 trains in the process of the command.",
-)
-@click.option(
-    "--engine",
-    default="local",
-    show_default=True,
-    type=click.Choice(["local", "ray"]),
-    help="Where workers are: local, on this machine; ray, in Ray, also on several machines. Needs "
-    "edgetailor[ray].",
-)
-@click.option(
-    "--threads",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Threads of PyTorch in each worker. Small models are fastest with one.",
-)
-@click.option(
-    "--device",
-    default="cpu",
-    show_default=True,
-    help="Where clients are trained: a device of PyTorch, such as cuda.",
-)
-@click.option("--seed", type=click.IntRange(0), help="Replaces both seeds of FILE.")
-@click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    type=Choice(["mlflow", "tensorboard"]),
-    help="Log each round to MLflow, or to event files for TensorBoard in the folder; repeatable.",
-)
-@click.option("--force", is_flag=True, help="Replace an earlier simulation in the folder.")
-def simulate(
-    config: Path,
-    out: Path | None,
-    workers: int,
-    engine: "EngineName",
-    threads: int,
-    device: str,
-    seed: int | None,
-    logs: tuple["LogName", ...],
-    force: bool,
-) -> None:
+@takes(SimulateOptions)
+def simulate(options: SimulateOptions) -> None:
     """Simulate the federation in FILE (TOML) on this machine.
 
     FILE is a federation's file, as `serve` reads it, with a table [simulation]. Each client trains
@@ -83,28 +65,18 @@ def simulate(
     """
     from toolkit.simulation.simulation_config import load_simulation
 
-    found = load_simulation(config, seed)
-    check_model(found.model, found.weights)
-    check_data(found.simulation.data)
+    file = load_simulation(options.config, options.seed)
+    check_model(file.model, file.weights)
+    check_data(file.simulation.data)
     console = show_stages()
     logger.info("loading PyTorch")
 
     from toolkit.simulation.simulate import simulate as run
 
-    folder = out or Path(config.stem)
-    with shown_rounds(console, found.rounds) as show:
-        history = run(
-            *(config, folder),
-            workers=workers,
-            engine=engine,
-            threads=threads,
-            device=device,
-            seed=seed,
-            force=force,
-            logs=logs,
-            on_round=show,
-            progress=logger.info,
-        )
+    folder = options.out or Path(options.config.stem)
+    others = {key: value for key, value in vars(options).items() if key not in ("config", "out")}
+    with shown_rounds(console, file.rounds) as show:
+        history = run(options.config, folder, **others, on_round=show, progress=logger.info)
     last = history[-1]
     accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.2%}, "
     click.echo(
