@@ -48,6 +48,14 @@ def table(*columns: str) -> Table:
     return made
 
 
+def print_table(rows: Table, width: int | None = None) -> None:
+    """Print a table. rich pads every column to its width; no line ends with a space here."""
+    console = Console(highlight=False, width=width)
+    with console.capture() as drawn:
+        console.print(rows)
+    print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
 def filled(text: str, width: int, indent: str = "") -> str:
     """Break `text` into lines of at most `width`; all but the first begin with `indent`.
 

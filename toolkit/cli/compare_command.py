@@ -9,6 +9,7 @@ import msgspec
 
 from device_agent.cli.console import print_json
 from profiles.text_formatting import format_bytes, format_duration
+from toolkit.terminal_output import print_table, table
 
 if TYPE_CHECKING:
     from toolkit.simulation.comparison import Row, Spread
@@ -57,26 +58,20 @@ def _as_object(row: "Row") -> dict[str, object]:
 
 
 def _show(rows: Sequence["Row"]) -> None:
-    from rich.console import Console
-
-    from toolkit.terminal_output import table
-
     with_own = any(row.own_models for row in rows)
     with_clock = any(row.simulated_s for row in rows)
     own, clock = ["own"] if with_own else [], ["simulated"] if with_clock else []
     shown = table("run", "seeds", "final", "best", *own, "sent", "time", *clock)
     for row in rows:
-        shown.add_row(
-            *(row.name, str(len(row.histories))),
-            *(_score(row.final, row.judged_by_loss), _score(row.best, row.judged_by_loss)),
-            *([_score(row.own_models, by_loss=False)] if with_own else []),
-            *(format_bytes(round(row.sent.mean)), f"{row.seconds.mean:.0f} s"),
-            *([row.simulated_s and format_duration(row.simulated_s.mean)] if with_clock else []),
-        )
-    with (console := Console(highlight=False)).capture() as drawn:
-        console.print(shown)
-    # rich pads every column to its width, so lines would end in spaces.
-    click.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+        cells = [row.name, str(len(row.histories))]
+        cells += [_score(score, row.judged_by_loss) for score in (row.final, row.best)]
+        if with_own:
+            cells.append(_score(row.own_models, by_loss=False))
+        cells += [format_bytes(round(row.sent.mean)), f"{row.seconds.mean:.0f} s"]
+        if row.simulated_s:
+            cells.append(format_duration(row.simulated_s.mean))
+        shown.add_row(*cells)
+    print_table(shown)
 
 
 def _score(value: "Spread | None", by_loss: bool) -> str:

@@ -6,8 +6,7 @@ from pathlib import Path
 from device_agent.data.data_functions import is_reference
 from profiles.errors import DataError, SpecError
 from toolkit.families import check_spec
-from toolkit.submodels.model_reference import check_reference
-from toolkit.submodels.weights_file import unreadable
+from toolkit.submodels.model_reference import check_reference, unreadable
 
 
 def check_model(reference: str, weights: Path | None = None) -> None:

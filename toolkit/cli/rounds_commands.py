@@ -3,8 +3,14 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from toolkit.terminal_output import print_table, table
+
+if TYPE_CHECKING:
+    from toolkit.coordinator.storage.saved_rounds import SavedRound
 
 FOLDER = click.Path(path_type=Path)
 
@@ -20,14 +26,32 @@ def rounds(state: Path, as_json: bool) -> None:
     """
     from toolkit.coordinator.storage.saved_rounds import saved_rounds
 
-    found = saved_rounds(state)
+    rounds = saved_rounds(state)
     if as_json:
-        document = {"version": 1, "rounds": [asdict(one) for one in found]}
+        document = {"version": 1, "rounds": [asdict(saved) for saved in rounds]}
         click.echo(json.dumps(document, indent=1))
         return
-    from toolkit.cli.printed.rounds_table import show_rounds
+    shown = table("round", "accuracy", "loss", "updates", "model", "note")
+    shown.columns[-1].justify = "left"
+    for saved in rounds:
+        shown.add_row(
+            str(saved.round),
+            "" if saved.accuracy is None else f"{saved.accuracy:.2%}",
+            f"{saved.loss:.4f}",
+            str(saved.updates),
+            "lost" if saved.lost else saved.model[:12] if saved.kept else "not kept",
+            ", ".join(_notes(saved)),
+        )
+    print_table(shown)
 
-    show_rounds(found)
+
+def _notes(saved: "SavedRound") -> list[str]:
+    notes = ["best"] if saved.best else []
+    if saved.current:
+        notes.append("current")
+    if saved.started_from is not None and saved.started_from != saved.round - 1:
+        notes.append(f"from round {saved.started_from}")
+    return notes
 
 
 @click.command()

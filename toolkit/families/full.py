@@ -6,8 +6,7 @@ from toolkit.families import forms
 from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.one_step_submodel import one_step_submodel
-from toolkit.submodels.submodel import SplitRequest, Submodel
-from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
+from toolkit.submodels.submodel import SplitRequest, Submodel, dense_tensor_entries, statistics_role
 
 
 class Full(Family):

@@ -24,8 +24,13 @@ from toolkit.submodels.family import Family
 from toolkit.submodels.one_step_submodel import one_step_submodel
 from toolkit.submodels.round_window import cut_parts
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.submodel import LayerDecision, SplitRequest, Submodel
-from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
+from toolkit.submodels.submodel import (
+    LayerDecision,
+    SplitRequest,
+    Submodel,
+    dense_tensor_entries,
+    statistics_role,
+)
 
 
 class Width(Family):

@@ -35,8 +35,13 @@ from toolkit.submodels.one_step_submodel import (
     program_of,
     training_instruction,
 )
-from toolkit.submodels.submodel import LayerDecision, SplitRequest, Submodel
-from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
+from toolkit.submodels.submodel import (
+    LayerDecision,
+    SplitRequest,
+    Submodel,
+    dense_tensor_entries,
+    statistics_role,
+)
 
 
 @dataclass(frozen=True)

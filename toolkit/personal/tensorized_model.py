@@ -13,7 +13,7 @@ from device_agent.formats.manifest import TensorEntry
 from exporters.programs.program import Tensors
 from exporters.recording.captured import Captured
 from toolkit.factorization.decompose_weights import compose, products_by_mode
-from toolkit.submodels.tensor_entries import dense_tensor_entries
+from toolkit.submodels.submodel import dense_tensor_entries
 
 
 def personal_name(name: str) -> str:

@@ -9,12 +9,17 @@ from profiles.cost_model.prediction import in_browser, predict
 from profiles.cost_model.submodel_choice import Budgets, Candidate, Figure, Plan, plan
 from profiles.documents.calibration_record import STALE_DAYS
 from profiles.documents.device_profile import DeviceProfile
+from profiles.errors import InputError
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
-from toolkit.planning.default_budget import with_memory
 from toolkit.planning.measured_runtimes import runtime_notes
 from toolkit.planning.recomputed_variants import saving, trades, worth_recomputing
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
+
+SHARE_OF_AVAILABLE = 0.8
+"""The default budget, as a share of the memory that was available."""
+SHARE_OF_TOTAL = 0.5
+"""The default budget as a share of all memory, if the available memory is not known."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +91,17 @@ def find_workloads(
 
     Submodels that are not in the cache are exported. That takes seconds each, and each is a stage.
     """
-    found = {spec: workloads.remembered(spec) for spec in specs}
-    new = [spec for spec, one in found.items() if one is None]
+    results = {spec: workloads.remembered(spec) for spec in specs}
+    new = [spec for spec, result in results.items() if result is None]
     if new:
-        many = counted(len(found), "submodel")
+        many = counted(len(results), "submodel")
         progress(f"{len(new)} of {many} to export, seconds to a minute each")
         progress(f"results are kept in {workloads.cache}")
     for number, spec in enumerate(new, 1):
         progress(f"exporting {spec} ({number} of {len(new)})")
-        found[spec] = workloads.of(spec)
-    known = [one for one in found.values() if isinstance(one, Known)]
-    return known, tuple(one for one in found.values() if isinstance(one, Impossible))
+        results[spec] = workloads.of(spec)
+    known = [result for result in results.values() if isinstance(result, Known)]
+    return known, tuple(one for one in results.values() if isinstance(one, Impossible))
 
 
 def decide(
@@ -117,19 +122,40 @@ def decide(
     )
 
 
+def with_memory(device: DeviceProfile, budgets: Budgets) -> tuple[Budgets, list[str]]:
+    """Fill in a missing budget for memory; returns a note on it. Raises InputError."""
+    if budgets.memory is not None:
+        return budgets, []
+    available, whole = device.memory_available_bytes, device.memory_bytes
+    if available is not None:
+        memory, of = SHARE_OF_AVAILABLE * available, "the memory that was available"
+    elif whole is not None:
+        memory, of = SHARE_OF_TOTAL * whole, "all memory; the available memory is not known"
+    else:
+        raise InputError(
+            "The profile {device!r} does not say how much memory the device has: give a budget, "
+            "for example --memory 256MB.",
+            code="plan.unknown-memory",
+            device=device.name,
+        )
+    share = SHARE_OF_AVAILABLE if available is not None else SHARE_OF_TOTAL
+    note = f"memory budget: {share:.0%} of {of}; change it with --memory"
+    return Budgets(memory=memory, step=budgets.step, traffic=budgets.traffic), [note]
+
+
 def candidate(known: Known, device: DeviceProfile, budget: float | None = None) -> Candidate:
     """`known` with the memory and time that the agent needs on `device` to train it.
 
     The agent uses no form of its graphs that may need more memory than the `budget`, in bytes.
     """
     left = None if budget is None else budget - RESERVE
-    found = predict(known.work, device.calibration, left)
-    memory = Figure(found.memory.value + RESERVE, found.memory.upper + RESERVE)
+    predicted = predict(known.work, device.calibration, left)
+    memory = Figure(predicted.memory.value + RESERVE, predicted.memory.upper + RESERVE)
     return Candidate(
         submodel=known.submodel,
         strength=known.strength,
         memory=memory,
-        step=found.step,
+        step=predicted.step,
         traffic=known.work.down + known.work.up,
     )
 

@@ -24,7 +24,7 @@ from toolkit.submodels.one_step_submodel import (
 )
 from toolkit.submodels.rewritten_model import Rewritten
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
+from toolkit.submodels.submodel import dense_tensor_entries, statistics_role
 
 
 @dataclass(frozen=True)

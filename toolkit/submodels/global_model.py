@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from exporters.recording.shared_tensors import first_names
 from profiles.errors import InputError, ModelError
 from toolkit.factorization.factorizer import Factorizer
-from toolkit.submodels.weights_file import unreadable
+from toolkit.submodels.model_reference import unreadable
 
 KEPT = "kept|"
 SHARED = "edgetailor.shared"

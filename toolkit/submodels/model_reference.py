@@ -1,6 +1,7 @@
 """Check a model reference by reading source files: nothing is imported, so a typo costs no time.
 
-Importing a model's module usually imports torch, which takes seconds.
+Importing a model's module usually imports torch, which takes seconds. What is said of a weights
+file that cannot be read is here, too, as a command checks both first.
 """
 
 import ast
@@ -12,10 +13,19 @@ from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from profiles.errors import ModelError
+from profiles.errors import InputError, ModelError
 
 DYNAMIC = ("__path__", "sys.modules", "globals(", "exec(", "setattr(", "__getattr__")
 """Words in a module's source that may create names or submodules which the text does not show."""
+NAMED = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.ExceptHandler,
+    ast.MatchAs,
+    ast.MatchStar,
+)
+"""Statements and patterns that bind their `name`."""
 MOST_NAMES = 12
 """The most names that a message lists when no name of the module is similar."""
 
@@ -52,12 +62,12 @@ def check_reference(reference: str) -> None:
             does not define the callable. The message suggests similar names.
     """
     module_name, name = parse_reference(reference)
-    found = _find_module(reference, module_name)
-    source = None if found is None else _source_of(found)
-    if found is None or source is None:
+    module = _find_module(reference, module_name)
+    source = None if module is None else _source_of(module)
+    if module is None or source is None:
         return
     defined = _defined_names(source)
-    if defined is None or name in defined or _is_submodule(found, name):
+    if defined is None or name in defined or _is_submodule(module, name):
         return
     near = get_close_matches(name, sorted(defined))
     hint = f"Did you mean {_listed(near)}?" if near else _contents(source)
@@ -169,42 +179,28 @@ def _defined_names(source: str) -> set[str] | None:
     if any(word in source for word in DYNAMIC):
         return None
     try:
-        tree = ast.parse(source)
+        names = set(_names_in(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None  # importing it gives the better message
-    names = set(_bound(tree))
     return None if "*" in names else names
 
 
-def _bound(node: ast.AST) -> Iterator[str]:
-    """Names that the statements below `node` bind at module level."""
-    for child in ast.iter_child_nodes(node):
-        match child:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+def _names_in(tree: ast.AST) -> Iterator[str]:
+    """Names that the statements below `tree` bind at module level."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.alias(name=name, asname=other):
+                yield other or name.partition(".")[0]
+            case ast.Name(id=name, ctx=ast.Store()) | ast.MatchMapping(rest=str(name)):
                 yield name
-                # Called while the module loads, a function may set its globals.
-                yield from _declared_global(child)
-                continue
-            case ast.ClassDef(name=name):
-                yield name
-                yield from _declared_global(child)
-                continue
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                yield from (one.asname or one.name.partition(".")[0] for one in aliases)
-            case ast.Name(id=name, ctx=ast.Store()):
-                yield name
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
-                yield name
-            case ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
-                yield name
-        yield from _bound(child)
-
-
-def _declared_global(node: ast.AST) -> Iterator[str]:
-    """Names that a `global` statement anywhere below `node` declares."""
-    for below in ast.walk(node):
-        if isinstance(below, ast.Global):
-            yield from below.names
+        if isinstance(node, NAMED) and node.name:
+            yield node.name
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            # Called while the module loads, a function may set its globals.
+            inside = (below for below in ast.walk(node) if isinstance(below, ast.Global))
+            yield from (name for declared in inside for name in declared.names)
+        else:
+            yield from _names_in(node)
 
 
 def _is_submodule(found: ModuleSpec, name: str) -> bool:
@@ -228,3 +224,21 @@ def _contents(source: str) -> str:
 
 def _listed(names: list[str]) -> str:
     return " or ".join(names)
+
+
+def unreadable(path: str | Path, error: OSError) -> InputError:
+    """The error for the weights file `path`, which could not be opened because of `error`."""
+    if isinstance(error, IsADirectoryError):
+        return InputError(
+            "{file} is a folder, but the weights of the global model are one file. Give the "
+            ".safetensors file that `edgetailor export --save-weights` or `edgetailor aggregate "
+            "--out` wrote.",
+            code="file.is-a-folder",
+            file=str(path),
+        )
+    return InputError(
+        "{file} cannot be read: {reason}.",
+        code="file.unreadable",
+        file=str(path),
+        reason=error.strerror,
+    )

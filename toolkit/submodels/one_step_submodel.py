@@ -38,8 +38,8 @@ from toolkit.submodels.submodel import (
     SplitRequest,
     Submodel,
     element_count,
+    statistics_role,
 )
-from toolkit.submodels.tensor_entries import statistics_role
 
 
 def training_instruction(

@@ -16,8 +16,7 @@ from exporters.recording.captured import Captured
 from profiles.errors import ModelError, SpecError
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.submodel import LayerDecision
-from toolkit.submodels.tensor_entries import dense_tensor_entries
+from toolkit.submodels.submodel import LayerDecision, dense_tensor_entries
 
 
 @dataclass(frozen=True)

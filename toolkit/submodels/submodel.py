@@ -1,11 +1,11 @@
 """A submodel: one family at one size, on one model. `family.py` says what a family must do."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from device_agent.formats.manifest import TensorEntry
+from device_agent.formats.manifest import Role, TensorEntry
 from exporters.int8_weights import int8_bytes
 from exporters.programs.program import Program
 from exporters.recording.capture import capture
@@ -133,3 +133,20 @@ def element_count(shape: Sequence[int]) -> int:
     for size in shape:
         total *= size
     return total
+
+
+def statistics_role(training: TrainingConfig) -> Role:
+    """Role of running statistics: `buffer` if devices update them, else `frozen`."""
+    return "buffer" if training.batch_norm == "global" else "frozen"
+
+
+def dense_tensor_entries(
+    captured: Captured, names: Iterable[str], role: Role
+) -> tuple[TensorEntry, ...]:
+    """One entry with `role` for each parameter or buffer in `names`."""
+    return tuple(
+        TensorEntry(
+            name=name, role=role, dtype="float32", shape=captured.shape(name), stands_for=name
+        )
+        for name in names
+    )

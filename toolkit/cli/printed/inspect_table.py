@@ -8,7 +8,7 @@ from rich.table import Table
 from exporters.recording.captured import Captured
 from profiles.text_formatting import format_bytes, format_capacity, format_macs
 from toolkit.inspection import CutPlace, Inspection, NotPossible
-from toolkit.terminal_output import filled, table
+from toolkit.terminal_output import filled, print_table, table
 
 
 def show_inspections(
@@ -51,11 +51,7 @@ def show_inspections(
             for layer in found.layers:
                 layers.add_row(layer.layer, layer.form, layer.reason)
             width = max(console.width, max(len(layer.layer) for layer in found.layers) + WORDS)
-            wide = Console(highlight=False, width=width)
-            with wide.capture() as drawn:
-                wide.print(layers)
-            # rich pads every column to its width, so lines would end in spaces.
-            print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+            print_table(layers, width)
 
 
 def shape(sizes: Sequence[int]) -> str:
@@ -85,7 +81,7 @@ def show_cut_places(places: Sequence[CutPlace]) -> None:
                 f"{place.recorded:,}",
             )
         whole = console.measure(rows, options=console.options.update(width=1000)).maximum
-        Console(highlight=False, width=max(console.width, whole)).print(rows)
+        print_table(rows, max(console.width, whole))
         console.print("recorded: numbers that the device stores on disk for each sample")
     if len(places) < FEW:
         number = ("no place", "one place", "two places")[len(places)]
