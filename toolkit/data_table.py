@@ -26,9 +26,9 @@ def preprocessing_of(given: object) -> Preprocessing:
     try:
         return msgspec.convert(given, Images | Series)
     except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `$.")
+        what, _, path = str(error).partition(" - at `$.")
         what = what[0].lower() + what[1:]
-        raise ValueError(f"`{place.rstrip('`')}`: {what}" if place else what) from None
+        raise ValueError(f"`{path.rstrip('`')}`: {what}" if path else what) from None
 
 
 def read_data_table(path: Path) -> Preprocessing:

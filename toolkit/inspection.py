@@ -125,14 +125,14 @@ def inspect_each(
     with SharedRecording(model, sample_shape):
         logger.info("recording the model")
         full = split(model, "full", sample_shape, training)
-        found: list[Inspection | NotPossible] = []
+        results: list[Inspection | NotPossible] = []
         for spec in specs:
             logger.info("splitting %s", spec)
             try:
-                found.append(describe(split(model, spec, sample_shape, training), full))
+                results.append(describe(split(model, spec, sample_shape, training), full))
             except (SpecError, ModelError) as error:
-                found.append(NotPossible(spec, error))
-        return found
+                results.append(NotPossible(spec, error))
+        return results
 
 
 def describe(submodel: Submodel, full: Submodel) -> Inspection:
@@ -226,15 +226,19 @@ def as_json(
             "below": captured.sample_limit,
         },
         "output": captured.output_shape,
-        "submodels": [_entry(found) for found in inspections],
+        "submodels": [_entry(inspection) for inspection in inspections],
     }
     if places is not None:
-        document["cut_points"] = [asdict(place) for place in places]
+        document["cut_points"] = [asdict(cut) for cut in places]
     return document
 
 
-def _entry(found: Inspection | NotPossible) -> dict[str, object]:
+def _entry(inspection: Inspection | NotPossible) -> dict[str, object]:
     """One entry of the document."""
-    if isinstance(found, Inspection):
-        return asdict(found)
-    return {"submodel": found.submodel, "error": found.error, "code": found.cause.code}
+    if isinstance(inspection, Inspection):
+        return asdict(inspection)
+    return {
+        "submodel": inspection.submodel,
+        "error": inspection.error,
+        "code": inspection.cause.code,
+    }

@@ -127,18 +127,18 @@ def training_problem(module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss
     try:
         output = trained_output(module(torch.from_numpy(x)))
         assert isinstance(output, torch.Tensor)
-        found = objective(loss, tuple(output.shape[1:])).loss(output, torch.from_numpy(y))
+        loss_value = objective(loss, tuple(output.shape[1:])).loss(output, torch.from_numpy(y))
         trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(found, [p for _, p in trained], allow_unused=True)
+        gradients = torch.autograd.grad(loss_value, [p for _, p in trained], allow_unused=True)
     except Exception as error:  # the user's code may raise anything
         logger.debug("No training step was tried: %s", error)
         return None
     finally:
         torch.set_rng_state(before)  # dropout draws from it
         module.eval()
-    if not math.isfinite(found.item()):
-        return f"the loss is {found.item()}"
-    named = {name: one for (name, _), one in zip(trained, gradients, strict=True)}
+    if not math.isfinite(loss_value.item()):
+        return f"the loss is {loss_value.item()}"
+    named = {name: gradient for (name, _), gradient in zip(trained, gradients, strict=True)}
     # Buffers that are not saved may hold inf, for example masks.
     saved = {n: v for n, v in module.state_dict().items() if v.is_floating_point()}
     for what, tensors in (("the gradient of", named), ("the new value of", saved)):
@@ -189,9 +189,9 @@ def evaluate_file(
     return evaluate(module, np.array(local.x), np.array(local.y), data, loss)
 
 
-def as_json(found: Evaluation) -> dict[str, object]:
+def as_json(evaluation: Evaluation) -> dict[str, object]:
     """The document that `evaluate --json` prints."""
-    return {"version": EVALUATION_VERSION, **asdict(found)}
+    return {"version": EVALUATION_VERSION, **asdict(evaluation)}
 
 
 def _check_labels(y: np.ndarray, labels: LabelRule, origin: str) -> None:

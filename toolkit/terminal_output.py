@@ -42,10 +42,10 @@ def show_stages() -> Console:
 
 def table(*columns: str) -> Table:
     """An empty table: text in the first column, numbers in the others."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for place, column in enumerate(columns):
-        made.add_column(column, justify="right" if place else "left", overflow="fold")
-    return made
+    rows = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        rows.add_column(column, justify="right" if number else "left", overflow="fold")
+    return rows
 
 
 def print_table(rows: Table, width: int | None = None) -> None:

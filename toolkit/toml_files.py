@@ -86,15 +86,15 @@ def read_table(path: Path, kind: type[Kind], keys: Callable[[Place], list[str]])
     """
     content = read_toml(path)
     try:
-        made = kind.model_validate(content)
+        table = kind.model_validate(content)
     except ValidationError as error:
         raise _mistake(path, _first(error), keys) from None
     except InputError as error:
         known = {**error.values, "path": str(path), "problem": str(error)}
         raise InputError("{path}: {problem}", code=error.code, **known) from None
-    for place, value, wanted in _converted(content, made):
-        raise _wrong_type(path, _key(place), value, wanted)
-    return made
+    for key, value, wanted in _converted(content, table):
+        raise _wrong_type(path, _key(key), value, wanted)
+    return table
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -185,14 +185,14 @@ def _wrong_type(path: Path, key: str, value: object, wanted: str) -> InputError:
     )
 
 
-def _key(place: Place) -> str:
+def _key(path: Place) -> str:
     """The path of a key as text, for example `devices[0].name`."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return "".join(parts).removeprefix(".")
 
 
 def _converted(
-    content: object, made: object, place: Place = ()
+    content: object, read: object, path: Place = ()
 ) -> Iterator[tuple[Place, object, str]]:
     """Find the values that pydantic converted to a number or truth value, and what they must be.
 
@@ -201,16 +201,16 @@ def _converted(
     """
     if isinstance(content, dict):
         for key, value in content.items():
-            yield from _converted(value, getattr(made, key), (*place, key))
+            yield from _converted(value, getattr(read, key), (*path, key))
     elif isinstance(content, list):
-        assert isinstance(made, tuple)
-        for number, (value, one) in enumerate(zip(content, made, strict=True)):
-            yield from _converted(value, one, (*place, number))
-    elif type(made) in SIMPLE and type(content) is not type(made):
+        assert isinstance(read, tuple)
+        for number, (value, one) in enumerate(zip(content, read, strict=True)):
+            yield from _converted(value, one, (*path, number))
+    elif type(read) in SIMPLE and type(content) is not type(read):
         is_text = isinstance(content, str) and as_number(content) is None
-        has_unit = is_text and not isinstance(made, bool)
-        if not has_unit and (type(content), type(made)) != (int, float):
-            yield place, content, SIMPLE[type(made)]
+        has_unit = is_text and not isinstance(read, bool)
+        if not has_unit and (type(content), type(read)) != (int, float):
+            yield path, content, SIMPLE[type(read)]
 
 
 def _shown(value: object) -> str:

@@ -21,14 +21,14 @@ aten = torch.ops.aten
 def permute(step: Step) -> Value:
     """Reorder all axes."""
     (x,) = step.inputs()
-    return tuple(x[place] for place in step.argument("dims"))
+    return tuple(x[dim] for dim in step.argument("dims"))
 
 
 def transpose(step: Step) -> Value:
     """Swap two axes."""
     axes = list(step.inputs()[0])
-    one, other = step.argument("dim0"), step.argument("dim1")
-    axes[one], axes[other] = axes[other], axes[one]
+    first, second = step.argument("dim0"), step.argument("dim1")
+    axes[first], axes[second] = axes[second], axes[first]
     return tuple(axes)
 
 
@@ -69,43 +69,43 @@ def filled(step: Step) -> Value:
 def cat(step: Step) -> Value:
     """Concatenate along one axis; the other axes have the same channels in all tensors."""
     tensors = [step.of(node) for node in step.argument("tensors")]
-    place = step.argument("dim") % len(tensors[0])
+    dim = step.argument("dim") % len(tensors[0])
     for tensor in tensors[1:]:
         for i, (one, other) in enumerate(zip(tensors[0], tensor, strict=True)):
-            if i != place:
+            if i != dim:
                 step.units.join(one, other)
-    concatenated = np.concatenate([tensor[place] for tensor in tensors])
-    return tuple(concatenated if i == place else axis for i, axis in enumerate(tensors[0]))
+    concatenated = np.concatenate([tensor[dim] for tensor in tensors])
+    return tuple(concatenated if i == dim else axis for i, axis in enumerate(tensors[0]))
 
 
 def split(step: Step) -> Value:
     """Split one axis into pieces. Each piece keeps its own share of channels."""
     (x,) = step.inputs()
-    place = step.argument("dim") % len(x)
+    dim = step.argument("dim") % len(x)
     recorded = fixed_axes(step.node.meta["val"])
     assert isinstance(recorded, list)
-    bounds = np.cumsum([len(axes[place]) for axes in recorded])[:-1]
-    pieces = np.split(x[place], bounds)
+    bounds = np.cumsum([len(axes[dim]) for axes in recorded])[:-1]
+    pieces = np.split(x[dim], bounds)
     for piece in pieces:
         step.units.add_boundary(piece)
 
     def apply(kept: Kept) -> None:
-        if not kept.all(x[place]):
+        if not kept.all(x[dim]):
             # After dropping, the pieces may have unequal sizes, which chunk cannot express.
             step.node.target = aten.split_with_sizes.default
-            step.node.args = (step.node.args[0], [kept.count(p) for p in pieces], place)
+            step.node.args = (step.node.args[0], [kept.count(p) for p in pieces], dim)
             step.node.kwargs = {}
 
     step.tracked.edits.append(apply)
-    return [tuple(p if i == place else axis for i, axis in enumerate(x)) for p in pieces]
+    return [tuple(p if i == dim else axis for i, axis in enumerate(x)) for p in pieces]
 
 
 def unbind(step: Step) -> Value:
     """Every index of one axis as a tensor of its own."""
     (x,) = step.inputs()
-    place = step.argument("dim") % len(x)
-    step.require_all(x[place], "it selects one of them")
-    return [(*x[:place], *x[place + 1 :])] * len(x[place])
+    dim = step.argument("dim") % len(x)
+    step.require_all(x[dim], "it selects one of them")
+    return [(*x[:dim], *x[dim + 1 :])] * len(x[dim])
 
 
 def stack(step: Step) -> Value:
@@ -114,28 +114,28 @@ def stack(step: Step) -> Value:
     for tensor in others:
         for one, other in zip(first, tensor, strict=True):
             step.units.join(one, other)
-    place = step.argument("dim") % (len(first) + 1)
-    return (*first[:place], fixed_axis(len(others) + 1), *first[place:])
+    dim = step.argument("dim") % (len(first) + 1)
+    return (*first[:dim], fixed_axis(len(others) + 1), *first[dim:])
 
 
 def piece(step: Step) -> Value:
     """A range of an axis. Channels inside and outside of it are counted separately."""
     (x,) = step.inputs()
-    place = step.argument("dim") % len(x)
-    axis, size = x[place], step.sizes()[place]
+    dim = step.argument("dim") % len(x)
+    axis, size = x[dim], step.sizes()[dim]
     if size == len(axis):
         return x
     start, stop = step.argument("start") or 0, step.argument("end")
     if step.argument("step") != 1 or not isinstance(start, int) or len(axis) >= OPEN_SIZE:
         step.require_all(axis, "it selects some of them")
-        return (*x[:place], fixed_axis(size), *x[place + 1 :])
+        return (*x[:dim], fixed_axis(size), *x[dim + 1 :])
     start = start % len(axis)
     before, inside = axis[:start], axis[start : start + size]
     step.units.add_boundary(inside)
     if not isinstance(stop, Node):
         step.edit("start", lambda kept: kept.count(before))
         step.edit("end", lambda kept: kept.count(before) + kept.count(inside))
-    return (*x[:place], inside, *x[place + 1 :])
+    return (*x[:dim], inside, *x[dim + 1 :])
 
 
 def repeat(step: Step) -> Value:
@@ -154,45 +154,45 @@ def repeat_each(step: Step) -> Value:
     (x,) = step.inputs()
     if step.argument("dim") is None:
         return require_unchanged(step)
-    place = step.argument("dim") % len(x)
+    dim = step.argument("dim") % len(x)
     times = step.argument("repeats")
-    return tuple(np.repeat(a, times) if i == place else a for i, a in enumerate(x))
+    return tuple(np.repeat(a, times) if i == dim else a for i, a in enumerate(x))
 
 
 def index(step: Step) -> Value:
     """Choose entries of one axis by a tensor of indices, as from a table; it must be kept whole."""
     x = step.axes("self")
     given = list(step.argument("indices"))
-    places = [place for place, one in enumerate(given) if one is not None]
+    places = [dim for dim, one in enumerate(given) if one is not None]
     if len(places) != 1:
         return require_unchanged(step)
-    (place,) = places
-    step.require_all(x[place], "it selects some of them")
-    chosen = step.of(given[place])
-    return (*x[:place], *(fixed_axis(len(axis)) for axis in chosen), *x[place + 1 :])
+    (dim,) = places
+    step.require_all(x[dim], "it selects some of them")
+    chosen = step.of(given[dim])
+    return (*x[:dim], *(fixed_axis(len(axis)) for axis in chosen), *x[dim + 1 :])
 
 
 def index_select(step: Step) -> Value:
     """Choose entries of one axis, which must be kept whole."""
-    x, place = step.axes("self"), step.argument("dim") % len(step.axes("self"))
-    step.require_all(x[place], "it selects some of them")
-    return (*x[:place], fixed_axis(step.sizes()[place]), *x[place + 1 :])
+    x, dim = step.axes("self"), step.argument("dim") % len(step.axes("self"))
+    step.require_all(x[dim], "it selects some of them")
+    return (*x[:dim], fixed_axis(step.sizes()[dim]), *x[dim + 1 :])
 
 
 def getitem(step: Step) -> Value:
     """One of several results of an operator."""
-    source, place = step.node.args
+    source, number = step.node.args
     results = step.known[source]  # type: ignore[index]
-    return results[place] if isinstance(results, list) else results  # type: ignore[index]
+    return results[number] if isinstance(results, list) else results  # type: ignore[index]
 
 
 def glu(step: Step) -> Value:
     """Gate one half of an axis with the other, so that both halves have the same channels."""
     (x,) = step.inputs()
-    place = step.argument("dim") % len(x)
-    half, gate = np.split(x[place], 2)
+    dim = step.argument("dim") % len(x)
+    half, gate = np.split(x[dim], 2)
     step.units.join(half, gate)
-    return tuple(half if i == place else axis for i, axis in enumerate(x))
+    return tuple(half if i == dim else axis for i, axis in enumerate(x))
 
 
 def pad(step: Step) -> Value:
@@ -204,16 +204,16 @@ def pad(step: Step) -> Value:
     )
     margins: list[Axis | int] = []
     for number in range(len(amounts) // 2):
-        place, (left, right) = len(x) - 1 - number, amounts[2 * number : 2 * number + 2]
+        dim, (left, right) = len(x) - 1 - number, amounts[2 * number : 2 * number + 2]
         # Padding that reflects or repeats values depends on which channels are neighbours.
-        if constant and left >= 0 and right >= 0 and not is_fixed(x[place], step.units):
+        if constant and left >= 0 and right >= 0 and not is_fixed(x[dim], step.units):
             added = step.units.new_axis(left), step.units.new_axis(right)
-            axes[place] = np.concatenate([added[0], x[place], added[1]])
+            axes[dim] = np.concatenate([added[0], x[dim], added[1]])
             margins += added
         else:
             if left or right:
-                step.require_all(x[place], "it pads them")
-                axes[place] = fixed_axis(step.sizes()[place])
+                step.require_all(x[dim], "it pads them")
+                axes[dim] = fixed_axis(step.sizes()[dim])
             margins += [left, right]
     if constant:
         step.edit("pad", lambda kept: [m if isinstance(m, int) else kept.count(m) for m in margins])

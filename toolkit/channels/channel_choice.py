@@ -79,11 +79,11 @@ def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> Tra
     while True:
         tracked = track_channels(captured, choices, inner_first)
         unmet = unmet_requirements(tracked, channel_window(tracked.units, ratio))
-        needed = free_roots(tracked.units, (axis for one in unmet for axis in one.axes))
+        needed = free_roots(tracked.units, (axis for lack in unmet for axis in lack.axes))
         unfit = [
-            one.node
-            for one in tracked.divisions
-            if needed & free_roots(tracked.units, [one.carrier])
+            division.node
+            for division in tracked.divisions
+            if needed & free_roots(tracked.units, [division.carrier])
         ]
         if not unfit:
             return tracked
@@ -95,13 +95,13 @@ def keep_whole(tracked: TrackedChannels, ratio: Fraction) -> ChannelChoice:
     """Keep all channels of the axes of unmet requirements, and the leading channels elsewhere."""
     units, found, reasons = tracked.units, list[Requirement](), dict[str, str]()
     while unmet := unmet_requirements(tracked, kept := channel_window(units, ratio)):
-        for one in unmet:
-            needed = free_roots(units, one.axes)
+        for requirement in unmet:
+            needed = free_roots(units, requirement.axes)
             for name, layer in tracked.layers.items():
                 if needed & free_roots(units, [layer.outputs]):
-                    reasons.setdefault(name, one.reason)
-        for one in unmet:
-            for axis in one.axes:
+                    reasons.setdefault(name, requirement.reason)
+        for requirement in unmet:
+            for axis in requirement.axes:
                 units.pin(axis)
         found += unmet
     return ChannelChoice(tracked, kept, tuple(found), reasons)
@@ -109,7 +109,7 @@ def keep_whole(tracked: TrackedChannels, ratio: Fraction) -> ChannelChoice:
 
 def unmet_requirements(tracked: TrackedChannels, kept: Kept) -> list[Requirement]:
     """The requirements that do not hold for the units that are kept."""
-    return [one for one in tracked.requirements if not one.is_met(kept)]
+    return [requirement for requirement in tracked.requirements if not requirement.is_met(kept)]
 
 
 def free_roots(units: Units, axes: Iterable[Axis]) -> set[int]:

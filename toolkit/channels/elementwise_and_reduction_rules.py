@@ -21,8 +21,8 @@ def unite_broadcast(step: Step, *operands: Axes) -> Axes:
     """The axes of operands that are broadcast against each other."""
     rank = max(map(len, operands), default=0)
     return tuple(
-        unite_axes(step, [axes[place] for axes in operands if -place <= len(axes)])
-        for place in range(-rank, 0)
+        unite_axes(step, [axes[dim] for axes in operands if -dim <= len(axes)])
+        for dim in range(-rank, 0)
     )
 
 
@@ -44,26 +44,26 @@ def reduction(step: Step) -> Value:
     """A mean, extremum or variance over some axes, computed over the channels that are kept."""
     (x,) = step.inputs()
     over = step.argument("dim") if step.takes("dim") else None
-    reduced = {place % len(x) for place in over or range(len(x))}
+    reduced = {dim % len(x) for dim in over or range(len(x))}
     if step.takes("keepdim") and step.argument("keepdim"):
-        return tuple(fixed_axis(1) if place in reduced else axis for place, axis in enumerate(x))
-    return tuple(axis for place, axis in enumerate(x) if place not in reduced)
+        return tuple(fixed_axis(1) if dim in reduced else axis for dim, axis in enumerate(x))
+    return tuple(axis for dim, axis in enumerate(x) if dim not in reduced)
 
 
 def total(step: Step) -> Value:
     """A sum over some axes, which are kept whole: what is done with it may depend on their size."""
     (x,) = step.inputs()
     over = step.argument("dim") if step.takes("dim") else None
-    for place in over or range(len(x)):
-        step.require_all(x[place], "it sums over all of them")
+    for dim in over or range(len(x)):
+        step.require_all(x[dim], "it sums over all of them")
     return reduction(step)
 
 
 def displaced(step: Step) -> Value:
     """`roll` and `flip`: indices of some axes change places."""
     (x,) = step.inputs()
-    for place in step.argument("dims") or range(len(x)):
-        step.require_all(x[place], "it changes their order")
+    for dim in step.argument("dims") or range(len(x)):
+        step.require_all(x[dim], "it changes their order")
     return x
 
 
@@ -97,9 +97,9 @@ def size(step: Step) -> Value:
 def select(step: Step) -> Value:
     """One index of an axis, which must be kept whole."""
     (x,) = step.inputs()
-    place = step.argument("dim") % len(x)
-    step.require_all(x[place], "it selects one of them")
-    return (*x[:place], *x[place + 1 :])
+    dim = step.argument("dim") % len(x)
+    step.require_all(x[dim], "it selects one of them")
+    return (*x[:dim], *x[dim + 1 :])
 
 
 RULES: dict[str, Rule] = {

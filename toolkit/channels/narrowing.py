@@ -138,7 +138,7 @@ def add_scalers(graph: GraphModule, tracked: TrackedChannels, kept: Kept, ratio:
         with graph.graph.inserting_after(node):
             scaled = graph.graph.call_function(torch.ops.aten.div.Tensor, (node, ratio))
         scaled.meta = dict(node.meta)
-        node.replace_all_uses_with(scaled, delete_user_cb=lambda user, one=scaled: user is not one)
+        node.replace_all_uses_with(scaled, delete_user_cb=lambda user, own=scaled: user is not own)
 
 
 def operator_of(node: Node) -> str:

@@ -97,10 +97,10 @@ class Step:
 
     def argument(self, name: str) -> Any:
         """The argument `name` as the graph has it, or its default."""
-        place = self.names.index(name)
-        if place < len(self.node.args):
-            return self.node.args[place]
-        declared = self.node.target._schema.arguments[place]  # type: ignore[union-attr]
+        index = self.names.index(name)
+        if index < len(self.node.args):
+            return self.node.args[index]
+        declared = self.node.target._schema.arguments[index]  # type: ignore[union-attr]
         return self.node.kwargs.get(name, declared.default_value)
 
     def axes(self, name: str) -> Axes:
@@ -131,11 +131,11 @@ class Step:
 
     def edit(self, name: str, value: Callable[[Kept], Any]) -> None:
         """Set the argument `name` to `value`, a function of the kept units, when they are known."""
-        place = self.names.index(name)
+        index = self.names.index(name)
 
         def apply(kept: Kept) -> None:
-            if place < len(self.node.args):
-                self.node.update_arg(place, value(kept))
+            if index < len(self.node.args):
+                self.node.update_arg(index, value(kept))
             else:
                 self.node.update_kwarg(name, value(kept))
 

@@ -10,30 +10,30 @@ from toolkit.channels.elementwise_and_reduction_rules import unite_broadcast
 from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of, require_unchanged
 
 
-def product(step: Step, one: Axes, other: Axes) -> Axes:
+def product(step: Step, left: Axes, right: Axes) -> Axes:
     """(..., m, k) and (..., k, n) -> (..., m, n); a vector has one axis, which is summed over."""
-    column = len(other) == 1
-    row = len(one) == 1
-    step.units.join(one[-1], other[-1] if column else other[-2])
-    if len(other) == 2:
+    column = len(right) == 1
+    row = len(left) == 1
+    step.units.join(left[-1], right[-1] if column else right[-2])
+    if len(right) == 2:
         # The columns of a weight are channels that the product computes.
-        step.units.add_computed(other[-1])
-    batch = unite_broadcast(step, one[:-2], () if column else other[:-2])
-    return (*batch, *(() if row else (one[-2],)), *(() if column else (other[-1],)))
+        step.units.add_computed(right[-1])
+    batch = unite_broadcast(step, left[:-2], () if column else right[:-2])
+    return (*batch, *(() if row else (left[-2],)), *(() if column else (right[-1],)))
 
 
 def matmul(step: Step) -> Value:
     """`mm`, `bmm`, `matmul`."""
-    one, other = (step.of(node) for node in step.node.args[:2])
-    return product(step, one, other)
+    left, right = (step.of(node) for node in step.node.args[:2])
+    return product(step, left, right)
 
 
 def add_product(step: Step) -> Value:
     """`addmm` and `baddbmm`: bias + one @ other; the weight of a layer is (i, o)."""
-    bias, one, other = (step.of(node) for node in step.node.args[:3])
-    result = product(step, one, other)
+    bias, left, right = (step.of(node) for node in step.node.args[:3])
+    result = product(step, left, right)
     name = name_of(step.node.args[2], step.node)
-    step.tracked.layers[name] = Layer(one[-1], other[-1])
+    step.tracked.layers[name] = Layer(left[-1], right[-1])
     return unite_broadcast(step, bias, result)
 
 

@@ -69,7 +69,7 @@ def matching_blocks(
 
     For each group: the indices of its axes before, and its sizes after.
     """
-    found = []
+    blocks = []
     i = j = 0
     while i < len(before) or j < len(after):
         start, first = i, j
@@ -78,8 +78,8 @@ def matching_blocks(
             size_after := math.prod(after[first:j])
         ):
             i, j = (i + 1, j) if size_before < size_after else (i, j + 1)
-        found.append((slice(start, i), after[first:j]))
-    return found
+        blocks.append((slice(start, i), after[first:j]))
+    return blocks
 
 
 def regroup(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
@@ -89,14 +89,14 @@ def regroup(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
     for axis in axes:
         step.units.pin_if_repeated(axis)
     reason = f"it turns axes of {format_sizes(map(len, axes))} into {format_sizes(sizes)}"
-    free = [place for place, axis in enumerate(axes) if not is_fixed(axis, step.units)]
-    long = [place for place in free if len(axes[place]) > 1]
+    free = [dim for dim, axis in enumerate(axes) if not is_fixed(axis, step.units)]
+    long = [dim for dim in free if len(axes[dim]) > 1]
     spread = None
     if len(long) == 1:
         spread = trace_channels(step, axes, long[0], sizes) or divide(step, axes, long[0], sizes)
-    for place in free:
-        if spread is None or place not in long:
-            step.require_all(axes[place], reason)
+    for dim in free:
+        if spread is None or dim not in long:
+            step.require_all(axes[dim], reason)
     return spread or [fixed_axis(size) for size in sizes]
 
 
@@ -110,12 +110,12 @@ def trace_channels(
     small = sample_sizes(sizes)
     # An axis of the result determines the channel if the units do not depend on the other axes.
     full = units_of_elements(step, axes, channels).reshape(small)
-    for place in range(len(sizes)):
-        others = tuple(i for i in range(len(sizes)) if i != place)
+    for dim in range(len(sizes)):
+        others = tuple(i for i in range(len(sizes)) if i != dim)
         alone = full.min(axis=others, keepdims=True)
         fits = np.array_equal(np.broadcast_to(alone, full.shape), full)
-        if fits and (units := without_samples(alone.reshape(-1), sizes[place])) is not None:
-            return with_channels(sizes, place, units)
+        if fits and (units := without_samples(alone.reshape(-1), sizes[dim])) is not None:
+            return with_channels(sizes, dim, units)
     return None
 
 
@@ -125,18 +125,18 @@ def divide(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> lis
     Which one is a choice (`TrackedChannels.choices`). None if all have been tried.
     """
     small = sample_sizes(sizes)
-    options = [place for place, size in enumerate(sizes) if size > 1 and size != OPEN_SIZE]
+    options = [dim for dim, size in enumerate(sizes) if size > 1 and size != OPEN_SIZE]
     if step.tracked.inner_first:
         options.reverse()
     full = units_of_elements(step, axes, channels).reshape(small)
-    for place in options[step.tracked.choices.get(step.node, 0) :]:
-        rows = np.moveaxis(full, place, 0).reshape(small[place], -1)
-        units = without_samples(rows, sizes[place])
+    for dim in options[step.tracked.choices.get(step.node, 0) :]:
+        rows = np.moveaxis(full, dim, 0).reshape(small[dim], -1)
+        units = without_samples(rows, sizes[dim])
         if units is not None:
             for column in range(1, units.shape[1]):
                 step.units.join(units[:, 0], units[:, column])
             step.tracked.divisions.append(Division(step.node, units[:, 0]))
-            return with_channels(sizes, place, units[:, 0])
+            return with_channels(sizes, dim, units[:, 0])
     return None
 
 
@@ -154,7 +154,7 @@ def sample_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
 def units_of_elements(step: Step, axes: Axes, channels: int) -> Axis:
     """The units of axis `channels`, for every element of a tensor with `axes`."""
     small = sample_sizes(map(len, axes))
-    shape = [size if place == channels else 1 for place, size in enumerate(small)]
+    shape = [size if dim == channels else 1 for dim, size in enumerate(small)]
     alone = step.units.roots(axes[channels][: small[channels]]).reshape(shape)
     return np.broadcast_to(alone, small)
 
@@ -167,13 +167,13 @@ def without_samples(units: Axis, size: int) -> Axis | None:
     return first if np.array_equal(first, second) else None
 
 
-def with_channels(sizes: tuple[int, ...], place: int, channels: Axis) -> list[Axis]:
-    """Axes of the given sizes, all fixed but the one at `place`.
+def with_channels(sizes: tuple[int, ...], dim: int, channels: Axis) -> list[Axis]:
+    """Axes of the given sizes, all fixed but the one at `dim`.
 
     If that axis is made of the batch and the channels, its units are repeated for each sample.
     """
     result = [fixed_axis(size) for size in sizes]
-    result[place] = np.resize(channels, sizes[place])
+    result[dim] = np.resize(channels, sizes[dim])
     return result
 
 

@@ -117,8 +117,8 @@ def layer_norm(step: Step) -> Value:
     x, *own = step.inputs()
     last = x[len(x) - len(step.argument("normalized_shape")) :]
     for axes in own:
-        for axis, one in zip(axes, last, strict=True):
-            step.units.join(axis, one)
+        for axis, channels in zip(axes, last, strict=True):
+            step.units.join(axis, channels)
     step.resize("normalized_shape", last)
     return x
 
@@ -139,9 +139,9 @@ def group_norm(step: Step) -> Value:
 def weight_norm(step: Step) -> Value:
     """g * v / ||v||, with one norm for each index of the axis `dim`."""
     v, g = step.axes("v"), step.axes("g")
-    place = step.argument("dim")
-    if len(g[place]) > 1:
-        step.units.join(v[place], g[place])
+    dim = step.argument("dim")
+    if len(g[dim]) > 1:
+        step.units.join(v[dim], g[dim])
     return v
 
 

@@ -52,7 +52,7 @@ def inspect(options: InspectOptions) -> None:
     model, shape = load_model(options.model, options.weights, options.seed), options.input_shape
     with SharedRecording(model, shape):
         inspections = inspection.inspect_each(model, shape, options.specs, options.batch)
-        failed = [one for one in inspections if isinstance(one, inspection.NotPossible)]
+        failed = [result for result in inspections if isinstance(result, inspection.NotPossible)]
         if len(options.specs) == len(failed) == 1 and not options.cut_points:
             raise failed[0].cause
         places = None

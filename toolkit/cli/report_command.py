@@ -59,12 +59,12 @@ def diff(before: Path, after: Path, allowed: float, other_machine: bool, as_json
     from profiles.documents.profile_merging import read_merged
     from toolkit.report import profile_diff as comparing
 
-    found = comparing.compare(read_merged(before), read_merged(after), allowed, other_machine)
+    comparison = comparing.compare(read_merged(before), read_merged(after), allowed, other_machine)
     if as_json:
-        print_json(json.dumps(comparing.as_json(found), indent=1))
+        print_json(json.dumps(comparing.as_json(comparison), indent=1))
     else:
-        click.echo("\n".join(comparing.lines(found)))
-    comparing.require_no_regression(found)
+        click.echo("\n".join(comparing.lines(comparison)))
+    comparing.require_no_regression(comparison)
 
 
 class WithDiff(click.Command):
@@ -120,9 +120,9 @@ def report(
 
     from toolkit.report import phase_costs, report_output
 
-    found = phase_costs.make_report(read, budget)
-    report_output.write(found, out, png)
+    costs = phase_costs.make_report(read, budget)
+    report_output.write(costs, out, png)
     if as_json:
-        click.echo(json.dumps(phase_costs.as_json(found), indent=1))
+        click.echo(json.dumps(phase_costs.as_json(costs), indent=1))
     else:
-        report_output.show(found, [path for path in (out, png) if path is not None])
+        report_output.show(costs, [path for path in (out, png) if path is not None])

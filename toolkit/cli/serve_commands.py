@@ -39,8 +39,8 @@ def serve(config: Path, check_models: bool, new_key: bool) -> None:
     """
     from toolkit.coordinator.federation_config import load_config
 
-    found = load_config(config)
-    check_model(found.model, found.weights)
+    federation = load_config(config)
+    check_model(federation.model, federation.weights)
 
     from toolkit.coordinator.startup import serve as serve_config
 
@@ -79,9 +79,9 @@ def new(folder: Path, names: tuple[str, ...]) -> None:
     """
     from toolkit.coordinator.http.certificates import CERTIFICATE, KEY, new_certificate
 
-    found = names or (socket.gethostname(), "localhost", "127.0.0.1")
-    fingerprint = new_certificate(folder, found)
-    click.echo(f"In the federation's file, for {', '.join(found)}:", err=True)
+    hosts = names or (socket.gethostname(), "localhost", "127.0.0.1")
+    fingerprint = new_certificate(folder, hosts)
+    click.echo(f"In the federation's file, for {', '.join(hosts)}:", err=True)
     click.echo(f'tls_cert = "{folder / CERTIFICATE}"')
     click.echo(f'tls_key = "{folder / KEY}"')
     click.echo("Devices join with this option, as `edgetailor serve` says, too:", err=True)
@@ -113,9 +113,9 @@ def tokens(federation: Path, url: str | None, qr: str | None, as_json: bool) -> 
         raise click.UsageError("--qr and --json exclude each other.")
     state = federation if federation.is_dir() else load_config(federation).state
     url = check_url(url or address(state))
-    found = join_tokens(state, url)
-    if qr not in (None, ALL, *(one.kind for one in found)):
-        kinds = [one.kind for one in found]
+    shown = join_tokens(state, url)
+    if qr not in (None, ALL, *(token.kind for token in shown)):
+        kinds = [token.kind for token in shown]
         raise click.BadParameter(
             f"No kind is called {qr!r}{did_you_mean(str(qr), kinds)} The kinds are "
             f"{', '.join(kinds)}.",
@@ -126,12 +126,14 @@ def tokens(federation: Path, url: str | None, qr: str | None, as_json: bool) -> 
             "version": 1,
             "url": url,
             "notes": notes(url),
-            "tokens": [asdict(one) for one in found],
+            "tokens": [asdict(token) for token in shown],
         }
         click.echo(json.dumps(document, indent=1, default=str))
         return
     from toolkit.cli.printed.tokens_text import show_tokens
 
-    show_tokens(found if qr in (None, ALL) else [one for one in found if one.kind == qr], bool(qr))
+    show_tokens(
+        shown if qr in (None, ALL) else [token for token in shown if token.kind == qr], bool(qr)
+    )
     for note in notes(url):
         click.echo(note, err=True)

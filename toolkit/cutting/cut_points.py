@@ -141,14 +141,14 @@ class Cutter:
         """The operators of the inference graph that match those of `crossing`, in their order."""
         if place == self.end:
             return (output_node(self.captured.inference),)
-        found = [match for node in self.crossing(place) if (match := self._match(node))]
+        matches = [match for node in self.crossing(place) if (match := self._match(node))]
         if self._place_in_prediction(place) is None:
             raise ModelError(
                 "The model runs different operators in training and in prediction, so that this "
                 "place of one graph is not a place in the other. Cut it elsewhere.",
                 code="model.cannot-slice",
             )
-        return tuple(found)
+        return tuple(matches)
 
     def trained(self, after: int) -> GraphModule:
         """The operators after place `after`, as they train."""
@@ -190,13 +190,13 @@ class Cutter:
     def points_by_module(self, batch: int) -> dict[str, CutPoint]:
         """The cut point that `slice:MODULE` uses for each first module, in order of execution."""
         loads = self.loads(batch)
-        found: dict[str, list[CutPoint]] = {}
+        points: dict[str, list[CutPoint]] = {}
         for point in self.points:
-            same = found.setdefault(point.module, [])
+            same = points.setdefault(point.module, [])
             # Later points may leave out the first of several parameters of the module.
             if not same or loads[point.place] == loads[same[0].place]:
                 same.append(point)
-        return {module: smallest_recording(same) for module, same in found.items()}
+        return {module: smallest_recording(same) for module, same in points.items()}
 
     def stages(self, upto: int, limit: int, batch: int) -> list[GraphModule]:
         """The operators up to place `upto`, in as few stages as possible.

@@ -38,8 +38,8 @@ class Matching:
         # From the output backwards first, then from the samples and from what is found forwards.
         pairs = self._from_the_output(training, inference)
         seeds = {
-            other: self._numbers[one]
-            for one, other in pairs.items()
+            other: self._numbers[node]
+            for node, other in pairs.items()
             if self._numbers[other] not in known
         }
         self._numbers |= self._numbered(inference, keys, seeds)
@@ -103,17 +103,17 @@ class Matching:
         """Operators of which the output is the same expression in both graphs."""
         start = output_node(training.graph), output_node(inference.graph)
         pending = [(self.unchanged(start[0]), self.unchanged(start[1]))]
-        found, several = dict[Node, Node](), set[Node]()
+        matched, several = dict[Node, Node](), set[Node]()
         while pending:
             one, other = pending.pop()
-            if one in found:
-                several |= {one} if found[one] is not other else set()
+            if one in matched:
+                several |= {one} if matched[one] is not other else set()
                 continue
             pairs = self._pairs_read(training, inference, one, other)
             if pairs is not None:
-                found[one] = other
+                matched[one] = other
                 pending += pairs
-        return {one: other for one, other in found.items() if one not in several}
+        return {one: other for one, other in matched.items() if one not in several}
 
     def _pairs_read(
         self, training: SampleFlow, inference: SampleFlow, one: Node, other: Node
@@ -145,7 +145,8 @@ def form(flow: SampleFlow, node: Node) -> Key:
     """What `node` computes of what it reads, without its mode: flags and probabilities."""
     value = node.meta.get("val")
     results = [
-        described(flow, one) for one in (value if isinstance(value, tuple | list) else [value])
+        described(flow, result)
+        for result in (value if isinstance(value, tuple | list) else [value])
     ]
     name = "input" if node.op == "placeholder" else str(node.target)
     return name, module_of(node), tuple(results), tuple(integers_in((node.args, node.kwargs)))

@@ -70,9 +70,9 @@ class SampleFlow:
         if position is None or not self.knows_shape(node.args[position]):
             return node.all_input_nodes
         others = [argument for i, argument in enumerate(node.args) if i != position]
-        found: dict[Node, None] = {}
-        map_arg((others, node.kwargs), lambda read: found.setdefault(read))
-        return list(found)
+        reads: dict[Node, None] = {}
+        map_arg((others, node.kwargs), lambda read: reads.setdefault(read))
+        return list(reads)
 
     def knows_shape(self, node: object) -> bool:
         """Whether each size of the value of `node` is a number or a multiple of the batch size."""
@@ -91,12 +91,12 @@ class SampleFlow:
 
     def ancestors(self, nodes: list[Node]) -> set[Node]:
         """`nodes`, and all whose values they need."""
-        found, pending = set(nodes), list(nodes)
+        needed, pending = set(nodes), list(nodes)
         while pending:
-            new = set(self.values_read(pending.pop())) - found
-            found |= new
+            new = set(self.values_read(pending.pop())) - needed
+            needed |= new
             pending += new
-        return found
+        return needed
 
     def behind(self, node: Node) -> tuple[frozenset[Node], frozenset[Node]]:
         """What `node` reads: activations and samples; and the constants on the way to them."""
@@ -114,7 +114,9 @@ class SampleFlow:
 
     def tensors_read(self, node: Node) -> set[str]:
         """Names of the model's tensors that `node` reads, also through constants."""
-        return {str(one.target) for one in self.behind(node)[1] if one.op == "get_attr"}
+        return {
+            str(constant.target) for constant in self.behind(node)[1] if constant.op == "get_attr"
+        }
 
     def crossings(self) -> Iterator[tuple[Node, ...]]:
         """The activations and samples that are needed after each place, in order of execution."""
@@ -126,7 +128,7 @@ class SampleFlow:
         alive = {input_node(self.graph): None}
         for place, node in enumerate(self.operators):
             alive[node] = None
-            alive = {one: None for one in alive if last.get(one, -1) > place}
+            alive = {activation: None for activation in alive if last.get(activation, -1) > place}
             yield tuple(alive)
 
     def sample_axis(self, node: Node) -> int | None:

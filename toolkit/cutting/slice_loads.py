@@ -26,9 +26,9 @@ class LoadCounter:
 
     def add(self, node: Node, tensors: Set[str]) -> None:
         """Add an operator, the constants that it reads, and the parameters among `tensors`."""
-        for one in {node, *self._flow.behind(node)[1]} - self._counted:
-            self._counted.add(one)
-            self.load += activations_of(one, self._batch)
+        for counted in {node, *self._flow.behind(node)[1]} - self._counted:
+            self._counted.add(counted)
+            self.load += activations_of(counted, self._batch)
         for name in (tensors & self._parameters.keys()) - self._counted:
             self._counted.add(name)
             self.load += self._parameters[name].numel()

@@ -86,16 +86,16 @@ class _Builder:
         axis, value = self.flow.sample_axis(source), source.meta["val"]
         assert axis is not None
         sizes = [int(size) for i, size in enumerate(value.shape) if i != axis]
-        found = self.edit.add(aten.slice.Tensor, self.input, 1, begin, end)
-        found = self.edit.add(aten.reshape.default, found, [-1, *sizes])
+        values = self.edit.add(aten.slice.Tensor, self.input, 1, begin, end)
+        values = self.edit.add(aten.reshape.default, values, [-1, *sizes])
         if axis > 0:
-            found = self.edit.add(aten.movedim.int, found, 0, axis)
+            values = self.edit.add(aten.movedim.int, values, 0, axis)
         if value.is_floating_point():
-            return found
+            return values
         assert self.limit is not None
-        found = self.edit.add(aten.to.dtype, found, value.dtype)
+        values = self.edit.add(aten.to.dtype, values, value.dtype)
         # Verification feeds random recordings; ids must be valid in them too.
-        return self.edit.add(aten.clamp.default, found, 0, self.limit - 1)
+        return self.edit.add(aten.clamp.default, values, 0, self.limit - 1)
 
     def copy(self, ends: list[Node]) -> None:
         """Copy `ends` and all that computes them from the sources."""
@@ -119,7 +119,7 @@ class _Builder:
             donor = node.args[shaped]
             assert isinstance(donor, Node)
             self.copies[donor] = self.of_same_shape(donor)
-        copy = self.part.node_copy(node, lambda one: self.copies[one])
+        copy = self.part.node_copy(node, lambda read: self.copies[read])
         # A recording is contiguous, also where the values that it holds were not.
         if copy.target is aten.view.default:
             copy.target = aten.reshape.default
@@ -153,10 +153,10 @@ class _Builder:
 
     def finish(self, targets: Sequence[Node]) -> GraphModule:
         """The part, which returns the recording of `targets`."""
-        found = self.copies[targets[0]]
+        recording = self.copies[targets[0]]
         if is_row(self.flow, targets):
-            found = self.edit.add(aten.cat.default, [self.row(target) for target in targets], 1)
-        self.part.output(found)
+            recording = self.edit.add(aten.cat.default, [self.row(target) for target in targets], 1)
+        self.part.output(recording)
         # Parameters are found by name in the original graph module.
         module = GraphModule(self.flow.graph, self.part)
         self.part.lint()
@@ -164,9 +164,9 @@ class _Builder:
 
     def row(self, target: Node) -> Node:
         """The value of `target` as rows (batch, k) of float32."""
-        found, axis = self.copies[target], self.flow.sample_axis(target)
+        values, axis = self.copies[target], self.flow.sample_axis(target)
         if axis:
-            found = self.edit.add(aten.movedim.int, found, axis, 0)
+            values = self.edit.add(aten.movedim.int, values, axis, 0)
         if not target.meta["val"].is_floating_point():
-            found = self.edit.add(aten.to.dtype, found, torch.float32)
-        return self.edit.add(aten.reshape.default, found, [-1, count_elements(target, 1)])
+            values = self.edit.add(aten.to.dtype, values, torch.float32)
+        return self.edit.add(aten.reshape.default, values, [-1, count_elements(target, 1)])

@@ -66,7 +66,7 @@ class TensorReads:
         It must train something, and a layer that the part before `place` has too is better
         recorded than computed with fixed weights in every step.
         """
-        if any(one.forbids(place, twin) for one in self._tensors.values()):
+        if any(tensor.forbids(place, twin) for tensor in self._tensors.values()):
             return False
         fixed = self.read_before(place, twin)
         later = self._readers[self._after(place) :]
@@ -88,8 +88,8 @@ class TensorReads:
 
 def places_reading(flow: SampleFlow) -> dict[str, tuple[int, int]]:
     """The first and the last place that read each tensor of the model."""
-    found: dict[str, tuple[int, int]] = {}
+    places: dict[str, tuple[int, int]] = {}
     for place, node in enumerate(flow.operators):
         for name in flow.tensors_read(node):
-            found[name] = found.get(name, (place, place))[0], place
-    return found
+            places[name] = places.get(name, (place, place))[0], place
+    return places

@@ -45,5 +45,5 @@ def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
     return tiers
 
 
-def _known_keys(place: Place) -> list[str]:
-    return list(Tier.model_fields if len(place) > 1 else TierFile.model_fields)
+def _known_keys(path: Place) -> list[str]:
+    return list(Tier.model_fields if len(path) > 1 else TierFile.model_fields)

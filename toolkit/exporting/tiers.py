@@ -84,10 +84,10 @@ def tiers_as_json(results: Sequence[TierResult]) -> dict[str, object]:
 
 
 def _as_json(result: TierResult) -> dict[str, object]:
-    found: dict[str, object] = {"name": result.tier.name, "submodel": result.tier.submodel}
+    document: dict[str, object] = {"name": result.tier.name, "submodel": result.tier.submodel}
     if result.exported is not None:
-        found |= {k: v for k, v in as_json(result.exported).items() if k != "version"}
+        document |= {k: v for k, v in as_json(result.exported).items() if k != "version"}
     if result.error is not None:
         error = result.error
-        found |= {"error": str(error), "code": error.code, "exit_code": error.exit_code}
-    return found
+        document |= {"error": str(error), "code": error.code, "exit_code": error.exit_code}
+    return document

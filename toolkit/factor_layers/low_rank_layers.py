@@ -106,8 +106,8 @@ def compose_group(u: Tensor, v: Tensor) -> Product:
 
 def composed_weight(layer: nn.Module) -> Tensor:
     """The dense weight, for models that read it from the layer, as nn.TransformerEncoder does."""
-    found = compose_weight(layer.u.weight, layer.v.weight)  # type: ignore[arg-type, union-attr]
-    return found.dense() if isinstance(found, Product) else found
+    weight = compose_weight(layer.u.weight, layer.v.weight)  # type: ignore[arg-type, union-attr]
+    return weight.dense() if isinstance(weight, Product) else weight
 
 
 def bias_of_v(layer: nn.Module) -> Tensor | None:
@@ -151,11 +151,11 @@ def convolution_along_axis(
     """
 
     def only(values: Sequence[int], other: int) -> tuple[int, ...]:
-        return tuple(v if place == axis else other for place, v in enumerate(values))
+        return tuple(v if number == axis else other for number, v in enumerate(values))
 
     padding = dense.padding
     make: Any = type(dense)
-    made: nn.Module = make(
+    convolution: nn.Module = make(
         inputs,
         outputs,
         only(dense.kernel_size, 1),
@@ -166,7 +166,7 @@ def convolution_along_axis(
         bias=bias,
         padding_mode=dense.padding_mode,
     )
-    return made
+    return convolution
 
 
 class FactorizedLinear(nn.Module):

@@ -95,9 +95,9 @@ def decompose(matrix: Tensor, width: int, last: Known | None) -> Known:
     """The `width` leading components of `matrix`; starts from those of `last` if it is similar."""
     if width < min(matrix.shape):
         warm = last.basis if last and has_changed_little(matrix, last.matrix) else None
-        found = leading_components(matrix, width, warm)
-        if found:
-            return Known(matrix, *found)
+        leading = leading_components(matrix, width, warm)
+        if leading:
+            return Known(matrix, *leading)
     return Known(matrix, *truncated_svd(matrix, width), None)
 
 

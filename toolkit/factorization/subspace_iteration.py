@@ -88,9 +88,9 @@ def sketch(matrix: Tensor, rank: int) -> Tensor:
     width = min(rows, columns, rank + max(8, round(OVERSAMPLING * rank)))
     # A fixed seed, so that equal weights give equal factors.
     generator = torch.Generator().manual_seed(0)
-    place = torch.randperm(rows, generator=generator) % width
+    target = torch.randperm(rows, generator=generator) % width
     sign = 1 - 2 * torch.randint(2, (rows, 1), generator=generator)
-    sums = torch.zeros(width, columns).index_add_(0, place, sign * matrix)
+    sums = torch.zeros(width, columns).index_add_(0, target, sign * matrix)
     return orthonormal_basis(matrix.T @ (matrix @ sums.T))
 
 

@@ -101,11 +101,11 @@ def stages_of(model: nn.Module, captured: Captured) -> Iterator[Stage]:
             continue
         for kind, run in groupby(container.named_children(), lambda child: type(child[1])):
             names = [f"{path}.{own}" if path else own for own, _ in run]
-            found = [one for one in divided(names, calls, model) if len(one) > 1]
+            stages = [stage for stage in divided(names, calls, model) if len(stage) > 1]
             # A sequence of other containers may be the stages themselves, with blocks inside.
-            if found or (len(names) > 1 and not issubclass(kind, CONTAINERS)):
+            if stages or (len(names) > 1 and not issubclass(kind, CONTAINERS)):
                 blocks.update(names)
-            yield from found
+            yield from stages
 
 
 def divided(names: Sequence[str], calls: Mapping[str, "Call"], model: nn.Module) -> Iterator[Stage]:
@@ -134,7 +134,7 @@ class Call(NamedTuple):
 
 def calls_of(model: nn.Module, captured: Captured) -> dict[str, Call]:
     """The calls of modules that are called once, with one tensor first, and return one."""
-    model, found = copy.deepcopy(model).eval(), dict[str, list[Call | None]]()
+    model, records = copy.deepcopy(model).eval(), dict[str, list[Call | None]]()
 
     def note(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(_: nn.Module, given: tuple[Any, ...], result: Any) -> None:
@@ -142,7 +142,7 @@ def calls_of(model: nn.Module, captured: Captured) -> dict[str, Call]:
             after = result[0] if in_tuple else result
             usable = given and isinstance(given[0], Tensor) and isinstance(after, Tensor)
             call = Call(given[0].shape, after.shape, in_tuple) if usable else None
-            found.setdefault(name, []).append(call)
+            records.setdefault(name, []).append(call)
 
         return hook
 
@@ -151,7 +151,7 @@ def calls_of(model: nn.Module, captured: Captured) -> dict[str, Call]:
     dtype = DTYPES[captured.sample_dtype]
     with torch.no_grad():
         model(torch.zeros(2, *captured.sample_shape, dtype=dtype))
-    return {n: calls[0] for n, calls in found.items() if len(calls) == 1 and calls[0] is not None}
+    return {n: calls[0] for n, calls in records.items() if len(calls) == 1 and calls[0] is not None}
 
 
 def owns_tensors(name: str, model: nn.Module) -> bool:

@@ -39,8 +39,8 @@ class ResNet20(nn.Module):
         self.blocks = nn.Sequential()
         inputs = 16
         for outputs, stride in ((16, 1), (32, 2), (64, 2)):
-            for place in range(3):
-                first = place == 0
+            for number in range(3):
+                first = number == 0
                 self.blocks.append(Block(inputs, outputs, stride if first else 1, first))
                 inputs = outputs
         self.classifier = nn.Linear(64, classes)

@@ -110,15 +110,15 @@ class Tensorized:
         Returns:
             The gradient of each uploaded tensor by its state name.
         """
-        found = {}
+        by_name = {}
         for name, gap in gaps.items():
             if name in self.ranks:
                 factors = self.factors_of(tensors, name)
                 for mode, gradient in enumerate(factor_gradients(gap, factors)):
-                    found[factor_name(name, mode)] = penalty * gradient
+                    by_name[factor_name(name, mode)] = penalty * gradient
             else:
-                found[name] = penalty * gap
-        return found
+                by_name[name] = penalty * gap
+        return by_name
 
 
 def distance(gaps: Mapping[str, Tensor]) -> Tensor:

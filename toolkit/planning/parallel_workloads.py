@@ -99,75 +99,79 @@ class Search:
             StoppedError: If `stopping` was set.
             LimitError: If the processes are killed, usually for lack of memory.
         """
-        found: dict[str, Found | None] = {}
+        results: dict[str, Found | None] = {}
         try:
-            self._search(found, self.processes)
+            self._search(results, self.processes)
         except BrokenProcessPool:
             # Parallel exports need more memory than one at a time.
             logger.warning("A process that exports submodels was killed: going on with one.")
             try:
-                self._search(found, 1)
+                self._search(results, 1)
             except BrokenProcessPool:
                 raise LimitError(
                     "The process that exports submodels was killed, probably because memory ran "
                     "out: plan on a machine with more memory, or set `submodel` of every kind.",
                     code="plan.process-killed",
                 ) from None
-        known = [one for one in found.values() if isinstance(one, Known)]
-        impossible = [one for one in found.values() if isinstance(one, Impossible)]
+        known = [result for result in results.values() if isinstance(result, Known)]
+        impossible = [result for result in results.values() if isinstance(result, Impossible)]
         impossible += [
             Impossible(
-                submodel=one.submodel,
-                reason=f"its parameters alone take {format_bytes(one.bytes)}, "
+                submodel=result.submodel,
+                reason=f"its parameters alone take {format_bytes(result.bytes)}, "
                 "more than any device may use",
             )
-            for one in found.values()
-            if isinstance(one, TooLarge)
+            for result in results.values()
+            if isinstance(result, TooLarge)
         ]
         return known, tuple(impossible)
 
-    def _search(self, found: dict[str, Found | None], processes: int) -> None:
-        """Fill `found`, in `processes` processes. Raises BrokenProcessPool if one is killed."""
+    def _search(self, results: dict[str, Found | None], processes: int) -> None:
+        """Fill `results`, in `processes` processes. Raises BrokenProcessPool if one is killed."""
         with _pool(processes) as pool:
-            if not found:
-                found |= self._result(_submit(pool, _remembered, self.source, self.candidates))
-            new = [spec for spec, known in found.items() if known is None]
+            if not results:
+                results |= self._result(_submit(pool, _remembered, self.source, self.candidates))
+            new = [spec for spec, known in results.items() if known is None]
             if new:
                 count = min(processes, len(new))
                 logger.info(
                     "%d of %s to export, seconds to a minute each, on %s.",
-                    len(new), counted(len(found), "submodel"), counted(count, "core"),
+                    len(new), counted(len(results), "submodel"), counted(count, "core"),
                 )  # fmt: skip
-                self._examine(pool, new, count, found)
-            large = [one for one in found.values() if isinstance(one, TooLarge)]
-            if large and not any(isinstance(one, Known) for one in found.values()):
-                smallest = min(large, key=lambda one: one.bytes).submodel
-                found[smallest] = self._result(
+                self._examine(pool, new, count, results)
+            large = [result for result in results.values() if isinstance(result, TooLarge)]
+            if large and not any(isinstance(result, Known) for result in results.values()):
+                smallest = min(large, key=lambda result: result.bytes).submodel
+                results[smallest] = self._result(
                     _submit(pool, _examined, self.source, smallest, None)
                 )
 
     def _examine(
-        self, pool: ProcessPoolExecutor, new: list[str], count: int, found: dict[str, Found | None]
+        self,
+        pool: ProcessPoolExecutor,
+        new: list[str],
+        count: int,
+        results: dict[str, Found | None],
     ) -> None:
-        """Add what `_examined` finds for the specs `new` to `found`."""
+        """Add what `_examined` finds for the specs `new` to `results`."""
         running: dict[Future[Found], str] = {}
         for number, spec in enumerate(new, 1):
             # Submit only as many as run at once, so that progress shows exports that have begun.
             while len(running) >= count:
-                self._collect(running, found)
+                self._collect(running, results)
             logger.info("Exporting %s (%d of %d).", spec, number, len(new))
             self.progress(Preparation(task="plan", submodel=spec, number=number, total=len(new)))
             running[_submit(pool, _examined, self.source, spec, self.limit_bytes)] = spec
         while running:
-            self._collect(running, found)
+            self._collect(running, results)
 
-    def _collect(self, running: dict[Future[Found], str], found: dict[str, Found | None]) -> None:
-        """Move results that are ready from `running` to `found`."""
+    def _collect(self, running: dict[Future[Found], str], results: dict[str, Found | None]) -> None:
+        """Move results that are ready from `running` to `results`."""
         if self.stopping.is_set():
             raise StoppedError
         done, _ = wait(running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
         for future in done:
-            found[running.pop(future)] = future.result()
+            results[running.pop(future)] = future.result()
 
     def _result(self, future: Future[T]) -> T:
         while not future.done():

@@ -75,11 +75,11 @@ def plan_for(
     planned = decide(device, known, impossible, limits, day)
     again, _ = find_workloads(workloads, worth_recomputing(planned.plan), progress)
     lighter = saving(
-        planned.plan, [candidate(one, device, planned.budgets.memory) for one in again]
+        planned.plan, [candidate(variant, device, planned.budgets.memory) for variant in again]
     )
     if not lighter:
         return planned
-    known += [one for one in again if one.submodel in {c.submodel for c in lighter}]
+    known += [variant for variant in again if variant.submodel in {c.submodel for c in lighter}]
     planned = decide(device, known, impossible, limits, day)
     return replace(planned, notes=(*trades(planned.plan), *planned.notes))
 
@@ -101,7 +101,7 @@ def find_workloads(
         progress(f"exporting {spec} ({number} of {len(new)})")
         results[spec] = workloads.of(spec)
     known = [result for result in results.values() if isinstance(result, Known)]
-    return known, tuple(one for one in results.values() if isinstance(one, Impossible))
+    return known, tuple(outcome for outcome in results.values() if isinstance(outcome, Impossible))
 
 
 def decide(
@@ -116,7 +116,7 @@ def decide(
     return Planned(
         device=device,
         budgets=budgets,
-        plan=plan([candidate(one, device, budgets.memory) for one in known], budgets),
+        plan=plan([candidate(workload, device, budgets.memory) for workload in known], budgets),
         impossible=impossible,
         notes=(*notes, *doubts(device, budgets, today), *runtime_notes(device)),
     )

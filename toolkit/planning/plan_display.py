@@ -26,11 +26,11 @@ def show_plan(planned: Planned) -> None:
     strengths = {row.candidate.strength for row in planned.plan.rows}
     rows = table("submodel", "strength", "memory", "step", "sent")
     for row in planned.plan.rows:
-        one = row.candidate
-        step = "unknown" if one.step is None else span(one.step, format_seconds)
-        memory = span(one.memory, format_bytes)
-        strength = distinct(one.strength, strengths)
-        rows.add_row(one.submodel, strength, memory, step, format_bytes(one.traffic))
+        candidate = row.candidate
+        step = "unknown" if candidate.step is None else span(candidate.step, format_seconds)
+        memory = span(candidate.memory, format_bytes)
+        strength = distinct(candidate.strength, strengths)
+        rows.add_row(candidate.submodel, strength, memory, step, format_bytes(candidate.traffic))
     console.print(rows)
     say(
         "memory and step: predicted - upper bound; the budget must allow the upper bound. memory: "
@@ -151,7 +151,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
         "chosen": None if chosen is None else chosen.submodel,
         "candidates": [row_as_json(row, chosen) for row in planned.plan.rows],
         "impossible": [
-            {"submodel": one.submodel, "reason": one.reason} for one in planned.impossible
+            {"submodel": spec.submodel, "reason": spec.reason} for spec in planned.impossible
         ],
         "notes": list(planned.notes),
     }
@@ -159,15 +159,15 @@ def as_json(planned: Planned) -> dict[str, Any]:
 
 def row_as_json(row: Row, chosen: Candidate | None) -> dict[str, Any]:
     """The entry of one candidate."""
-    one = row.candidate
+    candidate = row.candidate
     return {
-        "submodel": one.submodel,
-        "strength": one.strength,
-        "memory_bytes": round(one.memory.value),
-        "memory_upper_bytes": round(one.memory.upper),
-        "step_s": None if one.step is None else one.step.value,
-        "step_upper_s": None if one.step is None else one.step.upper,
-        "traffic_bytes": one.traffic,
+        "submodel": candidate.submodel,
+        "strength": candidate.strength,
+        "memory_bytes": round(candidate.memory.value),
+        "memory_upper_bytes": round(candidate.memory.upper),
+        "step_s": None if candidate.step is None else candidate.step.value,
+        "step_upper_s": None if candidate.step is None else candidate.step.upper,
+        "traffic_bytes": candidate.traffic,
         "fits": not row.excesses,
         "binding": None if row.binding is None else row.binding.resource,
         "exceeded": [

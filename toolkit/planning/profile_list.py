@@ -19,7 +19,7 @@ def show_profiles() -> None:
         memory = "unknown" if device.memory_bytes is None else format_bytes(device.memory_bytes)
         rows.add_row(device.name, title(device), memory, str(device.cores or "unknown"))
     Console(highlight=False).print(rows)
-    measured = ", ".join(one.name for one in profiles() if one.calibration is not None)
+    measured = ", ".join(profile.name for profile in profiles() if profile.calibration is not None)
     print(
         f"published figures; measured: {measured or 'none'}. A plan for a device that was not "
         "measured has no times"

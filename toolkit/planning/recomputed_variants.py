@@ -34,7 +34,7 @@ def worth_recomputing(plan: Plan) -> list[str]:
 
 def decides(spec: str) -> bool:
     """Whether `spec` says itself if activations are computed again."""
-    return any(RECOMPUTE.name in one.options for one in parse_spec(spec).nested())
+    return any(RECOMPUTE.name in own.options for own in parse_spec(spec).nested())
 
 
 def is_excluded_by_memory_alone(row: Row) -> bool:
@@ -47,7 +47,11 @@ def is_excluded_by_memory_alone(row: Row) -> bool:
 def saving(plan: Plan, variants: Sequence[Candidate]) -> list[Candidate]:
     """The `variants` that need less memory than the same submodel in `plan`."""
     plain = {row.candidate.submodel + SUFFIX: row.candidate for row in plan.rows}
-    return [one for one in variants if one.memory.upper < plain[one.submodel].memory.upper]
+    return [
+        variant
+        for variant in variants
+        if variant.memory.upper < plain[variant.submodel].memory.upper
+    ]
 
 
 def trades(plan: Plan) -> Iterator[str]:

@@ -90,7 +90,7 @@ class Workloads:
             return None
         try:
             return msgspec.json.decode(
-                self.place(self.cache, spec).read_bytes(), type=Known | Impossible
+                self.file_of(self.cache, spec).read_bytes(), type=Known | Impossible
             )
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
@@ -112,10 +112,10 @@ class Workloads:
         if self.cache is not None:
             # The cache only saves time: a plan works without it.
             with suppress(OSError):
-                write_file(self.place(self.cache, spec), msgspec.json.encode(known))
+                write_file(self.file_of(self.cache, spec), msgspec.json.encode(known))
         return known
 
-    def place(self, cache: Path, spec: str) -> Path:
+    def file_of(self, cache: Path, spec: str) -> Path:
         """The file of `spec` in the folder `cache`."""
         return cache / f"{digest([self.key, spec])}.json"
 

@@ -72,9 +72,9 @@ def draw_png(report: Report) -> bytes:
         loc="outside lower left", ncols=6, frameon=False, fontsize=9,
         handlelength=1, handleheight=1, columnspacing=1.4, borderpad=0.1, labelcolor=INK,
     )  # fmt: skip
-    made = io.BytesIO()
-    save(drawn, made, format="png")
-    return made.getvalue()
+    png = io.BytesIO()
+    save(drawn, png, format="png")
+    return png.getvalue()
 
 
 def name_of(report: Report) -> str:
@@ -91,10 +91,10 @@ def clipped(text: str, length: int) -> str:
 def keys(report: Report) -> dict[str, str]:
     """The meaning of each colour that the report uses."""
     shown = {part for cost in report.costs for part, _ in (*cost.memory, *cost.time)}
-    found = {COLOURS[part]: NAMES[part] for part in COLOURS if part in shown}
+    meanings = {COLOURS[part]: NAMES[part] for part in COLOURS if part in shown}
     if any(cost.predicted for cost in report.costs):
-        found[PREDICTED] = "predicted peak"
-    return found
+        meanings[PREDICTED] = "predicted peak"
+    return meanings
 
 
 def draw_memory(axes: Axes, report: Report) -> None:
@@ -146,17 +146,17 @@ def draw_time(axes: Axes, report: Report) -> None:
     axes.set_xlabel(f"{unit}; line: p10 to p90 of the training step", color=MUTED, loc="left")
 
 
-def draw_sustained(axes: Axes, found: Sustained) -> None:
+def draw_sustained(axes: Axes, run: Sustained) -> None:
     """Draw the step time of a sustained run, and the temperature if it is known."""
-    minutes = [point.at_s / 60 for point in found.points]
-    steps = [point.step.median_s * 1e3 for point in found.points]
+    minutes = [point.at_s / 60 for point in run.points]
+    steps = [point.step.median_s * 1e3 for point in run.points]
     axes.plot(minutes, steps, color=COLOURS["backprop"], linewidth=1.8, marker=".")
     axes.set_ylim(0, 1.15 * max(steps))
     axes.set_xlabel("minutes", color=MUTED, loc="left")
     axes.set_ylabel("ms a step", color=COLOURS["backprop"])
     plain(axes)
     axes.grid(axis="both", color=GRID)
-    heat = [p.temperature_c for p in found.points if p.temperature_c is not None]
+    heat = [p.temperature_c for p in run.points if p.temperature_c is not None]
     if len(heat) == len(minutes):
         other = axes.twinx()
         other.plot(minutes, heat, color=BUDGET, linewidth=1.2, linestyle=(0, (4, 2)))
@@ -232,11 +232,11 @@ def svg(drawn: Figure, name: str, described: str) -> str:
     Returns:
         The element. Its colours are variables of the page's style.
     """
-    made = io.StringIO()
+    written = io.StringIO()
     # Without a date and with a fixed salt, the same report gives the same bytes.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        save(drawn, made, format="svg", transparent=True, metadata={"Date": None})
-    text = made.getvalue()
+        save(drawn, written, format="svg", transparent=True, metadata={"Date": None})
+    text = written.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # ids must be unique on a page

@@ -211,27 +211,27 @@ def phases(cost: Cost, report: Report) -> str:
     for phase in cost.profile.phases:
         first, *figures = row(phase)
         rows.append([f"{first} (peak)" if label(phase) == cost.decisive else first, *figures])
-    made = table(f"Phases of {cost.submodel}", ["phase", *COLUMNS[1:]], rows)
+    drawn = table(f"Phases of {cost.submodel}", ["phase", *COLUMNS[1:]], rows)
     opened = " open" if cost is report.highest else ""
     said = f"{cost.submodel}: {format_bytes(cost.peak)}, {format_seconds(cost.seconds)} a batch"
-    return f"<details{opened}><summary>{escape(said)}</summary>\n{made}</details>"
+    return f"<details{opened}><summary>{escape(said)}</summary>\n{drawn}</details>"
 
 
 def course(cost: Cost) -> str:
     """The section of a submodel's sustained run; empty if there was none."""
-    found = cost.profile.sustained
-    if found is None:
+    run = cost.profile.sustained
+    if run is None:
         return ""
     drawn, axes = panel(3)
-    draw_sustained(axes, found)
+    draw_sustained(axes, run)
     text = (
-        f"{found.duration_s:.0f} s without a pause: {format_seconds(found.first.median_s)} a step "
-        f"in the first {found.window_s:.0f} s, {format_seconds(found.last.median_s)} in the last "
-        f"({found.slowdown:+.1%})."
+        f"{run.duration_s:.0f} s without a pause: {format_seconds(run.first.median_s)} a step "
+        f"in the first {run.window_s:.0f} s, {format_seconds(run.last.median_s)} in the last "
+        f"({run.slowdown:+.1%})."
     )
     name = f"sustained-{cost.profile.structure[:8]}"
-    made = picture(drawn, name, "Time of a training step over the minutes of a sustained run")
-    return section(f"Sustained training of {cost.submodel}", text, made)
+    chart = picture(drawn, name, "Time of a training step over the minutes of a sustained run")
+    return section(f"Sustained training of {cost.submodel}", text, chart)
 
 
 def method(about: Profile) -> str:

@@ -62,12 +62,12 @@ def compare(
         UnstableError: One of them was measured while the machine was throttled.
     """
     if not other_machine and not same_hardware(before.machine, after.machine):
-        found = list(machine_differences(before.machine, after.machine))
+        ways = list(machine_differences(before.machine, after.machine))
         raise InputError(
             "The profiles are of different machines, by {differences}: measure both on one "
             "machine, or compare them anyway with --other-machine.",
             code="profile.other-machine",
-            differences=found,
+            differences=ways,
         )
     refuse_other_bundle(before, after)
     refuse_other_method(before, after)
@@ -89,63 +89,64 @@ def compare(
     )
 
 
-def require_no_regression(found: Comparison) -> None:
+def require_no_regression(comparison: Comparison) -> None:
     """Check that nothing became slower or larger than allowed.
 
     Raises:
         RegressionError: A figure grew by more than allowed.
         UnstableError: No figure certainly grew, but an unstable time may have.
     """
-    if worse := _named(found, "worse"):
+    if worse := _named(comparison, "worse"):
         raise RegressionError(
             "{submodel} became worse by more than {allowed:.1%}: {worse}.",
             code="report.regression",
-            submodel=found.submodel,
-            allowed=found.allowed,
+            submodel=comparison.submodel,
+            allowed=comparison.allowed,
             worse=worse,
         )
-    if unsure := _named(found, "unstable"):
+    if unsure := _named(comparison, "unstable"):
         raise UnstableError(
             "Times of {submodel} are too unstable to compare: {unsure}. Measure both again with "
             "more --runs while nothing else runs on the machine, or give folders of several "
             "profiles each.",
             code="measurement.unstable",
-            submodel=found.submodel,
+            submodel=comparison.submodel,
             unsure=unsure,
         )
 
 
-def _named(found: Comparison, verdict: Verdict) -> str:
+def _named(comparison: Comparison, verdict: Verdict) -> str:
     return ", ".join(
         f"{change.phase} {change.share:+.1%} {'time' if change.unit == 's' else 'peak memory'}"
-        for change in found.changes
+        for change in comparison.changes
         if change.verdict == verdict
     )
 
 
 def _changes(before: Profile, after: Profile, allowed: float) -> Iterator[Change]:
     unstable = {*before.validity.unstable, *after.validity.unstable}
-    for one, other in zip(before.phases, after.phases, strict=True):
-        times = one.steady, other.steady
+    for earlier, later in zip(before.phases, after.phases, strict=True):
+        times = earlier.steady, later.steady
         medians = times[0].median_s, times[1].median_s
         verdict = _verdict(*medians, allowed, _apart(times))
         # Noise can hide growth, so an unstable time is never called worse.
-        if one.name in unstable and medians[1] > medians[0] * (1 + allowed):
+        if earlier.name in unstable and medians[1] > medians[0] * (1 + allowed):
             verdict = "unstable"
-        yield Change(label(one), "s", *medians, verdict)
-    for one, other in zip(before.phases, after.phases, strict=True):
-        if one.memory is not None and other.memory is not None:
-            peaks = one.memory.peak_bytes, other.memory.peak_bytes
+        yield Change(label(earlier), "s", *medians, verdict)
+    for earlier, later in zip(before.phases, after.phases, strict=True):
+        if earlier.memory is not None and later.memory is not None:
+            peaks = earlier.memory.peak_bytes, later.memory.peak_bytes
             if peaks[0] is not None and peaks[1] is not None:
                 verdict = _verdict(peaks[0], peaks[1], allowed, True)
-                yield Change(label(one), "bytes", peaks[0], peaks[1], verdict)
+                yield Change(label(earlier), "bytes", peaks[0], peaks[1], verdict)
 
 
 def _apart(times: Sequence[Duration]) -> bool:
     """Whether each median is outside the other's p10 to p90, which is seldom chance."""
-    one, other = times
+    earlier, later = times
     return not (
-        one.p10_s <= other.median_s <= one.p90_s or other.p10_s <= one.median_s <= other.p90_s
+        earlier.p10_s <= later.median_s <= earlier.p90_s
+        or later.p10_s <= earlier.median_s <= later.p90_s
     )
 
 
@@ -157,13 +158,13 @@ def _verdict(before: float, after: float, allowed: float, apart: bool) -> Verdic
     return "worse" if after > before else "better"
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> dict[str, Any]:
     """The document that `report diff --json` prints: seconds and bytes by phase."""
     return {
         "version": DIFF_VERSION,
-        "submodel": found.submodel,
-        "allowed": found.allowed,
-        "differences": list(found.differences),
+        "submodel": comparison.submodel,
+        "allowed": comparison.allowed,
+        "differences": list(comparison.differences),
         "changes": [
             {
                 "phase": change.phase,
@@ -172,26 +173,29 @@ def as_json(found: Comparison) -> dict[str, Any]:
                 "change": change.share,
                 "verdict": change.verdict,
             }
-            for change in found.changes
+            for change in comparison.changes
         ],
     }
 
 
-def lines(found: Comparison) -> list[str]:
+def lines(comparison: Comparison) -> list[str]:
     """The comparison as lines of plain text, at most 80 columns wide."""
     figures = [
         (_name(c), _figure(c.before, c.unit), _figure(c.after, c.unit), f"{c.share:+.1%}")
-        for c in found.changes
+        for c in comparison.changes
     ]
     head, *rows = table([("", "before", "after", "change"), *figures])
-    verdicts = ["" if c.verdict == "same" else f"  {c.verdict}" for c in found.changes]
-    said = [f"{found.submodel}: worse is more than {found.allowed:.1%} slower or larger", head]
+    verdicts = ["" if c.verdict == "same" else f"  {c.verdict}" for c in comparison.changes]
+    said = [
+        f"{comparison.submodel}: worse is more than {comparison.allowed:.1%} slower or larger",
+        head,
+    ]
     said += [row + verdict for row, verdict in zip(rows, verdicts, strict=True)]
-    if any(change.verdict == "within spread" for change in found.changes):
+    if any(change.verdict == "within spread" for change in comparison.changes):
         said.append("within spread: a median lies within the other's p10 to p90; measure longer")
-    if any(change.verdict == "unstable" for change in found.changes):
+    if any(change.verdict == "unstable" for change in comparison.changes):
         said.append("unstable: in one of the two its times vary too much to tell; measure again")
-    return said + [f"note: other {difference}" for difference in found.differences]
+    return said + [f"note: other {difference}" for difference in comparison.differences]
 
 
 def _name(change: Change) -> str:

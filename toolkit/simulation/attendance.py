@@ -64,20 +64,20 @@ class Attendance:
         """
         # The third number separates these draws from those of the sampling.
         luck = np.random.default_rng([self.seed, round_, 1]).random(self.clients)
-        failed = [one for one in chosen if luck[one[0]] < self.failure_rate]
-        working = [one for one in chosen if luck[one[0]] >= self.failure_rate]
+        failed = [entry for entry in chosen if luck[entry[0]] < self.failure_rate]
+        working = [entry for entry in chosen if luck[entry[0]] >= self.failure_rate]
         if self.seconds is None:
             return Turnout(working, failed)
         # Equal times are in random order, or a quorum would always take the first clients.
-        arriving = sorted((self.seconds(*one), luck[one[0]], *one) for one in working)
+        arriving = sorted((self.seconds(*entry), luck[entry[0]], *entry) for entry in working)
         times = [time for time, *_ in arriving]
         fewest = fewest_updates(len(chosen), len(chosen), self.min_updates, self.quorum)
         count, closed = taken(times, len(failed), self.deadline_s, self.quorum, fewest)
         in_time = {client for *_, client, _ in arriving[:count]}
         return Turnout(
-            present=[one for one in working if one[0] in in_time],
+            present=[entry for entry in working if entry[0] in in_time],
             failed=failed,
-            late=[one for one in working if one[0] not in in_time],
+            late=[entry for entry in working if entry[0] not in in_time],
             simulated_s=closed,
         )
 
@@ -127,15 +127,15 @@ def workloads(
         return {}
     source = Workloads(model.module, config.input_shape, config.training)
     known, impossible = find_workloads(source, dict.fromkeys(config.specs()), progress)
-    for one in impossible:
+    for result in impossible:
         raise ExportError(
             "{submodel} cannot be exported, so simulated time cannot be computed: {reason} Set no "
             "`profile` for any kind.",
             code="simulation.no-workload",
-            submodel=one.submodel,
-            reason=one.reason,
+            submodel=result.submodel,
+            reason=result.reason,
         )
-    return {one.submodel: one.work for one in known}
+    return {result.submodel: result.work for result in known}
 
 
 def attendance_of(

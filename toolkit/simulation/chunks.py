@@ -194,11 +194,11 @@ def shared_out(
     """
     size = training.batch_size
     if training.steps is None:
-        batches = sum(math.ceil(one / size) for one in samples.values()) * training.epochs
+        batches = sum(math.ceil(count / size) for count in samples.values()) * training.epochs
         visited = sum(samples.values()) * training.epochs
     else:
         batches = len(samples) * training.steps
-        visited = sum(min(size, one) for one in samples.values()) * training.steps
+        visited = sum(min(size, count) for count in samples.values()) * training.steps
     work = visited / size * submodel.counts.macs + batches * BATCH_MACS
     chunks = max(math.ceil(work / CHUNK_MACS), math.ceil(len(samples) / MOST_CLIENTS))
     parts = np.array_split(list(samples), min(chunks, len(samples)))

@@ -37,11 +37,11 @@ class Row:
     @property
     def judged_by_loss(self) -> bool:
         """Whether the runs are of a regression, which has no accuracy."""
-        return any(one.accuracy is None for history in self.histories for one in history)
+        return any(result.accuracy is None for history in self.histories for result in history)
 
     def scores(self, history: Sequence[RoundResult]) -> list[float]:
         """The accuracy of each round; the loss for a regression."""
-        return [one.loss if one.accuracy is None else one.accuracy for one in history]
+        return [result.loss if result.accuracy is None else result.accuracy for result in history]
 
     @property
     def final(self) -> Spread:
@@ -52,15 +52,15 @@ class Row:
     def best(self) -> Spread:
         """The score of the best round of each run, of those that have one."""
         choose = min if self.judged_by_loss else max
-        known = [[one for one in self.scores(run) if one == one] for run in self.histories]
+        known = [[score for score in self.scores(run) if score == score] for run in self.histories]
         return spread([choose(scores, default=math.nan) for scores in known])
 
     @property
     def own_models(self) -> Spread | None:
         """The last `local_accuracy`; None if clients held out no samples."""
-        found = [history[-1].local_accuracy for history in self.histories]
-        known = [one for one in found if one is not None]
-        return spread(known) if len(known) == len(found) else None
+        accuracies = [history[-1].local_accuracy for history in self.histories]
+        known = [accuracy for accuracy in accuracies if accuracy is not None]
+        return spread(known) if len(known) == len(accuracies) else None
 
     @property
     def sent(self) -> Spread:
@@ -70,14 +70,14 @@ class Row:
     @property
     def seconds(self) -> Spread:
         """Time of a run on the machine that simulated it."""
-        return spread([sum(one.seconds for one in run) for run in self.histories])
+        return spread([sum(result.seconds for result in run) for run in self.histories])
 
     @property
     def simulated_s(self) -> Spread | None:
         """Time that a run would take on the devices; None if a round has no simulated time."""
-        if any(one.simulated_s is None for run in self.histories for one in run):
+        if any(result.simulated_s is None for run in self.histories for result in run):
             return None
-        return spread([sum(one.simulated_s or 0 for one in run) for run in self.histories])
+        return spread([sum(result.simulated_s or 0 for result in run) for run in self.histories])
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -24,10 +24,10 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
 
     If every round has a simulated time, a second pair of curves is by simulated time.
     """
-    accuracies = [one.accuracy for one in history if one.accuracy is not None]
-    spans = [one.simulated_s for one in history if one.simulated_s is not None]
+    accuracies = [result.accuracy for result in history if result.accuracy is not None]
+    spans = [result.simulated_s for result in history if result.simulated_s is not None]
     unit, name = _unit(sum(spans))
-    axes = [("round", [float(one.round) for one in history])]
+    axes = [("round", [float(result.round) for result in history])]
     if len(spans) == len(history):
         axes.append((f"simulated time in {name}", [*accumulate(span / unit for span in spans)]))
     figure = Figure(figsize=(9, 3.6 * len(axes)), dpi=120, layout="constrained")
@@ -37,7 +37,7 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
             panels[0].plot(along, accuracies, color=BLUE)
             panels[0].set(ylim=(0, 1), title="Accuracy on held-out samples")
             in_percent(panels[0])
-        panels[-1].plot(along, [one.loss for one in history], color=ORANGE)
+        panels[-1].plot(along, [result.loss for result in history], color=ORANGE)
         panels[-1].set(title="Loss on held-out samples")
         for panel in panels:
             panel.set_xlabel(label)

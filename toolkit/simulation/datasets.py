@@ -140,18 +140,18 @@ def _read_cifar(folder: Path, names: Sequence[str], files: Cifar) -> Samples:
 
 def _records(path: Path, size: int, header: int = 0) -> np.ndarray:
     """The file's records after its header as bytes, shape (n, size)."""
-    found = _content(path)[header:]
-    if not found or len(found) % size:
+    content = _content(path)[header:]
+    if not content or len(content) % size:
         raise DataError(
             "{path} has {bytes} bytes after its header of {header}; it must hold records of "
             "{size} bytes. Download the dataset again.",
             code="data.dataset-file",
             path=str(path),
-            bytes=len(found),
+            bytes=len(content),
             header=header,
             size=size,
         )
-    return np.frombuffer(found, np.uint8).reshape(-1, size)
+    return np.frombuffer(content, np.uint8).reshape(-1, size)
 
 
 def _content(path: Path) -> bytes:
@@ -222,11 +222,13 @@ def _read_tiny_imagenet(folder: Path, shape: tuple[int, ...]) -> tuple[Samples, 
     return _pictures(train, images, shape), _pictures(test, images, shape)
 
 
-def _pictures(found: Sequence[tuple[Path, int]], images: Images, shape: tuple[int, ...]) -> Samples:
-    x = np.empty((len(found), *shape), np.float32)
-    for row, (path, _) in zip(x, found, strict=True):
+def _pictures(
+    pictures: Sequence[tuple[Path, int]], images: Images, shape: tuple[int, ...]
+) -> Samples:
+    x = np.empty((len(pictures), *shape), np.float32)
+    for row, (path, _) in zip(x, pictures, strict=True):
         row[:] = read_picture(path, images, shape)
-    return Samples(x, np.asarray([label for _, label in found], np.int64))
+    return Samples(x, np.asarray([label for _, label in pictures], np.int64))
 
 
 def _read_leaf(folder: Path, shape: tuple[int, ...]) -> Samples:

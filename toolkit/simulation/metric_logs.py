@@ -107,7 +107,9 @@ def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Obser
         run = file.read_text()
         client.update_run(run, status="RUNNING")
         keys = RoundResult.__struct_fields__
-        known = {(key, one.step) for key in keys for one in client.get_metric_history(run, key)}
+        known = {
+            (key, metric.step) for key in keys for metric in client.get_metric_history(run, key)
+        }
 
     def log(result: RoundResult) -> None:
         now, step = int(time.time() * 1000), result.round
@@ -141,9 +143,9 @@ def _new_run(client: Any, root: Path, settings: Mapping[str, object]) -> str:
         key: value if isinstance(value, dict) else {"": value} for key, value in settings.items()
     }
     texts = {
-        f"{key}.{inner}".rstrip("."): one if isinstance(one, str) else json.dumps(one)
+        f"{key}.{inner}".rstrip("."): setting if isinstance(setting, str) else json.dumps(setting)
         for key, table in tables.items()
-        for inner, one in table.items()
+        for inner, setting in table.items()
     }
     client.log_batch(run, params=[Param(key, text) for key, text in texts.items()])
     return run

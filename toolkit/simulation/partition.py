@@ -39,10 +39,10 @@ def dirichlet_split(
     check_enough(len(labels), clients)
     pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
-        found = order.permutation(np.flatnonzero(labels == label))
+        own = order.permutation(np.flatnonzero(labels == label))
         shares = order.dirichlet(np.full(clients, alpha))
-        cuts = np.round(np.cumsum(shares)[:-1] * len(found)).astype(int)
-        for piece, part in zip(pieces, np.split(found, cuts), strict=True):
+        cuts = np.round(np.cumsum(shares)[:-1] * len(own)).astype(int)
+        for piece, part in zip(pieces, np.split(own, cuts), strict=True):
             piece.append(part)
     return _level([np.concatenate(piece) for piece in pieces])
 
@@ -64,7 +64,7 @@ def shard_split(labels: np.ndarray, clients: int, shards: int, order: np.random.
     by_label = mixed[np.argsort(labels[mixed], kind="stable")]
     pieces = np.array_split(by_label, clients * shards)
     dealt = order.permutation(len(pieces)).reshape(clients, shards)
-    return _level([np.concatenate([pieces[one] for one in hand]) for hand in dealt])
+    return _level([np.concatenate([pieces[number] for number in hand]) for hand in dealt])
 
 
 def writer_split(writers: np.ndarray, clients: int, order: np.random.Generator) -> Parts:

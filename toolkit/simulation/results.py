@@ -20,17 +20,14 @@ from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 
-SETTINGS, HISTORY, CURVES, MODEL = (
-    *("config.json", "history.jsonl", "curves.png"),
-    "global.safetensors",
-)
-STATE = "state"
+SETTINGS, HISTORY, CURVES = "config.json", "history.jsonl", "curves.png"
+MODEL, STATE = "global.safetensors", "state"
 EVENTS, RUN_ID = "tensorboard", "mlflow-run"
 """The folder of TensorBoard's event files, and the file with the id of MLflow's run."""
 UNUSED = (
-    *("state", "host", "port", "tls_cert", "tls_key", "phones", "site"),
-    *("min_devices", "forget_after", "keep", "token_days"),
-)
+    "state", "host", "port", "tls_cert", "tls_key", "phones", "site", "min_devices",
+    "forget_after", "keep", "token_days",
+)  # fmt: skip
 """Settings that only a coordinator uses. Some depend on the folder of the federation's file."""
 CHANGEABLE = ("rounds", *UNUSED)
 """Settings that may differ when a simulation continues."""
@@ -124,10 +121,10 @@ class RunFolder:
 
     def settings(self) -> dict[str, Any]:
         """The settings in the folder. Raises InputError if they are not those of a simulation."""
-        found = self._decoded(SETTINGS, (self.root / SETTINGS).read_bytes(), dict[str, Any])
-        if not isinstance(found.get("simulation"), dict):
+        content = self._decoded(SETTINGS, (self.root / SETTINGS).read_bytes(), dict[str, Any])
+        if not isinstance(content.get("simulation"), dict):
             raise self._damaged(SETTINGS, "it has no object `simulation`")
-        return found
+        return content
 
     def model(self) -> bytes | None:
         """The global model after the last finished round; None before the first."""
@@ -185,8 +182,8 @@ class RunFolder:
 
     def _find_state(self) -> None:
         """Find the newest file of each owner, and delete those of unfinished rounds."""
-        found = [path.name.rpartition("-") for path in (self.root / STATE).glob("*-*")]
-        rounds = [(int(text), owner) for owner, _, text in found if text.isdecimal()]
+        names = [path.name.rpartition("-") for path in (self.root / STATE).glob("*-*")]
+        rounds = [(int(text), owner) for owner, _, text in names if text.isdecimal()]
         for round_, owner in sorted(rounds):
             if round_ > len(self.history):
                 self._file(owner, round_).unlink()
@@ -218,11 +215,11 @@ class RunFolder:
         return data[: data.rfind(b"\n") + 1]
 
     def _result(self, line: bytes) -> RoundResult:
-        found = self._decoded(HISTORY, line, dict[str, Any])
-        if "loss" in found and found["loss"] is None:  # JSON has no word for it
-            found["loss"] = math.nan
+        fields = self._decoded(HISTORY, line, dict[str, Any])
+        if "loss" in fields and fields["loss"] is None:  # JSON has no word for it
+            fields["loss"] = math.nan
         try:
-            return msgspec.convert(found, RoundResult)
+            return msgspec.convert(fields, RoundResult)
         except msgspec.ValidationError as error:
             raise self._damaged(HISTORY, error) from None
 

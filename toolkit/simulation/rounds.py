@@ -110,7 +110,7 @@ class Simulation:
         for spec, samples in kinds.items():
             submodel = self.federation.submodel(spec)
             for clients in shared_out(samples, submodel, self.config.training):
-                yield Chunk(spec, [self.client(one) for one in clients])
+                yield Chunk(spec, [self.client(number) for number in clients])
 
     def client(self, number: int) -> Client:
         """The client `number` as it is before the round."""
@@ -145,8 +145,8 @@ class _Round(TrainedChunk):
             folder.keep_own_model(client, self.number, own.model)
             self.alone.append((own.accuracy, own.loss))
         if chunk.partial is not None:
-            found = decode_partial(chunk.partial, aggregation.model, aggregation.policy)
-            aggregation.merge(found)
+            partial = decode_partial(chunk.partial, aggregation.model, aggregation.policy)
+            aggregation.merge(partial)
         self.diverged |= chunk.diverged
         self.bytes_down += chunk.bytes_down
         self.bytes_up += chunk.bytes_up
@@ -181,7 +181,7 @@ def sampled(
     # With dynamic capacities a client has the submodel of a client drawn at random.
     dynamic = table.capacities == "dynamic"
     shown = draw.integers(len(specs), size=count).tolist() if dynamic else clients
-    own = [specs[place] for place in shown]
+    own = [specs[number] for number in shown]
     trained = [
         choices[spec][int(draw.integers(len(choices[spec])))] if spec in choices else spec
         for spec in own

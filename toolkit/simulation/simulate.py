@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch
 from device_agent.data.data_source import Data
 from device_agent.data.local_data import LocalData, load_data
 from device_agent.formats.atomic_files import write_file
+from exporters.programs.program import Program
 from profiles.errors import InputError
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
@@ -118,15 +119,7 @@ def simulate(
         >>> [result.clients for result in simulate("fleet.toml", "results")]
         [10, 10]
     """
-    names = get_args(EngineName)
-    if engine not in names:
-        raise InputError(
-            "The engine is {engine!r}; there are {known}. Give one of them.",
-            code="simulation.unknown-engine",
-            engine=engine,
-            engines=list(names),
-            known=" and ".join(names),
-        )
+    check_engine(engine)
     check_installed(logs)
     check_device(device)
     config, folder = load_simulation(Path(file), seed), RunFolder(Path(out))
@@ -145,6 +138,19 @@ def simulate(
     write_file(folder.root / MODEL, simulation.federation.save())
     draw_curves(folder.history, folder.root / CURVES)
     return folder.history
+
+
+def check_engine(engine: str) -> None:
+    """Raise InputError if there is no such engine."""
+    names = get_args(EngineName)
+    if engine not in names:
+        raise InputError(
+            "The engine is {engine!r}; there are {known}. Give one of them.",
+            code="simulation.unknown-engine",
+            engine=engine,
+            engines=list(names),
+            known=" and ".join(names),
+        )
 
 
 def started(
@@ -185,9 +191,45 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
     saved = folder.model()
     if saved is not None:
         model.load(saved)
-    specs = config.specs()
-    program = model.submodel(specs[0]).program
-    table = config.simulation
+    specs, table = config.specs(), config.simulation
+    progress(f"reading the samples of {table.data}")
+    data = read_data(config, model.submodel(specs[0]).program)
+    order = np.random.default_rng([table.seed, 0])
+    rows = order.permutation(len(data.samples))
+    held_out = data.held_out
+    if held_out is None:
+        count = math.ceil(table.held_out_share * len(rows))
+        rows, judges = rows[count:], rows[:count]
+        held_out = data.samples.samples(judges), data.samples.labels(judges)
+    writers = None if data.writers is None else data.writers[rows]
+    shares = partition(table, data.samples.labels(rows), len(specs), order, writers)
+    parts = [rows[share] for share in shares]
+    choices: Choices = {}
+    if table.baseline == "centralised":
+        specs, parts = [CENTRALISED], [np.concatenate(parts)]
+    elif table.capacities != "fixed":
+        refuse_personal_models(model, specs)
+        if table.capacities == "up-to-own":
+            choices = up_to_own(model, specs)
+    attendance = None if table.baseline else attendance_of(config, parts, works)
+    return Simulation(
+        config, folder, model, data.samples, held_out, specs, choices, parts, attendance
+    )
+
+
+class SimulationData(NamedTuple):
+    """The samples to share, those that judge the global model, and the writer of each, if known.
+
+    Without `held_out`, some of the samples have to judge it.
+    """
+
+    samples: LocalData
+    held_out: tuple[np.ndarray, np.ndarray] | None
+    writers: np.ndarray | None
+
+
+def read_data(config: SimulationConfig, program: Program) -> SimulationData:
+    """Read the data that the federation's file names, as `program` takes samples."""
 
     def load(source: Data) -> LocalData:
         return load_data(
@@ -199,44 +241,23 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
             preprocessing=config.data,
         )
 
-    progress(f"reading the samples of {table.data}")
-    tested = writers = None
+    table, held_out, writers = config.simulation, None, None
     if table.format is None:
         samples = load(table.data)
     else:
         train, test = read_dataset(table.format, Path(table.data), config.input_shape)
-        samples, tested, writers = load((train.x, train.y)), (test.x, test.y), train.writers
-    order = np.random.default_rng([table.seed, 0])
-    rows = order.permutation(len(samples))
+        samples, writers = load((train.x, train.y)), train.writers
+        if config.held_out is None:
+            judges = load((test.x, test.y))
+            held_out = judges.x, judges.y
     if config.held_out is not None:
         held_out = read_samples(
-            *(config.held_out, config.input_shape, config.training.labels),
+            config.held_out,
+            config.input_shape,
+            config.training.labels,
             preprocessing=config.data,
         )
-    elif tested is not None:
-        judges = load(tested)
-        held_out = judges.x, judges.y
-    else:
-        count = math.ceil(table.held_out_share * len(samples))
-        rows, judged = rows[count:], rows[:count]
-        held_out = samples.samples(judged), samples.labels(judged)
-    shares = partition(
-        table,
-        samples.labels(rows),
-        len(specs),
-        order,
-        None if writers is None else writers[rows],
-    )
-    parts = [rows[share] for share in shares]
-    choices: Choices = {}
-    if table.baseline == "centralised":
-        specs, parts = [CENTRALISED], [np.concatenate(parts)]
-    elif table.capacities != "fixed":
-        refuse_personal_models(model, specs)
-        if table.capacities == "up-to-own":
-            choices = up_to_own(model, specs)
-    attendance = None if table.baseline else attendance_of(config, parts, works)
-    return Simulation(config, folder, model, samples, held_out, specs, choices, parts, attendance)
+    return SimulationData(samples, held_out, writers)
 
 
 def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:

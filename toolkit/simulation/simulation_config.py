@@ -65,8 +65,8 @@ class SimulationConfig(FederationConfig):
         opened = [kind.name for kind in self.devices if kind.places is None]
         rest = (self.simulation.clients or fixed) - fixed
         counts = {
-            name: rest // len(opened) + (place < rest % len(opened))
-            for place, name in enumerate(opened)
+            name: rest // len(opened) + (number < rest % len(opened))
+            for number, name in enumerate(opened)
         }
         return list(
             chain.from_iterable(

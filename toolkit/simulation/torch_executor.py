@@ -146,7 +146,9 @@ class TorchExecutor:
     def session(self, name: str) -> TorchSession:
         """The session of the signature `name`."""
         if name not in self.sessions:
-            signatures = {one.name: one for one in self.submodel.program.signatures}
+            signatures = {
+                signature.name: signature for signature in self.submodel.program.signatures
+            }
             self.sessions[name] = TorchSession(signatures[name], self.device)
         return self.sessions[name]
 
@@ -182,8 +184,8 @@ def manifest_of(program: Program) -> Manifest:
         sample_dtype=program.sample_dtype,
         sample_limit=program.sample_limit,
         signatures={
-            one.name: Signature(graph="", inputs=one.inputs, outputs=one.outputs)
-            for one in program.signatures
+            signature.name: Signature(graph="", inputs=signature.inputs, outputs=signature.outputs)
+            for signature in program.signatures
         },
         tensors=program.tensors,
         schedule=program.schedule,

@@ -61,8 +61,8 @@ def cut_along_time(cutter: Cutter, within: Callable[[str], bool], skip: int, spe
         SpecError: If there is not exactly one such LSTM, or it cannot be cut there.
     """
     graph = cutter.captured.training
-    found = [node for node in lstm_nodes(graph) if within(module_of(node))]
-    if len(found) != 1:
+    named = [node for node in lstm_nodes(graph) if within(module_of(node))]
+    if len(named) != 1:
         names = [module_of(node) for node in lstm_nodes(graph)]
         raise SpecError(
             "{spec!r}: skip= needs the name of one LSTM of the model, as in slice:NAME,skip=2. "
@@ -72,7 +72,7 @@ def cut_along_time(cutter: Cutter, within: Callable[[str], bool], skip: int, spe
             lstms=names,
             known=", ".join(names) or "none",
         )
-    lstm = found[0]
+    lstm = named[0]
     check_time_cut(cutter, lstm, skip, spec)
     place = cutter.training.place
     ahead = place[lstm.args[0]]  # type: ignore[index]
@@ -163,7 +163,7 @@ def make_recording_graph(part: GraphModule, skip: int) -> GraphModule:
     own = parameters[: len(parameters) // 2] if lstm.args[7] else parameters
     lstm.args = (first, begin, own, *lstm.args[3:7], False, lstm.args[8])
     edit.update_shape(lstm)
-    pieces = [edit.add(operator.getitem, lstm, place) for place in STATES]
+    pieces = [edit.add(operator.getitem, lstm, index) for index in STATES]
     pieces = [edit.add(aten.transpose.int, piece, 0, 1) for piece in pieces]
     pieces.append(edit.add(aten.slice.Tensor, source, 1, skip, end))
     rows = [edit.add(aten.reshape.default, p, [-1, count_elements(p, 1)]) for p in pieces]
@@ -210,9 +210,9 @@ def clean_up(part: GraphModule) -> GraphModule:
 
 def initial_states(lstm: Node) -> list[Node]:
     """The initial hidden and cell state of `lstm`: (layers * directions, batch, n)."""
-    found = lstm.args[1]
-    assert isinstance(found, list | tuple)
-    return [state for state in found if isinstance(state, Node)]
+    states = lstm.args[1]
+    assert isinstance(states, list | tuple)
+    return [state for state in states if isinstance(state, Node)]
 
 
 def layer_count(lstm: Node) -> int:

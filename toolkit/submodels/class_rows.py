@@ -50,12 +50,12 @@ def classifier_tensors(graph: GraphModule) -> set[str]:
     while isinstance(node, Node) and node.op == "call_function":
         name = str(node.target).split(".")[1] if "." in str(node.target) else ""
         if name in WEIGHTED:
-            own = (one for one in node.args[1:3] if isinstance(one, Node))
+            own = (read for read in node.args[1:3] if isinstance(read, Node))
             # A row that another operator reads too, as a tied embedding does, is not of one class.
             return {str(n.target) for n in own if n.op == "get_attr" and len(n.users) == 1}
         # Reshaping and elementwise operators keep the rows apart.
-        made = [one for one in node.all_input_nodes if one.op == "call_function"]
-        node = made[0] if len(made) == 1 else None
+        computed = [read for read in node.all_input_nodes if read.op == "call_function"]
+        node = computed[0] if len(computed) == 1 else None
     return set()
 
 
@@ -110,10 +110,10 @@ def rows_of(shape: Sequence[int], rows: tuple[tuple[int, int], ...]) -> Ranges:
 
 def ranges_of(classes: Collection[int]) -> tuple[tuple[int, int], ...]:
     """Ranges [start, stop) that hold exactly `classes`."""
-    found: list[tuple[int, int]] = []
-    for one in sorted(classes):
-        if found and found[-1][1] == one:
-            found[-1] = (found[-1][0], one + 1)
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(classes):
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = (ranges[-1][0], number + 1)
         else:
-            found.append((one, one + 1))
-    return tuple(found)
+            ranges.append((number, number + 1))
+    return tuple(ranges)

@@ -65,7 +65,7 @@ class GlobalModel:
 
     def __post_init__(self) -> None:
         first = first_names(self.tensors)
-        others = {name: one for name, one in first.items() if name != one}
+        others = {name: kept_name for name, kept_name in first.items() if name != kept_name}
         tensors = {name: self.tensors[name] for name in first if name not in others}
         # The class is frozen for its users.
         object.__setattr__(self, "tensors", tensors)
@@ -194,17 +194,17 @@ def _shared_names(data: bytes, origin: str) -> dict[str, str]:
     header = json.loads(data[8 : 8 + length])
     text = header.get("__metadata__", {}).get(SHARED, "{}")
     try:
-        found = msgspec.json.decode(text, type=dict[str, str])
+        names = msgspec.json.decode(text, type=dict[str, str])
     except msgspec.DecodeError:
-        found = None
-    if found is None or not header.keys() >= {*found, *found.values()}:
+        names = None
+    if names is None or not header.keys() >= {*names, *names.values()}:
         raise InputError(
             "{file}: the metadata {key!r} do not name tensors of the file. Write it again.",
             code="model.invalid-shared-names",
             file=origin,
             key=SHARED,
         )
-    return found
+    return names
 
 
 def _first_only(
@@ -214,10 +214,10 @@ def _first_only(
 
     Raises InputError if two names of one tensor have different values.
     """
-    found = {name: value for name, value in tensors.items() if first.get(name, name) == name}
+    unique = {name: value for name, value in tensors.items() if first.get(name, name) == name}
     for name, value in tensors.items():
         own = first.get(name, name)
-        if own in found and not torch.equal(found[own], value):
+        if own in unique and not torch.equal(unique[own], value):
             raise InputError(
                 "{file}: {kept!r} and {name!r} are one tensor of the model, but their values "
                 "differ. Give the weights of this model, with equal values under both names.",
@@ -227,8 +227,8 @@ def _first_only(
                 kept=own,
                 name=name,
             )
-        found.setdefault(own, value)
-    return found
+        unique.setdefault(own, value)
+    return unique
 
 
 def _all_finite(value: Tensor) -> bool:
@@ -289,5 +289,5 @@ def fitted(weights: GlobalModel, model: nn.Module, origin: str) -> GlobalModel:
                 dtype=str(came.dtype),
                 expected=str(value.dtype),
             )
-    others = {name: one for name, one in first.items() if name != one}
+    others = {name: kept_name for name, kept_name in first.items() if name != kept_name}
     return replace(weights, tensors=tensors, shared=others)

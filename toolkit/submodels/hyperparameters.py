@@ -98,7 +98,7 @@ class TrainingConfig:
                     steps=self.steps,
                     epochs=self.epochs,
                 )
-        if list(self.milestones) != sorted({one for one in self.milestones if one >= 1}):
+        if list(self.milestones) != sorted({round_ for round_ in self.milestones if round_ >= 1}):
             raise invalid("milestones", self.milestones, "ascending rounds from 1")
         # Devices compute in float32, where a larger value would become infinite.
         for name in ("learning_rate", "momentum", "weight_decay", "proximal"):
@@ -112,7 +112,7 @@ class TrainingConfig:
         for name, known in (("loss", get_args(Loss)), ("optimizer", get_args(Optimizer))):
             value = getattr(self, name)
             if value not in known:
-                raise invalid(name, value, "one of " + ", ".join(f'"{one}"' for one in known))
+                raise invalid(name, value, "one of " + ", ".join(f'"{word}"' for word in known))
         # From 1 on, the velocity would grow without bound.
         if self.momentum >= 1:
             raise invalid("momentum", self.momentum, "below 1")
@@ -135,7 +135,7 @@ class TrainingConfig:
 
     def rate_factor(self, round_: int) -> float:
         """The factor of all learning rates in round `round_` (from 1)."""
-        passed = sum(one < round_ for one in self.milestones) if self.milestones else round_ - 1
+        passed = sum(end < round_ for end in self.milestones) if self.milestones else round_ - 1
         return self.round_decay**passed
 
     @property

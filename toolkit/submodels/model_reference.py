@@ -101,20 +101,20 @@ def _file_as_module(reference: str, file: str, name: str) -> ModelError:
 def _find_module(reference: str, module_name: str) -> ModuleSpec | None:
     """Find `module_name` part by part without running a parent package; None if undecided."""
     path: list[str] | None = None
-    found: ModuleSpec | None = None
+    spec: ModuleSpec | None = None
     parts = module_name.split(".")
     for number, part in enumerate(parts, 1):
         if not part.isidentifier():
             return None
-        parent, found = found, _find(".".join(parts[:number]), path)
-        if found is None:
+        parent, spec = spec, _find(".".join(parts[:number]), path)
+        if spec is None:
             if parent is not None and (path is None or _creates_names(parent)):
                 return None
             _refuse_module(reference, module_name, ".".join(parts[:number]), path)
-        assert found is not None
-        locations = found.submodule_search_locations
+        assert spec is not None
+        locations = spec.submodule_search_locations
         path = None if locations is None else list(locations)
-    return found
+    return spec
 
 
 def _find(name: str, path: list[str] | None) -> ModuleSpec | None:
@@ -123,15 +123,15 @@ def _find(name: str, path: list[str] | None) -> ModuleSpec | None:
     if here is not None and here.origin is not None:
         return here
     # A folder without code of its own is taken only if no package has its name.
-    found = (finder.find_spec(name, path) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), here)
+    specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), here)
 
 
 def _refuse_module(reference: str, module_name: str, missing: str, path: list[str] | None) -> None:
     """Raise ModelError for the module `missing`, with similar modules beside it."""
     part = missing.rpartition(".")[2]
     folders = [os.getcwd(), *sys.path] if path is None else path
-    beside = sorted({found for folder in folders for found in _modules_in(Path(folder))})
+    beside = sorted({name for folder in folders for name in _modules_in(Path(folder))})
     near = get_close_matches(part, beside)
     hint = f" Did you mean {_listed(near)}?" if near else ""
     raise ModelError(
@@ -158,19 +158,19 @@ def _modules_in(folder: Path) -> Iterator[str]:
             yield entry.name
 
 
-def _source_of(found: ModuleSpec) -> str | None:
+def _source_of(spec: ModuleSpec) -> str | None:
     """The source text of a module; None for one that is compiled or built in."""
-    if found.origin is None or not found.origin.endswith(".py"):
+    if spec.origin is None or not spec.origin.endswith(".py"):
         return None
     try:
-        return importlib.util.decode_source(Path(found.origin).read_bytes())
+        return importlib.util.decode_source(Path(spec.origin).read_bytes())
     except (OSError, SyntaxError, UnicodeDecodeError):
         return None
 
 
-def _creates_names(found: ModuleSpec) -> bool:
+def _creates_names(spec: ModuleSpec) -> bool:
     """Whether the package's code may make modules or names that its text does not show."""
-    source = _source_of(found)
+    source = _source_of(spec)
     return source is not None and any(word in source for word in DYNAMIC)
 
 
@@ -203,9 +203,9 @@ def _names_in(tree: ast.AST) -> Iterator[str]:
             yield from _names_in(node)
 
 
-def _is_submodule(found: ModuleSpec, name: str) -> bool:
+def _is_submodule(spec: ModuleSpec, name: str) -> bool:
     """Whether `name` is a module of the package; loading it gives the better message."""
-    folders = found.submodule_search_locations or ()
+    folders = spec.submodule_search_locations or ()
     return any(name in _modules_in(Path(folder)) for folder in folders)
 
 

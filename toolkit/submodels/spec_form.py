@@ -197,7 +197,7 @@ class SpecForm:
 
 def recomputed(spec: Spec) -> str:
     """What `spec`, or the spec after its plus sign, says of `recompute`; else the default."""
-    said = [one.options.get(RECOMPUTE.name) for one in spec.nested()]
+    said = [own.options.get(RECOMPUTE.name) for own in spec.nested()]
     return next((word for word in said if word is not None), RECOMPUTE.words[0])
 
 

@@ -78,8 +78,8 @@ def slice_of(entry: TensorEntry, shape: tuple[int, ...]) -> TensorSlice | None:
 
 def slice_shape(entry: TensorEntry, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of the elements of a global tensor of `shape` that `entry` or its factors stand for."""
-    found = slice_of(entry, shape)
-    return shape if found is None else found.shape
+    part = slice_of(entry, shape)
+    return shape if part is None else part.shape
 
 
 def slice_size(entry: TensorEntry, shape: tuple[int, ...]) -> int:
@@ -105,8 +105,8 @@ def slice_shapes(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, tupl
 
 def slices_by_tensor(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, TensorSlice]:
     """The slice that a table holds of each global tensor; whole tensors are left out."""
-    found = {e.stands_for: slice_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
-    return {name: one for name, one in found.items() if one is not None}
+    slices = {e.stands_for: slice_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
+    return {name: part for name, part in slices.items() if part is not None}
 
 
 def check_slice(entry: TensorEntry, shape: tuple[int, ...]) -> None:

@@ -67,14 +67,14 @@ def tensor_path(layer: str, own: str) -> str:
 
 def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
     """All weighted layers of `model`, from the input to the output; unused layers come last."""
-    order = {name: place for place, name in enumerate(attributes_read(captured.training))}
+    order = {name: number for number, name in enumerate(attributes_read(captured.training))}
     shared, names = read_elsewhere(captured), first_names(tensors_by_all_names(model))
     owned = {
         name: [names[tensor_path(name, n)] for n, _ in own_parameters(module)]
         for name, module in model.named_modules()
     }
     owners = Counter(name for own in owned.values() for name in own)
-    found = []
+    layers = []
     for name, module in model.named_modules():
         own = owned[name]
         if any(p.dim() > 1 for _, p in own_parameters(module)):
@@ -84,8 +84,8 @@ def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
             obstacle = replacement_obstacle(
                 module, first < len(order), tied or not shared.isdisjoint(own)
             )
-            found.append((first, Layer(name, module, obstacle, tied)))
-    return [layer for _, layer in sorted(found, key=lambda pair: pair[0])]
+            layers.append((first, Layer(name, module, obstacle, tied)))
+    return [layer for _, layer in sorted(layers, key=lambda pair: pair[0])]
 
 
 def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -132,6 +132,6 @@ def copy_settings(new: nn.Module, dense: Convolution | nn.Linear | nn.RNNBase) -
 
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Replace the submodule `old` of `model` by `new`, under all its names."""
-    names = [n for n, one in model.named_modules(remove_duplicate=False) if one is old]
+    names = [n for n, module in model.named_modules(remove_duplicate=False) if module is old]
     for name in names:
         model.set_submodule(name, new)

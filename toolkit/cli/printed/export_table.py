@@ -18,23 +18,27 @@ EARLIER = "from an earlier export of the same graphs; --verify compares them aga
 def show_export(exported: Exported, batch: int) -> None:
     """Print the signatures of a bundle, its verification and its folder."""
     console = Console(highlight=False, soft_wrap=True)
-    found = exported.inspection
+    sizes = exported.inspection
     console.print(
-        f"{found.submodel}: {found.params:,} trained parameters, "
-        f"capacity {format_capacity(found.capacity)}, {format_bytes(found.bytes)} of weights"
+        f"{sizes.submodel}: {sizes.params:,} trained parameters, "
+        f"capacity {format_capacity(sizes.capacity)}, {format_bytes(sizes.bytes)} of weights"
     )
-    if found.note:
-        console.print(f"note: {found.note}", markup=False)
+    if sizes.note:
+        console.print(f"note: {sizes.note}", markup=False)
     if exported.bundle_sha256 is None:
         console.print(f"dry run: {exported.out} was not written", markup=False)
         return
     if exported.fit is not None:
         console.print(str(exported.fit), markup=False)
     graphs = table("signature", "operators", "MACs", "graph", "peak memory")
-    for one in exported.signatures:
-        operators, macs = f"{one.operators:,}", format_macs(one.macs)
+    for signature in exported.signatures:
+        operators, macs = f"{signature.operators:,}", format_macs(signature.macs)
         graphs.add_row(
-            one.name, operators, macs, format_bytes(one.graph_bytes), peak(one.peak_bytes)
+            signature.name,
+            operators,
+            macs,
+            format_bytes(signature.graph_bytes),
+            peak(signature.peak_bytes),
         )
     console.print(graphs)
     console.print(f"for a batch of {batch}; peak memory: predicted, above the idle agent")
@@ -59,46 +63,46 @@ def show_export(exported: Exported, batch: int) -> None:
 
 def show_tiers(tiers: Sequence[TierResult]) -> None:
     """Print a row for each bundle, then the errors of those that failed."""
-    exported = [one.exported for one in tiers if one.exported is not None]
-    sized = any(found.bytes is not None for found in exported)
+    exported = [result.exported for result in tiers if result.exported is not None]
+    sized = any(bundle.bytes is not None for bundle in exported)
     figures, titles = (bundle_figures, BUNDLE_TITLES) if sized else (weight_figures, WEIGHT_TITLES)
     rows = table("bundle", "submodel", *titles)
     rows.columns[1].justify = "left"
-    for one in tiers:
-        rows.add_row(one.tier.name, one.tier.submodel, *figures(one))
+    for result in tiers:
+        rows.add_row(result.tier.name, result.tier.submodel, *figures(result))
     console = Console(highlight=False)
     console.print(rows)
-    if any(found.bundle_sha256 is None for found in exported):
+    if any(bundle.bundle_sha256 is None for bundle in exported):
         console.print("dry run: nothing was written")
-    if any(found.signatures for found in exported):
+    if any(bundle.signatures for bundle in exported):
         console.print("peak memory: predicted, of the whole training, above the idle agent")
-    explain_unknown([one for found in exported for one in found.signatures])
-    if any(found.verdict for found in exported):
+    explain_unknown([signature for bundle in exported for signature in bundle.signatures])
+    if any(bundle.verdict for bundle in exported):
         console.print("error: the one nearest to its limit, relative, against PyTorch in float64")
     reused = [t.tier.name for t in tiers if t.exported is not None and t.exported.verified_earlier]
     if reused:
         print(filled(f"error of {', '.join(reused)}: {EARLIER}", console.width, indent="  "))
-    for one in tiers:
-        if one.error is not None:
-            reason = f"{one.tier.name}: {one.error}"
+    for result in tiers:
+        if result.error is not None:
+            reason = f"{result.tier.name}: {result.error}"
             print(filled(reason, console.width, indent="  "))
 
 
-def bundle_figures(one: TierResult) -> tuple[str, str, str, str]:
+def bundle_figures(result: TierResult) -> tuple[str, str, str, str]:
     """The cells below BUNDLE_TITLES; empty if the bundle failed."""
-    found = one.exported
-    if found is None:
+    exported = result.exported
+    if exported is None:
         return "", "", "", "failed"
-    error = "not verified" if found.verdict is None else f"{found.verdict.error:.1e}"
-    peak_bytes = found.training and found.training[0]
-    return f"{found.inspection.params:,}", peak(peak_bytes), format_bytes(found.bytes), error
+    error = "not verified" if exported.verdict is None else f"{exported.verdict.error:.1e}"
+    peak_bytes = exported.training and exported.training[0]
+    return f"{exported.inspection.params:,}", peak(peak_bytes), format_bytes(exported.bytes), error
 
 
-def weight_figures(one: TierResult) -> tuple[str, str]:
+def weight_figures(result: TierResult) -> tuple[str, str]:
     """The cells below WEIGHT_TITLES, which a dry run knows; empty if the bundle failed."""
-    if one.exported is None:
+    if result.exported is None:
         return "", "failed"
-    return f"{one.exported.inspection.params:,}", format_bytes(one.exported.inspection.bytes)
+    return f"{result.exported.inspection.params:,}", format_bytes(result.exported.inspection.bytes)
 
 
 def peak(predicted: int | None) -> str:
@@ -108,14 +112,18 @@ def peak(predicted: int | None) -> str:
 
 def explain_repeated(signatures: Sequence[SignatureCost]) -> None:
     """Say which signatures compute activations again, and how to turn that off."""
-    for one in signatures:
-        if one.computed_again:
-            share = f"{one.computed_again:.0%}" if one.computed_again >= 0.01 else "less than 1%"
-            again = f"{one.name} computes {share} of its work again to save memory"
+    for signature in signatures:
+        if signature.computed_again:
+            share = (
+                f"{signature.computed_again:.0%}"
+                if signature.computed_again >= 0.01
+                else "less than 1%"
+            )
+            again = f"{signature.name} computes {share} of its work again to save memory"
             print(f"{again}; recompute=no turns this off")
 
 
 def explain_unknown(signatures: Sequence[SignatureCost]) -> None:
     """Say how to measure peaks of memory that are unknown, if there are any."""
-    if any(one.peak_bytes is None for one in signatures):
+    if any(signature.peak_bytes is None for signature in signatures):
         print("unknown: `edgetailor-agent profile` measures it on the device")

@@ -16,16 +16,16 @@ def show_inspections(
 ) -> None:
     """Print the sizes of each submodel of the model `captured`, and what it does to each layer."""
     console = Console(highlight=False)
-    possible = [found for found in inspections if isinstance(found, Inspection)]
+    possible = [inspection for inspection in inspections if isinstance(inspection, Inspection)]
     sizes = table("submodel", "params", "activations", "MACs", "capacity", "weights")
-    for found in possible:
+    for inspection in possible:
         sizes.add_row(
-            found.submodel,
-            f"{found.params:,}",
-            f"{found.activations:,}",
-            format_macs(found.macs),
-            format_capacity(found.capacity),
-            format_bytes(found.bytes),
+            inspection.submodel,
+            f"{inspection.params:,}",
+            f"{inspection.activations:,}",
+            format_macs(inspection.macs),
+            format_capacity(inspection.capacity),
+            format_bytes(inspection.bytes),
         )
     console.print(sizes)
     console.print(f"activations and MACs for a batch of {batch}")
@@ -34,23 +34,25 @@ def show_inspections(
         f"a sample: {shape(captured.sample_shape)} {captured.sample_dtype}{limit}; "
         f"its output: {shape(captured.output_shape)}"
     )
-    for found in possible:
-        if found.note:
-            print(filled(f"note: {found.note}", console.width))
+    for inspection in possible:
+        if inspection.note:
+            print(filled(f"note: {inspection.note}", console.width))
     for missing in inspections:
         if isinstance(missing, NotPossible):
             name = "" if missing.error.startswith(repr(missing.submodel)) else missing.submodel
             reason = f"not possible: {name and repr(name) + ': '}{missing.error}"
             print(filled(reason, console.width))
-    for found in possible:
-        if found.layers:
+    for inspection in possible:
+        if inspection.layers:
             console.print()
-            layers = Table("layer", "form", "why", box=None, pad_edge=False, title=found.submodel)
+            layers = Table(
+                "layer", "form", "why", box=None, pad_edge=False, title=inspection.submodel
+            )
             layers.title_justify = "left"
             layers.columns[0].no_wrap = True  # names are copied into specs
-            for layer in found.layers:
+            for layer in inspection.layers:
                 layers.add_row(layer.layer, layer.form, layer.reason)
-            width = max(console.width, max(len(layer.layer) for layer in found.layers) + WORDS)
+            width = max(console.width, max(len(layer.layer) for layer in inspection.layers) + WORDS)
             print_table(layers, width)
 
 
@@ -72,13 +74,13 @@ def show_cut_places(places: Sequence[CutPlace]) -> None:
     console.print()
     if places:
         rows = table("cut ahead of", "params", "activations", "capacity", "recorded")
-        for place in places:
+        for cut in places:
             rows.add_row(
-                place.module,
-                f"{place.params:,}",
-                f"{place.activations:,}",
-                format_capacity(place.capacity),
-                f"{place.recorded:,}",
+                cut.module,
+                f"{cut.params:,}",
+                f"{cut.activations:,}",
+                format_capacity(cut.capacity),
+                f"{cut.recorded:,}",
             )
         whole = console.measure(rows, options=console.options.update(width=1000)).maximum
         print_table(rows, max(console.width, whole))

@@ -18,16 +18,18 @@ WHITE_ON_BLACK = "\x1b[97;40m{}\x1b[0m"
 
 def show_tokens(tokens: Iterable[JoinToken], with_codes: bool) -> None:
     """Print each token with its link, and with the QR code of the link if `with_codes`."""
-    for one in tokens:
-        if one.count is None:
-            taken = f"{counted(one.joined, 'place')} taken, any number free"
+    for token in tokens:
+        if token.count is None:
+            taken = f"{counted(token.joined, 'place')} taken, any number free"
         else:
-            taken = f"{one.joined} of {counted(one.count, 'place')} taken"
-        click.echo(f"{one.kind}: {one.submodel}, {taken}, until {one.expires}")
-        click.echo(f"  {shown(one.file)}")
-        click.echo(f"  {one.link}")
+            taken = f"{token.joined} of {counted(token.count, 'place')} taken"
+        click.echo(f"{token.kind}: {token.submodel}, {taken}, until {token.expires}")
+        click.echo(f"  {shown(token.file)}")
+        click.echo(f"  {token.link}")
         if with_codes:
-            click.echo(qr_code(one.link, colours=sys.stdout.isatty() and not os.getenv("NO_COLOR")))
+            click.echo(
+                qr_code(token.link, colours=sys.stdout.isatty() and not os.getenv("NO_COLOR"))
+            )
 
 
 def qr_code(text: str, colours: bool = False) -> str:

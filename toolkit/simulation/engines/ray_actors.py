@@ -49,8 +49,8 @@ class RayActors:
         actor, shared = ray.remote(num_cpus=setup.threads)(Worker), ray.put(setup)
         self._actors = [actor.remote(shared) for _ in range(workers)]
         self._free: SimpleQueue[Any] = SimpleQueue()
-        for one in self._actors:
-            self._free.put(one)
+        for worker in self._actors:
+            self._free.put(worker)
         # A thread for each actor waits for it, so that an actor is never without work while an
         # earlier chunk is awaited.
         self._threads = ThreadPoolExecutor(workers)
@@ -70,8 +70,8 @@ class RayActors:
         """See Engine."""
         import ray
 
-        for one in self._actors:
-            ray.kill(one)
+        for actor in self._actors:
+            ray.kill(actor)
         self._threads.shutdown(cancel_futures=True)
         self._disconnect()
 
@@ -89,14 +89,14 @@ class RayActors:
 
         actor = self._free.get()
         try:
-            found: TrainedChunk = ray.get(actor.train.remote(round_, model, chunk))
+            trained: TrainedChunk = ray.get(actor.train.remote(round_, model, chunk))
         except RayTaskError as error:
             raise error.cause from None
         except RayError as error:
             raise worker_died(round_, str(error).partition("\n")[0]) from None
         finally:
             self._free.put(actor)
-        return found
+        return trained
 
 
 def check_ray() -> None:
