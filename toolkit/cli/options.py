@@ -104,8 +104,9 @@ def _parameter(field_name: str, hint: Any, metadata: Mapping[str, Any]) -> Decor
         settings.setdefault("type", PATH)
     if name is None:
         return click.argument(field_name, **settings)
-    if kind is bool and "/" not in name:
-        settings["is_flag"] = True
+    if kind is bool:
+        # Of `--x/--no-x` neither may be given; a flag alone is off then.
+        settings |= {"default": None} if "/" in name else {"is_flag": True}
     if several and not isinstance(settings.get("type"), Shape):
         settings["multiple"] = True
     return click.option(name or f"--{field_name.replace('_', '-')}", field_name, **settings)
