@@ -33,7 +33,6 @@ class Job:
     data: str
     out: str
     personal: str | None = None
-    runtime: str | None = None
     checkpoint_s: float = 120.0
     stop: int | None = None
     before: bool = True
@@ -123,7 +122,7 @@ def _do(job: Job) -> None:
     schedule_interpreter.CHECKPOINT_S = job.checkpoint_s  # type: ignore[attr-defined]
     die_at(job)
     personal = Path(job.personal) if job.personal else None
-    train(job.bundle, job.data, job.out, personal=personal, runtime=job.runtime, threads=1)
+    train(job.bundle, job.data, job.out, personal=personal, threads=1)
 
 
 def _serve() -> None:

@@ -89,18 +89,6 @@ def relu_cnn() -> nn.Sequential:
     )
 
 
-class Reader(nn.Module):
-    """(N, 1, 6, 6) -> (N, 3): an LSTM over rows, a loop that OpenVINO cannot read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(6, 4, batch_first=True)
-        self.classifier = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.lstm(x[:, 0])[0][:, -1])
-
-
 def wide_then_small() -> nn.Sequential:
     """(N, 3, 32, 32) -> (N, 10); training the first layers keeps far more than running them."""
     wide = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.Tanh()) for _ in range(12)]

@@ -37,7 +37,6 @@ PROGRAMS: dict[str, list[tuple[str, ...]]] = {
         ("-c", "import edgetailor; assert 'split' in dir(edgetailor)"),
     ],
     "litert": [("-c", "from device_agent.runtime.litert_runtime import description as d; d()")],
-    "openvino": [("-c", "from device_agent.runtime.openvino_runtime import load_core as c; c()")],
     "images": [("-c", "from device_agent.data.pictures import check_pillow; check_pillow()")],
     "toolkit": [
         ("-m", "toolkit.cli", "--version"),

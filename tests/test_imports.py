@@ -25,7 +25,7 @@ SERVER_LIBRARIES = frozenset(
         "rich",
     }
 )
-OPTIONAL_ON_DEVICE = ("ai_edge_litert", "openvino")  # extras, absent from most installs
+OPTIONAL_ON_DEVICE = ("ai_edge_litert",)  # an extra, absent from most installs
 
 # Run with a JSON list of packages; prints every module that is loaded after importing them whole.
 IMPORT_EVERYTHING = """

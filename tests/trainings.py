@@ -16,7 +16,6 @@ def train_bundle(
     data: Data,
     out: str | Path,
     *,
-    runtime: str | None = None,
     threads: int = 0,
     seed: int = 0,
     validation: float = 0.0,
@@ -25,7 +24,7 @@ def train_bundle(
 ) -> Trained:
     """Train as `bundle_training.train_bundle` does; `more` are its other arguments."""
     options = TrainingOptions(
-        runtime=runtime, threads=threads, seed=seed, validation=validation, max_memory=max_memory
+        threads=threads, seed=seed, validation=validation, max_memory=max_memory
     )
     return bundle_training.train_bundle(folder, data, out, options, **more)
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 
 from device_agent.cli.console import print_json, say
-from device_agent.cli.options import json_option, only_runtime_option, threads_option
+from device_agent.cli.options import json_option, threads_option
 from device_agent.log_format import PlainFormatter, show_logs
 
 
 @click.command()
 @click.argument("places", nargs=-1, type=click.Path(path_type=Path))
-@only_runtime_option
 @threads_option
 @click.option(
     "--runs",
@@ -32,7 +31,6 @@ from device_agent.log_format import PlainFormatter, show_logs
 @json_option
 def bench(
     places: tuple[Path, ...],
-    runtime: str | None,
     threads: int,
     runs: int,
     out: Path | None,
@@ -40,11 +38,11 @@ def bench(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Compare training with several bundles and runtimes.
+    """Compare training with several bundles.
 
     PLACES are bundles or folders of bundles. The table has the seconds for a batch, their spread
-    and the peak memory of the process that trains, one line for each bundle and each installed
-    runtime that takes it. A bundle that cannot be measured does not end the others.
+    and the peak memory of the process that trains, one line for each bundle. A bundle that cannot
+    be measured does not end the others.
 
     With --out, PLACES may be left out. The file has the calibration of this device, which takes
     about a minute, the versions of the runtimes, and the figures of the bundles. `edgetailor plan
@@ -75,7 +73,7 @@ def bench(
     level = logging.INFO if out is not None or sys.stderr.isatty() else logging.WARNING
     available = available_to_an_agent()
     with show_logs(say, PlainFormatter(), level):
-        rows = measure_each(places, threads, runs, runtime)
+        rows = measure_each(places, threads, runs)
         calibration = None if out is None else calibrate(threads)
     document = json.dumps(as_document(rows), indent=1).encode()
     lines = bench_table(rows) if places else []
@@ -88,7 +86,6 @@ def bench(
         print_json(document)
     else:
         click.echo("\n".join(lines))
-    # A runtime that was not asked for may refuse a bundle.
-    failed = [row.error for row in rows if row.error is not None and row.other is None]
+    failed = [row.error for row in rows if row.error is not None]
     if failed:
         click.get_current_context().exit(max(error.exit_code for error in failed))

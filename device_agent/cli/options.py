@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from device_agent.training.training_options import AUTO
 from profiles.errors import InputError
 from profiles.units import parse_bytes, parse_duration
 
@@ -29,23 +28,6 @@ class Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-RUNTIMES = ("onnxruntime", "openvino")
-runtime_option = click.option(
-    "--runtime",
-    type=click.Choice(RUNTIMES),
-    help="Library that runs ONNX bundles; openvino needs its extra.  [default: onnxruntime]",
-)
-only_runtime_option = click.option(
-    "--runtime",
-    type=click.Choice(RUNTIMES),
-    help="Measure ONNX bundles with this runtime only.  [default: all installed runtimes]",
-)
-runtime_or_auto_option = click.option(
-    "--runtime",
-    type=click.Choice([*RUNTIMES, AUTO]),
-    help="Library that runs ONNX bundles; openvino needs its extra. auto tries both with a few "
-    "batches and keeps the faster.  [default: onnxruntime]",
-)
 threads_option = click.option(
     "--threads",
     default=0,
@@ -145,8 +127,8 @@ OWNER_OPTIONS = (
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that `RunOptions` holds to `command`."""
-    taken = (data_option, state_option, runtime_or_auto_option, threads_option, seed_option)
+    training = (threads_option, seed_option, validation_option, max_memory_option)
     # Decorators apply from the last to the first: reversed, --help lists them in this order.
-    for option in reversed((*taken, validation_option, max_memory_option, *OWNER_OPTIONS)):
+    for option in reversed((data_option, state_option, *training, *OWNER_OPTIONS)):
         command = option(command)
     return command

@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 
 from device_agent.cli.console import print_json, say
-from device_agent.cli.options import Duration, json_option, runtime_option, threads_option
+from device_agent.cli.options import Duration, json_option, threads_option
 from device_agent.log_format import PlainFormatter, show_logs
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@runtime_option
 @threads_option
 @click.option(
     "--runs",
@@ -35,7 +34,6 @@ from device_agent.log_format import PlainFormatter, show_logs
 @json_option
 def profile(
     bundle: Path,
-    runtime: str | None,
     threads: int,
     runs: int | None,
     sustained_s: float,
@@ -60,15 +58,13 @@ def profile(
     # A log file needs no progress lines for a measurement of seconds.
     level = logging.INFO if sys.stderr.isatty() or sustained_s else logging.WARNING
     with show_logs(say, PlainFormatter(), level):
-        found = profile_bundle(
-            bundle, threads, runs=runs or RUNS, sustained_s=sustained_s, runtime=runtime
-        )
-    document = encode_profile(found)
+        measured = profile_bundle(bundle, threads, runs=runs or RUNS, sustained_s=sustained_s)
+    document = encode_profile(measured)
     if out is not None:
         write_file(out, document)
     if as_json:
         print_json(document)
     else:
-        click.echo("\n".join(summary(found)))
+        click.echo("\n".join(summary(measured)))
     if strict:
-        require_stable(found)
+        require_stable(measured)

@@ -9,7 +9,6 @@ from device_agent.cli.options import (
     data_option,
     json_option,
     max_memory_option,
-    runtime_or_auto_option,
     seed_option,
     threads_option,
     validation_option,
@@ -31,7 +30,6 @@ from profiles.text_formatting import counted
 @click.option("--force", is_flag=True, help="Replace an update that is in the folder at --out.")
 @validation_option
 @max_memory_option
-@runtime_or_auto_option
 @threads_option
 @seed_option
 @json_option
@@ -43,7 +41,6 @@ def train(
     force: bool,
     validation: float,
     max_memory: int | None,
-    runtime: str | None,
     threads: int,
     seed: int,
     as_json: bool,
@@ -64,7 +61,6 @@ def train(
         data,
         out,
         personal=personal,
-        runtime=runtime,
         threads=threads,
         seed=seed,
         validation=validation,

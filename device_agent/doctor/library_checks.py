@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from device_agent.doctor.finding import Finding, loading_remedy
-from device_agent.runtime.runtime_packages import unverified
+from device_agent.runtime.runtime_packages import LITERT, unverified
 
 LOADING_S = 120.0
 LIBRARIES = {
@@ -43,9 +43,6 @@ y = s.run(None, {"x": numpy.ones(1, numpy.float32)})[0][0]
 print(onnxruntime.__version__, y)
 """
 LOAD_LITERT = "from ai_edge_litert.interpreter import Interpreter"
-LOAD_OPENVINO = (
-    "from device_agent.runtime.openvino_runtime import load_core; load_core().get_versions('CPU')"
-)
 
 
 def check_libraries() -> Iterator[Finding]:
@@ -76,16 +73,16 @@ def check_libraries() -> Iterator[Finding]:
         yield _ran(code, said, errors)
 
 
-def check_optional(check: str, package: str, loading: str, use: str) -> Finding:
-    """Whether the program `loading` loads a runtime that only `use` needs."""
+def check_litert() -> Finding:
+    """Load LiteRT, which only LiteRT bundles need."""
     try:
-        found = version(package)
+        installed = version(LITERT)
     except PackageNotFoundError:
-        return Finding.skip(check, f"{package} is not installed; only {use}")
-    code, _, errors = _python(loading)
-    return (
-        _not_loaded(check, code, errors, package) if code else Finding.ok(check, f"{found} loads")
-    )
+        return Finding.skip("litert", f"{LITERT} is not installed; only LiteRT bundles need it")
+    code, _, errors = _python(LOAD_LITERT)
+    if code:
+        return _not_loaded("litert", code, errors, LITERT)
+    return Finding.ok("litert", f"{installed} loads")
 
 
 def _ran(code: int, said: list[str], errors: list[str]) -> Finding:

@@ -3,17 +3,10 @@
 import os
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from device_agent.doctor.finding import Finding, isolated
-from device_agent.doctor.library_checks import (
-    LOAD_LITERT,
-    LOAD_OPENVINO,
-    check_libraries,
-    check_optional,
-)
-from device_agent.runtime.runtime_packages import LITERT, OPENVINO
+from device_agent.doctor.library_checks import check_libraries, check_litert
 from device_agent.system import sensors
 from device_agent.training.memory_limits import ceilings
 from profiles.errors import InputError
@@ -23,10 +16,6 @@ LEAST_DISK = 200 * 10**6
 """Bytes of disk for a small model: the bundle, its update and recorded activations."""
 LEAST_MEMORY = 150 * 10**6
 """Bytes of memory of the agent with a runtime and a small training step."""
-OPTIONAL = (
-    ("litert", LITERT, LOAD_LITERT, "LiteRT bundles need it"),
-    ("openvino", OPENVINO, LOAD_OPENVINO, "--runtime openvino needs it"),
-)
 
 
 def check_machine(state: Path) -> Iterator[Finding]:
@@ -38,8 +27,7 @@ def check_machine(state: Path) -> Iterator[Finding]:
     yield from isolated("state", lambda: _writable(state))
     yield from isolated("disk", lambda: _disk(state))
     yield from isolated("libraries", check_libraries)
-    for check, *about in OPTIONAL:
-        yield from isolated(check, partial(check_optional, check, *about))
+    yield from isolated("litert", check_litert)
     yield from isolated("memory", _memory)
     yield from isolated("temperature", _temperature)
     yield from isolated("power", _power)

@@ -9,7 +9,7 @@ bundle/  update/       the current bundle and the update trained from it
 attempts.json          number of failed trainings in a row (see training_attempts.py)
 rounds.log             what the device has done in its rounds (see round_log.py)
 personal.safetensors   personal tensors, which never leave the device
-runtimes.json          how long runtimes took in trials (see remembered_trials.py)
+forms.json             results of form checks (see remembered_checks.py)
 """
 
 import fcntl
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 Fetch = Callable[[FileOffer, Path], None]
 UNFINISHED = re.compile(
     r"\.writable|\.(\.writable|device\.json|(device|replacing)\.key|attempts\.json"
-    r"|runtimes\.json|rounds\.log|personal\.safetensors)\.\w+"
+    r"|forms\.json|rounds\.log|personal\.safetensors)\.\w+"
 )
 """Names that `write_file` gives to the files of this folder before they are complete."""
 
@@ -67,7 +67,7 @@ class DeviceState(StateFolder):
         self._files = folder / "files"
         self.replacing_key = folder / "replacing.key"
         self.attempts = folder / "attempts.json"
-        self.trials = folder / "runtimes.json"
+        self.form_checks = folder / "forms.json"
         self._personal = folder / "personal.safetensors"
         self._newest = folder / "newest-work"
 
@@ -159,7 +159,8 @@ class DeviceState(StateFolder):
         for path in (self.bundle, self.update, training_folder(self.update), self._files):
             shutil.rmtree(path, ignore_errors=True)
         self.attempts.unlink(missing_ok=True)
-        self.trials.unlink(missing_ok=True)
+        self.form_checks.unlink(missing_ok=True)
+        (self.folder / "runtimes.json").unlink(missing_ok=True)  # of earlier agents
         self.log.unlink(missing_ok=True)
         self._newest.unlink(missing_ok=True)
         if not keep_personal:

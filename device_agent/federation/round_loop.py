@@ -34,9 +34,9 @@ from device_agent.log_format import fields
 from device_agent.runtime.runtime_packages import unverified
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.system.interval_timer import IntervalTimer
+from device_agent.training.batching import round_seed
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.memory_limits import Usage
-from device_agent.training.training_options import round_seed
 from profiles.errors import TrustError
 from profiles.text_formatting import counted, have_joined, in_a_row
 
@@ -79,7 +79,6 @@ def run(
     Raises:
         InputError: The device has not joined, a limit cannot be kept on this machine, or another
             agent uses the state folder.
-        BundleError: The runtime of the options is not installed.
         DataError: No bundle could be trained on these data.
         LimitError: The agent alone already uses `max_memory`.
         ClientError: The coordinator is away for too long, or does not accept this device.
@@ -270,7 +269,7 @@ class _Rounds:
                 profiled=True,
                 summarized=work.inputs is not None,
                 idle=self._idle,
-                trials=self._folder.trials,
+                form_checks=self._folder.form_checks,
             )
 
     def _on_batch(self) -> None:

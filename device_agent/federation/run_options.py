@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOpti
 from profiles.errors import InputError
 from profiles.text_formatting import did_you_mean
 
-TEXT_OPTIONS = {"data", "state", "quiet_hours", "runtime"}
+log = logging.getLogger(__name__)
+TEXT_OPTIONS = {"data", "state", "quiet_hours"}
 SWITCHES = {"only_when_charging", "log_json"}
 NUMBER_LIMIT = 2**63
 """Numbers in an options file must be below this: larger ones overflow in click and in C code."""
@@ -88,7 +90,7 @@ def read_options(path: Path) -> dict[str, Any]:
         InputError: The file cannot be read, is not TOML, or has an unknown key or a wrong value.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        options = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             "{path} cannot be read: {reason}.",
@@ -103,7 +105,10 @@ def read_options(path: Path) -> dict[str, Any]:
             path=str(path),
             reason=str(error),
         ) from None
-    unknown = sorted(found.keys() - set(OPTION_NAMES))
+    if (runtime := options.pop("runtime", None)) not in (None, "onnxruntime"):
+        text = "%s: `runtime = %r` is not supported any more; this agent trains with onnxruntime."
+        log.warning(text, path, runtime)
+    unknown = sorted(options.keys() - set(OPTION_NAMES))
     if unknown:
         raise InputError(
             "{path}: unknown option `{option}`{did_you_mean} The options are {options}.",
@@ -113,9 +118,9 @@ def read_options(path: Path) -> dict[str, Any]:
             did_you_mean=did_you_mean(unknown[0], OPTION_NAMES),
             options=list(OPTION_NAMES),
         )
-    for key, value in found.items():
+    for key, value in options.items():
         _check(path, key, value)
-    return found
+    return options
 
 
 def _check(path: Path, key: str, value: Any) -> None:

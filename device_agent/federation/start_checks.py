@@ -6,7 +6,6 @@ from device_agent.federation.default_state import default_state
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.state_folder import Identity
-from device_agent.runtime.runtime_packages import OPENVINO, check_openvino
 from device_agent.training.memory_limits import Usage, ceilings, check_idle
 
 
@@ -22,14 +21,11 @@ def check_start(options: RunOptions, *, data: bool = True) -> tuple[Identity, Us
 
     Raises:
         InputError: The device has not joined, or a limit cannot be kept on this machine.
-        BundleError: The runtime is not installed.
         DataError: No bundle could be trained on these data.
         LimitError: The agent alone already uses `max_memory`.
     """
     identity = DeviceState(options.state or default_state()).member()
     options.limits.check()
-    if options.training.runtime == OPENVINO:
-        check_openvino()
     if data:
         check_source(options.data)
     # Measured before the first training: afterwards the process keeps the runtime's memory.

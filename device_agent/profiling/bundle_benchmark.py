@@ -1,7 +1,4 @@
-"""Training with several bundles on one machine, as one table: `edgetailor-agent bench`.
-
-Each bundle is trained with each installed runtime that takes it.
-"""
+"""Training with several bundles on one machine, as one table: `edgetailor-agent bench`."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,16 +7,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import MANIFEST
 from device_agent.profiling.calibration import device_profile
 from device_agent.profiling.profile_text import table
 from device_agent.profiling.profiler import profile_bundle
-from device_agent.runtime.runtime_choice import all_versions, alternatives, describe
-from device_agent.training.memory_fit import check_fits
-from device_agent.training.memory_limits import Usage, ceilings
-from device_agent.training.runtime_option import with_runtime
-from device_agent.training.trials.fastest_runtime import beside, half_of_memory
+from device_agent.runtime.runtime_choice import all_versions
 from profiles.documents.bundle_profile import Duration, Profile
 from profiles.documents.calibration_record import Calibration
 from profiles.documents.device_profile import DeviceProfile
@@ -32,16 +24,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BenchRow:
-    """The result for one bundle and runtime: its profile, or the error that ended the measurement.
-
-    `other` is the runtime, with its version, if it is not the bundle's own and was not asked for.
-    It may refuse the bundle.
-    """
+    """The result for one bundle: its profile, or the error that ended the measurement."""
 
     name: str
     profile: Profile | None = None
     error: EdgeTailorError | None = None
-    other: str | None = None
 
     @property
     def step(self) -> Duration | None:
@@ -73,48 +60,30 @@ def bundles_in(places: Iterable[Path]) -> Iterator[Path]:
         yield from [place] if (place / MANIFEST).exists() else inside
 
 
-def measure_each(
-    places: Iterable[Path], threads: int, runs: int, runtime: str | None = None
-) -> list[BenchRow]:
+def measure_each(places: Iterable[Path], threads: int, runs: int) -> list[BenchRow]:
     """Profile every bundle in `places`; see `bundles_in`.
 
     Args:
         places: Bundles, or folders of bundles.
         threads: Threads of the runtime; 0 for as many as the machine has cores.
         runs: Measured runs of each phase.
-        runtime: The only library that runs ONNX bundles, see TrainingOptions. None means each
-            installed one.
 
     Returns:
-        A row for each bundle and runtime. What cannot be measured has an error.
+        A row for each bundle. What cannot be measured has an error.
 
     Raises:
         InputError: A place has no bundle.
     """
-    rows = []
-    for bundle in list(bundles_in(places)):
-        rows.append(measure_one(bundle, threads, runs, runtime))
-        if runtime is None and rows[-1].error is None:
-            others = alternatives(open_bundle(bundle).manifest.runtime)
-            rows += [measure_one(bundle, threads, runs, name, other=True) for name in others]
-    return rows
+    return [measure_bundle(bundle, threads, runs) for bundle in list(bundles_in(places))]
 
 
-def measure_one(
-    bundle: Path, threads: int, runs: int, runtime: str | None, *, other: bool = False
-) -> BenchRow:
-    """Profile one bundle, with an `other` runtime only if the memory is predicted to be enough."""
-    about = describe(runtime) if other and runtime is not None else None
-    logger.info("measuring %s%s", bundle.name, f" with {about}" if about else "")
+def measure_bundle(bundle: Path, threads: int, runs: int) -> BenchRow:
+    """Profile one bundle, see `measure_each`."""
+    logger.info("measuring %s", bundle.name)
     try:
-        if other:
-            idle = Usage.now()
-            limits = beside(ceilings() or [half_of_memory(idle)], idle)
-            check_fits(with_runtime(open_bundle(bundle), runtime).manifest, False, limits)
-        found = profile_bundle(bundle, threads, runs=runs, runtime=runtime)
-        return BenchRow(bundle.name, found, other=about)
+        return BenchRow(bundle.name, profile_bundle(bundle, threads, runs=runs))
     except EdgeTailorError as error:
-        return BenchRow(bundle.name, error=error, other=about)
+        return BenchRow(bundle.name, error=error)
 
 
 def bench_profile(
@@ -131,11 +100,11 @@ def bench_profile(
     Returns:
         The profile of this device, with all versions and the profiles in `rows`.
     """
-    found = device_profile("", calibration, Path.cwd(), available)
-    about = found.machine
+    device = device_profile("", calibration, Path.cwd(), available)
+    about = device.machine
     own = about and (about.model or about.processor or about.architecture)
     return replace(
-        found,
+        device,
         name=name or own or "unknown",
         versions=all_versions(),
         trainings=tuple(row.profile for row in rows if row.profile is not None),
@@ -157,17 +126,11 @@ def bench_table(rows: Sequence[BenchRow]) -> list[str]:
             megabytes(row.peak_bytes),
         )
 
-    # A runtime that does not take a bundle has no line in the table, only its reason below.
-    shown = [row for row in rows if row.error is None or row.other is None]
     header = ("bundle", "submodel", "batch", "runtime", "s/batch", "spread", "peak MB")
     return [
-        *table([header, *map(cells, shown)]),
+        *table([header, *map(cells, rows)]),
         *legend([row.profile for row in rows if row.profile]),
-        *(
-            f"{row.name}{f' without {row.other}' if row.other else ''}: {row.error}"
-            for row in rows
-            if row.error
-        ),
+        *(f"{row.name}: {row.error}" for row in rows if row.error),
     ]
 
 
@@ -196,7 +159,7 @@ def as_document(rows: Sequence[BenchRow]) -> dict[str, object]:
                 "name": row.name,
                 "submodel": row.profile and row.profile.submodel,
                 "batch_size": row.profile and row.profile.batch_size,
-                "runtime": row.profile.machine.runtime if row.profile else row.other,
+                "runtime": row.profile and row.profile.machine.runtime,
                 "seconds_per_batch": row.step and row.step.median_s,
                 "peak_bytes": row.peak_bytes,
                 "error": row.error and str(row.error),

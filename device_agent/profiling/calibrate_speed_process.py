@@ -24,7 +24,7 @@ from device_agent.profiling.operation_timing import (
 )
 from device_agent.profiling.time_budget import Budget
 from device_agent.runtime.blocked_probe import block_size
-from device_agent.runtime.onnx_runtime import DESCRIPTION, OnnxSession
+from device_agent.runtime.onnx_runtime import OnnxSession, description
 from device_agent.system import process_memory
 from profiles.documents.calibration_record import Calibration
 
@@ -105,7 +105,7 @@ def calibrate_speed(threads: int, budget: Budget, say: Say) -> Calibration:
             "Predictions of its time have wider bounds."
         )
     return Calibration(
-        runtime=DESCRIPTION,
+        runtime=description(),
         threads=threads,
         timings=subtract_profiler(timed.timings, overheads.node_s),
         timed_share=timed.share,

@@ -25,7 +25,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         folder: The bundle.
         task: What to measure.
-        runtime: The runtime that executes the bundle's graphs.
         threads: Threads of the runtime; 0 for one per core.
         runs: Number of counted runs. The child answers with a Measurement.
         sustained_s: If above 0, the child runs the task for this time in seconds instead, and
@@ -36,7 +35,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     task: Task
-    runtime: str
     threads: int
     runs: int
     sustained_s: float

@@ -13,8 +13,8 @@ from device_agent.formats.manifest import SAMPLES, Record
 from device_agent.profiling.measure_messages import Measurement, Request, Task
 from device_agent.profiling.sustained_run import Action, seconds_of, sustain
 from device_agent.system import process_memory
+from device_agent.training.form_choice import in_device_form
 from device_agent.training.random_run import random_run
-from device_agent.training.runtime_option import with_runtime
 from device_agent.training.schedule_interpreter import ScheduleRun
 from profiles.documents.bundle_profile import WARM_UP, Memory, Sustained
 from profiles.errors import EdgeTailorError
@@ -84,7 +84,7 @@ def measure(request: Request) -> Measurement | Sustained:
     # A process starts with the peak of its parent, which must not count here.
     resettable = process_memory.reset_peak()
     idle = process_memory.pages()
-    bundle = with_runtime(open_bundle(Path(request.folder)), request.runtime)
+    bundle = in_device_form(open_bundle(Path(request.folder)))
     with tempfile.TemporaryDirectory() as scratch:
         run = prepare_run(bundle, request.task, Path(scratch), request.threads)
         action = make_action(request.task, run)
@@ -94,8 +94,8 @@ def measure(request: Request) -> Measurement | Sustained:
             return sustain(action, request.sustained_s, Path(request.sysfs))
         seconds = [seconds_of(action) for _ in range(request.runs)]
         peak = process_memory.peak_bytes() if resettable else None
-        found = Memory(idle=idle, peak_bytes=peak, held=process_memory.pages())
-    return Measurement(cold_start_s=cold_start_s, first_s=first_s, seconds=seconds, memory=found)
+        memory = Memory(idle=idle, peak_bytes=peak, held=process_memory.pages())
+    return Measurement(cold_start_s=cold_start_s, first_s=first_s, seconds=seconds, memory=memory)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ import msgspec
 from device_agent.formats.bundle import Bundle, open_bundle, structure, training_of
 from device_agent.profiling.measure_messages import Measurement, Request, Task, tasks
 from device_agent.profiling.profile_text import label
-from device_agent.runtime.runtime_choice import arena, describe, versions
+from device_agent.runtime.runtime_choice import runtime_of, versions
 from device_agent.system import sensors
 from device_agent.system.child_processes import failure
+from device_agent.training.form_choice import in_device_form
 from device_agent.training.memory_estimate import concurrent_peak_bytes
-from device_agent.training.runtime_option import with_runtime
 from profiles.documents.bundle_profile import (
     RUNS,
     UNSTABLE_SPREAD,
@@ -50,7 +50,6 @@ def profile_bundle(
     *,
     runs: int = RUNS,
     sustained_s: float = 0.0,
-    runtime: str | None = None,
     sysfs: Path = sensors.SYS,
 ) -> Profile:
     """Measure time and memory of a bundle on this device. The start of each task is logged.
@@ -65,7 +64,6 @@ def profile_bundle(
         threads: Threads of the runtime; 0 for one per core.
         runs: Number of counted runs of each task.
         sustained_s: If above 0, also train without a pause for this time in seconds.
-        runtime: Library that runs ONNX bundles, "onnxruntime" (also None) or "openvino".
         sysfs: Folder with the device's sensors.
 
     Returns:
@@ -85,16 +83,17 @@ def profile_bundle(
         >>> measured.submodel, measured.train.median_s > 0
         ('full', True)
     """
-    bundle = with_runtime(open_bundle(Path(folder)), runtime)
+    bundle = in_device_form(open_bundle(Path(folder)))
     before = sensors.conditions(sysfs)
     children = ChildProcesses(bundle, threads, runs, sysfs)
     phases = tuple(children.measure(task) for task in tasks(bundle))
     sustained = children.sustain(sustained_s) if sustained_s else None
     about = bundle.manifest
+    runtime = runtime_of(about.runtime)
     return Profile(
         submodel=about.submodel,
         structure=structure(about),
-        machine=this_machine(describe(about.runtime)),
+        machine=this_machine(runtime.description()),
         versions=versions(),
         method=Method(
             source="profile",
@@ -102,7 +101,7 @@ def profile_bundle(
             warm_up_runs=WARM_UP,
             runs=runs,
             threads=threads,
-            arena=arena(about.runtime),
+            arena=runtime.arena(),
         ),
         measured_at=now(),
         batch_size=training_of(bundle).batch_size,
@@ -136,14 +135,14 @@ class ChildProcesses:
         """Measure time and memory of `task`."""
         name = " + ".join(task.signatures)
         log.info("Measuring %s", name)
-        found = self._child(task, Measurement)
+        measured = self._child(task, Measurement)
         return Phase(
             name=name,
             role=task.role,
-            steady=duration(found.seconds),
-            first_s=found.first_s,
-            cold_start_s=found.cold_start_s,
-            memory=found.memory,
+            steady=duration(measured.seconds),
+            first_s=measured.first_s,
+            cold_start_s=measured.cold_start_s,
+            memory=measured.memory,
             predicted_bytes=concurrent_peak_bytes(self.bundle.manifest, task.signatures),
         )
 
@@ -159,7 +158,6 @@ class ChildProcesses:
         request = Request(
             folder=str(self.bundle.folder),
             task=task,
-            runtime=self.bundle.manifest.runtime,
             threads=self.threads,
             runs=self.runs,
             sustained_s=sustained_s,

@@ -22,6 +22,11 @@ def description() -> str:
         return LITERT
 
 
+def arena() -> str:
+    """How LiteRT manages memory between operators and runs, as text."""
+    return "one arena, planned ahead"
+
+
 @contextmanager
 def without_remarks() -> Iterator[None]:
     """Drop LiteRT's INFO lines from stderr; all other output appears after the block."""
@@ -40,6 +45,11 @@ def without_remarks() -> Iterator[None]:
             os.close(stderr)
             said.seek(0)
             os.write(2, b"".join(line for line in said if not line.startswith(b"INFO: ")))
+
+
+def open_session(graph: Path, signature: str, threads: int) -> "LitertSession":
+    """Load `signature` of the TFLite file `graph`."""
+    return LitertSession(graph, signature, threads)
 
 
 class LitertSession:

@@ -10,7 +10,6 @@ from device_agent.runtime.graph_check import check_graph
 from device_agent.runtime.runtime_errors import runtime_error
 from device_agent.system.process_memory import release_unused
 
-DESCRIPTION = f"onnxruntime {onnxruntime.__version__}"
 LARGEST_FOLDED = 2**20
 """The largest tensor, in bytes, that a session computes from constants when it opens."""
 SPIN_US = 50
@@ -18,6 +17,11 @@ SPIN_US = 50
 LIMITS_SPINNING = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 26)
 """Whether the runtime can limit this wait. Without a limit it lasts for milliseconds."""
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+
+
+def description() -> str:
+    """Name and version of the library."""
+    return f"onnxruntime {onnxruntime.__version__}"
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
@@ -65,6 +69,11 @@ def open_model(model: str | bytes, threads: int) -> onnxruntime.InferenceSession
     )
 
 
+def open_session(graph: Path, signature: str, threads: int) -> "OnnxSession":
+    """Load the file `graph`, which holds one signature."""
+    return OnnxSession(graph, threads)
+
+
 class OnnxSession:
     """One graph in its own session. The caller owns the results.
 
@@ -81,7 +90,7 @@ class OnnxSession:
         try:
             self._session = open_model(str(graph), threads)
         except Exception as error:  # the exceptions of onnxruntime have no public base class
-            raise runtime_error(error, graph, "is refused by", DESCRIPTION) from None
+            raise runtime_error(error, graph, "is refused by", description()) from None
         release_unused()  # the parsed file, and weights in intermediate layouts
         self._outputs = {
             output.name: (output.shape, DTYPES[output.type])
@@ -119,7 +128,7 @@ class OnnxSession:
                     binding.bind_output(name)
             self._session.run_with_iobinding(binding)
         except Exception as error:
-            raise runtime_error(error, self._graph, "failed in", DESCRIPTION) from None
+            raise runtime_error(error, self._graph, "failed in", description()) from None
         for name, value in zip(self._outputs, binding.get_outputs(), strict=True):
             if name not in results:
                 results[name] = value.numpy().copy()

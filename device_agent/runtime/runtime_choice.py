@@ -1,21 +1,15 @@
-"""The choice of the runtime that executes a graph: the one in the manifest, or OpenVINO."""
+"""The runtimes by name: the manifest's `runtime` chooses the module that executes its graphs."""
 
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from device_agent.runtime.litert_runtime import LitertSession
-from device_agent.runtime.litert_runtime import description as litert
-from device_agent.runtime.onnx_runtime import DESCRIPTION, OnnxSession
-from device_agent.runtime.onnx_runtime import arena as onnx_arena
-from device_agent.runtime.openvino_runtime import OpenvinoSession
-from device_agent.runtime.openvino_runtime import description as openvino
-from device_agent.runtime.runtime_packages import LITERT, OPENVINO
+from device_agent.runtime import litert_runtime, onnx_runtime
+from device_agent.runtime.runtime_packages import LITERT
 from profiles.errors import BundleError
 
 
@@ -44,11 +38,44 @@ class Session(Protocol):
         ...
 
 
+class Runtime(Protocol):
+    """What the module of a runtime defines."""
+
+    def open_session(self, graph: Path, signature: str, threads: int) -> Session:
+        """Load a signature from the file `graph`, see `open_session` below."""
+        ...
+
+    def description(self) -> str:
+        """Name and version of the library."""
+        ...
+
+    def arena(self) -> str:
+        """How the runtime manages memory between operators and runs, as text."""
+        ...
+
+
+RUNTIMES: Mapping[str, Runtime] = {"onnx": onnx_runtime, "litert": litert_runtime}
+"""The modules by the name that manifests use."""
+
+
+def runtime_of(name: str) -> Runtime:
+    """The runtime that manifests call `name`. Raises BundleError if this agent has no such one."""
+    if name not in RUNTIMES:
+        raise BundleError(
+            "The bundle is for the runtime {runtime!r}; this agent runs {known} bundles. Export it "
+            "again with --format onnx.",
+            code="bundle.unknown-runtime",
+            runtime=name,
+            known=" and ".join(RUNTIMES),
+        )
+    return RUNTIMES[name]
+
+
 def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Session:
     """Load a signature.
 
     Args:
-        runtime: Name of the runtime in the manifest, or OPENVINO for a graph in ONNX format.
+        runtime: Name of the runtime in the manifest.
         graph: The file that holds the signature.
         signature: Name of the signature.
         threads: Number of threads; 0 is one for each core.
@@ -57,54 +84,22 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
         BundleError: The runtime is unknown or not installed, or it cannot load the graph.
         MemoryError: The process has not enough memory for the graph.
     """
-    if runtime == "litert":
-        return LitertSession(graph, signature, threads)
-    if runtime == OPENVINO:
-        return OpenvinoSession(graph, threads)
-    if runtime != "onnx":
-        raise BundleError(
-            "The bundle is for the runtime {runtime!r}; this agent runs onnx and litert bundles. "
-            "Export it again with --format onnx.",
-            code="bundle.unknown-runtime",
-            runtime=runtime,
-        )
-    return OnnxSession(graph, threads)
-
-
-def alternatives(runtime: str) -> tuple[str, ...]:
-    """Other installed runtimes that may take the graphs of a bundle for `runtime`."""
-    return (OPENVINO,) if runtime == "onnx" and find_spec(OPENVINO) is not None else ()
-
-
-def describe(runtime: str) -> str:
-    """Name and version of the library of `runtime`."""
-    if runtime == "litert":
-        return litert()
-    if runtime == OPENVINO:
-        return openvino()
-    return DESCRIPTION if runtime == "onnx" else runtime
-
-
-def arena(runtime: str) -> str:
-    """How `runtime` manages memory between operators and runs, as text."""
-    if runtime == "onnx":
-        return onnx_arena()
-    return "one arena, planned ahead" + (" for each batch size" if runtime == OPENVINO else "")
+    return runtime_of(runtime).open_session(graph, signature, threads)
 
 
 def all_versions() -> dict[str, str]:
     """Versions of the agent, of numpy and of all installed runtimes, by package."""
-    found = versions()
-    for package in ("onnxruntime", OPENVINO, LITERT):
+    installed = versions()
+    for package in ("onnxruntime", LITERT):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed
 
 
 def versions() -> dict[str, str]:
     """Versions of edgetailor and numpy; a profile names Python and the runtime elsewhere."""
-    found = {"numpy": np.__version__}
+    installed = {"numpy": np.__version__}
     try:
-        return {"edgetailor": version("edgetailor"), **found}
+        return {"edgetailor": version("edgetailor"), **installed}
     except PackageNotFoundError:  # run from a checkout
-        return found
+        return installed

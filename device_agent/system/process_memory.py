@@ -20,7 +20,7 @@ RAN_OUT = re.compile(
     r"|failed to map segment|failed to reshape runtime|failed to create XNNPACK runtime"
     r"|can't alloc"
 )
-"""Messages of ONNX Runtime, LiteRT, OpenVINO and the library loader about missing memory."""
+"""Messages of ONNX Runtime, LiteRT and the library loader about missing memory."""
 
 
 def resident_bytes() -> int | None:

@@ -8,6 +8,7 @@ Start with `standalone_training.py` (the command `train`) and `bundle_training.p
 - `training_folder.py`, `checkpoint.py`: temporary files, and resuming a killed training.
 - `memory_limits.py`, `memory_estimate.py`, `memory_fit.py`: the limits of this process, the memory
   that a training needs, and whether it fits.
-- `runtime_option.py`: the runtime and the form of the graphs; `trials/` compares them first.
+- `execution_plan.py`: how this device runs the bundle, made once. `form_choice.py` chooses the form
+  of its graphs; `form_check.py` compares this form with the plain graphs.
 - `personal_model.py`, `round_profile.py`, `bundle_evaluation.py`: what else a round may need.
 """

@@ -76,3 +76,15 @@ def classes_in(y: np.ndarray, samples: np.ndarray, classes: int) -> np.ndarray:
     for rows in row_slices(samples):
         found |= np.isin(np.arange(classes), y[samples[rows]])
     return found.astype(np.float32)
+
+
+ROUND_SEEDS = 100003
+"""Seeds of a device lie this far apart, so that no two of its rounds share one with another's."""
+
+
+def round_seed(seed: int, round_: int) -> int:
+    """The seed of the round `round_` (from 1) of a device that has `seed`.
+
+    Each round needs another order of the samples, and each device's rounds other seeds.
+    """
+    return seed * ROUND_SEEDS + round_

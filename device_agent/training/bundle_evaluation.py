@@ -10,7 +10,7 @@ from device_agent.data.data_source import Data
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.update import Evaluation
 from device_agent.training.bundle_training import local_data
-from device_agent.training.runtime_option import in_blocked_form
+from device_agent.training.form_choice import in_blocked_form
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 

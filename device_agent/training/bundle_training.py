@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +17,21 @@ from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import FileEntry, Train, uploaded
 from device_agent.formats.protocol import InputSummary
 from device_agent.formats.update import UpdateRecord, check_place, check_trained, write_update
-from device_agent.runtime.runtime_choice import describe
+from device_agent.runtime.runtime_choice import runtime_of
 from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
 from device_agent.training.batching import held_out
 from device_agent.training.checkpoint import Checkpoints, training_key
-from device_agent.training.memory_estimate import open_at_once, untouched_bytes
-from device_agent.training.memory_fit import check_fits, fits, spare_bytes
-from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
+from device_agent.training.execution_plan import plan_execution
+from device_agent.training.form_check import with_checked_form
+from device_agent.training.memory_limits import Usage
 from device_agent.training.personal_model import personal_entries
+from device_agent.training.remembered_checks import default_checks
 from device_agent.training.round_profile import RoundProfile
-from device_agent.training.runtime_option import with_runtime
 from device_agent.training.schedule_interpreter import OnEpoch, ScheduleRun, ignore_epoch
 from device_agent.training.signature_runs import OnBatch, at_once
 from device_agent.training.training_folder import CHECKPOINT, UNPACKED, working_folder
-from device_agent.training.training_options import AUTO, DEFAULT_OPTIONS, TrainingOptions
-from device_agent.training.trials.fastest_runtime import check_agrees, with_fastest_runtime, work_of
-from device_agent.training.trials.form_check import with_right_forms
-from device_agent.training.trials.remembered_trials import default_trials
+from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOptions
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import LimitError, UpdateError
 from profiles.text_formatting import counted
@@ -72,7 +68,7 @@ def train_bundle(
     profiled: bool = False,
     summarized: bool = False,
     idle: Usage | None = None,
-    trials: Path | None = None,
+    form_checks: Path | None = None,
 ) -> Trained:
     """Train the bundle in `folder` on local data and write the update to the folder `out`.
 
@@ -83,7 +79,7 @@ def train_bundle(
         folder: The bundle.
         data: Local data: a path, `module:callable`, or the arrays x and y.
         out: The update's folder. It must not exist, unless `force` is set.
-        options: Runtime, threads, seed, validation and memory limit.
+        options: Threads, seed, validation and memory limit.
         personal: Personal tensors that earlier rounds left, by name.
         keep: Takes the new personal tensors.
         on_epoch: Called after each epoch.
@@ -93,7 +89,7 @@ def train_bundle(
             run to run, so the record is then no longer reproducible.
         summarized: Add a coarse summary of the inputs to the update's record.
         idle: Memory that this process used before its first training (default: uses now).
-        trials: The file that remembers trials of runtimes (default: one for this user).
+        form_checks: The file that remembers form checks (default: one for this user).
 
     Returns:
         The update's record and the new personal tensors.
@@ -107,52 +103,38 @@ def train_bundle(
     """
     out = Path(out)
     with _explain_system_errors(out):
-        opened = open_bundle(Path(folder))
         map_large_blocks()
-        idle = idle or Usage.now()
-        validating = options.validation > 0
-        limits = ceilings(options.max_memory, idle)
-        fitting = partial(fits, validating=validating, limits=limits)
-        bundle = with_runtime(opened, options.runtime, fitting)
-        check_fits(bundle.manifest, validating, limits)
+        plan = plan_execution(open_bundle(Path(folder)), options, idle or Usage.now())
         with working_folder(out) as scratch:
             # A checkpoint of a finished training may stand beside the update that it wrote.
             if not (scratch / CHECKPOINT).exists():
                 check_place(out, force)
-            local = local_data(bundle, data, scratch / UNPACKED)
+            local = local_data(plan.bundle, data, scratch / UNPACKED)
             for remark in local.remarks:
                 log.warning("%s", remark)
             validated = held_out(len(local), options.validation)
-            _say_if_few(bundle, len(local) - len(validated))
-            where = (idle, trials or default_trials())
-            opened = with_right_forms(
-                *(opened, options, *where), fits=fitting, scratch=scratch, wait=on_batch
-            )
-            bundle = with_runtime(opened, options.runtime, fitting)
-            if options.runtime == AUTO:
-                work = work_of(bundle, len(local), len(validated))
-                bundle = with_fastest_runtime(opened, work, options, limits, *where, wait=on_batch)
-            elif bundle.manifest.runtime != opened.manifest.runtime:
-                check_agrees(opened, bundle.manifest.runtime, options, *where, wait=on_batch)
+            _say_if_few(plan.bundle, len(local) - len(validated))
+            checked = with_checked_form(plan, form_checks or default_checks(), scratch, on_batch)
             run = ScheduleRun(
-                *(bundle, local, scratch, options, dict(personal or {}), on_epoch),
+                checked.bundle,
+                local,
+                scratch,
+                options,
+                dict(personal or {}),
+                on_epoch,
                 held_out=validated,
                 on_batch=on_batch,
-                spare_bytes=spare_bytes(bundle.manifest, validating, limits),
+                spare_bytes=checked.spare_bytes,
             )
             with _explain_divergence(local, name_of(data)):
-                sessions = open_at_once(bundle.manifest)
-                untouched = untouched_bytes(bundle.manifest, validating)
-                with enforce_memory_limit(
-                    options.max_memory, options.threads, sessions, idle, untouched
-                ):
+                with checked.limited_memory():
                     written_before = resume(run)
                     check_place(out, force or written_before)
                     measured = RoundProfile() if profiled else None
                     run.run_schedule()
                 profile = None
                 if measured is not None:
-                    profile = measured.finish(bundle, options.threads, run.batch_seconds)
+                    profile = measured.finish(checked.bundle, options.threads, run.batch_seconds)
                 inputs = summary_of(local.x, local.samples) if summarized else None
                 return finish(run, out, force or written_before, keep, profile, inputs)
 
@@ -180,10 +162,10 @@ def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
     try:
         yield
     except UpdateError as error:
-        found = local.largest()
-        if found is None or error.code == "update.beyond-float16":
+        largest = local.largest()
+        if largest is None or error.code == "update.beyond-float16":
             raise
-        name, sample, number = found
+        name, sample, number = largest
         raise UpdateError(
             "{reason} First check the data: in {data}, {array}[{sample}] is {number:g}; models "
             "expect numbers around 1.",
@@ -198,7 +180,7 @@ def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
 
 def _say_if_few(bundle: Bundle, samples: int) -> None:
     """Warn if `samples` are fewer than a batch: every step then trains on all of them."""
-    sizes = [one.batch_size for one in bundle.manifest.schedule if isinstance(one, Train)]
+    sizes = [step.batch_size for step in bundle.manifest.schedule if isinstance(step, Train)]
     if samples < max(sizes, default=0):
         log.warning(
             "%s: fewer than a batch of %d, so every step trains on all of them.",
@@ -243,14 +225,14 @@ def resume(run: ScheduleRun) -> bool:
         options.seed,
         options.threads,
         options.validation,
-        describe(run.bundle.manifest.runtime),
+        runtime_of(run.bundle.manifest.runtime).description(),
     )
     run.checkpoints = Checkpoints(run.scratch, training_key(about), run.personal)
-    found = run.checkpoints.load()
-    if found is None:
+    checkpoint = run.checkpoints.load()
+    if checkpoint is None:
         return False
-    run.resume(found)
-    return found.position.instruction == len(run.bundle.manifest.schedule)
+    run.resume(checkpoint)
+    return checkpoint.position.instruction == len(run.bundle.manifest.schedule)
 
 
 def classes_to_report(run: ScheduleRun) -> tuple[int, ...] | None:

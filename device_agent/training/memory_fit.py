@@ -1,5 +1,7 @@
 """Predicts whether the training of a bundle fits into the memory limits of this process."""
 
+from collections.abc import Sequence
+
 from device_agent.formats.manifest import Manifest
 from device_agent.system.process_memory import available_bytes
 from device_agent.training.memory_estimate import session_bytes, training_bytes
@@ -24,7 +26,7 @@ def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None
     return found and (found[0] + TRAINING_RESERVE_BYTES, found[1])
 
 
-def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> None:
+def check_fits(manifest: Manifest, validating: bool, limits: Sequence[Ceiling]) -> None:
     """Check that a training is predicted to stay within all limits.
 
     Args:
@@ -75,7 +77,7 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
     )
 
 
-def fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> bool:
+def fits(manifest: Manifest, validating: bool, limits: Sequence[Ceiling]) -> bool:
     """Whether `check_fits` raises no error."""
     try:
         check_fits(manifest, validating, limits)
@@ -84,7 +86,7 @@ def fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> bool:
     return True
 
 
-def spare_bytes(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> int:
+def spare_bytes(manifest: Manifest, validating: bool, limits: Sequence[Ceiling]) -> int:
     """Predict the memory that a training leaves free.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from device_agent.formats.bundle import Bundle, structure, training_of
-from device_agent.runtime.runtime_choice import arena, describe, versions
+from device_agent.runtime.runtime_choice import runtime_of, versions
 from device_agent.system import process_memory, sensors
 from device_agent.training.memory_estimate import concurrent_peak_bytes
 from profiles.documents.bundle_profile import (
@@ -51,6 +51,7 @@ class RoundProfile:
         steps = tuple(dict.fromkeys(step.signature for step in training_of(bundle).steps))
         counted = seconds[1:] or seconds
         about = bundle.manifest
+        runtime = runtime_of(about.runtime)
         phase = Phase(
             name=" + ".join(steps),
             role="train",
@@ -66,7 +67,7 @@ class RoundProfile:
         return Profile(
             submodel=about.submodel,
             structure=structure(about),
-            machine=this_machine(describe(about.runtime)),
+            machine=this_machine(runtime.description()),
             versions=versions(),
             method=Method(
                 source="training",
@@ -74,7 +75,7 @@ class RoundProfile:
                 warm_up_runs=len(seconds) - len(counted),
                 runs=len(counted),
                 threads=threads,
-                arena=arena(about.runtime),
+                arena=runtime.arena(),
             ),
             measured_at=now(),
             batch_size=training_of(bundle).batch_size,

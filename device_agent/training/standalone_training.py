@@ -31,7 +31,6 @@ def train(
     out: str | Path,
     *,
     personal: str | Path | None = None,
-    runtime: str | None = None,
     threads: int = 0,
     seed: int = 0,
     validation: float = 0.0,
@@ -54,8 +53,6 @@ def train(
         out: Folder for the update. It must not exist, unless `force` is set.
         personal: File of the personal model of a `cp` or `pfedme` bundle. It is read if it exists
             and written after training. Without it, a personal model is lost; a warning is logged.
-        runtime: Library that runs ONNX bundles, "onnxruntime" (also None) or "openvino"; or
-            "auto", which tries both with a few batches and keeps the faster.
         threads: Threads of the runtime. 0 means one for each core.
         seed: Seed for the order of the samples and for dropout.
         validation: Share of the samples that is held out and evaluated after each epoch.
@@ -99,7 +96,7 @@ def train(
             write_personal(file, tensors, manifest)
 
     options = TrainingOptions(
-        runtime=runtime, threads=threads, seed=seed, validation=validation, max_memory=max_memory
+        threads=threads, seed=seed, validation=validation, max_memory=max_memory
     )
     return train_bundle(
         folder,

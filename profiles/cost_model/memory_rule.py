@@ -49,12 +49,7 @@ ONNX = RuntimeOverhead(session_bytes=10 << 20, node_bytes=5300, array_copies=1)
 """Measured on x86-64 Linux with onnxruntime 1.31.1."""
 LITERT = RuntimeOverhead(session_bytes=14 << 20, node_bytes=3000, array_copies=2)
 """LiteRT copies inputs and outputs into its own tensors, so they exist twice."""
-OPENVINO = RuntimeOverhead(session_bytes=112 << 20, node_bytes=0, array_copies=1)
-"""Measured on x86-64 Linux with openvino 2026.4.1; `OPENVINO_KEPT` has the part of the nodes."""
-OPENVINO_KEPT = 5
-"""Bytes that OpenVINO keeps for a graph with two batch sizes, over ONNX Runtime's kept bytes. Of
-graphs with few nodes it keeps less."""
-RUNTIMES: Mapping[str, RuntimeOverhead] = {"onnx": ONNX, "litert": LITERT, "openvino": OPENVINO}
+RUNTIMES: Mapping[str, RuntimeOverhead] = {"onnx": ONNX, "litert": LITERT}
 UNKNOWN_RUNTIME = RuntimeOverhead(session_bytes=0, node_bytes=0, array_copies=1)
 
 UNCALIBRATED = MemoryOverhead(
@@ -138,21 +133,6 @@ def run_growth(
 def kept_of_peak(peak: int, inputs: int, outputs: int, session_bytes: int) -> int:
     """The kept bytes of a signature whose `run_growth` is `peak`; never negative."""
     return max(0, peak - session_bytes - inputs - outputs)
-
-
-def openvino_growth(peak: int, inputs: int, results: int, over: int) -> int:
-    """`run_growth` with OpenVINO of a signature whose `run_growth` with ONNX Runtime is `peak`.
-
-    Args:
-        peak: The growth with ONNX Runtime, in bytes.
-        inputs: Bytes of the inputs.
-        results: Bytes of all outputs, which OpenVINO holds beside the agent's arrays.
-        over: Bytes of the outputs that are written over inputs.
-    """
-    outputs = results - over
-    kept = results + OPENVINO_KEPT * kept_of_peak(peak, inputs, outputs, ONNX.session_bytes)
-    alone = SignatureMemory(inputs=inputs, outputs=outputs, state=0, kept=kept)
-    return training_growth([alone], 0, OPENVINO.session_bytes)
 
 
 def state_bytes(sizes: Mapping[str, int], personal: Collection[str]) -> int:

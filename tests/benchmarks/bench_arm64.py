@@ -21,8 +21,8 @@ from step_cases import CASES, Case, eager
 from profiles.errors import ExportError
 
 BATCH = 8
-TITLES = {WINOGRAD: "ONNX Runtime", "litert": "LiteRT", "openvino": "OpenVINO"}
-"""The runtimes. None has blocked convolutions on 64-bit ARM, so convolutions are Winograd's."""
+TITLES = {WINOGRAD: "ONNX Runtime", "litert": "LiteRT"}
+"""The runtimes. Neither has blocked convolutions on 64-bit ARM, so convolutions are Winograd's."""
 
 
 def write_eager(case: Case, folder: Path) -> Path:

@@ -44,7 +44,7 @@ WORKER = Path(__file__).with_name("step_worker.py")
 WARM_UP = 2
 """Steps after the first one that are not timed."""
 COMPILED = "torch.compile"
-RUNTIMES = ("onnx", PLAIN_FORM, WINOGRAD, "litert", "openvino", COMPILED)
+RUNTIMES = ("onnx", PLAIN_FORM, WINOGRAD, "litert", COMPILED)
 RUNS = {PLAIN_FORM: "onnx", WINOGRAD: "onnx"}
 """The agent's runtime for a peer, where the names differ."""
 RETIRED = "ort-training"
@@ -135,8 +135,6 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
     graph = folder / runtime / f"{name}.{'tflite' if runtime == 'litert' else 'onnx'}"
     graph.parent.mkdir(exist_ok=True)
     data = to_tflite([chosen]) if runtime == "litert" else to_onnx(chosen)
-    if runtime == "openvino" and b"Scan" in data:
-        raise ExportError("OpenVINO does not run this graph: it has loops", code="bench.loops")
     if runtime == WINOGRAD:
         data = winograd(data) or data
     graph.write_bytes(data)
@@ -252,8 +250,7 @@ def compare_all(
                 turn = compare(name, graphs, count, steps, python)
                 for runtime in graphs:
                     print(row(name, count, runtime, turn), flush=True)
-                    others = {"pytorch", RETIRED, *(["onnx"] if runtime == "openvino" else [])}
-                    for other in others & turn.seconds.keys() - {runtime}:
+                    for other in {"pytorch", RETIRED} & turn.seconds.keys() - {runtime}:
                         ratio = turn.ratio(runtime, other)
                         ratios.setdefault((runtime, other, count), []).append(ratio)
     for (runtime, other, count), own_ratios in sorted(ratios.items()):

@@ -2,7 +2,7 @@
 
 `python step_worker.py PEER CASE GRAPH THREADS WARM_UP` runs the step in GRAPH by PEER:
 
-- onnx, litert, openvino or ort-training
+- onnx, litert or ort-training
 - pytorch, which reads a saved step or makes that of CASE
 - batches: all signatures that CASE names, of the folder GRAPH (for `bench_plan.py`)
 

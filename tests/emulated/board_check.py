@@ -5,15 +5,11 @@ every runtime, and compares. `check FOLDER`, which runs under qemu-user, trains 
 every runtime and compares with float64, continues a killed training, and profiles and calibrates.
 """
 
-import json
-import math
 import os
 import platform
 import signal
 import subprocess
 import sys
-import tempfile
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,23 +22,15 @@ from device_agent.profiling.calibration import calibrate
 from device_agent.profiling.profiler import profile_bundle
 from device_agent.runtime.blocked_probe import best_form, block_size
 from device_agent.runtime.graph_form import device_form
-from device_agent.runtime.openvino_probe import keeps_kernels
 from device_agent.training import schedule_interpreter
-from device_agent.training.runtime_option import with_runtime
+from device_agent.training.form_choice import in_device_form
 from device_agent.training.schedule_interpreter import OnEpoch, ignore_epoch
 from device_agent.training.standalone_training import train
-from device_agent.training.trials.remembered_trials import default_trials
 from profiles.cost_model.prediction import TimeModel
-from refusals import refused
 
-FORMATS = {
-    "onnx": ("onnx", None),
-    "wide": ("onnx", None),
-    "tflite": ("tflite", None),
-    "dense": ("onnx", "openvino"),
-}
-"""Format and runtime of the bundles by their suffix. The model of `dense` has no convolutions, that
-of `wide` so many channels that graphs have a form by Winograd's method."""
+FORMATS = {"onnx": "onnx", "wide": "onnx", "tflite": "tflite"}
+"""Formats of the bundles by their suffix. The model of `wide` has so many channels that graphs have
+a form by Winograd's method."""
 SPECS = {
     "full": "full",
     "low-rank": "low-rank:0.5",
@@ -62,7 +50,6 @@ def write(folder: Path) -> None:
     """Export bundles, train them in float64, and compare this machine's updates with those."""
     import torch
     from exact_training import exact_sessions
-    from torch import nn
 
     from bundles import TRAINING
     from edgetailor import split
@@ -72,21 +59,11 @@ def write(folder: Path) -> None:
 
     torch.manual_seed(0)
     cnn = smooth_cnn(16, 16, 16)  # whole blocks of channels
-    dense = nn.Sequential(
-        OrderedDict(
-            flat=nn.Flatten(),
-            first=nn.Linear(math.prod(INPUT_SHAPE), 24),
-            act=nn.GELU(),
-            residual=nn.Sequential(OrderedDict(conv=nn.Linear(24, 16))),
-            norm=nn.LayerNorm(16),
-            classifier=nn.Linear(16, CLASSES),
-        )
-    )
     order = np.random.default_rng(0)
     x = order.standard_normal((18, *INPUT_SHAPE), dtype=np.float32)
     np.savez(folder / "local.npz", x=x, y=order.integers(CLASSES, size=18))
-    for suffix, (format, runtime) in FORMATS.items():
-        model = {"dense": dense, "wide": wide_cnn()}.get(suffix, cnn)
+    for suffix, format in FORMATS.items():
+        model = wide_cnn() if suffix == "wide" else cnn
         source = from_model(model)
         for name, spec in SPECS.items():
             submodel = split(model, spec, INPUT_SHAPE, TRAINING)
@@ -95,16 +72,15 @@ def write(folder: Path) -> None:
             export(submodel.program, values, bundle, base=base, format=format, check=False)
             with exact_sessions(submodel, values):
                 trained(bundle, folder / f"{name}.{suffix}.expected")
-            compare(bundle, runtime)
+            compare(bundle)
 
 
 def trained(
-    bundle: Path, out: Path, runtime: str | None = None, on_epoch: OnEpoch = ignore_epoch
+    bundle: Path, out: Path, on_epoch: OnEpoch = ignore_epoch
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Train `bundle`; return the last loss and the update's tensors."""
     data = bundle.parent / "local.npz"
-    options = {"runtime": runtime, "threads": 1, "on_epoch": on_epoch, "force": True}
-    record = train(bundle, str(data), out, **options)
+    record = train(bundle, str(data), out, threads=1, on_epoch=on_epoch, force=True)
     return record.loss_last, read_update(out)[1]
 
 
@@ -122,70 +98,46 @@ def check(folder: Path) -> None:
     form = folder / "full.onnx" / "train.onnx"
     assert len(list(form.parent.glob("train.nchwc*.onnx"))) == len(BLOCKS)
     assert (block_size(), best_form(form)) == (None, form)
-    wide = with_runtime(open_bundle(folder / "full.wide"), None)
+    wide = in_device_form(open_bundle(folder / "full.wide"))
     assert device_form() == WINOGRAD
     assert wide.graph("train").name == "train.winograd.onnx"
-    for suffix, (_, runtime) in FORMATS.items():
+    for suffix in FORMATS:
         for name in SPECS:
-            compare(folder / f"{name}.{suffix}", runtime)
-    refuse_convolutions(folder / "full.onnx")
-    try_runtimes(folder / "full.onnx", kept=True)
-    try_runtimes(folder / "full.dense", kept=False)
-    for suffix, runtime in (("onnx", "onnxruntime"), ("dense", "openvino")):
-        resume(folder / f"slice.{suffix}", runtime)
-        profile = profile_bundle(folder / f"full.{suffix}", 1, runs=5, runtime=runtime)
-        assert profile.train.median_s > 0
-        print(f"profiled with {profile.machine.runtime}", flush=True)
+            compare(folder / f"{name}.{suffix}")
+    resume(folder / "slice.onnx")
+    profile = profile_bundle(folder / "full.onnx", 1, runs=5)
+    assert profile.train.median_s > 0
+    print(f"profiled with {profile.machine.runtime}", flush=True)
     calibration = calibrate(1, length_s=5.0)
     TimeModel(calibration)  # every kind of operation is timed
     assert "blocked" not in {timing.kind for timing in calibration.timings}
     print(f"calibrated: {len(calibration.timings)} timings", flush=True)
 
 
-def compare(bundle: Path, runtime: str | None) -> None:
+def compare(bundle: Path) -> None:
     """Train `bundle` here and compare the update with that in float64."""
     expected = bundle.with_name(f"{bundle.name}.expected")
-    loss, tensors = trained(bundle, bundle.with_name(f"{bundle.name}.{runtime}"), runtime)
+    loss, tensors = trained(bundle, bundle.with_name(f"{bundle.name}.update"))
     record, theirs = read_update(expected)
     off = abs(loss - record.loss_last) / record.loss_last
     adam = bundle.stem == "cp"
     if not adam:
         off = max(off, difference(tensors, theirs))
-    print(f"{bundle.name}, {runtime or 'its runtime'}: {off:.1e}", flush=True)
+    print(f"{bundle.name}: {off:.1e}", flush=True)
     assert off <= (ADAM_TOLERANCE if adam else TOLERANCE)
 
 
-def refuse_convolutions(bundle: Path) -> None:
-    """OpenVINO's convolutions on ARM would go on with the first weights."""
-    assert keeps_kernels()
-    with refused("bundle.kept-weights"):
-        trained(bundle, bundle.with_name("refused"), "openvino")
-
-
-def try_runtimes(bundle: Path, kept: bool) -> None:
-    """`--runtime auto` passes OpenVINO over if it would keep the first weights, else tries both."""
-    # Another board's trials must not be remembered.
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=bundle.parent)
-    trained(bundle, bundle.with_name(f"{bundle.name}.auto"), "auto")
-    [trials] = json.loads(default_trials().read_bytes())["trials"].values()
-    assert ("weights of the first step" in (trials["openvino"]["refused"] or "")) == kept
-    assert trials.keys() == ({"openvino"} if kept else {"openvino", "onnx"})
-    losses = [trial["losses"] for trial in trials.values()]
-    assert np.ptp(losses, axis=0).max(initial=0.0) <= TOLERANCE * np.max(losses, initial=1.0)
-    print(f"{bundle.name}: tried {', '.join(trials)}", flush=True)
-
-
-def resume(bundle: Path, runtime: str) -> None:
+def resume(bundle: Path) -> None:
     """Kill a training with recordings and continue it: its update is the same, bit for bit."""
-    out = bundle.with_name(f"killed.{runtime}")
-    words = [sys.executable, __file__, "killed", str(bundle), str(out), runtime]
+    out = bundle.with_name("killed")
+    words = [sys.executable, __file__, "killed", str(bundle), str(out)]
     assert subprocess.run(words).returncode == -signal.SIGKILL
     heard: list[int] = []
-    _, resumed = trained(bundle, out, runtime, lambda epoch, of, loss: heard.append(epoch))
+    _, resumed = trained(bundle, out, lambda epoch, of, loss: heard.append(epoch))
     assert heard == [2]
-    _, whole = trained(bundle, bundle.with_name(f"whole.{runtime}"), runtime)
+    _, whole = trained(bundle, bundle.with_name("whole"))
     assert all(np.array_equal(resumed[name], value) for name, value in whole.items())
-    print(f"resumed with {runtime}", flush=True)
+    print("resumed", flush=True)
 
 
 def die(epoch: int, of: int, loss: float) -> None:
@@ -199,7 +151,7 @@ if __name__ == "__main__":
         write(folder)
     elif job == "killed":
         schedule_interpreter.CHECKPOINT_S = 0.0
-        trained(folder, Path(sys.argv[3]), sys.argv[4], die)
+        trained(folder, Path(sys.argv[3]), die)
     else:
         assert platform.machine() == "aarch64"
         check(folder)

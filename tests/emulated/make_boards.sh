@@ -4,7 +4,7 @@
 set -eu
 command -v qemu-aarch64 >/dev/null || {
   echo "The tests on emulated ARM need qemu-aarch64: apt-get install qemu-user" >&2; exit 1; }
-sh "$(dirname "$0")/make_root.sh" arm64 "$1" "$2" litert openvino images
+sh "$(dirname "$0")/make_root.sh" arm64 "$1" "$2" litert images
 dir=$(cd "$1" && pwd)
 
 # Processes that this Python starts have to run under qemu-user, too.

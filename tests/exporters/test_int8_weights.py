@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from device_agent.runtime.onnx_runtime import OnnxSession
-from device_agent.runtime.runtime_choice import open_session
 from edgetailor import TrainingConfig, split
 from exporters.bundle_writer import peak_bytes
 from exporters.embedded_weights import with_constants
@@ -149,18 +148,6 @@ def test_stages_compute_with_the_rounded_weights(
     off = float((exact - expected).norm())
     assert np.linalg.norm(found.reshape(expected.shape) - expected.numpy()) < off / 5
     assert off > 1e-3 * float(exact.norm())
-
-
-def test_openvino_rounds_no_activations(eight: tuple[Submodel, Graphs], tmp_path: Path) -> None:
-    """By default it would, in layers with 8-bit weights."""
-    pytest.importorskip("openvino", reason="needs the extra [openvino]")
-    found = torch.randn(7, *SHAPE).numpy()
-    for graph in eight[1].values():
-        path = tmp_path / graph.file
-        path.write_bytes(graph.data)
-        came = open_session("openvino", path, graph.file, 1).run({"x": found})["output"]
-        found = OnnxSession(path, 1).run({"x": found})["output"]
-        assert np.linalg.norm(came - found) <= 1e-5 * np.linalg.norm(found), graph.file
 
 
 def test_a_quarter_of_the_bytes(

@@ -86,7 +86,7 @@ def answer(command: list[str]) -> Any:
 def measured(name: str, folder: Path, threads: int) -> str:
     """One line of the table."""
     agent = [sys.executable, "-m", "device_agent.cli", "bench", str(folder / name), "--json"]
-    agent += ["--threads", str(threads), "--runs", str(MEASURED), "--runtime", "onnxruntime"]
+    agent += ["--threads", str(threads), "--runs", str(MEASURED)]
     ours = answer(agent)
     theirs = answer(
         [sys.executable, __file__, "--torch", name, str(folder), f"--threads={threads}"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from device_agent.data.local_data import LocalData
-from device_agent.training.training_options import round_seed
+from device_agent.training.batching import round_seed
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation

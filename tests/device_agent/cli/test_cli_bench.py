@@ -10,19 +10,16 @@ import msgspec
 import onnxruntime
 import pytest
 from click.testing import CliRunner, Result
-from msgspec.structs import replace
 
 from bundles import BATCH, FAMILIES, BundleOf, everything
 from commands import Agent, refusal
 from device_agent.cli.bench_command import bench
 from device_agent.profiling import bundle_benchmark, calibration
 from device_agent.profiling.bundle_benchmark import BenchRow, bench_profile
-from device_agent.runtime.runtime_choice import alternatives
 from made_calibration import CALIBRATION
 from made_profiles import MACHINE, full
 from profiles.documents.bundle_profile import Profile, this_machine
 from profiles.documents.device_profile import load_device
-from profiles.errors import BundleError
 
 SECONDS = r"\d+\.\d{4}"
 
@@ -38,11 +35,9 @@ def test_a_folder_of_bundles(agent: Agent, bundle_of: BundleOf, tmp_path: Path) 
     last = bundle_of("low-rank").name
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"bundle +submodel +batch +runtime +s/batch +spread +peak MB", lines[0])
-    runtimes = ["onnxruntime", *alternatives("onnx")]
     expected = [
-        rf"{name} +{FAMILIES[family]} +{BATCH} +{runtime} +{SECONDS} +\d+% +\d+\.\d"
+        rf"{name} +{FAMILIES[family]} +{BATCH} +onnxruntime +{SECONDS} +\d+% +\d+\.\d"
         for name, family in (("full", "full"), ("slice", "slice"), (last, "low-rank"))
-        for runtime in runtimes
     ]
     for line, form in zip(lines[1 : 1 + len(expected)], expected, strict=True):
         assert re.fullmatch(form, line)
@@ -58,7 +53,7 @@ def test_a_damaged_bundle_does_not_end_the_others(
     shutil.copytree(bundle_of("full"), tmp_path / "fleet" / "whole")
     shutil.copytree(bundle_of("full"), tmp_path / "fleet" / "broken")
     (tmp_path / "fleet" / "broken" / "train.onnx").write_bytes(b"")
-    done = agent("bench", "fleet", "--json", "--runtime", "onnxruntime")
+    done = agent("bench", "fleet", "--json")
     assert done.code == 2
     broken, whole = json.loads(done.stdout)["bundles"]
     assert (broken["name"], broken["seconds_per_batch"]) == ("broken", None)
@@ -78,69 +73,38 @@ def test_a_place_without_bundles_is_refused(agent: Agent, tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Every bundle takes 0.4 s with its own runtime and 0.3 s with OpenVINO, which is installed.
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Every bundle takes 0.4 s, and this device is calibrated. The list has the bundles."""
+    bundles: list[Path] = []
 
-    The list has the runtimes that were asked for.
-    """
-    asked: list[str | None] = []
-
-    def profile(folder: Path, threads: int, *, runs: int, runtime: str | None) -> Profile:
-        asked.append(runtime)
-        if runtime != "openvino":
-            return full()
-        return replace(full(0.75), machine=replace(MACHINE, runtime="openvino 2026.4.1"))
+    def profile(folder: Path, threads: int, *, runs: int) -> Profile:
+        bundles.append(folder)
+        return full()
 
     monkeypatch.setattr(bundle_benchmark, "profile_bundle", profile)
-    monkeypatch.setattr(bundle_benchmark, "alternatives", lambda runtime: ("openvino",))
     monkeypatch.setattr(calibration, "calibrate", lambda threads: CALIBRATION)
-    return asked
+    return bundles
 
 
 def measured(*arguments: object) -> Result:
     return CliRunner().invoke(bench, list(map(str, arguments)))
 
 
-def test_a_line_for_each_runtime(made: list[str | None], bundle_of: BundleOf) -> None:
+def test_the_table_says_how_it_was_measured(asked: list[Path], bundle_of: BundleOf) -> None:
     done = measured(bundle_of("full"))
-    assert (done.exit_code, made) == (0, [None, "openvino"])
-    _, own, other, *legend = done.stdout.splitlines()
+    assert (done.exit_code, asked) == (0, [bundle_of("full")])
+    _, own, *legend = done.stdout.splitlines()
     assert own.split()[3:] == ["onnxruntime", "0.4000", "10%", "120.0"]
-    assert other.split()[3:] == ["openvino", "0.3000", "10%", "105.0"]
     assert legend == [
         "s/batch: median of 20 training steps; spread: p10 to p90, relative to it",
         "peak MB: the whole process that trains, with Python and the runtime",
-        "onnxruntime 1.31.1, openvino 2026.4.1; threads 1",
+        "onnxruntime 1.31.1; threads 1",
         f"on {MACHINE.model}",
     ]
-    made.clear()
-    done = measured(bundle_of("full"), "--runtime", "onnxruntime")
-    assert (len(done.stdout.splitlines()), made) == (2 + len(legend), ["onnxruntime"])
-
-
-@pytest.mark.parametrize("why", ["refused", "memory"])
-def test_a_runtime_that_does_not_take_a_bundle_has_a_reason_and_no_line(
-    why: str, made: list[str | None], bundle_of: BundleOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(bundle: object, runtime: str) -> object:
-        raise BundleError("it has loops.", code="bundle.unusable-graph")
-
-    if why == "refused":
-        monkeypatch.setattr(bundle_benchmark, "with_runtime", refuse)
-    else:
-        few = "device_agent.training.trials.fastest_runtime.available_bytes"
-        monkeypatch.setattr(few, lambda: 2 * 10**8)
-        monkeypatch.setattr(bundle_benchmark, "ceilings", list)
-    done = measured(bundle_of("full"))
-    assert (done.exit_code, made) == (0, [None])
-    _, own, *_, reason = done.stdout.splitlines()
-    assert "onnxruntime" in own
-    assert " without openvino" in reason
-    assert ("it has loops." if why == "refused" else "half of the available memory") in reason
 
 
 def test_the_file_is_a_device_profile(
-    made: list[str | None], bundle_of: BundleOf, tmp_path: Path
+    asked: list[Path], bundle_of: BundleOf, tmp_path: Path
 ) -> None:
     out = tmp_path / "board.json"
     done = measured(bundle_of("full"), "--out", out, "--name", "board", "--json")
@@ -148,10 +112,7 @@ def test_the_file_is_a_device_profile(
     found = load_device(str(out))
     assert json.loads(done.stdout) == json.loads(out.read_bytes())
     assert (found.name, found.calibration) == ("board", CALIBRATION)
-    assert [one.machine.runtime for one in found.trainings] == [
-        "onnxruntime 1.31.1",
-        "openvino 2026.4.1",
-    ]
+    assert [profile.machine.runtime for profile in found.trainings] == ["onnxruntime 1.31.1"]
     assert found.versions["onnxruntime"] == onnxruntime.__version__
     assert found.versions.keys() >= {"numpy", "edgetailor"}
     kept = measured("--out", out)
@@ -169,7 +130,7 @@ def test_a_file_to_send_in_does_not_name_the_host(monkeypatch: pytest.MonkeyPatc
     assert "kitchen-board" not in msgspec.json.encode(found).decode()
 
 
-def test_nothing_to_measure_is_refused(made: list[str | None]) -> None:
+def test_nothing_to_measure_is_refused(asked: list[Path]) -> None:
     done = measured()
-    assert (done.exit_code, made) == (2, [])
+    assert (done.exit_code, asked) == (2, [])
     assert "PLACES" in done.stderr

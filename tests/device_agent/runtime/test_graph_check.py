@@ -14,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 from bundles import BundleOf
 from device_agent.runtime.graph_check import check_graph, foreign
 from device_agent.runtime.onnx_runtime import OnnxSession
-from device_agent.runtime.openvino_runtime import OpenvinoSession
 from profiles.errors import BundleError
 from refusals import refused
 from unsafe_graphs import UNSAFE
@@ -59,8 +58,6 @@ def test_what_no_export_has_is_refused(
     path.write_bytes(made.SerializeToString())
     with refused("bundle.unsafe-graph", found=found, file="train.onnx"):
         OnnxSession(path, 1)
-    with refused("bundle.unsafe-graph", found=found, file="train.onnx"):
-        OpenvinoSession(path, 1)  # before OpenVINO is even loaded
 
 
 def test_exports_pass(bundle_of: BundleOf) -> None:

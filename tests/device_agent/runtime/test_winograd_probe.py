@@ -4,7 +4,6 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,14 +23,15 @@ from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.graph_form import device_form
 from device_agent.runtime.runtime_choice import Session
 from device_agent.runtime.winograd_probe import PROBE, RUNS, gains, multiplies_faster
-from device_agent.training import runtime_option, signature_runs
+from device_agent.training import form_choice, signature_runs
 from device_agent.training.bundle_evaluation import evaluate_bundle
 from device_agent.training.bundle_training import train_bundle
-from device_agent.training.memory_fit import fits, needed_bytes
-from device_agent.training.memory_limits import Ceiling, Usage
-from device_agent.training.runtime_option import has_forms, with_runtime
+from device_agent.training.execution_plan import plan_execution
+from device_agent.training.form_check import with_checked_form
+from device_agent.training.form_choice import in_device_form
+from device_agent.training.memory_fit import needed_bytes
+from device_agent.training.memory_limits import Usage
 from device_agent.training.training_options import TrainingOptions
-from device_agent.training.trials.form_check import with_right_forms
 from edgetailor import TrainingConfig, split
 from exporters.export import export
 from exporters.runtime_probes import write
@@ -60,7 +60,7 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None, bool]
 
     def told(block: int | None, faster: bool) -> None:
         device_form.cache_clear()
-        for module in (graph_form, blocked_probe, runtime_option):
+        for module in (graph_form, blocked_probe, form_choice):
             monkeypatch.setattr(module, "block_size", lambda: block)
         monkeypatch.setattr(graph_form, "multiplies_faster", lambda: faster)
 
@@ -127,11 +127,11 @@ def test_the_graphs_that_are_opened(
     cases.append((8, False, "nchwc8"))
     for block, faster, form in cases:
         say(block, faster)
-        assert form_of(graph_of(with_runtime(opened, None))) == form
+        assert form_of(graph_of(in_device_form(opened))) == form
     say(None, True)
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy" / "train.winograd.onnx").unlink()
-    assert graph_of(with_runtime(open_bundle(tmp_path / "copy"), None)) == "train.onnx"
+    assert graph_of(in_device_form(open_bundle(tmp_path / "copy"))) == "train.onnx"
 
 
 def test_other_forms_are_not_fetched(
@@ -155,15 +155,14 @@ def test_a_form_that_does_not_fit_is_not_used(
 ) -> None:
     say(None, True)
     opened = open_bundle(folder)
-    faster = with_runtime(opened, None)
-    plain_need, need = (needed_bytes(one.manifest, False) for one in (opened, faster))
+    faster = in_device_form(opened)
+    plain_need, need = (needed_bytes(bundle.manifest, False) for bundle in (opened, faster))
     assert plain_need is not None
     assert need is not None
     assert plain_need[0] < need[0]
     for allowed, form in ((need[0], WINOGRAD), (need[0] - 1, None)):
-        limits = [Ceiling("a limit", allowed, 0)]
-        fitting = partial(fits, validating=False, limits=limits)
-        assert form_of(graph_of(with_runtime(opened, None, fitting))) == form
+        options = TrainingOptions(max_memory=allowed)
+        assert plan_execution(opened, options, Usage(0, 0, 0)).form == form
 
 
 def test_a_form_of_unknown_size_is_not_used(
@@ -177,7 +176,7 @@ def test_a_form_of_unknown_size_is_not_used(
         for name, one in opened.manifest.signatures.items()
     }
     manifest = msgspec.structs.replace(opened.manifest, signatures=signatures)
-    found = with_runtime(replace(opened, manifest=manifest), None)
+    found = in_device_form(replace(opened, manifest=manifest))
     assert form_of(graph_of(found)) is None
 
 
@@ -232,13 +231,9 @@ def test_a_wrong_form_is_not_trained(
     graph.write_bytes(with_negative_kernels(graph.read_bytes()))
     right = open_bundle(folder)
     for bundle in (right, replace(right, folder=tmp_path / "wrong")):
-        where = (Usage.now(), tmp_path / bundle.folder.name)
-        found = with_right_forms(
-            *(bundle, TrainingOptions(threads=1), *where),
-            fits=lambda manifest: True,
-            scratch=tmp_path,
-        )
-        assert has_forms(found) is (bundle is right)
+        plan = plan_execution(bundle, TrainingOptions(threads=1), Usage.now())
+        checked = with_checked_form(plan, tmp_path / f"{bundle.folder.name}.json", tmp_path)
+        assert checked.form == (WINOGRAD if bundle is right else None)
 
 
 @pytest.mark.parametrize("block", [None, *BLOCKS])

@@ -32,7 +32,7 @@ from refusals import refused
 ANALYZE = shutil.which("systemd-analyze")
 OPTIONS = RunOptions(
     data="local.npz",
-    training=TrainingOptions(runtime="openvino", threads=2, max_memory=256_000_000),
+    training=TrainingOptions(threads=2, max_memory=256_000_000),
     limits=OwnerLimits(
         max_temperature=70.5,
         only_when_charging=True,
@@ -42,7 +42,7 @@ OPTIONS = RunOptions(
     log_json=True,
 )
 GIVEN = (
-    "--data", "local.npz", "--runtime", "openvino", "--threads", 2, "--max-memory", "256MB",
+    "--data", "local.npz", "--threads", 2, "--max-memory", "256MB",
     "--nice", 10, "--only-when-charging", "--quiet-hours", "22:00-07:00", "--log-json",
 )  # fmt: skip
 
@@ -89,8 +89,7 @@ def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert tomllib.loads(options.read_text()) == {
         "data": str(tmp_path / "local.npz"), "state": str(tmp_path / "state"),
-        "runtime": "openvino", "threads": 2,
-        "max_memory": 256_000_000, "nice": 10,
+        "threads": 2, "max_memory": 256_000_000, "nice": 10,
         "only_when_charging": True, "quiet_hours": "22:00-07:00", "log_json": True,
     }  # fmt: skip
     assert f"--config {options}\n" in unit.read_text()
@@ -127,7 +126,6 @@ def test_why_the_service_did_not_start(tmp_path: Path) -> None:
     ("given", "code"),
     [
         (("--max-temperature", 70), "option.no-temperature-sensor"),
-        (("--runtime", "openvino"), "bundle.runtime-missing"),
         (("--max-memory", "1MB"), "limit.below-agent"),
         (("--data", "broken.npz"), "data.unreadable-file"),
         (("--data", "nothing:loads"), "data.function-not-loaded"),
@@ -140,7 +138,6 @@ def test_what_run_would_refuse_is_refused_before_anything_is_written(
     (tmp_path / "broken.npz").write_bytes(b"no archive")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("device_agent.system.sensors.temperature_c", lambda root: None)
-    monkeypatch.setattr("device_agent.runtime.runtime_packages.find_spec", lambda name: None)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     written: list[object] = []
     monkeypatch.setattr(
@@ -284,6 +281,15 @@ def test_options_survive_their_file(tmp_path: Path) -> None:
         read_options(path)
     with refused("file.unreadable", path=str(tmp_path / "nothing")):
         read_options(tmp_path / "nothing")
+
+
+def test_a_file_that_names_a_runtime_still_works(tmp_path: Path, said: list[str]) -> None:
+    path = tmp_path / "options.toml"
+    for runtime, warnings in (("onnxruntime", 0), ("openvino", 1), ("auto", 2)):
+        path.write_text(f'data = "local.npz"\nruntime = "{runtime}"\n')
+        assert read_options(path) == {"data": "local.npz"}
+        assert len(said) == warnings
+    assert "trains with onnxruntime" in said[0]
 
 
 def test_run_takes_its_options_from_the_file(tmp_path: Path) -> None:

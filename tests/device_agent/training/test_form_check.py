@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from device_agent.formats.bundle import Bundle, open_bundle
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file, form_of
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.update import read_update
+from device_agent.runtime import onnx_runtime
 from device_agent.runtime.blocked_probe import block_size
+from device_agent.training import form_check
+from device_agent.training.execution_plan import ExecutionPlan, plan_execution
+from device_agent.training.form_check import with_checked_form
+from device_agent.training.form_choice import in_device_form
 from device_agent.training.memory_limits import Usage
-from device_agent.training.runtime_option import has_forms, with_runtime
+from device_agent.training.step_comparison import FirstStep, objection
 from device_agent.training.training_options import TrainingOptions
-from device_agent.training.trials import form_check
-from device_agent.training.trials.fastest_runtime import objection
-from device_agent.training.trials.form_check import with_right_forms
-from device_agent.training.trials.runtime_trial import Trial
 from edgetailor import TrainingConfig, split
 from exporters.export import export
 from toolkit.submodels.global_model import from_model
@@ -79,23 +81,57 @@ def with_other_block(bundle: Path, signature: str, out: Path) -> Bundle:
     return open_bundle(out)
 
 
-def checked(plain: Bundle, folder: Path) -> bool:
+def trusted(plain: Bundle, folder: Path, options: TrainingOptions = OPTIONS) -> bool:
     """Whether the form of `plain` that this device runs is trusted."""
-    assert with_runtime(plain, None) is not plain
-    where = (Usage.now(), folder / "trials.json")
-    found = with_right_forms(plain, OPTIONS, *where, fits=lambda manifest: True, scratch=folder)
-    assert has_forms(found) == (found is plain)
-    return has_forms(found)
+    plan = plan_execution(plain, options, Usage.now())
+    assert plan.form is not None
+    checked = with_checked_form(plan, folder / "forms.json", folder)
+    assert checked.bundle is (plan.bundle if checked.form else plain)
+    return checked.form is not None
 
 
 def test_a_right_form_is_trusted_and_the_check_remembered(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     plain = open_bundle(exported)
-    assert checked(plain, tmp_path)
+    assert trusted(plain, tmp_path)
     monkeypatch.setattr(form_check, "difference", lambda *given: pytest.fail("checked twice"))
-    assert checked(plain, tmp_path)
+    assert trusted(plain, tmp_path)
     assert said == []
+
+
+@pytest.mark.parametrize("other", ["threads", "memory", "graph", "version", "damage"])
+def test_what_was_not_checked_is_checked(
+    other: str, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, options, checked = open_bundle(exported), OPTIONS, list[ExecutionPlan]()
+    monkeypatch.setattr(form_check, "difference", lambda plan, scratch: checked.append(plan))
+    assert trusted(plain, tmp_path)
+    match other:
+        case "threads":
+            options = TrainingOptions(threads=2)
+        case "memory":
+            options = TrainingOptions(threads=1, max_memory=2**40)
+        case "graph":  # as another version of the server writes it
+            plain = replace(plain, folder=shutil.copytree(exported, tmp_path / "later"))
+            plain.graph("train").write_bytes(plain.graph("train").read_bytes() + b"\x12\x00")
+        case "version":
+            monkeypatch.setattr(onnx_runtime, "description", lambda: "onnxruntime 99")
+        case _:
+            file = tmp_path / "forms.json"
+            file.write_bytes(file.read_bytes()[:-3])
+    for _ in range(2):
+        assert trusted(plain, tmp_path, options)
+    assert len(checked) == 2
+
+
+def test_a_check_that_cannot_be_remembered_is_made(
+    exported: Path, tmp_path: Path, said: list[str]
+) -> None:
+    (tmp_path / "forms.json").mkdir()
+    assert trusted(open_bundle(exported), tmp_path)
+    [line] = said
+    assert line.startswith("The form check is not remembered")
 
 
 def test_a_form_of_another_block_is_not_used(
@@ -107,7 +143,7 @@ def test_a_form_of_another_block_is_not_used(
         updates = []
         for bundle in (wrong.folder, tmp_path / "plain"):
             out = tmp_path / f"{bundle.name}.{number}"
-            train_bundle(bundle, data, out, threads=1, trials=tmp_path / "trials.json")
+            train_bundle(bundle, data, out, threads=1, form_checks=tmp_path / "forms.json")
             updates.append(read_update(out)[1])
         ours, theirs = updates
         assert all(np.array_equal(ours[name], value) for name, value in theirs.items())
@@ -119,11 +155,11 @@ def test_a_form_that_the_runtime_refuses_is_not_used(
 ) -> None:
     shutil.copytree(exported, tmp_path / "bundle")
     plain = open_bundle(tmp_path / "bundle")
-    formed = with_runtime(plain, None)
+    formed = in_device_form(plain)
     for signature in formed.manifest.signatures:
         if form_of(formed.graph(signature).name):
             formed.graph(signature).write_bytes(b"no graph")
-    assert not checked(plain, tmp_path)
+    assert not trusted(plain, tmp_path)
     assert "trains its plain graphs" in said[-1]
 
 
@@ -137,28 +173,17 @@ def test_a_check_that_proves_nothing_keeps_the_form_and_is_repeated(
 ) -> None:
     step = form_check.first_step
 
-    def other(*given: Any, **more: Any) -> Trial:
+    def other(*given: Any, **more: Any) -> FirstStep:
         if stops is not None:
             raise stops
-        return msgspec.structs.replace(step(*given, **more), losses=(float("nan"),))
+        return replace(step(*given, **more), losses=(float("nan"),))
 
     wrong = with_other_block(exported, "train", tmp_path / "wrong")
     monkeypatch.setattr(form_check, "first_step", other)
-    assert checked(wrong, tmp_path)
+    assert trusted(wrong, tmp_path)
     assert said == []
     monkeypatch.undo()
-    assert not checked(wrong, tmp_path)
-
-
-def test_no_other_runtime_is_blamed_for_a_wrong_form(
-    exported: Path, tmp_path: Path, data: str
-) -> None:
-    """Runtimes are compared with the form only after it was found to be right."""
-    pytest.importorskip("openvino", reason="needs the extra [openvino]")
-    wrong = with_other_block(exported, "train", tmp_path / "wrong")
-    options = {"runtime": "openvino", "threads": 1, "trials": tmp_path / "trials.json"}
-    found = train_bundle(wrong.folder, data, tmp_path / "update", **options)
-    assert found.record.steps > 0
+    assert not trusted(wrong, tmp_path)
 
 
 def test_a_wrong_gradient_of_a_deep_net_is_seen(tmp_path: Path) -> None:
@@ -175,12 +200,11 @@ def test_a_wrong_gradient_of_a_deep_net_is_seen(tmp_path: Path) -> None:
         submodel.program, submodel.cut(base), tmp_path / "b", base=base.fingerprint(), check=False
     )
     bundle = open_bundle(tmp_path / "b")
-    formed = with_runtime(bundle, None)
+    formed = in_device_form(bundle)
     ours = form_check.first_step(bundle, 1, tmp_path)
     theirs = form_check.first_step(formed, 1, tmp_path)
     assert objection(ours, theirs, lambda: pytest.fail("they are close")) is None
     nudged = form_check.first_step(bundle, 1, tmp_path, nudged=True)
     for name, factor in itertools.product(ours.changes, (-1.0, 0.0, 2.0, float("nan"))):
-        changes = theirs.changes | {name: [factor * change for change in theirs.changes[name]]}
-        wrong = msgspec.structs.replace(theirs, changes=changes)
+        wrong = replace(theirs, changes={**theirs.changes, name: factor * theirs.changes[name]})
         assert objection(ours, wrong, lambda: nudged) is not None, name

@@ -16,7 +16,7 @@ from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_folder import CHECKPOINT, training_folder
 from killing import Job, Trainer, training_process
 from log_messages import logged
-from parameters import long_one, some_long
+from parameters import long_one
 from profiles.errors import InputError
 from refusals import refused
 from trainings import train_bundle
@@ -141,19 +141,6 @@ def test_killed_at_every_write(
         assert status == -signal.SIGKILL
         assert resumed(trainer, used, tmp_path / str(stop)) == expected, f"killed at write {stop}"
     assert stop > 10
-
-
-@pytest.mark.parametrize("family", some_long(["slice", "cp"], "cp"))
-def test_killed_with_openvino(
-    trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str
-) -> None:
-    pytest.importorskip("openvino")
-    job = replace(jobs[family], runtime="openvino", checkpoint_s=60)
-    expected, _ = undisturbed(trainer, job, tmp_path / "whole")
-    for stop in (4, 8):
-        used = placed(job, tmp_path / str(stop))
-        assert trainer.run(replace(used, stop=stop)) == -signal.SIGKILL
-        assert resumed(trainer, used, tmp_path / str(stop)) == expected, f"killed at write {stop}"
 
 
 class Stopped(KeyboardInterrupt):

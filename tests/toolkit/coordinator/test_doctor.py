@@ -52,7 +52,7 @@ def test_a_member(fleet: Fleet, tmp_path: Path) -> None:
         ("PASS", "name"), ("PASS", "TCP"), ("SKIP", "TLS"), ("PASS", "coordinator"),
         ("PASS", "clock"), ("PASS", "membership"), ("PASS", "state"), ("PASS", "disk"),
         ("PASS", "libraries"), ("PASS", "onnxruntime"), ("PASS", "litert"),
-        ("PASS", "openvino"), ("PASS", "memory"),
+        ("PASS", "memory"),
     ]  # fmt: skip
     assert [check for _, check in results[-2:]] == ["temperature", "power"]
     assert "PASS  membership   known there as desktop-1\n" in done.stdout
@@ -361,8 +361,7 @@ def test_a_library_that_ends_its_process(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("library", ["numpy", "cryptography", "msgspec", "urllib3"])
 def test_the_doctor_works_where_a_library_does_not_load(tmp_path: Path, library: str) -> None:
-    for optional in ("openvino", "ai_edge_litert"):  # they take long to load
-        hide(tmp_path, optional)
+    hide(tmp_path, "ai_edge_litert")  # it takes long to load
     (tmp_path / "token").write_text("guess")
     with page(body=b'{"code": "client.not-authorised", "message": "Who?"}') as port:
         done = run(
@@ -384,15 +383,14 @@ def test_a_check_that_raises_is_a_line_and_the_others_go_on(
     def fails(*given: object) -> None:
         raise RuntimeError("nobody foresaw\nthis")
 
-    for name in ("_writable", "_disk", "check_libraries", "check_optional", "_memory"):
+    for name in ("_writable", "_disk", "check_libraries", "check_litert", "_memory"):
         monkeypatch.setattr(machine_checks, name, fails)
     monkeypatch.setattr("device_agent.system.sensors.temperature_c", fails)
     monkeypatch.setattr("device_agent.system.sensors.charging", fails)
     monkeypatch.setattr("device_agent.federation.state_folder.StateFolder.identity", fails)
     found = list(run_checks(None, state))
     assert [finding.check for finding in found] == [
-        "coordinator", "state", "disk", "libraries", "litert", "openvino", "memory", "temperature",
-        "power",
+        "coordinator", "state", "disk", "libraries", "litert", "memory", "temperature", "power",
     ]  # fmt: skip
     assert {(finding.result, finding.detail) for finding in found} == {
         ("FAIL", "cannot be checked: RuntimeError: nobody foresaw this")

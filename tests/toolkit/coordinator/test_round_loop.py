@@ -197,7 +197,7 @@ def test_a_smaller_submodel_after_three_failures(
     waits: list[float] = []
 
     def train(folder: Path, data: str, out: Path, **options: object) -> Trained:
-        assert options["trials"] == folder.parent / "runtimes.json"
+        assert options["form_checks"] == folder.parent / "forms.json"
         if b'"submodel":"full"' in (folder / "manifest.json").read_bytes().replace(b" ", b""):
             raise LimitError("full does not fit.")
         return train_vector(folder, data, out, **options)  # type: ignore[arg-type]

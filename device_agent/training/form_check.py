@@ -1,0 +1,98 @@
+"""Whether the form of a bundle's graphs that this device runs computes what the plain graphs do.
+
+The probe of the runtime shows which form this device can run, not that this bundle's is right. A
+form with another block, or a kernel that is wrong for one shape, trains wrongly without an error.
+Before the first training of a bundle, one batch of random data therefore goes through both. Graphs
+of frozen stages have no other form.
+"""
+
+import logging
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.formats.bundle import Bundle, training_of
+from device_agent.formats.manifest import SAMPLES
+from device_agent.system.process_memory import release_unused
+from device_agent.training.execution_plan import ExecutionPlan
+from device_agent.training.random_run import nudge, random_run
+from device_agent.training.remembered_checks import keep_check, key_of, read_checks
+from device_agent.training.step_comparison import FirstStep, changed_since, objection, projected
+from profiles.errors import BundleError
+from profiles.project_urls import issues_url
+
+log = logging.getLogger(__name__)
+
+
+def with_checked_form(
+    plan: ExecutionPlan, file: Path, scratch: Path, wait: Callable[[], object] = lambda: None
+) -> ExecutionPlan:
+    """`plan`, or if a first step in its form differs, `plan` with the plain graphs.
+
+    A check for which there is too little memory, or in which numbers are not finite, proves
+    nothing; then the form is used, and checked again before the next training.
+
+    Args:
+        plan: How the device would train the bundle.
+        file: Where the result is remembered.
+        scratch: Folder for temporary files.
+        wait: Called before the check, which starts when it returns.
+    """
+    if plan.form is None:
+        return plan
+    key, remembered = key_of(plan), read_checks(file)
+    if key not in remembered:
+        wait()
+        try:
+            with plan.limited_memory():
+                remembered[key] = difference(plan, scratch)
+        except (MemoryError, FloatingPointError):
+            return plan
+        finally:
+            release_unused()
+        keep_check(file, key, remembered[key])
+    if remembered[key] is None:
+        return plan
+    log.warning(
+        "%s trains its plain graphs here, because their form %s computes other numbers: %s. Please "
+        "report it at %s with the output of `edgetailor-agent doctor`. Delete %s to compare again.",
+        plan.bundle.manifest.submodel, plan.form, remembered[key], issues_url(), file,
+    )  # fmt: skip
+    return plan.in_plain_form()
+
+
+def difference(plan: ExecutionPlan, scratch: Path) -> str | None:
+    """How the first steps of the plan's form and of the plain graphs differ; None if they agree.
+
+    Raises FloatingPointError if the plain graphs compute numbers that are not finite.
+    """
+    step = partial(first_step, threads=plan.options.threads, scratch=scratch)
+    plain = step(plan.plain)
+    if not np.isfinite([*plain.losses, *chain(*plain.changes.values())]).all():
+        raise FloatingPointError
+    try:
+        formed = step(plan.bundle)
+    except BundleError as error:
+        return str(error)
+    return objection(plain, formed, partial(step, plan.plain, nudged=True))
+
+
+def first_step(bundle: Bundle, threads: int, scratch: Path, nudged: bool = False) -> FirstStep:
+    """The losses of all training work for one batch of random data, and what it changes.
+
+    With `nudged`, all weights differ a little.
+    """
+    training = training_of(bundle)
+    recordings = [] if training.source == SAMPLES else [training.source]
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        run = random_run(bundle, recordings, Path(folder), threads)
+        sessions = run.open_sessions(training)
+        if nudged:
+            nudge(run.state.values())
+        before = projected(run.state)
+        losses = run.train_batch(training, sessions, np.arange(len(run.local)))
+        return FirstStep(tuple(losses), changed_since(before, run.state))

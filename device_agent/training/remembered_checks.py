@@ -1,0 +1,75 @@
+"""The results of form checks, remembered in a file, so that later rounds do not repeat them."""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from device_agent.formats.atomic_files import fingerprint, fingerprint_file, write_file
+from device_agent.formats.bundle import structure, training_of
+from device_agent.formats.graph_forms import form_of
+from device_agent.formats.manifest import Struct
+from device_agent.runtime.runtime_choice import runtime_of, versions
+from device_agent.training.execution_plan import ExecutionPlan
+from profiles.documents.bundle_profile import this_machine
+from profiles.json_decoding import MalformedError, decode_json
+
+log = logging.getLogger(__name__)
+VERSION = 1
+KEPT = 50
+"""Results that a file holds; the oldest are dropped."""
+
+
+class Remembered(Struct, frozen=True, kw_only=True):
+    """The content of the file: by `key_of`, why a form is not used; None for one that is right."""
+
+    version: int = VERSION
+    objections: dict[str, str | None]
+
+
+def default_checks() -> Path:
+    """The file of a device outside a federation, below $XDG_CACHE_HOME or ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "edgetailor-agent" / "forms.json"
+
+
+def key_of(plan: ExecutionPlan) -> str:
+    """SHA-256 of what a check depends on: bundle, form, threads, memory, software and machine.
+
+    It is the same in all rounds of one submodel, as long as the server writes the same graphs.
+    """
+    plain, training = plan.plain, training_of(plan.plain)
+    runtime = runtime_of(plain.manifest.runtime).description()
+    files = sorted(plain.manifest.files.items())
+    about = (
+        structure(plain.manifest),
+        [fingerprint_file(plain.graph(step.signature)).sha256 for step in training.steps],
+        [(name, entry.sha256) for name, entry in files if form_of(name) is not None],
+        plan.form,
+        training.batch_size,
+        plan.options.threads,
+        plan.options.max_memory,  # a form that was refused may have enough with another limit
+        versions(),
+        this_machine(runtime),
+    )
+    return fingerprint(msgspec.json.encode(about, order="sorted")).sha256
+
+
+def read_checks(file: Path) -> dict[str, str | None]:
+    """The results in `file`; none if there is no such file, or if it is damaged."""
+    try:
+        remembered = decode_json(file.read_bytes(), Remembered)
+    except (OSError, MalformedError):
+        return {}
+    return remembered.objections if remembered.version == VERSION else {}
+
+
+def keep_check(file: Path, key: str, objection: str | None) -> None:
+    """Add a result to `file`. If that fails, only a warning says so."""
+    objections = {**read_checks(file), key: objection}
+    newest = dict(list(objections.items())[-KEPT:])
+    try:
+        write_file(file, msgspec.json.encode(Remembered(objections=newest)))
+    except OSError as error:
+        log.warning("The form check is not remembered: %s: %s", file, error.strerror)
