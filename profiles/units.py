@@ -29,9 +29,9 @@ def parse_bytes(text: str) -> int:
         >>> parse_bytes("1.5kB"), parse_bytes("2 KiB")
         (1500, 2048)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
-    unit = found and UNITS.get(found[2].upper())
-    if not found or not unit:
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
+    unit = matched and UNITS.get(matched[2].upper())
+    if not matched or not unit:
         raise InputError(
             "Invalid size {text!r}: write a number and a unit (kB, MB, GB, KiB, MiB, GiB), for "
             "example 256MB.",
@@ -39,7 +39,7 @@ def parse_bytes(text: str) -> int:
             text=text,
         )
     # Very long numbers become infinite here, which the limit refuses.
-    amount = float(found[1]) * unit
+    amount = float(matched[1]) * unit
     if not (amount < LARGEST and round(amount)):
         raise InputError(
             "Invalid size {text!r}: it must be at least one byte and below 8 EiB.",
@@ -65,11 +65,11 @@ def parse_duration(text: str) -> float:
         >>> parse_duration("1.5h")
         5400.0
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip())
-    if not found:
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip())
+    if not matched:
         raise InputError(
             "Invalid time span {text!r}: write a number and s, m, h or d, for example 10m.",
             code="option.invalid-duration",
             text=text,
         )
-    return float(found[1]) * SPANS[found[2]]
+    return float(matched[1]) * SPANS[matched[2]]

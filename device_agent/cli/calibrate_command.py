@@ -32,11 +32,11 @@ def calibrate(out: Path | None, name: str | None, force: bool, threads: int, as_
 
     if out is not None:
         check_file_place(out, force)
-    found = measured_device(name or platform.node(), Path.cwd(), threads)
-    content = msgspec.json.format(msgspec.json.encode(found), indent=1)
+    device = measured_device(name or platform.node(), Path.cwd(), threads)
+    content = msgspec.json.format(msgspec.json.encode(device), indent=1)
     if out is not None:
         write_file(out, content)
     if as_json:
         print_json(content)
     else:
-        click.echo("\n".join(summary(found, out)))
+        click.echo("\n".join(summary(device, out)))

@@ -29,12 +29,12 @@ def doctor(url: str | None, token_file: Path | None, state: Path | None, as_json
     from device_agent.federation.default_state import default_state
 
     token = None if token_file is None else read_token(token_file)
-    found = []
+    findings = []
     for finding in run_checks(url, state or default_state(), token):
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             click.echo("\n".join(lines(finding)))
     if as_json:
-        print_json(json.dumps({"version": 1, "checks": [*map(asdict, found)]}, indent=1))
-    if any(finding.result == "FAIL" for finding in found):
+        print_json(json.dumps({"version": 1, "checks": [*map(asdict, findings)]}, indent=1))
+    if any(finding.result == "FAIL" for finding in findings):
         raise click.exceptions.Exit(FAILED)

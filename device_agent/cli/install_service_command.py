@@ -26,9 +26,9 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     assert options.state is not None
     note = systemd_service.missing_data_note(options)
     if dry_run:
-        place = systemd_service.service_place(user)
-        unit = systemd_service.unit_text(options, place, systemd_service.systemd_version())
-        click.echo(f"# {place.options}\n{options.toml()}\n# {place.unit}\n{unit}", nl=False)
+        files = systemd_service.service_place(user)
+        unit = systemd_service.unit_text(options, files, systemd_service.systemd_version())
+        click.echo(f"# {files.options}\n{options.toml()}\n# {files.unit}\n{unit}", nl=False)
         if note is not None:
             say(note)
         return

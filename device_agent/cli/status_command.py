@@ -22,13 +22,13 @@ def status(state: Path | None, as_json: bool) -> None:
     folder = state or default_state()
     own = [] if as_json else own_lines(folder)
     try:
-        found = fleet_status(folder)
+        fleet = fleet_status(folder)
     except ClientError:
         # The more important is what this device knows itself.
         if own:
             click.echo("\n".join(own))
         raise
     if as_json:
-        print_json(msgspec.json.format(msgspec.json.encode(found), indent=1))
+        print_json(msgspec.json.format(msgspec.json.encode(fleet), indent=1))
     else:
-        click.echo("\n".join([*lines(found), *own]))
+        click.echo("\n".join([*lines(fleet), *own]))

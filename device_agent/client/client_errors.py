@@ -139,7 +139,7 @@ def tls_reason(error: Exception | None) -> str:
 
 def _tls_error(error: Exception) -> Exception:
     """The error of Python's ssl module that urllib3 wrapped."""
-    return next((found for found in error.args if isinstance(found, ssl.SSLError)), error)
+    return next((cause for cause in error.args if isinstance(cause, ssl.SSLError)), error)
 
 
 def _not_http(error: Exception) -> bool:
@@ -151,4 +151,4 @@ def _not_http(error: Exception) -> bool:
 def _system_error(error: Exception) -> OSError | None:
     """The operating system's error that `error` wraps."""
     behind = (error.__cause__, *error.args)
-    return next((found for found in behind if isinstance(found, OSError)), None)
+    return next((cause for cause in behind if isinstance(cause, OSError)), None)

@@ -340,8 +340,8 @@ class CoordinatorClient:
         response = self._send(method, path, *arguments, **options)
         if response.status != NO_CONTENT:
             response.close()
-            found = f"{method} {path} returned HTTP {response.status}"
-            raise not_a_coordinator(self.url, found)
+            answer = f"{method} {path} returned HTTP {response.status}"
+            raise not_a_coordinator(self.url, answer)
         response.release_conn()
 
     def _send(

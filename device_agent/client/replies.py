@@ -162,16 +162,16 @@ def check_words(reply: JoinReply, url: str) -> JoinReply:
     return reply
 
 
-def not_a_coordinator(url: str, found: str) -> UnreachableError:
+def not_a_coordinator(url: str, answer: str) -> UnreachableError:
     """The error for an answer that does not come from a coordinator.
 
     Args:
         url: The address that answered.
-        found: The request and its answer.
+        answer: The request and its answer.
     """
     # Whoever answered, the coordinator may have had the request before.
     return UnreachableError(
-        f"does not answer: what comes is not from a coordinator ({found})",
+        f"does not answer: what comes is not from a coordinator ({answer})",
         sent=True,
         error=ClientError(
             "{url} answers, but not like an EdgeTailor coordinator ({found}). Check the URL, and "
@@ -179,7 +179,7 @@ def not_a_coordinator(url: str, found: str) -> UnreachableError:
             "this, too.",
             code="client.not-a-coordinator",
             url=url,
-            found=found,
+            found=answer,
         ),
     )
 

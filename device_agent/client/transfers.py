@@ -64,13 +64,13 @@ class Download:
         begun = self.done
         if begun < self._offer.size or not begun:
             begun = self._fetch(begun)
-        found = fingerprint_file(self._part)
-        if found == FileEntry(size=self._offer.size, sha256=self._offer.sha256):
+        received = fingerprint_file(self._part)
+        if received == FileEntry(size=self._offer.size, sha256=self._offer.sha256):
             os.replace(self._part, self._to)
             return
         self._part.unlink()
         if not begun or self._restarted:
-            raise self._altered(found)
+            raise self._altered(received)
         self._restarted = True  # the part from before may have been damaged
         self.attempt()
 
@@ -118,9 +118,9 @@ class Download:
             about = f"HTTP {response.status}, {kind or 'no type'}, {length} bytes"
             raise not_a_coordinator(self._url, f"GET {path} returned {about}")
 
-    def _altered(self, found: FileEntry) -> UnreachableError:
+    def _altered(self, received: FileEntry) -> UnreachableError:
         offer = self._offer
-        came = f"{found.size} bytes with SHA-256 {found.sha256[:12]}"
+        came = f"{received.size} bytes with SHA-256 {received.sha256[:12]}"
         return UnreachableError(
             f"sends another file than it offered: {offer.name} has {came}",
             sent=True,

@@ -65,11 +65,11 @@ def connections(headers: dict[str, str], certificate: str | None = None) -> urll
 
     With `certificate`, the SHA-256 of the server's certificate, no authority has to have signed it.
     """
-    made = urllib3.PoolManager(
+    pool = urllib3.PoolManager(
         headers=headers,
         retries=False,
         cert_reqs="CERT_NONE" if certificate else None,
         assert_fingerprint=certificate,
     )
-    made.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
-    return made
+    pool.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+    return pool

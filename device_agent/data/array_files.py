@@ -74,7 +74,7 @@ def read_headers(path: Path) -> tuple[Header, Header]:
     """
     with _data_errors(path):
         if path.is_dir():
-            x, y = (found.array for found in _read_folder(path))
+            x, y = (mapped.array for mapped in _read_folder(path))
             return (x.shape, x.dtype), (y.shape, y.dtype)
         with _open_archive(path) as archive:
             x_header, y_header = (_member_header(archive, name) for name in (SAMPLES, LABELS))
@@ -229,18 +229,18 @@ def _unpack(path: Path, member: IO[bytes], name: str, size: int, to: Path | None
     return open_npy(file)
 
 
-def convert_to_int64(found: FileArray, to: Path | None) -> FileArray:
+def convert_to_int64(source: FileArray, to: Path | None) -> FileArray:
     """Convert an integer array to int64.
 
     Args:
-        found: The integers.
+        source: The integers.
         to: Folder for the result if it is larger than `IN_MEMORY_BYTES`. Without it the result is
             always in memory.
 
     Returns:
         The converted array, memory-mapped if it was written to disk.
     """
-    array = as_array(found)
+    array = as_array(source)
     if to is None or 8 * array.size <= IN_MEMORY_BYTES:
         return array.astype(np.int64)
     to.mkdir(exist_ok=True)
@@ -251,9 +251,9 @@ def convert_to_int64(found: FileArray, to: Path | None) -> FileArray:
     return open_npy(writer.path)
 
 
-def as_array(found: FileArray) -> np.ndarray:
-    """The numpy array of `found`."""
-    return found.array if isinstance(found, MappedArray) else found
+def as_array(source: FileArray) -> np.ndarray:
+    """The numpy array of `source`."""
+    return source.array if isinstance(source, MappedArray) else source
 
 
 def row_slices(array: np.ndarray) -> Iterator[slice]:

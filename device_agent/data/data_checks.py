@@ -182,15 +182,15 @@ def check_finite(array: np.ndarray, name: str, origin: str, on_piece: OnPiece) -
         # `on_piece` computes a digest, which must not depend on the memory layout.
         piece = np.ascontiguousarray(array[rows])
         if not (finite := np.isfinite(piece)).all():
-            place = tuple(int(n) for n in np.argwhere(~finite)[0])
-            row = rows.start + place[0]
+            index = tuple(int(n) for n in np.argwhere(~finite)[0])
+            row = rows.start + index[0]
             raise DataError(
                 "{origin}: {array} holds a number that is not finite, {number} in sample {sample} "
                 "(counted from 0). Correct or remove the sample.",
                 code="data.not-finite",
                 array=name,
                 sample=row,
-                number=str(piece[place]),
+                number=str(piece[index]),
                 origin=origin,
             )
         on_piece(piece)
@@ -230,8 +230,8 @@ def check_classes(
             its sample's sequence.
     """
     highest = labels.highest
-    found = value_range(y, on_piece, IGNORED if y.ndim > 1 else None)
-    if found is None:
+    ends = value_range(y, on_piece, IGNORED if y.ndim > 1 else None)
+    if ends is None:
         raise DataError(
             "{origin}: y has no label that counts: all are {ignored}, the label of positions to "
             "ignore. Give samples with labels.",
@@ -239,7 +239,7 @@ def check_classes(
             origin=origin,
             ignored=IGNORED,
         )
-    low, high = found
+    low, high = ends
     if low < 0 or (highest is not None and high > highest):
         wrong = low if low < 0 else high
         known = "0 and above" if highest is None else f"0 to {highest}"
@@ -304,7 +304,7 @@ def check_integers(
         )
 
 
-def unknown_class(place: str, name: str, classes: Sequence[str]) -> DataError:
+def unknown_class(origin: str, name: str, classes: Sequence[str]) -> DataError:
     """The error for a class `name` that the model does not have."""
     wanted = f"one of {', '.join(classes)}" if classes else "the number of a class, such as 0"
     return DataError(
@@ -312,7 +312,7 @@ def unknown_class(place: str, name: str, classes: Sequence[str]) -> DataError:
         code="data.unknown-class",
         name=name[:40],
         classes=list(classes),
-        place=place,
+        place=origin,
         did_you_mean=did_you_mean(name, classes),
         wanted=wanted,
     )

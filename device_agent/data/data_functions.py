@@ -40,7 +40,7 @@ def load_function(source: str) -> DataFunction:
     try:
         # stdout carries the command's own output, and a changed folder would break relative paths.
         with redirect_stdout(sys.stderr), chdir("."):
-            found: DataFunction = getattr(importlib.import_module(name), function)
+            loaded: DataFunction = getattr(importlib.import_module(name), function)
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:  # the owner's code may raise anything
@@ -50,7 +50,7 @@ def load_function(source: str) -> DataFunction:
             function=source,
             reason=said_by(error),
         ) from None
-    return found
+    return loaded
 
 
 def call_function(source: str) -> tuple[np.ndarray, np.ndarray]:
@@ -65,10 +65,10 @@ def call_function(source: str) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         DataError: The function cannot be imported, fails or does not return x and y.
     """
-    found = load_function(source)
+    data_function = load_function(source)
     try:
         with redirect_stdout(sys.stderr), chdir("."):
-            return _samples_and_labels(found())
+            return _samples_and_labels(data_function())
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:

@@ -66,22 +66,22 @@ class LocalData:
             The array ("x" or "y"), the sample and the value; None if no value exceeds
             `LARGE_VALUE`.
         """
-        found = None
+        extreme = None
         most = LARGE_VALUE
         for name, array in (("x", self.x), ("y", self.y)):
             for rows in row_slices(array) if array.dtype == np.float32 else ():
                 piece = self._rows(array, np.arange(len(array))[rows]).reshape(-1)
-                place = int(np.abs(piece).argmax())
-                if abs(piece[place]) > most:
-                    most = float(abs(piece[place]))
-                    sample = rows.start + place // (array.size // len(array))
-                    found = name, sample, float(piece[place])
-        return found
+                index = int(np.abs(piece).argmax())
+                if abs(piece[index]) > most:
+                    most = float(abs(piece[index]))
+                    sample = rows.start + index // (array.size // len(array))
+                    extreme = name, sample, float(piece[index])
+        return extreme
 
     def _rows(self, array: np.ndarray, indices: np.ndarray) -> np.ndarray:
         # Rows of a mapped file are read from the file. If the file was truncated, that raises an
         # error, while an access to the mapping would end the process.
-        mapped = next((found for found in self.mapped if found.array is array), None)
+        mapped = next((candidate for candidate in self.mapped if candidate.array is array), None)
         return np.asarray(array[indices]) if mapped is None else mapped.rows(indices)
 
 

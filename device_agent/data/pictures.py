@@ -45,24 +45,24 @@ def pictures_of(
         InputError: Pillow is missing.
     """
     classes = [composed(name) for name in images.classes]
-    found: list[tuple[Path, int]] = []
-    for one in visible(folder):
-        if not one.is_dir():
+    pictures: list[tuple[Path, int]] = []
+    for subfolder in visible(folder):
+        if not subfolder.is_dir():
             raise DataError(
                 "{file} is not in the folder of its class. Give the folder that holds a folder of "
                 "pictures for each of {classes}.",
                 code="data.unknown-class",
-                name=one.name[:40],
+                name=subfolder.name[:40],
                 classes=list(images.classes),
-                file=one,
+                file=subfolder,
             )
-        if composed(one.name) not in classes:
-            raise unknown_class(str(folder), one.name, images.classes)
-        found += [(file, classes.index(composed(one.name))) for file in visible(one)]
-    found.sort(key=lambda pair: pair[1])  # stable: names stay in order
+        if composed(subfolder.name) not in classes:
+            raise unknown_class(str(folder), subfolder.name, images.classes)
+        pictures += [(file, classes.index(composed(subfolder.name))) for file in visible(subfolder)]
+    pictures.sort(key=lambda pair: pair[1])  # stable: names stay in order
     check_pillow()
-    y = np.array([label for _, label in found], np.int64)
-    return y, (read_picture(file, images, sample_shape)[None] for file, _ in found)
+    y = np.array([label for _, label in pictures], np.int64)
+    return y, (read_picture(file, images, sample_shape)[None] for file, _ in pictures)
 
 
 def visible(folder: Path) -> list[Path]:
@@ -72,7 +72,7 @@ def visible(folder: Path) -> list[Path]:
         DataError: The folder cannot be read.
     """
     try:
-        return sorted(one for one in folder.iterdir() if not one.name.startswith("."))
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise not_readable(folder, error) from None
 
@@ -180,12 +180,12 @@ def filters(
     length = float(points) if taken is None else taken
     step = length / size
     reach = max(step, 1.0)
-    made = []
-    for place in range(size):
-        centre = (points - length) / 2 + (place + 0.5) * step
+    rows = []
+    for position in range(size):
+        centre = (points - length) / 2 + (position + 0.5) * step
         first = max(0, math.ceil(centre - reach - 0.5))
         last = min(points - 1, math.floor(centre + reach - 0.5))
         weights = 1 - np.abs(np.arange(first, last + 1) + 0.5 - centre) / reach
         weights = np.maximum(weights, 0)
-        made.append(((first, last + 1), weights / weights.sum()))
-    return made
+        rows.append(((first, last + 1), weights / weights.sum()))
+    return rows

@@ -30,7 +30,7 @@ def check_files(source: Path) -> None:
         )
     if not source.exists():
         raise DataError("{path} does not exist.", code="data.missing-file", path=str(source))
-    if source.is_dir() and any(one.is_dir() for one in visible(source)):
+    if source.is_dir() and any(path.is_dir() for path in visible(source)):
         check_pillow()
 
 
@@ -74,7 +74,7 @@ def prepare(
     else:
         files = [source]
         if source.is_dir():
-            files = [one for one in visible(source) if one.suffix.lower() == CSV]
+            files = [path for path in visible(source) if path.suffix.lower() == CSV]
         if not files:
             raise wrong_kind(source, "CSV files")
         y, pieces = windows_of(files, preprocessing, sample_shape, labels)

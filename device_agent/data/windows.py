@@ -85,8 +85,8 @@ def window_starts(label: np.ndarray, length: int, step: int, runs: bool) -> np.n
     """
     ends = [*(np.flatnonzero(label[1:] != label[:-1]) + 1 if runs else []), len(label)]
     begins = [0, *ends[:-1]]
-    found = [np.arange(a, b - length + 1, step) for a, b in zip(begins, ends, strict=True)]
-    return np.concatenate(found).astype(np.int64)
+    starts = [np.arange(a, b - length + 1, step) for a, b in zip(begins, ends, strict=True)]
+    return np.concatenate(starts).astype(np.int64)
 
 
 def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.ndarray]:
@@ -103,13 +103,15 @@ def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.
             delimiter = max(DELIMITERS, key=re.sub('"[^"]*"', "", head).count)
             rows = csv.reader(opened, delimiter=delimiter, strict=True)
             names = [composed(name.strip()) for name in next(rows, [])]
-            places = [column_place(file, names, one) for one in (*series.columns, series.label)]
+            places = [column_place(file, names, n) for n in (*series.columns, series.label)]
             number = Decimals(delimiter).number
             for row in rows:
                 if not row:
                     continue
                 where = f"{file.name}, line {rows.line_num}"
-                cells = [row[place].strip() if place < len(row) else "" for place in places]
+                cells = [
+                    row[position].strip() if position < len(row) else "" for position in places
+                ]
                 pairs = zip(series.columns, cells[:-1], strict=True)
                 numbers.extend(number(where, column, text) for column, text in pairs)
                 labels.append(label_of(where, series, cells[-1], dtype, number))
@@ -133,11 +135,13 @@ def column_place(file: Path, names: Sequence[str], name: str) -> int:
     """The place of the column `name` among `names`. Raises DataError unless it is there once."""
     count = names.count(composed(name))
     if count != 1:
-        near = next((one for one in names if one.casefold() == name.casefold()), name)
+        near = next(
+            (candidate for candidate in names if candidate.casefold() == name.casefold()), name
+        )
         why = f"has no column {name!r}{did_you_mean(near, names)}"
         if count:
             why = f"has {count} columns {name!r}."
-        found = f"Its columns are {', '.join(names)[:200]}" if names else "Its first line is empty"
+        known = f"Its columns are {', '.join(names)[:200]}" if names else "Its first line is empty"
         raise DataError(
             "{file} {problem} {found}.",
             code="data.missing-column",
@@ -145,7 +149,7 @@ def column_place(file: Path, names: Sequence[str], name: str) -> int:
             column=name,
             file=file.name,
             problem=why,
-            found=found,
+            found=known,
         )
     return names.index(composed(name))
 
@@ -162,9 +166,9 @@ class Decimals:
 
     def number(self, where: str, column: str, text: str) -> float:
         """The number that `text` is. Raises DataError if it is none, or too large for float32."""
-        mark = next((one for one in ",." if one in text), self._mark)
+        mark = next((sign for sign in ",." if sign in text), self._mark)
         plain = text if self._comma_separates else text.replace(",", ".", 1)
-        if not NUMBER.fullmatch(plain) or abs(found := float(plain)) > LARGEST:
+        if not NUMBER.fullmatch(plain) or abs(value := float(plain)) > LARGEST:
             raise DataError(
                 "{place}: {column} is {text!r}; it must be a number such as -1.5. Correct the line "
                 "or remove it.",
@@ -183,7 +187,7 @@ class Decimals:
                 place=where,
                 text=text[:40],
             )
-        return found
+        return value
 
 
 def label_of(

@@ -78,14 +78,14 @@ def check_connection(
 
 def _name(host: str, port: int) -> Finding:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         return Finding.fail(
             "name",
             f"{host} cannot be resolved ({error.strerror})",
             "check the URL and this device's DNS server (`resolvectl status`), or use its IP",
         )
-    return Finding.ok("name", f"{host} is {', '.join(sorted({str(a[4][0]) for a in found}))}")
+    return Finding.ok("name", f"{host} is {', '.join(sorted({str(a[4][0]) for a in addresses}))}")
 
 
 def _tcp(host: str, port: int) -> Finding:
@@ -110,17 +110,17 @@ def _tls(host: str, port: int, known: Identity | None) -> Finding:
     try:
         with (
             socket.create_connection((host, port), TIMEOUT_S) as plain,
-            context.wrap_socket(plain, server_hostname=host) as made,
+            context.wrap_socket(plain, server_hostname=host) as connection,
         ):
             if pin is not None:
-                came = hashlib.sha256(made.getpeercert(True) or b"").hexdigest()
+                came = hashlib.sha256(connection.getpeercert(True) or b"").hexdigest()
                 if came == pin:
-                    return Finding.ok("TLS", f"{made.version()}, the certificate of the join")
+                    return Finding.ok("TLS", f"{connection.version()}, the certificate of the join")
                 return Finding.fail(
                     "TLS", "the certificate is not the one of the join", "join again: --certificate"
                 )
-            until = (made.getpeercert() or {}).get("notAfter")
-            return Finding.ok("TLS", f"{made.version()}, certificate valid until {until}")
+            until = (connection.getpeercert() or {}).get("notAfter")
+            return Finding.ok("TLS", f"{connection.version()}, certificate valid until {until}")
     except ssl.SSLError as error:
         # tls_reason puts the remedy after a semicolon.
         detail, _, remedy = tls_reason(error).partition("; ")

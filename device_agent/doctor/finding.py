@@ -47,8 +47,8 @@ class Finding:
 def isolated(check: str, make: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
     """The findings of `make`. Whatever it raises becomes a finding of `check`."""
     try:
-        found = make()
-        yield from [found] if isinstance(found, Finding) else found
+        result = make()
+        yield from [result] if isinstance(result, Finding) else result
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except EdgeTailorError as error:

@@ -67,9 +67,9 @@ def _disk(state: Path) -> Finding:
     return Finding.ok("disk", detail)
 
 
-def _nearest(place: Path) -> Path:
-    """`place`, or the nearest folder above it that exists."""
-    return next(found for found in (place, *place.absolute().parents) if found.exists())
+def _nearest(path: Path) -> Path:
+    """`path`, or the nearest folder above it that exists."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
 def _memory() -> Finding:

@@ -25,12 +25,12 @@ class DeviceKey:
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
-    def from_pem(cls, data: bytes, place: object) -> Self:
+    def from_pem(cls, data: bytes, path: object) -> Self:
         """Read a key from a PEM file.
 
         Args:
             data: Content of the file.
-            place: The file, for the error message.
+            path: The file, for the error message.
 
         Raises:
             InputError: The content is not an Ed25519 private key.
@@ -44,7 +44,7 @@ class DeviceKey:
                 "{path} is damaged: it has no Ed25519 key. If you remove it, this machine joins "
                 "as a new device.",
                 code="state.damaged-key",
-                path=str(place),
+                path=str(path),
             )
         return cls(key)
 

@@ -80,14 +80,14 @@ class DeviceState(StateFolder):
         Raises:
             InputError: The folder cannot be made or written.
         """
-        missing = [one for one in (self.folder, *self.folder.parents) if not one.exists()]
+        missing = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
         try:
             self.check_writable()
             yield
         except BaseException:
             with suppress(OSError):  # it holds the key of a join whose answer was lost
-                for made in missing:
-                    made.rmdir()
+                for folder in missing:
+                    folder.rmdir()
             raise
 
     def check_changeable(self) -> None:

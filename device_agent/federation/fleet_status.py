@@ -37,8 +37,8 @@ def fleet_status(state: Path) -> Status:
 def own_lines(state: Path) -> list[str]:
     """What this device has done last, by its log in the folder `state`; empty without one."""
     log = StateFolder(state).log
-    found = last_lines(log, OWN_LINES)
-    return [f"this device ({log}):", *(f"  {line}" for line in found)] if found else []
+    kept = last_lines(log, OWN_LINES)
+    return [f"this device ({log}):", *(f"  {line}" for line in kept)] if kept else []
 
 
 def lines(status: Status) -> list[str]:
@@ -49,14 +49,14 @@ def lines(status: Status) -> list[str]:
         members = sum(device.state not in (ABSENT, LEFT) for device in status.devices)
         head += f" ({have_joined(members, status.expected_devices)})"
     if status.history:
-        current = [one for one in status.history if one.round == status.model_round]
+        current = [result for result in status.history if result.round == status.model_round]
         last = (current or status.history)[-1]
         accuracy = None if last.accuracy is None else f"accuracy {last.accuracy:.1%}"
         head += f", global {accuracy or f'loss {loss_figure(last.loss)}'}"
         if last is not status.history[-1]:
             head += f" (back to round {last.round})"
-    warnings = (line for one in status.warnings for line in wrapped("  ", one))
-    preparing = (f"  {one}" for one in status.preparing)
+    warnings = (line for warning in status.warnings for line in wrapped("  ", warning))
+    preparing = (f"  {preparation}" for preparation in status.preparing)
     closed = counted(status.closed_connections, "connection")
     too_many = [f"  closed {closed}, because there were too many"]
     return [

@@ -52,10 +52,10 @@ def calibrated(name: str, folder: Path) -> DeviceProfile:
     from device_agent.profiling.calibration import measured_device
     from device_agent.profiling.calibration_summary import summary
 
-    found = measured_device(name, folder)
-    for line in summary(found, None):
+    device = measured_device(name, folder)
+    for line in summary(device, None):
         log.info(line)
-    return found
+    return device
 
 
 def join(
@@ -120,7 +120,12 @@ def join(
         else:
             log.info("%s does not know %s any more: it joins again.", url, known.device)
     client = CoordinatorClient(
-        *(url, token), patience_s=patience_s, certificate=certificate, sleep=sleep, clock=clock
+        url,
+        token,
+        patience_s=patience_s,
+        certificate=certificate,
+        sleep=sleep,
+        clock=clock,
     )
     moving = known is not None and not same
     # The old key stays until the new coordinator has accepted this device.
@@ -246,9 +251,9 @@ class _Key:
     def at(cls, path: Path) -> "_Key":
         if path.exists():
             return cls(DeviceKey.from_pem(path.read_bytes(), path), path, new=False)
-        made = cls(DeviceKey.new(), path, new=True)
-        write_file(path, made.key.pem(), mode=0o600)
-        return made
+        generated = cls(DeviceKey.new(), path, new=True)
+        write_file(path, generated.key.pem(), mode=0o600)
+        return generated
 
 
 def _enrol(

@@ -27,9 +27,9 @@ class QuietHours:
         Raises:
             InputError: `text` is not a time span, or both times are equal.
         """
-        found = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", text.strip())
+        matched = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", text.strip())
         try:
-            first, second, third, fourth = map(int, found.groups() if found else ())
+            first, second, third, fourth = map(int, matched.groups() if matched else ())
             start, end = datetime.time(first, second), datetime.time(third, fourth)
         except ValueError:
             start = end = datetime.time()

@@ -93,7 +93,8 @@ def run(
         sleep(jittered(seconds))
 
     client = CoordinatorClient(
-        *(identity.url, identity.secret),
+        identity.url,
+        identity.secret,
         patience_s=patience_s,
         sleep=rest,
         alive=alive,
@@ -240,14 +241,14 @@ class _Rounds:
         own = decode_record((self._folder.update / RECORD).read_bytes(), RECORD).inputs
         if work.inputs is None or isinstance(own, UnsetType):
             return
-        found = far_off(own, work.inputs)
-        if found is not None and found != self._told_inputs:
+        difference = far_off(own, work.inputs)
+        if difference is not None and difference != self._told_inputs:
             log.warning(
                 "The inputs of this device lie far from the federation's: %s. Check the unit of "
                 "the sensor, or how the data are prepared.",
-                found,
+                difference,
             )
-        self._told_inputs = found
+        self._told_inputs = difference
 
     def _train(self, work: Work) -> None:
         round_ = work.round

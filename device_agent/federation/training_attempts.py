@@ -90,8 +90,8 @@ class Attempts:
         Raises:
             TrainingFailedError: The block raised LimitError or UpdateError.
         """
-        found = self._read()
-        before = found.failures if found is not None and found.submodel == submodel else 0
+        record = self._read()
+        before = record.failures if record is not None and record.submodel == submodel else 0
         known = Record(submodel=submodel, round=round_, failures=before)
         # If the process is killed in the block, the boot id stays: see check_last.
         self._write(replace(known, boot=self._boot()))
@@ -114,14 +114,14 @@ class Attempts:
         Raises:
             TrainingFailedError: Its process was killed.
         """
-        found = self._read()
-        if found is None or found.boot is None:
+        record = self._read()
+        if record is None or record.boot is None:
             return
         # The machine has booted since: a power cut says nothing about the submodel.
-        if found.boot != self._boot():
-            self._write(replace(found, boot=None))
+        if record.boot != self._boot():
+            self._write(replace(record, boot=None))
             return
-        failed = replace(found, failures=found.failures + 1, reason=KILLED, boot=None)
+        failed = replace(record, failures=record.failures + 1, reason=KILLED, boot=None)
         self._write(failed)
         raise TrainingFailedError(failed)
 

@@ -152,20 +152,20 @@ def write_folder(
     refuse_existing(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = staging or out.parent
-    made = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}."))
+    staged = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}."))
     try:
         for name, data in files.items():
-            write_file(made / name, data)
-        made.chmod(0o755)  # mkdtemp makes folders that only the user can read
+            write_file(staged / name, data)
+        staged.chmod(0o755)  # mkdtemp makes folders that only the user can read
         if out.exists():
             # A folder that is not empty cannot be replaced by a rename, so move the old one away.
             old = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}.old."))
             os.replace(out, old / "was")
             # A kill here leaves no `out`; both folders are complete in `staging`.
-            os.replace(made, out)
+            os.replace(staged, out)
             shutil.rmtree(old)
         else:
-            os.replace(made, out)
+            os.replace(staged, out)
         sync_folder(out.parent)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(staged, ignore_errors=True)

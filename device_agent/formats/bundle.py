@@ -167,14 +167,14 @@ def check_file(path: Path, size: int, sha256: str) -> None:
             repair=REPAIR,
         )
     # Compare sizes first: it is fast, and a truncated copy gets a more useful message.
-    found = path.stat().st_size
-    if found != size:
-        how = "it was truncated" if found < size else "something was appended to it"
+    actual = path.stat().st_size
+    if actual != size:
+        how = "it was truncated" if actual < size else "something was appended to it"
         raise BundleError(
             "{path} has {found_bytes:,} bytes instead of {expected_bytes:,}: {reason}. {repair}",
             code="bundle.wrong-size",
             file=path.name,
-            found_bytes=found,
+            found_bytes=actual,
             expected_bytes=size,
             path=path,
             reason=how,

@@ -38,5 +38,5 @@ def form_file(graph: str, form: str) -> str:
 
 def form_of(file: str) -> str | None:
     """The form of the graph in a file of this name; None if every device may need the file."""
-    found = PATTERN.search(file)
-    return found[1] if found else None
+    matched = PATTERN.search(file)
+    return matched[1] if matched else None

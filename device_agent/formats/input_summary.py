@@ -41,8 +41,8 @@ def summary_of(
     some = x[chosen] if rows is None else rows(chosen)
     channels = x.shape[1] if x.ndim > 1 and x.shape[1] <= MOST_CHANNELS else 1
     values_of = some.reshape(count, channels, -1).swapaxes(0, 1).reshape(channels, -1)
-    found = np.quantile(values_of, QUANTILES, axis=1).T.tolist()
-    return InputSummary(tuple((_rounded(a), _rounded(b), _rounded(c)) for a, b, c in found))
+    quantiles = np.quantile(values_of, QUANTILES, axis=1).T.tolist()
+    return InputSummary(tuple((_rounded(a), _rounded(b), _rounded(c)) for a, b, c in quantiles))
 
 
 def far_off(own: InputSummary, reference: InputSummary) -> str | None:
@@ -50,13 +50,13 @@ def far_off(own: InputSummary, reference: InputSummary) -> str | None:
     if len(own.channels) != len(reference.channels):
         return None
     largest = max(max(abs(low), abs(high)) for low, _, high in reference.channels)
-    for place, (mine, other) in enumerate(zip(own.channels, reference.channels, strict=True)):
+    for channel, (mine, other) in enumerate(zip(own.channels, reference.channels, strict=True)):
         width, usual = mine[2] - mine[0], other[2] - other[0]
         # A channel that is constant in the reference is held against the other channels.
         shifted = abs(mine[1] - other[1]) > SHIFT * (usual or largest)
         wider = width > SCALE * (usual or largest)
         if largest > 0 and (shifted or wider or 0 < SCALE * width < usual):
-            return f"channel {place}: {_range(mine)}, instead of {_range(other)}"
+            return f"channel {channel}: {_range(mine)}, instead of {_range(other)}"
     return None
 
 

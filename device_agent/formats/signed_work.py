@@ -54,8 +54,8 @@ def split_token(given: str) -> tuple[str, str | None]:
         >>> split_token("abc." + "f" * 22)[0], split_token("abc")
         ('abc', ('abc', None))
     """
-    found = _WITH_FINGERPRINT.fullmatch(given)
-    return (found[1], found[2]) if found else (given, None)
+    matched = _WITH_FINGERPRINT.fullmatch(given)
+    return (matched[1], matched[2]) if matched else (given, None)
 
 
 def check_key(key: str, fingerprint: str | None, url: str) -> None:

@@ -42,13 +42,13 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = _header(file.read(length))
-        found = {}
+        tensors = {}
         for name in header if names is None else names:
             if name not in header:
                 raise SafetensorError(f"it lacks the tensor {name!r}")
             entry = decode_json(header[name], Tensor)
-            found[name] = _tensor(file, 8 + length, entry, name)
-    return found
+            tensors[name] = _tensor(file, 8 + length, entry, name)
+    return tensors
 
 
 def tensors_in(data: bytearray) -> dict[str, np.ndarray]:
@@ -69,8 +69,8 @@ def _view(data: bytearray, begin: int, entry: Tensor, name: str) -> np.ndarray:
     inside = 0 <= first <= end <= len(data) - begin
     if not inside or end - first != size or min(entry.shape, default=0) < 0:
         raise SafetensorError(f"{name!r} is not inside the file")
-    found = np.ndarray(entry.shape, dtype, data, begin + first)
-    return np.require(found, requirements="A")  # other writers may not align their tensors
+    tensor = np.ndarray(entry.shape, dtype, data, begin + first)
+    return np.require(tensor, requirements="A")  # other writers may not align their tensors
 
 
 def _header(data: bytes) -> dict[str, msgspec.Raw]:
@@ -90,10 +90,10 @@ def _tensor(file: BinaryIO, begin: int, entry: Tensor, name: str) -> np.ndarray:
     dtype = _dtype(entry, name)
     file.seek(begin + entry.data_offsets[0])
     # fromfile allocates the array itself, so there is no copy as with frombuffer(file.read()).
-    found = np.fromfile(file, dtype, math.prod(entry.shape))
-    if found.size < math.prod(entry.shape):
+    tensor = np.fromfile(file, dtype, math.prod(entry.shape))
+    if tensor.size < math.prod(entry.shape):
         raise SafetensorError(f"{name!r} is truncated")
-    return found.reshape(entry.shape)
+    return tensor.reshape(entry.shape)
 
 
 def write_tensors(

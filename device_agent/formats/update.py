@@ -146,18 +146,22 @@ def check_record(record: UpdateRecord, origin: str) -> None:
             origin=origin,
             given=_shown(record.samples),
         )
-    losses = (record.loss_first, record.loss_last, *(found.loss for found in record.validation))
+    losses = (
+        record.loss_first,
+        record.loss_last,
+        *(evaluation.loss for evaluation in record.validation),
+    )
     if not all(map(math.isfinite, losses)):
         raise UpdateError(DIVERGED, code="update.diverged")
-    for found in record.validation:
-        if found.counted is not None and (found.correct or 0) > found.counted:
+    for evaluation in record.validation:
+        if evaluation.counted is not None and (evaluation.correct or 0) > evaluation.counted:
             raise UpdateError(
                 "{origin}: {correct:,} of {counted:,} predictions cannot be correct. Train the "
                 "bundle again.",
                 code="update.unusable-validation",
                 origin=origin,
-                correct=found.correct,
-                counted=found.counted,
+                correct=evaluation.correct,
+                counted=evaluation.counted,
             )
 
 

@@ -48,16 +48,16 @@ def bundles_in(places: Iterable[Path]) -> Iterator[Path]:
     Raises:
         InputError: A place is no bundle and has none.
     """
-    for place in places:
-        inside = sorted(path.parent for path in place.glob(f"*/{MANIFEST}"))
-        if not (place / MANIFEST).exists() and not inside:
+    for folder in places:
+        inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
+        if not (folder / MANIFEST).exists() and not inside:
             raise InputError(
                 "{folder} is no bundle and has no bundles in it. Give a folder that `edgetailor "
                 "export` wrote, or a folder of such folders.",
                 code="bundle.none-found",
-                folder=str(place),
+                folder=str(folder),
             )
-        yield from [place] if (place / MANIFEST).exists() else inside
+        yield from [folder] if (folder / MANIFEST).exists() else inside
 
 
 def measure_each(places: Iterable[Path], threads: int, runs: int) -> list[BenchRow]:

@@ -77,13 +77,13 @@ class Overheads:
 def measure_overheads(threads: int, budget: Budget) -> Overheads:
     """Measure the overheads with tiny graphs that differ in a single property."""
     share = OVERHEAD_SHARE / len(OVERHEAD_GRAPHS)
-    one, row, side, few, many = (
+    single, row, side, few, many = (
         shortest_run_s(name, shapes, threads, budget, share) for name, shapes in OVERHEAD_GRAPHS
     )
-    node_s = max(0.0, row - one) / (NODES - 1)
+    node_s = max(0.0, row - single) / (NODES - 1)
     port_s = max(0.0, side - row) / (2 * NODES - 2)
     return Overheads(
-        run_s=max(0.0, one - node_s - 3 * port_s),
+        run_s=max(0.0, single - node_s - 3 * port_s),
         port_s=port_s,
         node_s=node_s,
         loop_step_s=max(0.0, (many - few) / (STEPS[1] - STEPS[0]) - BODY_NODES * node_s),

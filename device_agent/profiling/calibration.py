@@ -54,9 +54,9 @@ def calibrate(threads: int = 0, length_s: float = LENGTH_S) -> Calibration:
     Raises:
         InputError: The device could not be calibrated.
     """
-    found = measure_speed(threads, length_s)
+    calibration = measure_speed(threads, length_s)
     log.info("Measuring the memory of the runtime")
-    return replace(found, memory=measure_memory())
+    return replace(calibration, memory=measure_memory())
 
 
 def measure_speed(threads: int, length_s: float) -> Calibration:
@@ -117,7 +117,7 @@ def device_profile(
         The profile. Figures that the system does not report are None.
     """
     machine = this_machine(calibration.runtime)
-    found = DeviceProfile(
+    device = DeviceProfile(
         name=name,
         date=datetime.date.today().isoformat(),
         cores=machine.cpu_count,
@@ -127,5 +127,5 @@ def device_profile(
         machine=machine,
         calibration=calibration,
     )
-    known = [figure for figure in FIGURES if getattr(found, figure) is not None]
-    return replace(found, sources=dict.fromkeys(known, "measured on the device"))
+    known = [figure for figure in FIGURES if getattr(device, figure) is not None]
+    return replace(device, sources=dict.fromkeys(known, "measured on the device"))

@@ -28,30 +28,31 @@ def summary(device: DeviceProfile, out: Path | None) -> list[str]:
     Returns:
         Lines of text, with the next command at the end if there is a file.
     """
-    found = device.calibration
-    assert found is not None
+    calibration = device.calibration
+    assert calibration is not None
     lines = [
-        f"{device.name}: {found.runtime}, threads {found.threads or 'all'} of {device.cores} cores",
+        f"{device.name}: {calibration.runtime}, threads {calibration.threads or 'all'} of "
+        f"{device.cores} cores",
         f"memory       {format_bytes(device.memory_bytes)}, "
         f"{format_bytes(device.memory_available_bytes)} of it available",
         f"disk         {format_bytes(device.storage_free_bytes)} free",
     ]
-    if found.memory is None:
+    if calibration.memory is None:
         lines.append("agent        not measurable")
     else:
         lines.append(
-            f"agent        {format_bytes(found.memory.idle_bytes)} idle, "
-            f"{format_bytes(found.memory.session_bytes)} more for the first graph, "
-            f"{format_bytes(found.memory.node_bytes)} for each of its nodes"
+            f"agent        {format_bytes(calibration.memory.idle_bytes)} idle, "
+            f"{format_bytes(calibration.memory.session_bytes)} more for the first graph, "
+            f"{format_bytes(calibration.memory.node_bytes)} for each of its nodes"
         )
     for kind, name in SHOWN:
-        matching = [t for t in found.timings if t.kind == kind]
+        matching = [t for t in calibration.timings if t.kind == kind]
         lines.append(f"{name}: {rates(kind, matching)}")
     lines.append(
-        f"a node {format_seconds(found.node_s)}, "
-        f"an input or output {format_seconds(found.port_s)}, "
-        f"a run {format_seconds(found.run_s)}, "
-        f"a step of a loop {format_seconds(found.loop_step_s)}"
+        f"a node {format_seconds(calibration.node_s)}, "
+        f"an input or output {format_seconds(calibration.port_s)}, "
+        f"a run {format_seconds(calibration.run_s)}, "
+        f"a step of a loop {format_seconds(calibration.loop_step_s)}"
     )
     if out is not None:
         lines.append(f"profile: {out}")
@@ -62,5 +63,5 @@ def summary(device: DeviceProfile, out: Path | None) -> list[str]:
 def rates(kind: str, timings: Sequence[Timing]) -> str:
     """The slowest and the fastest rate of a kind of operation, as text."""
     unit = "GMAC/s" if kind in PRODUCTS else "G numbers/s"
-    found = sorted(amount(t.kind, t.sizes) / t.seconds / 1e9 for t in timings)
-    return f"{found[0]:.3g} to {found[-1]:.3g} {unit}, {len(found)} sizes"
+    sorted_rates = sorted(amount(t.kind, t.sizes) / t.seconds / 1e9 for t in timings)
+    return f"{sorted_rates[0]:.3g} to {sorted_rates[-1]:.3g} {unit}, {len(sorted_rates)} sizes"

@@ -31,11 +31,11 @@ def spread(cases: Iterable[Case]) -> list[Chunk]:
     graphs: dict[str, list[Mapping[str, Shape]]] = {}
     for name, shapes in cases:
         graphs.setdefault(name, []).append(shapes)
-    own = {name: _bisected(sorted(found, key=_numbers)) for name, found in graphs.items()}
+    own = {name: _bisected(sorted(shapes_of, key=_numbers)) for name, shapes_of in graphs.items()}
     chunks, size, needed = list[Chunk](), FIRST_CASES, True
     while own:
-        chunks += [Chunk(name, found[:size], needed) for name, found in own.items()]
-        own = {name: found[size:] for name, found in own.items() if found[size:]}
+        chunks += [Chunk(name, shapes_of[:size], needed) for name, shapes_of in own.items()]
+        own = {name: shapes_of[size:] for name, shapes_of in own.items() if shapes_of[size:]}
         size, needed = 2 * size, False
     return chunks
 
@@ -54,4 +54,4 @@ def _bisected(items: list[T]) -> list[T]:
         order.append(middle)
         if last - first > 1:
             spans += [(first, middle), (middle, last)]
-    return [items[place] for place in dict.fromkeys(order)]
+    return [items[index] for index in dict.fromkeys(order)]

@@ -68,19 +68,19 @@ def tasks(bundle: Bundle) -> list[Task]:
         The tasks. If a training step consists of several runs, each of its signatures also has a
         task.
     """
-    found = [
+    listed = [
         Task(
             role="stage" if isinstance(step, Record) else "initialise", signatures=(step.signature,)
         )
         for step in bundle.manifest.schedule
         if isinstance(step, (Record, Initialise))
     ]
-    found.append(Task(role="forward", signatures=(PREDICT,)))
+    listed.append(Task(role="forward", signatures=(PREDICT,)))
     steps = training_of(bundle).steps
     together = tuple(dict.fromkeys(step.signature for step in steps))
     if sum(step.times for step in steps) > 1:
-        found += [Task(role="step", signatures=(name,)) for name in together]
-    found.append(Task(role="train", signatures=together))
+        listed += [Task(role="step", signatures=(name,)) for name in together]
+    listed.append(Task(role="train", signatures=together))
     if EVALUATE in bundle.manifest.signatures:
-        found.append(Task(role="evaluate", signatures=(EVALUATE,)))
-    return found
+        listed.append(Task(role="evaluate", signatures=(EVALUATE,)))
+    return listed

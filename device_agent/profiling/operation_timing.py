@@ -74,17 +74,17 @@ class TimedGraph:
         file = Path(self._session.end_profiling())
         events = json.loads(file.read_bytes())
         file.unlink()
-        found: dict[tuple[str, tuple[int, ...]], dict[str, list[float]]] = {}
+        seconds: dict[tuple[str, tuple[int, ...]], dict[str, list[float]]] = {}
         for event in events:
             if event.get("cat") == "Node" and event["name"].endswith(SUFFIX):
                 # The names of the nodes begin with the kind of the operation.
                 kind = event["name"].removesuffix(SUFFIX).split("-")[0]
                 inputs, outputs = (event_shapes(event, end) for end in ("input", "output"))
-                nodes = found.setdefault((kind, sizes_of(kind, inputs, outputs)), {})
+                nodes = seconds.setdefault((kind, sizes_of(kind, inputs, outputs)), {})
                 nodes.setdefault(event["name"], []).append(event["dur"] * 1e-6)
         return [
             Timing(kind, sizes, float(np.mean([fastest_mean(runs) for runs in nodes.values()])))
-            for (kind, sizes), nodes in found.items()
+            for (kind, sizes), nodes in seconds.items()
         ]
 
 
@@ -95,7 +95,7 @@ def fastest_mean(seconds: Sequence[float]) -> float:
 
 def event_shapes(event: Mapping[str, Any], end: str) -> list[Shape]:
     """Shapes of the inputs or outputs in an event of the profiler; `end` is "input" or "output"."""
-    return [tuple(*one.values()) for one in event["args"][f"{end}_type_shape"]]
+    return [tuple(*described.values()) for described in event["args"][f"{end}_type_shape"]]
 
 
 @dataclass(frozen=True)

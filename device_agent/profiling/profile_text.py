@@ -75,8 +75,8 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in rows
     ]
@@ -104,15 +104,16 @@ def memory(profile: Profile) -> list[str]:
     phase = profile.decisive
     if phase is None or phase.memory is None:
         return [f"process peak  {NOT_MEASURABLE}"]
-    found = phase.memory
+    measured = phase.memory
     lines = [
-        f"process peak  {format_bytes(found.peak_bytes)}, {label(phase)} (with Python and runtime)"
+        f"process peak  {format_bytes(measured.peak_bytes)}, {label(phase)} "
+        "(with Python and runtime)"
     ]
-    if found.idle is not None and found.held is not None:
+    if measured.idle is not None and measured.held is not None:
         lines += [
             f"  {name:<11} anonymous {format_bytes(pages.anonymous_bytes)}, "
             f"file pages {format_bytes(pages.file_bytes)}"
-            for name, pages in (("idle", found.idle), ("at the end", found.held))
+            for name, pages in (("idle", measured.idle), ("at the end", measured.held))
         ]
     return lines
 
@@ -154,12 +155,12 @@ def change(before: float | None, after: float | None, form: str) -> str | None:
     return first if first == last else f"{first} to {last}"
 
 
-def sustained(found: Sustained) -> list[str]:
+def sustained(run: Sustained) -> list[str]:
     """How the time of a step changed during a sustained run."""
     return [
-        f"sustained     {found.duration_s:.0f} s: step {format_seconds(found.first.median_s)} in "
-        f"the first {found.window_s:.0f} s,",
-        f"              {format_seconds(found.last.median_s)} in the last ({found.slowdown:+.1%})",
+        f"sustained     {run.duration_s:.0f} s: step {format_seconds(run.first.median_s)} in "
+        f"the first {run.window_s:.0f} s,",
+        f"              {format_seconds(run.last.median_s)} in the last ({run.slowdown:+.1%})",
     ]
 
 

@@ -31,9 +31,9 @@ CLOSE = 1e-4
 @cache
 def block_size() -> int | None:
     """Channels in a block of this runtime; None if it has no blocked convolutions."""
-    found = next((block for block in BLOCKS if runs(FOLDER / f"{blocked_form(block)}.onnx")), None)
+    size = next((block for block in BLOCKS if runs(FOLDER / f"{blocked_form(block)}.onnx")), None)
     release_unused()  # what the sessions leave free would count against a memory limit
-    return found
+    return size
 
 
 def runs(probe: Path) -> bool:

@@ -51,16 +51,16 @@ def check_graph(path: Path) -> None:
     """
     try:
         domains = OWN if form_of(path.name) in (None, WINOGRAD) else BLOCKED
-        found = foreign(memoryview(path.read_bytes()), domains=domains)
+        content = foreign(memoryview(path.read_bytes()), domains=domains)
     except (ValueError, IndexError):
-        found = "bytes that are not ONNX"
-    if found is not None:
+        content = "bytes that are not ONNX"
+    if content is not None:
         raise BundleError(
             "{file} was not opened: the graph has {found}, which no export has. Do not train this "
             "bundle; ask where it comes from.",
             code="bundle.unsafe-graph",
             file=path.name,
-            found=found,
+            found=content,
         )
 
 
@@ -83,47 +83,47 @@ def foreign(
         if (kind, number) == DOMAIN and bytes(value) not in domains:
             return f"operators of the domain {bytes(value[:40]).decode('ascii', 'replace')!r}"
         if number in INSIDE[kind]:
-            found = foreign(value, INSIDE[kind][number], depth + 1, domains)
-            if found is not None:
-                return found
+            content = foreign(value, INSIDE[kind][number], depth + 1, domains)
+            if content is not None:
+                return content
     return None
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
     """The fields of a message: their numbers, and their bytes or whole numbers."""
-    place = 0
-    while place < len(data):
+    position = 0
+    while position < len(data):
         # Nearly all keys and sizes are one byte, which takes half the time without a call.
-        key, place = data[place], place + 1
+        key, position = data[position], position + 1
         if key > LARGEST_BYTE:
-            key, place = varint(data, place - 1)
+            key, position = varint(data, position - 1)
         match key & 7:
             case 0:
-                value, place = varint(data, place)
+                value, position = varint(data, position)
                 yield key >> 3, value
             case 1:
-                place += 8
+                position += 8
             case 2:
-                size, place = data[place], place + 1
+                size, position = data[position], position + 1
                 if size > LARGEST_BYTE:
-                    size, place = varint(data, place - 1)
-                if size > len(data) - place:
+                    size, position = varint(data, position - 1)
+                if size > len(data) - position:
                     raise ValueError("a field ends after its message")
-                yield key >> 3, data[place : place + size]
-                place += size
+                yield key >> 3, data[position : position + size]
+                position += size
             case 5:
-                place += 4
+                position += 4
             case other:
                 raise ValueError(f"no wire type {other}")
 
 
-def varint(data: memoryview, place: int) -> tuple[int, int]:
-    """The whole number at `place`, and the place after it."""
+def varint(data: memoryview, position: int) -> tuple[int, int]:
+    """The whole number at `position`, and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
-        byte = data[place]
-        place += 1
+        byte = data[position]
+        position += 1
         number |= (byte & LARGEST_BYTE) << shift
         if byte <= LARGEST_BYTE:
-            return number, place
+            return number, position
     raise ValueError("a whole number is too long")

@@ -79,11 +79,11 @@ class LitertSession:
             runner = interpreter.get_signature_runner(signature)
         except (ValueError, RuntimeError, OSError) as error:
             raise runtime_error(error, graph, "is refused by", description()) from None
-        given, made = runner.get_input_details(), runner.get_output_details()
-        self._numbers = [name for name, about in made.items() if not len(about["shape"])]
-        self._given = {name: about["index"] for name, about in given.items()}
-        self._made = {name: about["index"] for name, about in made.items()}
-        self.inputs, self.outputs = frozenset(given), frozenset(made)
+        inputs, results = runner.get_input_details(), runner.get_output_details()
+        self._numbers = [name for name, about in results.items() if not len(about["shape"])]
+        self._given = {name: about["index"] for name, about in inputs.items()}
+        self._made = {name: about["index"] for name, about in results.items()}
+        self.inputs, self.outputs = frozenset(inputs), frozenset(results)
         # LiteRT shows its memory for results only of a file's first signature, without a runner.
         first = next(iter(interpreter.get_signature_list()))
         self._runner = None if signature == first else runner

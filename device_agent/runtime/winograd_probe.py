@@ -33,9 +33,9 @@ RUNS = 5
 @cache
 def multiplies_faster() -> bool:
     """Whether convolutions by Winograd's method are right and faster here; measured once."""
-    found = gains(PROBE)
+    faster = gains(PROBE)
     release_unused()  # what the sessions leave free would count against a memory limit
-    return found
+    return faster
 
 
 def gains(probe: Path, clock: Callable[[], float] = time.thread_time) -> bool:
@@ -59,7 +59,7 @@ def gains(probe: Path, clock: Callable[[], float] = time.thread_time) -> bool:
     except Exception:  # the exceptions of onnxruntime have no public base class
         return False
     right = all(
-        float(np.abs(one - other).max()) <= CLOSE * float(np.abs(one).max())
-        for one, other in zip(results["plain"], results[WINOGRAD], strict=True)
+        float(np.abs(plain - other).max()) <= CLOSE * float(np.abs(plain).max())
+        for plain, other in zip(results["plain"], results[WINOGRAD], strict=True)
     )
     return right and min(seconds[WINOGRAD]) < (1 - WINOGRAD_GAIN) * min(seconds["plain"])

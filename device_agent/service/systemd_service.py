@@ -91,12 +91,12 @@ def missing_data_note(options: RunOptions) -> str | None:
     return f"Note: {options.data} does not exist yet. The service fails until it does."
 
 
-def unit_text(options: RunOptions, place: ServicePlace, version: int) -> str:
+def unit_text(options: RunOptions, files: ServicePlace, version: int) -> str:
     """Write the text of the unit file.
 
     Args:
         options: The agent's options, with absolute paths.
-        place: Where the unit and the options file go.
+        files: Where the unit and the options file go.
         version: Version of systemd.
 
     Raises:
@@ -111,7 +111,7 @@ def unit_text(options: RunOptions, place: ServicePlace, version: int) -> str:
         # Without a limit: an agent whose data appear a day later must start then.
         "StartLimitIntervalSec=0",
         # The agent waits for its coordinator itself. Waiting for a network would hold up the boot.
-        *([] if place.user else ["After=network.target"]),
+        *([] if files.user else ["After=network.target"]),
         "",
         "[Service]",
         # Started once the program runs: with `notify`, systemd would wait for Python, end it after
@@ -119,20 +119,20 @@ def unit_text(options: RunOptions, place: ServicePlace, version: int) -> str:
         "Type=exec",
         "NotifyAccess=main",
         f"ExecStart={_quoted(sys.executable)} -m device_agent.cli run --config "
-        f"{_quoted(str(place.options))}",
+        f"{_quoted(str(files.options))}",
         *_environment(),
         f"WorkingDirectory={_escaped(str(folder))}",
         f"WatchdogSec={WATCHDOG_S}",
         "Restart=on-failure",
         *_restarts(version),
-        *([] if place.user else [f"User={_owner(options.state)}"]),
+        *([] if files.user else [f"User={_owner(options.state)}"]),
         *_memory(options.training.max_memory),
         "",
         *HARDENED.splitlines(),
-        *([] if place.user else _hardened(options.state, Path(options.data))),
+        *([] if files.user else _hardened(options.state, Path(options.data))),
         "",
         "[Install]",
-        f"WantedBy={'default.target' if place.user else 'multi-user.target'}",
+        f"WantedBy={'default.target' if files.user else 'multi-user.target'}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -143,23 +143,23 @@ def install(options: RunOptions, user: bool) -> ServicePlace:
     Raises:
         InputError: This user may not do it, or systemd refuses.
     """
-    place = service_place(user)
-    _check_rights(place)
-    text = unit_text(options, place, systemd_version())
+    files = service_place(user)
+    _check_rights(files)
+    text = unit_text(options, files, systemd_version())
     try:
         # The file has no secrets, and the user that the service runs as must read it.
-        write_file(place.options, options.toml().encode())
-        write_file(place.unit, text.encode())
-        _systemctl(place, "daemon-reload")
-        _systemctl(place, "enable", UNIT)
-        _systemctl(place, "restart", UNIT)
+        write_file(files.options, options.toml().encode())
+        write_file(files.unit, text.encode())
+        _systemctl(files, "daemon-reload")
+        _systemctl(files, "enable", UNIT)
+        _systemctl(files, "restart", UNIT)
     except (InputError, OSError):
         # Leave nothing half installed: a unit without options would fail at every boot.
-        subprocess.run([*place.systemctl, "disable", "--now", UNIT], capture_output=True)
-        _remove(place)
+        subprocess.run([*files.systemctl, "disable", "--now", UNIT], capture_output=True)
+        _remove(files)
         raise
-    log.info("Wrote %s and %s.", place.unit, place.options)
-    return place
+    log.info("Wrote %s and %s.", files.unit, files.options)
+    return files
 
 
 def uninstall(user: bool) -> list[Path]:
@@ -171,13 +171,13 @@ def uninstall(user: bool) -> list[Path]:
     Raises:
         InputError: This user may not do it, or systemd refuses.
     """
-    place = service_place(user)
-    there = [path for path in (place.unit, place.options) if path.exists()]
+    files = service_place(user)
+    there = [path for path in (files.unit, files.options) if path.exists()]
     if there:
-        _check_rights(place)
-        _systemctl(place, "disable", "--now", UNIT)
-        _remove(place)
-        _systemctl(place, "daemon-reload")
+        _check_rights(files)
+        _systemctl(files, "disable", "--now", UNIT)
+        _remove(files)
+        _systemctl(files, "daemon-reload")
     return there
 
 
@@ -195,8 +195,8 @@ def systemd_version() -> int:
             "service manager.",
             code="service.no-systemd",
         ) from None
-    found = re.match(r"systemd (\d+)", done.stdout)
-    return int(found[1]) if found else 0
+    matched = re.match(r"systemd (\d+)", done.stdout)
+    return int(matched[1]) if matched else 0
 
 
 def has_memory_cgroup(cgroup: Path = CGROUP, old: Path = OLD_CGROUPS) -> bool:
@@ -260,8 +260,8 @@ def _owner(state: Path) -> str:
         return str(state.stat().st_uid)
 
 
-def _check_rights(place: ServicePlace) -> None:
-    if not place.user and os.geteuid() != 0:
+def _check_rights(files: ServicePlace) -> None:
+    if not files.user and os.geteuid() != 0:
         raise InputError(
             "Changing a system service needs root. Use sudo with --state DIR, or --user for a "
             "service of the current user.",
@@ -269,15 +269,15 @@ def _check_rights(place: ServicePlace) -> None:
         )
 
 
-def _systemctl(place: ServicePlace, *arguments: str) -> None:
+def _systemctl(files: ServicePlace, *arguments: str) -> None:
     if shutil.which("systemctl") is None:
         systemd_version()
-    done = subprocess.run([*place.systemctl, *arguments], capture_output=True, text=True)
+    done = subprocess.run([*files.systemctl, *arguments], capture_output=True, text=True)
     if done.returncode:
         said = one_line(done.stderr).rstrip(".") or f"exit code {done.returncode}"
-        if "restart" in arguments and (journal := _journal(place)):
+        if "restart" in arguments and (journal := _journal(files)):
             said += f" (the journal: {journal})"
-        command = " ".join([*place.systemctl, *arguments])
+        command = " ".join([*files.systemctl, *arguments])
         raise InputError(
             "`{command}` failed: {reason}. Check that systemd is running; --dry-run prints the "
             "unit.",
@@ -287,9 +287,9 @@ def _systemctl(place: ServicePlace, *arguments: str) -> None:
         )
 
 
-def _journal(place: ServicePlace) -> str:
+def _journal(files: ServicePlace) -> str:
     """The service's last lines in the journal, which name why it does not start."""
-    which = ["--user-unit" if place.user else "--unit", UNIT]
+    which = ["--user-unit" if files.user else "--unit", UNIT]
     try:
         done = subprocess.run(
             ["journalctl", *which, "--lines=3", "--output=cat", "--no-pager", "--quiet"],
@@ -301,8 +301,8 @@ def _journal(place: ServicePlace) -> str:
     return one_line("; ".join(done.stdout.splitlines())).rstrip(".")
 
 
-def _remove(place: ServicePlace) -> None:
-    for path in (place.unit, place.options):
+def _remove(files: ServicePlace) -> None:
+    for path in (files.unit, files.options):
         path.unlink(missing_ok=True)
 
 

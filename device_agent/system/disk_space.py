@@ -96,23 +96,23 @@ class MappedArray:
         Raises:
             DataError: The file became shorter.
         """
-        found = np.empty((len(indices), *self.array.shape[1:]), self.array.dtype)
+        result = np.empty((len(indices), *self.array.shape[1:]), self.array.dtype)
         if self._handle is None:
             for start in range(0, len(indices), ROWS):
-                found[start : start + ROWS] = self.array[indices[start : start + ROWS]]
+                result[start : start + ROWS] = self.array[indices[start : start + ROWS]]
                 self.drop()
-            return found
+            return result
         # Read from the file: if another program shortens it, access to a mapped page would end the
         # process.
         size = self.array.nbytes // len(self.array)
-        place, indices = 0, np.asarray(indices, np.int64)
+        begin, indices = 0, np.asarray(indices, np.int64)
         # Rows that follow each other, as in a recording, are read at once; but the system reads at
         # most 2 GiB at a time.
         apart = np.diff(indices) != 1
         apart |= np.arange(1, len(apart) + 1) % max(1, LARGEST_READ // size) == 0
         for run in np.split(indices, np.flatnonzero(apart) + 1):
-            part = found[place : place + len(run)]
-            place += len(run)
+            part = result[begin : begin + len(run)]
+            begin += len(run)
             if not part.size:
                 continue
             at = self._offset + int(run[0]) * size
@@ -123,7 +123,7 @@ class MappedArray:
                     code="data.changed-while-read",
                     path=str(self._path),
                 )
-        return found
+        return result
 
     def drop(self) -> None:
         """Release the mapped pages; the next access maps them again."""

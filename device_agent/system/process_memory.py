@@ -101,7 +101,7 @@ def ran_out(error: BaseException, who: str = "") -> MemoryError | None:
     """The MemoryError that `error` of the library `who` means; None for any other error."""
     if isinstance(error, MemoryError):
         return error
-    found = RAN_OUT.search(str(error))
-    if found is None and getattr(error, "errno", None) != errno.ENOMEM:
+    matched = RAN_OUT.search(str(error))
+    if matched is None and getattr(error, "errno", None) != errno.ENOMEM:
         return None
-    return MemoryError(f"{who} {found[0]}" if who and found else str(error))
+    return MemoryError(f"{who} {matched[0]}" if who and matched else str(error))

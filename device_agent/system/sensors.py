@@ -56,23 +56,25 @@ def conditions(root: Path = SYS) -> "Conditions":
 
 def temperature_c(root: Path = SYS) -> float | None:
     """Temperature of the hottest thermal zone in degrees Celsius."""
-    found = [_number(path) for path in root.glob("class/thermal/thermal_zone*/temp")]
+    degrees = [_number(path) for path in root.glob("class/thermal/thermal_zone*/temp")]
     # A sensor that is off reports 0, or a temperature far below freezing.
-    return max((value / 1000 for value in found if value is not None and value > 0), default=None)
+    return max((value / 1000 for value in degrees if value is not None and value > 0), default=None)
 
 
 def governor(root: Path = SYS) -> str | None:
     """The governor that sets the clock, such as ondemand; several are joined by commas."""
-    found = {_text(path) for path in root.glob("devices/system/cpu/cpu*/cpufreq/scaling_governor")}
-    return ", ".join(sorted(name for name in found if name)) or None
+    governors = {
+        _text(path) for path in root.glob("devices/system/cpu/cpu*/cpufreq/scaling_governor")
+    }
+    return ", ".join(sorted(name for name in governors if name)) or None
 
 
 def clock_hz(root: Path = SYS) -> int | None:
     """Clock of the fastest core now: measured by the hardware, otherwise as set by the kernel."""
     # cpuinfo_cur_freq is measured, but many kernels let only root read it.
     for name in ("cpuinfo_cur_freq", "scaling_cur_freq"):
-        found = [_number(path) for path in root.glob(f"devices/system/cpu/cpu*/cpufreq/{name}")]
-        if known := [value for value in found if value]:
+        clocks = [_number(path) for path in root.glob(f"devices/system/cpu/cpu*/cpufreq/{name}")]
+        if known := [value for value in clocks if value]:
             return 1000 * max(known)
     return None
 
@@ -99,8 +101,8 @@ def throttle(root: Path = SYS) -> Throttle | None:
 
 def battery_level(root: Path = SYS) -> float | None:
     """Charge of the machine's battery from 0 to 1; the mean of several batteries."""
-    found = [_number(supply / "capacity") for supply in _supplies(root, "battery")]
-    known = [value for value in found if value is not None]
+    levels = [_number(supply / "capacity") for supply in _supplies(root, "battery")]
+    known = [value for value in levels if value is not None]
     return sum(known) / len(known) / 100 if known else None
 
 

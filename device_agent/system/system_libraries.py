@@ -14,5 +14,5 @@ DEBIAN_PACKAGES = {
 
 def missing_library(said: str) -> str | None:
     """The library that the loader misses according to `said`, if it says so."""
-    found = MISSING.search(said)
-    return found[1] if found else None
+    matched = MISSING.search(said)
+    return matched[1] if matched else None

@@ -124,8 +124,8 @@ class Recording:
         """
         if self._dtype == np.float16:
             # One sample at a time, so that the batch is not in memory a second time.
-            for place in range(len(values)):
-                self._store(to_float16(values[place : place + 1]))
+            for index in range(len(values)):
+                self._store(to_float16(values[index : index + 1]))
         else:
             self._store(values)
 

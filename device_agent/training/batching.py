@@ -72,10 +72,10 @@ def classes_in(y: np.ndarray, samples: np.ndarray, classes: int) -> np.ndarray:
     Returns:
         A float32 array (classes,): 1 for a class that occurs, 0 for the others.
     """
-    found = np.zeros(classes, bool)
+    occurs = np.zeros(classes, bool)
     for rows in row_slices(samples):
-        found |= np.isin(np.arange(classes), y[samples[rows]])
-    return found.astype(np.float32)
+        occurs |= np.isin(np.arange(classes), y[samples[rows]])
+    return occurs.astype(np.float32)
 
 
 ROUND_SEEDS = 100003

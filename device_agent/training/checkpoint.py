@@ -95,11 +95,11 @@ class Checkpoints:
             digest.update(np.ascontiguousarray(personal[name]).data)
         return digest.hexdigest()
 
-    def save(self, made: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint atomically."""
-        tensors = {STATE + name: array for name, array in made.state.items()}
-        tensors |= {PERSONAL + name: array for name, array in made.personal.items()}
-        position = msgspec.json.encode(made.position).decode()
+        tensors = {STATE + name: array for name, array in checkpoint.state.items()}
+        tensors |= {PERSONAL + name: array for name, array in checkpoint.personal.items()}
+        position = msgspec.json.encode(checkpoint.position).decode()
         about = {"keys": " ".join(self._keys), "position": position}
         write_tensors(self._path, tensors, about | {"digest": _digest(position, tensors)})
 
@@ -109,14 +109,14 @@ class Checkpoints:
         Returns:
             The checkpoint; None if there is no intact one of this training.
         """
-        found = self._read()
+        checkpoint = self._read()
         wanted = {UNPACKED}
-        if found is not None:
-            wanted |= {CHECKPOINT, *_files(found.position)}
+        if checkpoint is not None:
+            wanted |= {CHECKPOINT, *_files(checkpoint.position)}
         for path in self.folder.iterdir():
             if path.name not in wanted:
                 remove(path)
-        return found
+        return checkpoint
 
     def _read(self) -> Checkpoint | None:
         try:
@@ -132,7 +132,9 @@ class Checkpoints:
         except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, TypeError):
             return None  # missing or damaged: the training starts from the beginning
         # A recording on disk may be damaged or deleted independently of the checkpoint.
-        if not all(made.still_in(self.folder / name) for name, made in _files(position).items()):
+        if not all(
+            written.still_in(self.folder / name) for name, written in _files(position).items()
+        ):
             return None
         return Checkpoint(position, _with_prefix(STATE, tensors), _with_prefix(PERSONAL, tensors))
 

@@ -52,7 +52,7 @@ def memory_together(manifest: Manifest, names: Sequence[str]) -> list[SignatureM
     Returns None if the manifest predicts no peak for one of them.
     """
     session, batch = session_bytes(manifest), batch_of(manifest)
-    found = []
+    memories = []
     for name in names:
         signature = manifest.signatures[name]
         if signature.peak_bytes is None:
@@ -62,8 +62,8 @@ def memory_together(manifest: Manifest, names: Sequence[str]) -> list[SignatureM
         new = (port for port in signature.outputs if port.name not in signature.in_place)
         outputs = sum(size_of(port, batch) for port in new)
         kept = kept_of_peak(signature.peak_bytes, inputs, outputs, session)
-        found.append(SignatureMemory(inputs=inputs, outputs=outputs, state=state, kept=kept))
-    return found
+        memories.append(SignatureMemory(inputs=inputs, outputs=outputs, state=state, kept=kept))
+    return memories
 
 
 def session_bytes(manifest: Manifest) -> int:
@@ -85,11 +85,11 @@ def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, s
     """
     most, running = 0, "nothing"
     for names, kept in open_together(manifest, validating):
-        found = concurrent_peak_bytes(manifest, names, kept)
-        if found is None:
+        peak = concurrent_peak_bytes(manifest, names, kept)
+        if peak is None:
             return None
-        if found > most:
-            most, running = found, " and ".join(names)
+        if peak > most:
+            most, running = peak, " and ".join(names)
     return most, running
 
 
@@ -110,7 +110,7 @@ def untouched_bytes(manifest: Manifest, validating: bool = False) -> int:
     if manifest.runtime != "onnx":
         return 0
     groups = [memory_together(manifest, names) for names, _ in open_together(manifest, validating)]
-    return max((sum(one.kept for one in group) for group in groups if group), default=0)
+    return max((sum(memory.kept for memory in group) for group in groups if group), default=0)
 
 
 def open_together(manifest: Manifest, validating: bool) -> Iterator[tuple[list[str], set[str]]]:

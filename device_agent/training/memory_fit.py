@@ -22,8 +22,8 @@ def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None
         The peak in bytes and the signatures that run at the peak; None if the manifest lacks the
         prediction of a signature.
     """
-    found = training_bytes(manifest, validating)
-    return found and (found[0] + TRAINING_RESERVE_BYTES, found[1])
+    peak = training_bytes(manifest, validating)
+    return peak and (peak[0] + TRAINING_RESERVE_BYTES, peak[1])
 
 
 def check_fits(manifest: Manifest, validating: bool, limits: Sequence[Ceiling]) -> None:

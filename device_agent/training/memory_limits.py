@@ -77,13 +77,13 @@ def ceilings(max_memory: int | None = None, idle: Usage | None = None) -> list[C
         The limits.
     """
     idle = idle or Usage.now()
-    found = [
+    limits = [
         (OPTION, max_memory, idle.resident),
         ("the control group (memory.max)", cgroup_limit(), idle.resident),
         (SPACE, _soft_limit(resource.RLIMIT_AS), idle.space),
         (DATA, _soft_limit(resource.RLIMIT_DATA), idle.data),
     ]
-    return [Ceiling(name, limit, used) for name, limit, used in found if limit is not None]
+    return [Ceiling(name, limit, used) for name, limit, used in limits if limit is not None]
 
 
 def check_memory() -> None:
@@ -128,7 +128,7 @@ def cgroup_limit(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int | None:
         lines = own.read_text().splitlines()
     except OSError:
         return None
-    found = []
+    limits = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         # Version 2 has one hierarchy, which names no controllers.
@@ -142,8 +142,8 @@ def cgroup_limit(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int | None:
         group = top / path.strip("/")
         for folder in (group, *group.parents):
             if folder.is_relative_to(top):
-                found.append(_read_limit(folder / name))
-    return min((limit for limit in found if limit is not None), default=None)
+                limits.append(_read_limit(folder / name))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _read_limit(path: Path) -> int | None:

@@ -41,8 +41,8 @@ class ResumableRun(SignatureRuns):
         needed = self.sources_from(self.position.instruction)
         self.position.recorded = {
             name: stored
-            for name, made in self.recordings.items()
-            if name in needed and (stored := made.stored()) is not None
+            for name, recording in self.recordings.items()
+            if name in needed and (stored := recording.stored()) is not None
         }
         self.position.dropout = json.dumps(self.dropout.bit_generator.state)
         # Frozen tensors never change, so a resumed training reads them from the bundle.

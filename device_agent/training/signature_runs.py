@@ -48,11 +48,11 @@ def check_ports(session: Session, signature: Signature, origin: str) -> None:
     Raises:
         BundleError: The graph and the manifest differ.
     """
-    for side, ports, found in (
+    for side, ports, names in (
         ("inputs", signature.inputs, session.inputs),
         ("outputs", signature.outputs, session.outputs),
     ):
-        if other := {port.name for port in ports} ^ found:
+        if other := {port.name for port in ports} ^ names:
             raise BundleError(
                 "{origin}: only one of the graph and the manifest has {port!r} among its {side}. "
                 "{repair}",

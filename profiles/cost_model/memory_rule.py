@@ -106,8 +106,8 @@ def training_growth(signatures: Sequence[SignatureMemory], state: int, session_b
         state: Bytes of all state tensors in memory, each counted by `state_bytes`.
         session_bytes: `RuntimeOverhead.session_bytes`, or a calibration's.
     """
-    batch = max(one.inputs - one.state + one.outputs for one in signatures)
-    return session_bytes + state + batch + sum(one.kept for one in signatures)
+    batch = max(signature.inputs - signature.state + signature.outputs for signature in signatures)
+    return session_bytes + state + batch + sum(signature.kept for signature in signatures)
 
 
 def run_growth(

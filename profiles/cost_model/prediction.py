@@ -91,13 +91,13 @@ def predict_memory(work: Workload, overhead: MemoryOverhead) -> Figure:
     def growth(signatures: Sequence[SignatureWork], state: int) -> int:
         held = [
             SignatureMemory(
-                inputs=one.inputs,
-                outputs=one.outputs,
-                state=one.state,
-                kept=kept_bytes(one.arena, one.nodes, overhead.node_bytes)
-                + (overhead.array_copies - 1) * (one.inputs + one.outputs),
+                inputs=signature.inputs,
+                outputs=signature.outputs,
+                state=signature.state,
+                kept=kept_bytes(signature.arena, signature.nodes, overhead.node_bytes)
+                + (overhead.array_copies - 1) * (signature.inputs + signature.outputs),
             )
-            for one in signatures
+            for signature in signatures
         ]
         return training_growth(held, state, overhead.session_bytes)
 
@@ -136,16 +136,16 @@ class TimeModel:
         """
         kinds: dict[str, float] = defaultdict(float)
         total = 0.0
-        for one in signatures:
+        for signature in signatures:
             # Every run costs a fixed time, and some more for each array that enters or leaves.
             around = (
                 self.calibration.run_s
-                + self.calibration.port_s * one.ports
-                + self.calibration.byte_s * (one.inputs + one.outputs)
+                + self.calibration.port_s * signature.ports
+                + self.calibration.byte_s * (signature.inputs + signature.outputs)
             )
-            total += one.times * around
-            for operation in self.operations(one):
-                seconds = one.times * self.seconds(operation)
+            total += signature.times * around
+            for operation in self.operations(signature):
+                seconds = signature.times * self.seconds(operation)
                 kinds[operation.kind] += seconds
                 total += seconds
         doubt = math.hypot(
@@ -159,7 +159,7 @@ class TimeModel:
         if self.has_blocks:
             return work
         other = in_winograd_form(work)
-        own_s, other_s = (self.batch(one.training).value for one in (work, other))
+        own_s, other_s = (self.batch(candidate.training).value for candidate in (work, other))
         return other if other_s < (1 - WINOGRAD_GAIN) * own_s else work
 
     @property
@@ -187,10 +187,12 @@ class TimeModel:
 def in_winograd_form(work: Workload) -> Workload:
     """`work` with the graphs that have a form by Winograd's method in this form."""
 
-    def form(one: SignatureWork) -> SignatureWork:
-        if one.winograd is None:
-            return one
-        return msgspec.structs.replace(one, **msgspec.structs.asdict(one.winograd), winograd=None)
+    def form(signature: SignatureWork) -> SignatureWork:
+        if signature.winograd is None:
+            return signature
+        return msgspec.structs.replace(
+            signature, **msgspec.structs.asdict(signature.winograd), winograd=None
+        )
 
     return msgspec.structs.replace(
         work,

@@ -125,12 +125,12 @@ def preference(candidate: Candidate) -> tuple[float, float, float, int, str]:
 def excesses(candidate: Candidate, budgets: Budgets) -> tuple[Excess, ...]:
     """The budgets that `candidate` exceeds, the largest relative excess first."""
     # Bytes and seconds cannot be compared, but their ratios to the budgets can.
-    found = []
+    exceeded = []
     for resource in RESOURCES:
         needed, budget = candidate.needs(resource), budgets.of(resource)
         if needed is not None and budget is not None and needed > budget:
-            found.append(Excess(resource=resource, needed=needed, budget=budget))
-    return tuple(sorted(found, key=excess_ratio, reverse=True))
+            exceeded.append(Excess(resource=resource, needed=needed, budget=budget))
+    return tuple(sorted(exceeded, key=excess_ratio, reverse=True))
 
 
 def excess_ratio(excess: Excess) -> float:

@@ -257,8 +257,8 @@ class Profile(Struct, frozen=True, kw_only=True):
         return None if self.decisive is None else _peak(self.decisive)
 
     def _only(self, role: Role) -> Duration:
-        found = self.of_role(role)
-        if not found:
+        phases = self.of_role(role)
+        if not phases:
             raise InputError(
                 "The profile of {submodel} holds no {phase!r} phase: measure the bundle with "
                 "`edgetailor-agent profile`.",
@@ -266,7 +266,7 @@ class Profile(Struct, frozen=True, kw_only=True):
                 phase=role,
                 submodel=self.submodel,
             )
-        return found[0].steady
+        return phases[0].steady
 
 
 def _peak(phase: Phase) -> int:

@@ -109,20 +109,20 @@ def built_in_profile(path: Path) -> DeviceProfile:
     published, sent = read_device(path), path.with_suffix(".json")
     if not sent.exists():
         return published
-    found = read_device(sent)
+    device = read_device(sent)
     figures = {
-        name: getattr(found, name)
+        name: getattr(device, name)
         for name in OF_THE_KIND
-        if getattr(published, name) is None and getattr(found, name) is not None
+        if getattr(published, name) is None and getattr(device, name) is not None
     }
     origin = dict.fromkeys(figures, published.sources[MEASURED])
     return msgspec.structs.replace(
         published,
-        date=found.date,
-        machine=found.machine,
-        calibration=found.calibration,
-        versions=found.versions,
-        trainings=found.trainings,
+        date=device.date,
+        machine=device.machine,
+        calibration=device.calibration,
+        versions=device.versions,
+        trainings=device.trainings,
         sources=published.sources | origin,
         **figures,
     )
@@ -155,10 +155,10 @@ def decoded(
     """Decode a device profile. Raises InputError for anything else; `origin` is in the message."""
     try:
         if form == "json":
-            found = decode_json(content, DeviceProfile)
+            device = decode_json(content, DeviceProfile)
         else:
-            found = msgspec.toml.decode(content, type=DeviceProfile)
-        datetime.date.fromisoformat(found.date)  # msgspec only checks that it is text
+            device = msgspec.toml.decode(content, type=DeviceProfile)
+        datetime.date.fromisoformat(device.date)  # msgspec only checks that it is text
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         reason = "it is nested too deeply" if deep else str(error)
@@ -170,9 +170,9 @@ def decoded(
             reason=reason,
         ) from None
     for version, known, what in (
-        (found.version, DEVICE_VERSION, "device profile"),
+        (device.version, DEVICE_VERSION, "device profile"),
         (
-            found.calibration.version if found.calibration else CALIBRATION_VERSION,
+            device.calibration.version if device.calibration else CALIBRATION_VERSION,
             CALIBRATION_VERSION,
             "calibration",
         ),
@@ -187,7 +187,7 @@ def decoded(
                 supported=known,
                 origin=origin,
             )
-    return found
+    return device
 
 
 def built_in() -> list[str]:

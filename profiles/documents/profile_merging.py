@@ -66,41 +66,41 @@ def merge(profiles: Sequence[Profile]) -> Profile:
     )
 
 
-def refuse_other_machine(one: Profile, other: Profile) -> None:
+def refuse_other_machine(profile: Profile, other: Profile) -> None:
     """Raise InputError if the machines of two profiles, or their software, differ."""
-    if found := machine_differences(one.machine, other.machine):
+    if differences := machine_differences(profile.machine, other.machine):
         raise InputError(
             "The profiles must be of the same machine; these machines differ in {differences}. "
             "Give profiles of one machine, measured with the same software.",
             code="profile.other-machine",
-            differences=found,
+            differences=differences,
         )
 
 
-def refuse_other_method(one: Profile, other: Profile) -> None:
+def refuse_other_method(profile: Profile, other: Profile) -> None:
     """Raise InputError if two profiles were measured with different settings."""
-    if found := method_differences(one, other):
+    if differences := method_differences(profile, other):
         raise InputError(
             "The profiles of {first} and {second} differ in {differences}: measure both with the "
             "same settings.",
             code="profile.other-method",
-            differences=found,
-            first=one.submodel,
+            differences=differences,
+            first=profile.submodel,
             second=other.submodel,
         )
 
 
-def refuse_other_bundle(one: Profile, other: Profile) -> None:
+def refuse_other_bundle(first: Profile, other: Profile) -> None:
     """Raise InputError if two profiles are of different bundles."""
-    names = [tuple(phase.name for phase in profile.phases) for profile in (one, other)]
-    if (one.submodel, one.structure, names[0]) != (other.submodel, other.structure, names[1]):
+    names = [tuple(phase.name for phase in profile.phases) for profile in (first, other)]
+    if (first.submodel, first.structure, names[0]) != (other.submodel, other.structure, names[1]):
         raise InputError(
             "The profiles must be of the same bundle; these are of {first} ({first_structure}) "
             "and of {second} ({second_structure}).",
             code="profile.other-bundle",
-            submodels=[one.submodel, other.submodel],
-            first=one.submodel,
-            first_structure=one.structure[:12],
+            submodels=[first.submodel, other.submodel],
+            first=first.submodel,
+            first_structure=first.structure[:12],
             second=other.submodel,
             second_structure=other.structure[:12],
         )

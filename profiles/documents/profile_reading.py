@@ -86,17 +86,17 @@ def decode_profile(data: bytes, origin: str) -> Profile:
         ) from None
 
 
-def machine_differences(one: Machine, other: Machine) -> list[str]:
+def machine_differences(machine: Machine, other: Machine) -> list[str]:
     """The differences between two machines and their software; empty if there are none."""
-    return _differences(one, other, one.__struct_fields__)
+    return _differences(machine, other, machine.__struct_fields__)
 
 
-def same_hardware(one: Machine, other: Machine) -> bool:
+def same_hardware(machine: Machine, other: Machine) -> bool:
     """Whether both may be the same machine, before and after a software update."""
-    return not _differences(one, other, HARDWARE)
+    return not _differences(machine, other, HARDWARE)
 
 
-def method_differences(one: Profile, other: Profile) -> list[str]:
+def method_differences(first: Profile, other: Profile) -> list[str]:
     """The settings in which two measurements differ; empty if they can be compared."""
     getters: dict[str, Callable[[Profile], object]] = {
         "batch size": lambda profile: profile.batch_size,
@@ -105,16 +105,18 @@ def method_differences(one: Profile, other: Profile) -> list[str]:
         "source": lambda profile: profile.method.source,
     }
     return [
-        _difference(name, get(one), get(other))
+        _difference(name, get(first), get(other))
         for name, get in getters.items()
-        if get(one) != get(other)
+        if get(first) != get(other)
     ]
 
 
-def _differences(one: Machine, other: Machine, names: tuple[str, ...]) -> list[str]:
-    pairs = [(name.replace("_", " "), getattr(one, name), getattr(other, name)) for name in names]
+def _differences(machine: Machine, other: Machine, names: tuple[str, ...]) -> list[str]:
+    pairs = [
+        (name.replace("_", " "), getattr(machine, name), getattr(other, name)) for name in names
+    ]
     return [_difference(name, a, b) for name, a, b in pairs if a != b]
 
 
-def _difference(name: str, one: object, other: object) -> str:
-    return f"{name} ({one} and {other})"
+def _difference(name: str, value: object, other: object) -> str:
+    return f"{name} ({value} and {other})"

@@ -14,11 +14,11 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def profile_schema() -> bytes:
     """The schema, generated from the structs, so that both always agree."""
-    found = msgspec.json.schema(Profile)
-    profile = found["$defs"]["Profile"]
+    schema = msgspec.json.schema(Profile)
+    profile = schema["$defs"]["Profile"]
     profile["properties"]["version"] = {"const": PROFILE_VERSION}
     profile["required"].insert(0, "version")
-    document = {"$schema": DIALECT, "title": f"EdgeTailor profile {PROFILE_VERSION}", **found}
+    document = {"$schema": DIALECT, "title": f"EdgeTailor profile {PROFILE_VERSION}", **schema}
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
