@@ -1,11 +1,19 @@
-"""Training as tests like to write it: options as keywords, and settings from an oracle's plan."""
+"""Training and evaluating as tests like to write it: options as keywords, settings from a plan."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from device_agent.data.data_source import Data
+from device_agent.formats.bundle import open_bundle, training_of
+from device_agent.formats.manifest import Initialise, Record
+from device_agent.formats.update import Evaluation
 from device_agent.training import bundle_training
-from device_agent.training.bundle_training import Trained
+from device_agent.training.bundle_training import Trained, local_data
+from device_agent.training.form_choice import in_device_form
+from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig
 from oracles import Plan
@@ -39,3 +47,17 @@ def training_config(plan: Plan, **more: Any) -> TrainingConfig:
         weight_decay=plan.weight_decay,
         **more,
     )
+
+
+def evaluate_bundle(folder: str | Path, data: Data, threads: int = 0) -> Evaluation:
+    """Evaluate the submodel of a bundle on local data, as a training does after an epoch."""
+    bundle = in_device_form(open_bundle(Path(folder)))
+    local, options = local_data(bundle, data), TrainingOptions(threads=threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        run = ScheduleRun(bundle, local, Path(scratch), options, {})
+        for instruction in bundle.manifest.schedule:
+            if isinstance(instruction, Record):
+                run.record(instruction)
+            elif isinstance(instruction, Initialise):
+                run.initialise(instruction)
+        return run.evaluate(training_of(bundle), np.arange(len(local)))

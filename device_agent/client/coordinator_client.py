@@ -26,6 +26,7 @@ from device_agent.client.client_errors import (
     nothing_was_sent,
     reason,
 )
+from device_agent.client.connections import connections
 from device_agent.client.replies import (
     RefusedError,
     check_not_cut,
@@ -36,7 +37,6 @@ from device_agent.client.replies import (
 )
 from device_agent.client.retries import Outage
 from device_agent.client.transfers import Download, UploadOfFile
-from device_agent.client.whole_answers import connections
 from device_agent.formats.protocol import (
     API,
     SKEWED_CLOCK,

@@ -15,8 +15,8 @@ from urllib3.exceptions import HTTPError
 
 from device_agent.client.addresses import check_secret, check_url
 from device_agent.client.client_errors import reason, tls_reason
+from device_agent.client.connections import connections
 from device_agent.client.replies import REPLY_LIMIT
-from device_agent.client.whole_answers import connections
 from device_agent.doctor.finding import Finding, isolated
 from device_agent.federation.state_folder import Identity
 from device_agent.formats.protocol import (
@@ -184,6 +184,12 @@ def _membership(said: Problem | Status, known: Identity | None) -> Finding:
         return Finding.skip("membership", "not joined there", "edgetailor-agent join URL")
     if isinstance(said, Problem):
         return Finding.fail("membership", said.message, "join again with a token and --replace")
+    if said.key and known.key not in (None, said.key):
+        return Finding.fail(
+            "membership",
+            "the coordinator has another key than the one of the join, so its work is not trusted",
+            "ask the operator whether the key is new, and join again with a new token",
+        )
     return Finding.ok("membership", f"known there as {known.device}")
 
 

@@ -37,7 +37,7 @@ from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.batching import round_seed
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.memory_limits import Usage
-from profiles.errors import TrustError
+from profiles.errors import EdgeTailorError, LimitError, TrustError, UpdateError
 from profiles.text_formatting import counted, have_joined, in_a_row
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,10 @@ def run(
         InputError: The device has not joined, a limit cannot be kept on this machine, or another
             agent uses the state folder.
         DataError: No bundle could be trained on these data.
-        LimitError: The agent alone already uses `max_memory`.
+        LimitError: The agent alone already uses `max_memory`. Or no update was accepted by the end
+            of the last round, and the last training failed for lack of memory.
+        UpdateError: No update was accepted by the end of the last round, and the last training
+            failed for another reason.
         ClientError: The coordinator is away for too long, or does not accept this device.
         TrustError: For too long, work came that this device's coordinator has not signed, or that
             is of another time.
@@ -111,9 +114,24 @@ def run(
                 # Its owner waits for the end.
                 client.stopped(words, again=words.code != BY_OWNER)
             raise
+    if not sent and rounds.failed is not None:
+        raise _nothing_sent(rounds.failed)
     updates = counted(sent, "update")
     log.info("The last round is over; %s sent since this agent started.", updates)
     return sent
+
+
+def _nothing_sent(failed: TrainingFailedError) -> EdgeTailorError:
+    """The error for an agent that could not send an update, because its trainings failed."""
+    kind = UpdateError if isinstance(failed.__cause__, UpdateError) else LimitError
+    return kind(
+        "The last round is over, and no update was sent since this agent started. Training "
+        "{submodel} failed in round {round}: {reason}",
+        code="agent.nothing-sent",
+        submodel=failed.failure.submodel,
+        round=failed.round,
+        reason=str(failed),
+    )
 
 
 class _RoundClosedError(Exception):
@@ -136,6 +154,7 @@ class _Rounds:
 
     Attributes:
         current: The round that the device works on; 0 while it waits.
+        failed: The last training that failed.
     """
 
     def __init__(
@@ -156,6 +175,7 @@ class _Rounds:
         self._told_inputs: str | None = None
         self._progress = Progress(state="waiting")
         self.current, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
+        self.failed: TrainingFailedError | None = None
         self._manifest = ""
 
     def all_rounds(self) -> int:
@@ -310,7 +330,7 @@ class _Rounds:
 
     def _handle_failure(self, failed: TrainingFailedError) -> None:
         """Wait before the next attempt, or ask for a smaller submodel and skip the round."""
-        failure = failed.failure
+        self.failed, failure = failed, failed.failure
         often = "" if failed.final else f" {in_a_row(failure.failures)}"
         about = fields(round=failed.round, submodel=failure.submodel)
         log.warning("Training %s failed%s: %s", failure.submodel, often, failed, extra=about)

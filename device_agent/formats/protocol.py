@@ -323,7 +323,8 @@ class Status:
     `preparing` is what the coordinator is making now, if anything. `warnings` are sentences for the
     operator, for example that the model gets worse. `model_round` is the round whose model is the
     global one: after a rollback it is not the last of `history`. `closed_connections` counts those
-    that the coordinator has closed since its start because there were too many.
+    that the coordinator has closed since its start because there were too many. `key` is the public
+    key that the coordinator signs with; earlier versions do not tell it.
     """
 
     version: int = 1
@@ -339,6 +340,7 @@ class Status:
     preparing: list[Preparation] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     closed_connections: int = 0
+    key: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,5 +10,5 @@ Start with `standalone_training.py` (the command `train`) and `bundle_training.p
   that a training needs, and whether it fits.
 - `execution_plan.py`: how this device runs the bundle, made once. `form_choice.py` chooses the form
   of its graphs; `form_check.py` compares this form with the plain graphs.
-- `personal_model.py`, `round_profile.py`, `bundle_evaluation.py`: what else a round may need.
+- `personal_model.py`, `round_profile.py`: what else a round may need.
 """

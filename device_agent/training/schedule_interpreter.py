@@ -61,14 +61,6 @@ class ScheduleRun(ResumableRun):
                 case Train() as instruction:
                     self.train(instruction)
 
-    def prepare(self) -> None:
-        """Run all instructions except the training: recordings and the initial personal model."""
-        for instruction in self.bundle.manifest.schedule:
-            if isinstance(instruction, Record):
-                self.record(instruction)
-            elif isinstance(instruction, Initialise):
-                self.initialise(instruction)
-
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same training."""
         self.reopen_recordings(checkpoint.position)

@@ -610,6 +610,7 @@ class Coordinator:
                 preparing=list(self.preparations.values()),
                 warnings=warnings,
                 closed_connections=self.closed_connections(),
+                key=self.key.public,
             )
 
     def _is_ready(self, kind: DeviceKind) -> bool:

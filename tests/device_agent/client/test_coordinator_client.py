@@ -1,87 +1,26 @@
 """The client against real sockets: no server, another program, and every kind of refusal."""
 
-import contextlib
 import hashlib
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from device_agent.client.addresses import check_url
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import REPLY_LIMIT, RefusedError
 from device_agent.formats.protocol import FileOffer, JoinRequest, Progress, SubmodelFailure, Work
 from profiles.errors import AuthorisationError
 from refusals import refused
-
-Answer = tuple[int, bytes]
-Answers = Callable[[str, str], Answer]
-
-
-class Server:
-    """Answers whatever `answers` says, and remembers what was asked."""
-
-    def __init__(self, port: int = 0) -> None:
-        self.answers: Answers = lambda method, path: (200, b"{}")
-        self.asked: list[tuple[str, str, bytes]] = []
-        self.headers = {"Content-Type": "application/json"}
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                outer.asked.append((self.command, self.path, body))
-                status, reply = outer.answers(self.command, self.path)
-                self.send_response(status)
-                for name, value in outer.headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(reply)))
-                self.end_headers()
-                self.wfile.write(reply)
-
-            do_GET = do_POST = do_PUT = answer  # noqa: N815
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
+from scripted_http import Answer, Server, answering, follow, free_port, link
 
 
 def request() -> JoinRequest:
     return JoinRequest(name="desk", public_key="", machine={}, timestamp=0, signature="")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
 def problem(code: str) -> bytes:
     return json.dumps({"code": code, "message": f"Because of {code}."}).encode()
-
-
-def link(url: str, **options: object) -> tuple[CoordinatorClient, list[float]]:
-    slept: list[float] = []
-    options = {"sleep": slept.append, **options}
-    return CoordinatorClient(url, "secret", **options), slept  # type: ignore[arg-type]
 
 
 WAIT = b'{"state": "wait", "round": 1, "files": []}'
@@ -168,18 +107,6 @@ FOREIGN = [
 """Answers of a network's login page, of proxies and of other services."""
 
 
-def follow(server: Server, answers: list[tuple[int, str, bytes]]) -> list[tuple[int, str, bytes]]:
-    """Let `server` give these answers (status, content type, body). Returns those that are left."""
-
-    def answer(method: str, path: str) -> Answer:
-        status, kind, body = answers.pop(0)
-        server.headers = {"Content-Type": kind, "Location": "http://login.lan/"}
-        return status, body
-
-    server.answers = answer
-    return answers
-
-
 def test_what_stands_between_ends_no_request(
     server: Server, tmp_path: Path, said: list[str]
 ) -> None:
@@ -221,18 +148,6 @@ def test_what_stands_between_ends_no_request(
     assert (tmp_path / "file").read_bytes() == data
 
 
-def test_a_login_page_does_not_replace_the_part_of_a_file(server: Server, tmp_path: Path) -> None:
-    data = b"0123456789" * 1000
-    offer = FileOffer(name="a", size=len(data), sha256=hashlib.sha256(data).hexdigest())
-    (tmp_path / ".part-a").write_bytes(data[:4000])
-    page, short = (200, "text/html", b"x" * len(data)), (200, "", b"short")
-    follow(server, [page, short, (206, "", data[4000:])])
-    client, slept = link(server.url)
-    client.download(offer, tmp_path / "a")
-    assert (tmp_path / "a").read_bytes() == data
-    assert slept == [1, 2]
-
-
 @pytest.mark.parametrize(("status", "kind", "body"), FOREIGN)
 def test_a_command_names_what_answered(
     server: Server, status: int, kind: str, body: bytes, said: list[str]
@@ -255,126 +170,12 @@ def test_a_command_names_what_answered(
 
 
 def test_a_server_that_does_not_speak_http() -> None:
-    def greet(listening: socket.socket) -> None:
-        for _ in range(2):
-            other, _ = listening.accept()
-            with other:
-                other.recv(4096)
-                other.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=greet, args=(listening,), daemon=True).start()
-        client, slept = link(f"http://127.0.0.1:{listening.getsockname()[1]}", patience_s=1)
+    greeting = b"SSH-2.0-OpenSSH_9.6\r\n"
+    with answering(greeting, greeting) as port:
+        client, slept = link(f"http://127.0.0.1:{port}", patience_s=1)
         with refused("client.connection-failed", reason="the answer is not HTTP"):
             client.work()
     assert slept == [1]
-
-
-@pytest.mark.parametrize("url", ["", "host", "ftp://host", "http://", "http://a b/", "http://h/?q"])
-def test_malformed_urls(url: str) -> None:
-    with refused("client.invalid-url", url=url):
-        CoordinatorClient(url, "secret")
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://..", "http://a..b", "http://.", "http://h:0", f"http://{'a' * 300}",
-        f"http://{'a' * 64}.org", f"http://{'.'.join(['a' * 60] * 5)}", "http://h:1\n",
-    ],
-)  # fmt: skip
-def test_impossible_host_names(url: str) -> None:
-    with refused("client.invalid-url") as error:
-        check_url(url)
-    assert len(str(error.value)) < 220
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://h", "http://h./", "http://[::1]:80", f"https://{'a' * 63}.org", "http://h/@x"]
-)
-def test_possible_host_names(url: str) -> None:
-    assert check_url(url) == url.rstrip("/")
-
-
-@pytest.mark.parametrize(
-    "url", ["http://user:hush@host", "http://hush@host:1", "user:hush@host", "http://a:hush@h:x"]
-)
-def test_a_password_is_refused_and_not_repeated(url: str) -> None:
-    with refused("client.url-with-password") as error:
-        check_url(url)
-    assert "hush" not in str(error.value)
-
-
-def test_secret_of_several_lines() -> None:
-    with refused("join.invalid-token"):
-        CoordinatorClient("http://host", "one\ntwo")
-
-
-def test_a_download_is_complete_and_correct_or_absent(server: Server, tmp_path: Path) -> None:
-    data = bytes(range(256)) * 4096
-    offer = FileOffer(name="a.onnx", size=len(data), sha256=hashlib.sha256(data).hexdigest())
-    target = tmp_path / "files" / "a"
-    altered = data[:-1] + b"!"
-    for wrong in (altered, data[:-1], data + b"!"):
-        server.answers = lambda method, path, wrong=wrong: (200, wrong)  # type: ignore[misc]
-        code = "client.altered-file" if wrong is altered else "client.not-a-coordinator"
-        with refused(code, url=server.url):
-            link(server.url, patience_s=0)[0].download(offer, target)
-        assert list(target.parent.iterdir()) == []
-    server.answers = lambda method, path: (200, data)
-    link(server.url)[0].download(offer, target)
-    assert target.read_bytes() == data
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
-def test_a_full_disk_names_the_file(server: Server, tmp_path: Path) -> None:
-    offer = FileOffer(name="a", size=4, sha256=hashlib.sha256(b"data").hexdigest())
-    server.answers = lambda method, path: (200, b"data")
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / ".part-a").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device") as error:
-        link(server.url)[0].download(offer, tmp_path / "files" / "a")
-    assert error.value.filename == str(tmp_path / "files" / "a")
-
-
-def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path, said: list[str]) -> None:
-    data = b"x" * 1000
-    offer = FileOffer(name="a", size=1000, sha256=hashlib.sha256(data).hexdigest())
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n"
-
-    def answer(listening: socket.socket) -> None:
-        for body in (data[:500], data):
-            other, _ = listening.accept()
-            with other:
-                other.recv(4096)
-                other.sendall(head + body)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=answer, args=(listening,), daemon=True).start()
-        client, _ = link(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        client.download(offer, tmp_path / "a")
-    assert (tmp_path / "a").read_bytes() == data
-    assert "(the connection broke off); trying again" in said[0]
-
-
-@pytest.mark.parametrize("received", [0, 300, 700_000, 700_001])
-def test_only_the_missing_tensors_are_sent(server: Server, tmp_path: Path, received: int) -> None:
-    data = b"tensors" * 100_000
-    (tmp_path / "t").write_bytes(data)
-    have = json.dumps({"received": received}).encode()
-    server.answers = lambda method, path: (200, have) if method == "GET" else (204, b"")
-    link(server.url)[0].send_tensors(3, tmp_path / "t")
-    path = f"/v1/rounds/3/tensors/{hashlib.sha256(data).hexdigest()}"
-    rest = data if received > len(data) else data[received:]
-    assert server.asked == [("GET", path, b""), ("PUT", path, rest)]
-
-
-def test_tensors_that_have_come_are_not_sent_again(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "t").write_bytes(b"tensors")
-    server.answers = lambda method, path: (200, b'{"received": 0, "complete": true}')
-    link(server.url)[0].send_tensors(3, tmp_path / "t")
-    assert [method for method, _, _ in server.asked] == ["GET"]
 
 
 def test_peek_never_delays_training(server: Server, said: list[str]) -> None:
@@ -414,26 +215,6 @@ def test_a_join_reply_that_cannot_be_stored(server: Server, change: dict[str, st
     server.answers = lambda method, path: (200, reply)
     with refused("client.not-a-coordinator", url=server.url):
         link(server.url, patience_s=0)[0].join(request)
-
-
-@contextmanager
-def answering(answer: bytes) -> Iterator[int]:
-    """The port of a program that gives one request these bytes."""
-
-    def reply(listening: socket.socket) -> None:
-        other, _ = listening.accept()
-        with other:
-            other.recv(1 << 16)
-            with contextlib.suppress(OSError):
-                other.sendall(answer)
-                # Closed with the rest of the request unread, the connection would be reset.
-                other.shutdown(socket.SHUT_WR)
-                while other.recv(1 << 16):
-                    pass
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=reply, args=(listening,), daemon=True).start()
-        yield listening.getsockname()[1]
 
 
 @pytest.mark.parametrize(

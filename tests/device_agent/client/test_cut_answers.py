@@ -1,11 +1,9 @@
 """Answers that are cut anywhere: the request is repeated, with the usual waits."""
 
 import hashlib
-import socket
 import ssl
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from device_agent.client.client_errors import is_lasting
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.formats.protocol import FileOffer, Work
+from scripted_http import answering, link
 
 BODY = b'{"state": "wait", "round": 12, "files": []}'
 PROBLEM = b'{"code": "round.closed", "message": "Round 1 is closed."}'
@@ -38,39 +37,12 @@ def chunked(*pieces: bytes) -> bytes:
     return head("200 OK", "Transfer-Encoding: chunked") + body
 
 
-@contextmanager
-def answering(answers: list[bytes]) -> Iterator[str]:
-    """A server that gives each connection the next answer and closes it."""
-
-    def serve(listening: socket.socket) -> None:
-        for answer in answers:
-            other, _ = listening.accept()
-            with other:
-                received = b""
-                # All of it: closing with unread bytes would discard the answer on its way.
-                while not received.endswith((b"\r\n\r\n", b"\r\n\r\n{}")) or _lacks_body(received):
-                    received += other.recv(1 << 16)
-                other.sendall(answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve, args=(listening,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        thread.join(10)
-        assert not thread.is_alive()  # every answer was asked for
-
-
-def _lacks_body(request: bytes) -> bool:
-    return b"Content-Length: 2\r\n" in request and not request.endswith(b"{}")
-
-
 def cut(answer: bytes, whole: int) -> Iterator[tuple[bytes, CoordinatorClient, list[float]]]:
     """A client for each way to cut `answer` before its byte `whole`; then it comes in full."""
     parts = [answer[:end] for end in range(whole)]
-    with answering([one for part in parts for one in (part, answer)]) as url:
+    with answering(*chain.from_iterable((part, answer) for part in parts)) as port:
         for part in parts:
-            slept: list[float] = []
-            yield part, CoordinatorClient(url, "secret", sleep=slept.append), slept
+            yield part, *link(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,8 @@ from device_agent.formats.update import read_update
 from device_agent.runtime import blocked_probe, graph_form, winograd_probe
 from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.graph_form import device_form
-from device_agent.runtime.runtime_choice import Session
 from device_agent.runtime.winograd_probe import PROBE, RUNS, gains, multiplies_faster
-from device_agent.training import form_choice, signature_runs
-from device_agent.training.bundle_evaluation import evaluate_bundle
+from device_agent.training import form_choice
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.execution_plan import plan_execution
 from device_agent.training.form_check import with_checked_form
@@ -234,27 +232,6 @@ def test_a_wrong_form_is_not_trained(
         plan = plan_execution(bundle, TrainingOptions(threads=1), Usage.now())
         checked = with_checked_form(plan, tmp_path / f"{bundle.folder.name}.json", tmp_path)
         assert checked.form == (WINOGRAD if bundle is right else None)
-
-
-@pytest.mark.parametrize("block", [None, *BLOCKS])
-def test_evaluation_takes_no_form_that_needs_more_memory(
-    block: int | None,
-    folder: Path,
-    say: Callable[[int | None, bool], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """No limit is checked before it."""
-    say(block, True)
-    opened: list[str] = []
-    run = signature_runs.open_session
-
-    def open_plain(runtime: str, graph: Path, signature: str, threads: int) -> Session:
-        opened.append(graph.name)
-        return run(runtime, folder / f"{signature}.onnx", signature, threads)
-
-    monkeypatch.setattr(signature_runs, "open_session", open_plain)
-    evaluate_bundle(folder, (np.zeros((4, *SHAPE), np.float32), np.zeros(4, np.int64)), threads=1)
-    assert opened == ["evaluate.onnx" if block is None else f"evaluate.nchwc{block}.onnx"]
 
 
 def test_the_probe_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

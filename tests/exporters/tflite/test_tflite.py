@@ -24,7 +24,6 @@ from commands import ROOT, edgetailor, environment
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.update import read_update
 from device_agent.runtime.litert_runtime import LitertSession
-from device_agent.training.bundle_evaluation import evaluate_bundle
 from dropping_model import CLASSES as DROPPING_CLASSES
 from dropping_model import SHAPE as DROPPING_SHAPE
 from dropping_model import Dropping
@@ -43,7 +42,7 @@ from refusals import refused
 from row_kinds import PICK, of
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.hyperparameters import Loss, Optimizer
-from trainings import train_bundle, training_config
+from trainings import evaluate_bundle, train_bundle, training_config
 from uncovered_rows import REFUSED, check_refused
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx.checker
 import onnx.reference
@@ -29,6 +30,7 @@ from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.doctor.doctor import lines, run_checks
 from device_agent.doctor.finding import Finding
 from device_agent.federation.membership import leave
+from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.protocol import JoinRequest
 from device_agent.system.clock import Clock
 from profiles.errors import ClientError
@@ -111,6 +113,16 @@ def test_tokens(fleet: Fleet) -> None:
 def test_a_device_that_has_not_joined(fleet: Fleet) -> None:
     server, _ = fleet
     assert found(server.url, None, None)["membership"] == ("SKIP", "not joined there")
+
+
+def test_another_key_of_the_coordinator(fleet: Fleet) -> None:
+    server, _ = fleet
+    known = StateFolder(server.config.state.parent / "0").member()
+    assert found(server.url, known, None)["membership"][0] == "PASS"
+    moved = msgspec.structs.replace(known, key="A" * 44)
+    result, detail = found(server.url, moved, None)["membership"]
+    assert result == "FAIL"
+    assert detail.startswith("the coordinator has another key than the one of the join")
 
 
 class Page(http.server.BaseHTTPRequestHandler):

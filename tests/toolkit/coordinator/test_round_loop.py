@@ -26,6 +26,7 @@ from device_agent.federation.training_attempts import KILLED, Attempts
 from device_agent.formats.protocol import DeviceStatus, SubmodelFailure
 from log_messages import logged
 from profiles.errors import DoesNotFitError, LimitError
+from refusals import refused
 from toolkit.coordinator.server import Server
 from vector_fleet import (
     CONFIG,
@@ -298,6 +299,27 @@ def test_a_submodel_that_does_not_fit_is_tried_once(
         "any": "slice:0.2 failed 1 time: slice:0.2 does",
     }
     assert desk(server).note == f"{note[refused]} not fit."
+
+
+def test_an_agent_whose_trainings_all_fail_ends_with_their_reason(tmp_path: Path) -> None:
+    with running(configured(tmp_path / "coordinator", f"deadline_s = 0.2\n{TWO}")) as server:
+        for name in ("weak", "fast"):
+            join(server.url, token(server.config, "desktop"), name, tmp_path / name)
+        fast = threading.Thread(
+            target=round_loop.run,
+            args=(options(tmp_path, "fast"),),
+            kwargs={"sleep": quick, "train": train_vector},
+        )
+
+        def train(*given: object, **options: object) -> Trained:
+            if not fast.ident:
+                fast.start()
+            raise DoesNotFitError("it does not fit.")
+
+        with refused("agent.nothing-sent", reason="it does not fit.") as error:
+            round_loop.run(options(tmp_path, "weak"), train=train, sleep=quick)
+        fast.join(20)
+    assert isinstance(error.value, LimitError)
 
 
 def test_kills_are_reported_after_a_restart(

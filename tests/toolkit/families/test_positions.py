@@ -22,7 +22,6 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.update import Evaluation, read_update
 from device_agent.training.batching import held_out
-from device_agent.training.bundle_evaluation import evaluate_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import Federation, TrainingConfig, split
 from exporters.export import Format, export
@@ -33,7 +32,7 @@ from toolkit import model_evaluation
 from toolkit.model_evaluation import evaluate
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.hyperparameters import Loss
-from trainings import train_bundle
+from trainings import evaluate_bundle, train_bundle
 
 SAMPLES = 13
 CLASSES = 4

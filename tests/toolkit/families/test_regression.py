@@ -20,7 +20,6 @@ from device_agent.federation.fleet_status import lines
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.update import read_update
-from device_agent.training.bundle_evaluation import evaluate_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import Federation, TrainingConfig
 from models_for_tests import CLASSES, INPUT_SHAPE
@@ -29,7 +28,7 @@ from profiles.errors import DataError
 from refusals import refused
 from toolkit.coordinator.round_worker import read_samples
 from toolkit.coordinator.server import Server
-from trainings import train_bundle
+from trainings import evaluate_bundle, train_bundle
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.01, momentum=0.0, weight_decay=0.1)
