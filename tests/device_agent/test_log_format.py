@@ -26,9 +26,9 @@ def test_stamped_lines() -> None:
     lines: list[str] = []
     with show_logs(lines.append, PlainFormatter(stamped=True)):
         LOG.warning("Paused.")
-    found = re.fullmatch(r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d)\] Paused\.", lines[0])
-    assert found
-    assert abs(datetime.fromisoformat(found[1]).timestamp() - time.time()) < 60
+    matched = re.fullmatch(r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d)\] Paused\.", lines[0])
+    assert matched
+    assert abs(datetime.fromisoformat(matched[1]).timestamp() - time.time()) < 60
 
 
 def test_json_lines() -> None:

@@ -37,7 +37,7 @@ for name, bundle in given["bundles"].items():
     train(Path(bundle), given["data"], Path(name), threads=1)
     for task in measure_messages.tasks(open_bundle(Path(bundle))):
         measure_process.measure(measure_messages.Request(
-            folder=bundle, task=task, runtime="onnx", threads=1, runs=5, sustained_s=0,
+            folder=bundle, task=task, threads=1, runs=5, sustained_s=0,
             sysfs="/sys", started_s=0,
         ))
 profile_text.summary(profiler.profile_bundle(Path(given["bundles"]["slice"]), 1))

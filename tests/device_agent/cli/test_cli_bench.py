@@ -41,9 +41,9 @@ def test_a_folder_of_bundles(agent: Agent, bundle_of: BundleOf, tmp_path: Path) 
     ]
     for line, form in zip(lines[1 : 1 + len(expected)], expected, strict=True):
         assert re.fullmatch(form, line)
-    *_, versions, place = lines[1 + len(expected) :]
+    *_, versions, machine = lines[1 + len(expected) :]
     assert re.fullmatch(rf"onnxruntime {onnxruntime.__version__}.*; threads 1", versions)
-    assert re.fullmatch(r"on .+", place)
+    assert re.fullmatch(r"on .+", machine)
     assert everything(tmp_path) == before
 
 
@@ -109,12 +109,12 @@ def test_the_file_is_a_device_profile(
     out = tmp_path / "board.json"
     done = measured(bundle_of("full"), "--out", out, "--name", "board", "--json")
     assert done.exit_code == 0
-    found = load_device(str(out))
+    device = load_device(str(out))
     assert json.loads(done.stdout) == json.loads(out.read_bytes())
-    assert (found.name, found.calibration) == ("board", CALIBRATION)
-    assert [profile.machine.runtime for profile in found.trainings] == ["onnxruntime 1.31.1"]
-    assert found.versions["onnxruntime"] == onnxruntime.__version__
-    assert found.versions.keys() >= {"numpy", "edgetailor"}
+    assert (device.name, device.calibration) == ("board", CALIBRATION)
+    assert [profile.machine.runtime for profile in device.trainings] == ["onnxruntime 1.31.1"]
+    assert device.versions["onnxruntime"] == onnxruntime.__version__
+    assert device.versions.keys() >= {"numpy", "edgetailor"}
     kept = measured("--out", out)
     assert (kept.exit_code, "exists already" in str(kept.exception)) == (1, True)
     alone = measured("--out", out, "--force")
@@ -124,10 +124,10 @@ def test_the_file_is_a_device_profile(
 
 def test_a_file_to_send_in_does_not_name_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "node", lambda: "kitchen-board")
-    found = bench_profile(None, CALIBRATION, None, [BenchRow("mine", full())])
+    device = bench_profile(None, CALIBRATION, None, [BenchRow("mine", full())])
     about = this_machine("")
-    assert found.name in (about.model, about.processor, about.architecture)
-    assert "kitchen-board" not in msgspec.json.encode(found).decode()
+    assert device.name in (about.model, about.processor, about.architecture)
+    assert "kitchen-board" not in msgspec.json.encode(device).decode()
 
 
 def test_nothing_to_measure_is_refused(asked: list[Path]) -> None:

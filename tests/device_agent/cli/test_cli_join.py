@@ -146,15 +146,15 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
 def test_run_checks_the_data_before_the_first_round(
     agent: Agent, tmp_path: Path, options: tuple[str, ...], code: int, message: str
 ) -> None:
-    one, labels = np.zeros((2, 1), np.float32), np.zeros(2, np.int64)
+    x, labels = np.zeros((2, 1), np.float32), np.zeros(2, np.int64)
     (tmp_path / "text.npz").write_text("x,y\n")
-    np.savez(tmp_path / "no_y.npz", x=one)
-    np.savez_compressed(tmp_path / "doubles.npz", x=one.astype(float), y=labels)
+    np.savez(tmp_path / "no_y.npz", x=x)
+    np.savez_compressed(tmp_path / "doubles.npz", x=x.astype(float), y=labels)
     np.savez(tmp_path / "odd.npz", x=np.zeros((3, 1), np.float32), y=labels)
-    np.savez(tmp_path / "one.npz", x=one[:1], y=labels[:1])
-    np.savez(tmp_path / "fine.npz", x=one, y=labels)
+    np.savez(tmp_path / "one.npz", x=x[:1], y=labels[:1])
+    np.savez(tmp_path / "fine.npz", x=x, y=labels)
     (tmp_path / "folder").mkdir()
-    np.save(tmp_path / "folder" / "x.npy", one)
+    np.save(tmp_path / "folder" / "x.npy", x)
     done = agent("run", "--state", joined(tmp_path, nobody()), "--data", *options)
     assert re.search(message, refusal(done, code)), done
 

@@ -41,8 +41,8 @@ def test_a_personal_model_goes_from_round_to_round(
     assert not same(second, first)
 
 
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[n], other[n]) for n in one)
+def same(own: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return own.keys() == other.keys() and all(np.array_equal(own[n], other[n]) for n in own)
 
 
 @pytest.mark.parametrize(

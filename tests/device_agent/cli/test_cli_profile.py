@@ -62,18 +62,18 @@ def test_profile_as_json(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> N
     assert (done.code, done.stderr) == (0, "")
     assert set(everything(tmp_path)) == {"slice.json"}
     assert (tmp_path / "slice.json").read_text() == done.stdout
-    found = json.loads(done.stdout)
-    assert set(found) == {
+    document = json.loads(done.stdout)
+    assert set(document) == {
         "version", "submodel", "structure", "machine", "versions", "method", "measured_at",
         "batch_size", "phases", "before", "after", "validity", "sustained",
     }  # fmt: skip
-    assert (found["version"], found["submodel"]) == (2, "slice:classifier")
-    assert (found["batch_size"], found["sustained"]) == (BATCH, None)
-    assert found["method"] == {
+    assert (document["version"], document["submodel"]) == (2, "slice:classifier")
+    assert (document["batch_size"], document["sustained"]) == (BATCH, None)
+    assert document["method"] == {
         "source": "profile", "clock": "clock_gettime(CLOCK_MONOTONIC)", "warm_up_runs": 3,
         "runs": 5, "threads": 0, "arena": "CPU arena on, memory pattern off, buffer reuse off",
     }  # fmt: skip
-    for phase in found["phases"]:
+    for phase in document["phases"]:
         times = phase["steady"]
         assert set(times) == {"median_s", "p10_s", "p90_s", "runs"}
         assert 0 < times["p10_s"] <= times["median_s"] <= times["p90_s"]
@@ -81,7 +81,7 @@ def test_profile_as_json(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> N
         assert 0 < phase["first_s"] < phase["cold_start_s"]
         idle, peak = phase["memory"]["idle"], phase["memory"]["peak_bytes"]
         assert peak > idle["anonymous_bytes"] + idle["file_bytes"] > 0
-    assert set(found["machine"]) == {
+    assert set(document["machine"]) == {
         "kind", "system", "architecture", "processor", "cpu_count", "memory_bytes", "python",
         "runtime", "model",
     }  # fmt: skip
@@ -102,10 +102,10 @@ def test_a_sustained_run_is_said_and_reported(
         rf"              {NUMBER} ms in the last \([+-]{NUMBER}%\)\n",
         done.stdout,
     )
-    found = read_profile(tmp_path / "full.json").sustained
-    assert found is not None
-    assert [point.at_s for point in found.points] == [0.0, 1.0]
-    assert sum(point.step.runs for point in found.points) > 20
+    sustained = read_profile(tmp_path / "full.json").sustained
+    assert sustained is not None
+    assert [point.at_s for point in sustained.points] == [0.0, 1.0]
+    assert sum(point.step.runs for point in sustained.points) > 20
 
 
 def test_strict_prints_and_then_fails(
@@ -175,7 +175,7 @@ def test_the_text() -> None:
         last=made_duration(0.208),
         points=(Point(at_s=0, step=made_duration(0.16), temperature_c=48.3, clock_hz=None),),
     )
-    found = msgspec.structs.replace(
+    profile = msgspec.structs.replace(
         sliced(),
         before=Conditions(
             temperature_c=48.3, governor="ondemand", clock_hz=1_500_000_000, throttled=(),
@@ -188,7 +188,7 @@ def test_the_text() -> None:
         validity=Validity(invalid=("throttled during train",), unstable=("predict",)),
         sustained=heat,
     )  # fmt: skip
-    assert summary(found) == TEXT.splitlines()
+    assert summary(profile) == TEXT.splitlines()
 
 
 def test_what_a_silent_machine_does_not_tell() -> None:
@@ -196,8 +196,8 @@ def test_what_a_silent_machine_does_not_tell() -> None:
         msgspec.structs.replace(phase, memory=None, predicted_bytes=None, cold_start_s=None)
         for phase in full().phases
     )
-    found = msgspec.structs.replace(full(), phases=phases, before=Conditions(), after=Conditions())
-    lines = summary(found)
+    silent = msgspec.structs.replace(full(), phases=phases, before=Conditions(), after=Conditions())
+    lines = summary(silent)
     assert lines[2] == "forward pass   100.00   95.00  105.00  20  200.00       -   -          -"
     assert lines[-2:] == [
         "process peak  not measurable",

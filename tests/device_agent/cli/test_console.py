@@ -127,8 +127,8 @@ def test_success_leaves_no_log(tmp_path: Path) -> None:
 
 
 def test_every_error_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [kind for kind in vars(errors).values() if isinstance(kind, type)]
-    known = {kind for kind in found if issubclass(kind, Exception)}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    known = {kind for kind in kinds if issubclass(kind, Exception)}
     assert known == {errors.EdgeTailorError, *CODES}
     for kind, code in CODES.items():
         assert ended(kind("It went wrong.")) == code

@@ -134,8 +134,8 @@ def test_what_stands_between_ends_no_request(
     for name, (call, good) in requests.items():
         own = [(status, "application/json", body) for status, body in good]
         for foreign in FOREIGN:
-            for place in range(len(good)):
-                left = follow(server, [*own[:place], foreign, *own])
+            for position in range(len(good)):
+                left = follow(server, [*own[:position], foreign, *own])
                 said.clear()
                 client, slept = link(server.url, patience_s=60)
                 call(client)
@@ -261,8 +261,8 @@ def test_tls_handshakes_that_fail(answer: bytes, code: str, message: str) -> Non
 
 def test_a_reply_without_end(server: Server) -> None:
     server.answers = lambda method, path: (200, b"[" * (REPLY_LIMIT + 2))
-    found = f"an answer of more than {REPLY_LIMIT} bytes"
-    with refused("client.not-a-coordinator", found=found):
+    answer = f"an answer of more than {REPLY_LIMIT} bytes"
+    with refused("client.not-a-coordinator", found=answer):
         link(server.url, patience_s=0)[0].work()
 
 

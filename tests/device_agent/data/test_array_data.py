@@ -37,15 +37,13 @@ def test_the_arrays_of_an_opened_file(tmp_path: Path) -> None:
 
 def test_the_fingerprint_is_that_of_a_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "local.npz", x=X, y=Y)
-    found = load_data((X, Y), SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
-    assert found == load_data(tmp_path / "local.npz", SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
+    own = load_data((X, Y), SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
+    assert own == load_data(tmp_path / "local.npz", SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
     other = X.copy()
     other.flat[3] += 1
-    assert found != load_data((other, Y), SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
+    assert own != load_data((other, Y), SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
     # The values count, not their order in memory.
-    assert (
-        found == load_data((np.asfortranarray(X), Y), SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
-    )
+    assert own == load_data((np.asfortranarray(X), Y), SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
 
 
 def test_int32_is_converted() -> None:

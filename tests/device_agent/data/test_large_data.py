@@ -61,13 +61,13 @@ def test_files_are_mapped(tmp_path: Path, kind: str) -> None:
             path = as_folder(tmp_path / "local", x, y)
             with (path / "x.npy").open("wb") as file:
                 np.lib.format.write_array(file, x, version=(2, 0))
-    found = load(path)
-    np.testing.assert_array_equal(found.x, x)
-    np.testing.assert_array_equal(found.y, y)
-    assert len(found.mapped) == 2
-    assert not found.x.flags.writeable
+    local = load(path)
+    np.testing.assert_array_equal(local.x, x)
+    np.testing.assert_array_equal(local.y, y)
+    assert len(local.mapped) == 2
+    assert not local.x.flags.writeable
     some = np.array([29, 0, 7])
-    np.testing.assert_array_equal(found.samples(some), x[some])
+    np.testing.assert_array_equal(local.samples(some), x[some])
 
 
 def test_the_fingerprint_does_not_depend_on_the_file_format(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_training_uses_less_memory_than_its_data(bundle_of: BundleOf, tmp_path: 
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["samples"] == count
-    assert found["growth"] < 80 * MB  # 35 MB of it are the labels and the order of samples
+    memory = json.loads(done.stdout)
+    assert memory["samples"] == count
+    assert memory["growth"] < 80 * MB  # 35 MB of it are the labels and the order of samples
 
 
 def quick(bundle: Path, folder: Path) -> Path:
@@ -134,10 +134,10 @@ def test_compressed_arrays_are_unpacked(
     x, y = samples(50, seed=0)
     np.savez_compressed(tmp_path / "local.npz", x=x, y=y)
     monkeypatch.setattr(array_files, "IN_MEMORY_BYTES", x.nbytes * 2 if held else x.nbytes)
-    found = load(tmp_path / "local.npz", tmp_path / "unpacked")
-    np.testing.assert_array_equal(found.x, x)
-    np.testing.assert_array_equal(found.y, y)
-    assert [array.array is found.x for array in found.mapped] == ([] if held else [True])
+    local = load(tmp_path / "local.npz", tmp_path / "unpacked")
+    np.testing.assert_array_equal(local.x, x)
+    np.testing.assert_array_equal(local.y, y)
+    assert [array.array is local.x for array in local.mapped] == ([] if held else [True])
     assert (tmp_path / "unpacked" / "x.npy").exists() == (not held)
 
 
@@ -161,7 +161,7 @@ def test_int32_numbers_are_converted_on_disk(
     np.savez(tmp_path / "local.npz", x=words, y=words[:, 0].astype(np.int64) % 2)
     monkeypatch.setattr(array_files, "IN_MEMORY_BYTES", 100)
     monkeypatch.setattr(array_files, "PIECE_BYTES", 1000)
-    found = load_data(
+    local = load_data(
         str(tmp_path / "local.npz"),
         (2,),
         LabelRule(1),
@@ -169,9 +169,9 @@ def test_int32_numbers_are_converted_on_disk(
         20,
         unpack_to=tmp_path / "unpacked",
     )
-    assert found.x.dtype == np.int64
-    assert not found.x.flags.owndata
-    np.testing.assert_array_equal(found.x, words)
+    assert local.x.dtype == np.int64
+    assert not local.x.flags.owndata
+    np.testing.assert_array_equal(local.x, words)
 
 
 @pytest.mark.parametrize("row", [0, 17, 49])
@@ -242,9 +242,9 @@ def test_folders_that_hold_no_data(
 
 def test_an_empty_array_is_mapped(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.empty((0, 3), np.float32))
-    found = open_npy(tmp_path / "a.npy")
-    assert isinstance(found, MappedArray)
-    assert found.array.shape == (0, 3)
+    mapped = open_npy(tmp_path / "a.npy")
+    assert isinstance(mapped, MappedArray)
+    assert mapped.array.shape == (0, 3)
 
 
 @pytest.mark.parametrize("most", [1, 50, 1 << 30])
@@ -319,7 +319,7 @@ def test_validation(bundle_of: BundleOf, tmp_path: Path, family: str, said: list
         bundle_of(family), str(tmp_path / "all.npz"), tmp_path / "a", threads=1, validation=0.25
     ).record
     said = [line for line in said if ": loss " not in line]
-    assert [found.samples for found in record.validation] == [10, 10]
+    assert [evaluation.samples for evaluation in record.validation] == [10, 10]
     assert (record.samples, len(said)) == (30, 2)
     last = record.validation[-1]
     assert last.correct is not None

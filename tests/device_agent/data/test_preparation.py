@@ -25,15 +25,15 @@ SIZES = [(40, 30), (30, 41), (7, 5), (90, 64)]
 
 def pictures(folder: Path, draw: np.random.Generator, mode: str = "RGB") -> dict[str, list[Path]]:
     """Random pictures of several sizes: two cats, no dog, two owls."""
-    made: dict[str, list[Path]] = {"cat": [], "owl": []}
+    images_of: dict[str, list[Path]] = {"cat": [], "owl": []}
     for number, size in enumerate(SIZES):
         name = ("cat", "owl")[number % 2]
         (folder / name).mkdir(parents=True, exist_ok=True)
         file = folder / name / f"{number}.png"
         values = draw.integers(256, size=(*size, len(mode)), dtype=np.uint8)
         Image.fromarray(values.squeeze(), mode).save(file)
-        made[name].append(file)
-    return made
+        images_of[name].append(file)
+    return images_of
 
 
 def loaded(source: Path, preprocessing: Preprocessing, shape: tuple[int, ...]) -> LocalData:
@@ -47,13 +47,13 @@ def test_pictures_are_those_of_pillow(
     tmp_path: Path, seed: int, fit: str, shape: tuple[int, ...]
 ) -> None:
     draw = np.random.default_rng(seed)
-    made = pictures(tmp_path, draw)
+    files = pictures(tmp_path, draw)
     mean, std = draw.uniform(size=shape[0]).tolist(), draw.uniform(0.2, 1, shape[0]).tolist()
     images = Images(classes=CLASSES, fit=fit, mean=tuple(mean), std=tuple(std))
-    found = loaded(tmp_path, images, shape)
-    assert found.y.tolist() == [0, 0, 2, 2]
+    local = loaded(tmp_path, images, shape)
+    assert local.y.tolist() == [0, 0, 2, 2]
     height, width = shape[1:]
-    for x, file in zip(found.x, [*made["cat"], *made["owl"]], strict=True):
+    for x, file in zip(local.x, [*files["cat"], *files["owl"]], strict=True):
         picture = Image.open(file)
         wide, high = picture.size
         if fit == "crop":
@@ -72,7 +72,7 @@ def test_pictures_are_those_of_pillow(
         ]
         if shape[0] == 1:
             scaled = [0.299 * scaled[0] + 0.587 * scaled[1] + 0.114 * scaled[2]]
-        expected = [(one / 255 - m) / s for one, m, s in zip(scaled, mean, std, strict=True)]
+        expected = [(plane / 255 - m) / s for plane, m, s in zip(scaled, mean, std, strict=True)]
         np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -121,23 +121,23 @@ def test_windows_of_a_series(tmp_path: Path, seed: int, channels: str) -> None:
                 begin = at
     series = msgspec.structs.replace(SERIES, channels=channels, mean=(1, 2), std=(3, 4))
     shape = (2, 4) if channels == "first" else (4, 2)
-    found = loaded(tmp_path, series, shape)
+    local = loaded(tmp_path, series, shape)
     x = np.array(expected_x)
-    np.testing.assert_allclose(found.x, x.transpose(0, 2, 1) if channels == "first" else x, 1e-6)
-    assert found.y.tolist() == expected_y
+    np.testing.assert_allclose(local.x, x.transpose(0, 2, 1) if channels == "first" else x, 1e-6)
+    assert local.y.tolist() == expected_y
 
 
 def test_a_line_is_a_sample_and_a_regression_has_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b,price\n1,2,3.5\n\n-1e1,.5,-4\n")
     series = Series(columns=("a", "b"), label="price")
     rule = LabelRule(None, (1,), "float32")
-    found = load_data(tmp_path / "a.csv", (2,), rule, preprocessing=series)
-    assert found.x.tolist() == [[1, 2], [-10, 0.5]]
-    assert found.y.tolist() == [[3.5], [-4]]
+    local = load_data(tmp_path / "a.csv", (2,), rule, preprocessing=series)
+    assert local.x.tolist() == [[1, 2], [-10, 0.5]]
+    assert local.y.tolist() == [[3.5], [-4]]
     numbered = Series(columns=("a", "b"), label="n")
     (tmp_path / "a.csv").write_text("a,b,n\n1,2,0\n3,4,2\n")
-    found = load_data(tmp_path / "a.csv", (2,), LabelRule(3), preprocessing=numbered)
-    assert found.y.tolist() == [0, 2]
+    local = load_data(tmp_path / "a.csv", (2,), LabelRule(3), preprocessing=numbered)
+    assert local.y.tolist() == [0, 2]
 
 
 @given(
@@ -165,15 +165,15 @@ def test_large_samples_go_to_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     expected = loaded(tmp_path / "pictures", images, (3, 9, 9))
     monkeypatch.setattr("device_agent.data.preparation.IN_MEMORY_BYTES", 100)
     labels = LabelRule(3)
-    found = load_data(
+    local = load_data(
         str(tmp_path / "pictures"),
         *((3, 9, 9), labels),
         unpack_to=tmp_path / "to",
         preprocessing=images,
     )
     assert (tmp_path / "to" / "x.prepared.npy").exists()
-    np.testing.assert_array_equal(found.x, expected.x)
-    assert found.fingerprint == expected.fingerprint
+    np.testing.assert_array_equal(local.x, expected.x)
+    assert local.fingerprint == expected.fingerprint
 
 
 def test_what_cannot_be_prepared(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_damaged_pictures_are_named(tmp_path: Path, seed: int) -> None:
         whole = (tmp_path / f"whole.{suffix}").read_bytes()
         for _ in range(60):
             data = bytearray(whole)
-            for place in draw.integers(len(data), size=int(draw.integers(1, 5))):
-                data[place] = draw.integers(256)
+            for position in draw.integers(len(data), size=int(draw.integers(1, 5))):
+                data[position] = draw.integers(256)
             file = tmp_path / f"damaged.{suffix}"
             file.write_bytes(data[: int(draw.integers(1, len(data) + 1))])
             try:
@@ -261,8 +261,8 @@ def test_accents_may_be_written_in_two_ways(tmp_path: Path) -> None:
     for number in range(2):
         picture = Image.fromarray(np.zeros((4, 4, 3), np.uint8))
         picture.save(tmp_path / "pictures" / name / f"{number}.png")
-    found = loaded(tmp_path / "pictures", Images(classes=("cat", "d\u00f6g")), (3, 4, 4))
-    assert found.y.tolist() == [1, 1]
+    local = loaded(tmp_path / "pictures", Images(classes=("cat", "d\u00f6g")), (3, 4, 4))
+    assert local.y.tolist() == [1, 1]
     (tmp_path / "a.csv").write_text(f"o\u0308,y\n1,{name}\n2,{name}\n")
     series = Series(columns=("\u00f6",), label="y", classes=("cat", "d\u00f6g"))
     assert loaded(tmp_path / "a.csv", series, (1,)).y.tolist() == [1, 1]
@@ -275,8 +275,8 @@ def test_decimal_commas_where_no_comma_separates(tmp_path: Path) -> None:
         rows = [(f"{0.25 * line:.2f}".replace(".", mark), "7", "sit") for line in range(-3, 5)]
         text = "\n".join(delimiter.join(row) for row in [("ax", "ay", "what"), *rows])
         (folder / "a.csv").write_text(text)
-        found = loaded(folder / "a.csv", SERIES, (1, 2)).x
-        assert np.asarray(found)[:, 0].tolist() == [[0.25 * line, 7] for line in range(-3, 5, 2)]
+        numbers = loaded(folder / "a.csv", SERIES, (1, 2)).x
+        assert np.asarray(numbers)[:, 0].tolist() == [[0.25 * line, 7] for line in range(-3, 5, 2)]
 
 
 @pytest.mark.parametrize(
@@ -344,5 +344,5 @@ def test_mistakes_in_a_csv_file(tmp_path: Path, text: str, code: str, words: str
 def test_what_fits_a_model(
     preprocessing: Preprocessing, shape: tuple[int, ...], more: dict, reason: str | None
 ) -> None:
-    found = misfit(preprocessing, shape, **{"dtype": "float32", **more})
-    assert found is None if reason is None else reason in str(found)
+    said = misfit(preprocessing, shape, **{"dtype": "float32", **more})
+    assert said is None if reason is None else reason in str(said)

@@ -84,9 +84,9 @@ def test_a_torn_end_spoils_no_other_line(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "rounds.log"
     path.write_bytes(b"2026 first\n" + torn)
     append(path, "2026 next")
-    found = last_lines(path, 10)
-    assert (found[0], found[-1]) == ("2026 first", "2026 next")
-    assert all("\0" not in line for line in found)
+    kept = last_lines(path, 10)
+    assert (kept[0], kept[-1]) == ("2026 first", "2026 next")
+    assert all("\0" not in line for line in kept)
     assert last_lines(path, 1) == ["2026 next"]
 
 

@@ -86,10 +86,10 @@ def test_a_damaged_file_is_named(
     assert str(copy / name) in said
     assert said.endswith(REPAIR)
     if change is not None:
-        found = (copy / name).stat().st_size
+        actual = (copy / name).stat().st_size
         sizes = (caught.value.values[key] for key in ("found_bytes", "expected_bytes"))
-        assert tuple(sizes) == (found, size)
-        assert f"{found:,} bytes instead of {size:,}" in said
+        assert tuple(sizes) == (actual, size)
+        assert f"{actual:,} bytes instead of {size:,}" in said
         assert change in said
 
 

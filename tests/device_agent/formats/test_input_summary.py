@@ -21,9 +21,9 @@ def samples(seed: int, count: int = 200, shape: tuple[int, ...] = (3, 5)) -> np.
 
 def test_quantiles_by_channel_in_two_digits(seed: int) -> None:
     x = samples(seed) * np.array([1, 50, 1e-3], np.float32)[:, None]
-    found = summary_of(x)
-    assert found is not None
-    for channel, quantiles in enumerate(found.channels):
+    summary = summary_of(x)
+    assert summary is not None
+    for channel, quantiles in enumerate(summary.channels):
         expected = np.sort(x[:, channel].reshape(-1))[[50, 500, 950]]  # of 1,000 values
         width = expected[2] - expected[0]
         assert np.allclose(quantiles, expected, rtol=0.06, atol=0.01 * width)
@@ -36,9 +36,9 @@ def test_what_has_no_summary(seed: int) -> None:
 
 
 def test_many_channels_are_one(seed: int) -> None:
-    found = summary_of(samples(seed, shape=(MOST_CHANNELS + 1,)))
-    assert found is not None
-    assert len(found.channels) == 1
+    summary = summary_of(samples(seed, shape=(MOST_CHANNELS + 1,)))
+    assert summary is not None
+    assert len(summary.channels) == 1
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_other_units_lie_far_off(seed: int, scale: float, offset: float, is_far:
     own = summary_of(x)
     assert own is not None
     assert reference is not None
-    found = far_off(own, reference)
-    assert (found is not None) == is_far
-    assert found is None or found.startswith("channel 2: ")
+    difference = far_off(own, reference)
+    assert (difference is not None) == is_far
+    assert difference is None or difference.startswith("channel 2: ")
 
 
 def test_a_constant_channel_is_held_against_the_others(seed: int) -> None:

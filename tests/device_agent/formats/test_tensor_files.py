@@ -36,11 +36,11 @@ def test_it_reads_what_safetensors_reads(
     assert_same(tensors_in(bytearray(path.read_bytes())), load_file(path))
 
 
-def assert_same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(tensors: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    assert tensors.keys() == expected.keys()
     for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert tensors[name].dtype == array.dtype
+        np.testing.assert_array_equal(tensors[name], array)
 
 
 HALF = save({"h": np.zeros(2, np.half)})
@@ -78,6 +78,6 @@ def test_tensors_outside_the_file_are_refused(shape: list[int], first: int, end:
 
 def test_tensors_that_are_not_aligned_are_read() -> None:
     data = file_of([2, 2], 0, 16, spaces=3)
-    found = tensors_in(data)["x"]
-    assert found.flags.aligned
-    np.testing.assert_array_equal(found, load(bytes(data))["x"])
+    tensor = tensors_in(data)["x"]
+    assert tensor.flags.aligned
+    np.testing.assert_array_equal(tensor, load(bytes(data))["x"])

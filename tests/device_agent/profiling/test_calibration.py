@@ -107,8 +107,8 @@ def test_the_quickest_quarter_counts() -> None:
 
 def test_without_time_every_case_still_runs() -> None:
     two = [("product", {"x": (1, 2, 3), "w": (1, 3, 4)}), ("row", {"x": (5,)})]
-    found = time_cases(two, 1, Budget(0.0), print)
-    assert [(t.kind, t.sizes) for t in found.timings] == [
+    timings = time_cases(two, 1, Budget(0.0), print)
+    assert [(t.kind, t.sizes) for t in timings.timings] == [
         ("product", (1, 2, 4, 3)),
         ("unary", (5,)),
     ]

@@ -75,11 +75,11 @@ def test_the_memory_of_a_child_with_a_known_allocation(tmp_path: Path) -> None:
 
 def test_percentiles() -> None:
     seconds = np.random.default_rng(0).exponential(size=21).tolist()
-    found = duration(seconds)
+    summary = duration(seconds)
     tenths = statistics.quantiles(seconds, n=10, method="inclusive")
-    assert found.median_s == statistics.median(seconds)
-    assert (found.p10_s, found.p90_s) == pytest.approx((tenths[0], tenths[-1]))
-    assert found.runs == 21
+    assert summary.median_s == statistics.median(seconds)
+    assert (summary.p10_s, summary.p90_s) == pytest.approx((tenths[0], tenths[-1]))
+    assert summary.runs == 21
 
 
 def test_a_sustained_run_on_a_device_that_slows_down() -> None:
@@ -87,14 +87,14 @@ def test_a_sustained_run_on_a_device_that_slows_down() -> None:
     at = np.arange(0, 300, 0.5)
     took = 0.1 * (1 + np.floor(at) / 100)
     read = {number: (40.0 + number, 10**9) for number in range(60)}
-    found = summarise(at, took, 5.0, read)
-    assert found.window_s == 60
-    assert found.first.median_s == pytest.approx(0.1 * 1.295)
-    assert found.last.median_s == pytest.approx(0.1 * (1 + 2.695))
-    assert found.slowdown == pytest.approx(3.695 / 1.295 - 1, rel=0.01)
-    assert [point.at_s for point in found.points] == [5.0 * number for number in range(60)]
-    assert found.points[1].step.median_s == pytest.approx(0.1 * 1.07)
-    assert {point.step.runs for point in found.points} == {10}
+    run = summarise(at, took, 5.0, read)
+    assert run.window_s == 60
+    assert run.first.median_s == pytest.approx(0.1 * 1.295)
+    assert run.last.median_s == pytest.approx(0.1 * (1 + 2.695))
+    assert run.slowdown == pytest.approx(3.695 / 1.295 - 1, rel=0.01)
+    assert [point.at_s for point in run.points] == [5.0 * number for number in range(60)]
+    assert run.points[1].step.median_s == pytest.approx(0.1 * 1.07)
+    assert {point.step.runs for point in run.points} == {10}
     short = summarise(np.array([0.0, 1.0]), np.array([1.0, 2.0]), 1.0, {0: (None, None)})
     assert (short.window_s, short.first.median_s, short.last.median_s) == (1.5, 1.5, 2.0)
 
@@ -137,11 +137,11 @@ def test_a_training_step_of_several_signatures(
     bundle = open_bundle(bundle_of("cp"))
     times = [step.times for step in training_of(bundle).steps]
     assert len(times) == 2
-    found = tasks(bundle)
-    roles = [task.role for task in found]
+    listed = tasks(bundle)
+    roles = [task.role for task in listed]
     assert roles == ["initialise", "forward", "step", "step", "train", "evaluate"]
     for task, expected in zip(
-        found, [[2], [2], [2], [2], [2 * n for n in times], [2]], strict=True
+        listed, [[2], [2], [2], [2], [2 * n for n in times], [2]], strict=True
     ):
         assert counted(bundle.folder, task, tmp_path, monkeypatch) == expected
 
@@ -150,10 +150,10 @@ def test_a_slice_gets_a_synthetic_recording(
     bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = open_bundle(bundle_of("slice"))
-    found = tasks(bundle)
-    assert [task.role for task in found[-3:]] == ["forward", "train", "evaluate"]
-    assert {task.role for task in found[:-3]} == {"stage"}
-    for task in found:
+    listed = tasks(bundle)
+    assert [task.role for task in listed[-3:]] == ["forward", "train", "evaluate"]
+    assert {task.role for task in listed[:-3]} == {"stage"}
+    for task in listed:
         assert counted(bundle.folder, task, tmp_path, monkeypatch) == [2]
 
 
@@ -211,19 +211,19 @@ def profiled(bundle: Path, root: Path, flags: str) -> Profile:
 def test_a_run_with_throttling_is_invalid(
     bundle_of: BundleOf, tmp_path: Path, flags: str, reason: str
 ) -> None:
-    found = profiled(bundle_of("full"), pi(tmp_path, "0"), flags)
-    assert found.before.throttled == ()
-    assert f"{reason} during train" in found.validity.invalid
-    assert f"{reason} during predict" not in found.validity.invalid
+    profile = profiled(bundle_of("full"), pi(tmp_path, "0"), flags)
+    assert profile.before.throttled == ()
+    assert f"{reason} during train" in profile.validity.invalid
+    assert f"{reason} during predict" not in profile.validity.invalid
     with refused("measurement.throttled") as error:
-        require_stable(found)
+        require_stable(profile)
     assert isinstance(error.value, UnstableError)
     assert f"{reason} during train" in error.value.values["reasons"]
 
 
 def test_throttling_before_the_run_does_not_count(bundle_of: BundleOf, tmp_path: Path) -> None:
-    found = profiled(bundle_of("full"), pi(tmp_path, "50000"), "50000")
-    assert found.validity.invalid == ()
+    profile = profiled(bundle_of("full"), pi(tmp_path, "50000"), "50000")
+    assert profile.validity.invalid == ()
 
 
 def test_strict_refuses_unstable_times() -> None:

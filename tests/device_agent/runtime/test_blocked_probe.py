@@ -113,9 +113,9 @@ def test_other_forms_are_not_fetched(
     say(told, block)
     offers, sources = [], {}
     for path in bundle.iterdir():
-        found = fingerprint_file(path)
-        offers.append(FileOffer(name=path.name, size=found.size, sha256=found.sha256))
-        sources[found.sha256] = path
+        entry = fingerprint_file(path)
+        offers.append(FileOffer(name=path.name, size=entry.size, sha256=entry.sha256))
+        sources[entry.sha256] = path
     fetched = []
 
     def fetch(offer: FileOffer, to: Path) -> None:

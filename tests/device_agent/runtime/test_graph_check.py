@@ -50,12 +50,12 @@ def plain() -> onnx.ModelProto:
 def test_what_no_export_has_is_refused(
     change: Callable[[onnx.ModelProto], None], found: str, tmp_path: Path
 ) -> None:
-    made = plain()
+    unsafe = plain()
     path = tmp_path / "train.onnx"
-    path.write_bytes(made.SerializeToString())
+    path.write_bytes(unsafe.SerializeToString())
     check_graph(path)
-    change(made)
-    path.write_bytes(made.SerializeToString())
+    change(unsafe)
+    path.write_bytes(unsafe.SerializeToString())
     with refused("bundle.unsafe-graph", found=found, file="train.onnx"):
         OnnxSession(path, 1)
 
@@ -65,19 +65,19 @@ def test_exports_pass(bundle_of: BundleOf) -> None:
     assert paths
     for path in paths:
         check_graph(path)
-        made = onnx.load(path)  # what the rule stands for
-        assert {node.domain for node in made.graph.node} == {""}
-        assert not made.functions
+        exported = onnx.load(path)  # what the rule stands for
+        assert {node.domain for node in exported.graph.node} == {""}
+        assert not exported.functions
 
 
 @given(st.data())
 def test_damaged_bytes_end_with_an_answer(data: st.DataObject) -> None:
-    made = bytearray(plain().SerializeToString())
-    for place, byte in data.draw(
-        st.lists(st.tuples(st.integers(0, len(made) - 1), st.integers(0, 255)), max_size=6)
+    content = bytearray(plain().SerializeToString())
+    for position, byte in data.draw(
+        st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=6)
     ):
-        made[place] = byte
-    cut = made[: data.draw(st.integers(0, len(made)))]
+        content[position] = byte
+    cut = content[: data.draw(st.integers(0, len(content)))]
     with suppress(ValueError, IndexError):
         foreign(memoryview(bytes(cut)))
 

@@ -58,10 +58,10 @@ def test_results_are_the_callers(rows: str, tmp_path: Path) -> None:
 
 def write_node(path: Path, node: NodeProto, inputs: Sequence[Port], *outputs: Port) -> Path:
     """A graph of one node; a port is the name, type and shape of a tensor."""
-    given, made = (
+    given, results = (
         [helper.make_tensor_value_info(*p) for p in ports] for ports in (inputs, outputs)
     )
-    graph = helper.make_graph([node], "graph", given, made)
+    graph = helper.make_graph([node], "graph", given, results)
     versions = [helper.make_opsetid("", 18)]
     model = helper.make_model(graph, opset_imports=versions, ir_version=10)
     path.write_bytes(model.SerializeToString())

@@ -137,9 +137,9 @@ def test_other_forms_are_not_fetched(
 ) -> None:
     offers, sources = [], {}
     for path in folder.iterdir():
-        found = fingerprint_file(path)
-        offers.append(FileOffer(name=path.name, size=found.size, sha256=found.sha256))
-        sources[found.sha256] = path
+        entry = fingerprint_file(path)
+        offers.append(FileOffer(name=path.name, size=entry.size, sha256=entry.sha256))
+        sources[entry.sha256] = path
     for faster, expected in ((True, {None, WINOGRAD}), (False, {None})):
         say(None, faster)
         state = DeviceState(tmp_path / str(faster))
@@ -170,12 +170,12 @@ def test_a_form_of_unknown_size_is_not_used(
     say(None, True)
     opened = open_bundle(folder)
     signatures = {
-        name: msgspec.structs.replace(one, winograd_peak_bytes=None)
-        for name, one in opened.manifest.signatures.items()
+        name: msgspec.structs.replace(signature, winograd_peak_bytes=None)
+        for name, signature in opened.manifest.signatures.items()
     }
     manifest = msgspec.structs.replace(opened.manifest, signatures=signatures)
-    found = in_device_form(replace(opened, manifest=manifest))
-    assert form_of(graph_of(found)) is None
+    chosen = in_device_form(replace(opened, manifest=manifest))
+    assert form_of(graph_of(chosen)) is None
 
 
 def test_probes_are_made_before_memory_is_limited(
@@ -235,14 +235,14 @@ def test_a_wrong_form_is_not_trained(
 
 
 def test_the_probe_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
+    probes: list[Path] = []
 
     def measured(probe: Path) -> bool:
-        made.append(probe)
+        probes.append(probe)
         return True
 
     monkeypatch.setattr(winograd_probe, "gains", measured)
     multiplies_faster.cache_clear()
     assert [multiplies_faster(), multiplies_faster()] == [True, True]
     multiplies_faster.cache_clear()
-    assert made == [PROBE]
+    assert probes == [PROBE]

@@ -201,9 +201,9 @@ def test_a_note_for_data_that_do_not_exist_yet(tmp_path: Path) -> None:
 
 
 def test_a_service_sees_its_own_folders_among_temporary_ones() -> None:
-    place = ServicePlace(False, Path("/etc/unit"), Path("/etc/options"))
+    places = ServicePlace(False, Path("/etc/unit"), Path("/etc/options"))
     for state, data in (("/tmp", "/srv/x.npz"), ("/srv", "/var/tmp/x.npz"), ("/", "/srv/x.npz")):
-        text = unit_text(replace(OPTIONS, state=Path(state), data=data), place, 257)
+        text = unit_text(replace(OPTIONS, state=Path(state), data=data), places, 257)
         assert ("PrivateTmp=yes" in text) == (state == "/")
         assert f'ReadWritePaths="{state}"' in text or f"ReadWritePaths={state}" in text
 

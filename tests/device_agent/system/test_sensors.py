@@ -24,8 +24,8 @@ def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
         sensors.temperature_c, sensors.governor, sensors.clock_hz, sensors.throttle,
         sensors.battery_level, sensors.charging,
     )  # fmt: skip
-    assert [one(tmp_path) for one in read] == [None] * 6
-    assert [one(tmp_path / "nowhere") for one in read] == [None] * 6
+    assert [sensor(tmp_path) for sensor in read] == [None] * 6
+    assert [sensor(tmp_path / "nowhere") for sensor in read] == [None] * 6
 
 
 def test_the_hottest_zone_counts_and_a_dead_one_does_not(tmp_path: Path) -> None:

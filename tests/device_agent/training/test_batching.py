@@ -15,14 +15,14 @@ from oracles import batches_of
 )
 def test_batches_cover_every_sample_once(count: int, size: int, order: int | None) -> None:
     shuffled = None if order is None else np.random.default_rng(order)
-    made = batches(count, size, shuffled)
-    sizes = list(map(len, made))
-    assert sorted(np.concatenate(made).tolist()) == list(range(count))
+    parts = batches(count, size, shuffled)
+    sizes = list(map(len, parts))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(count))
     assert min(sizes) > 1 or count == 1
     assert all(length == size for length in sizes[:-1])
     assert sizes[-1] <= size + 1
     if order is None:
-        assert np.concatenate(made).tolist() == list(range(count))
+        assert np.concatenate(parts).tolist() == list(range(count))
 
 
 @given(
@@ -32,9 +32,9 @@ def test_batches_cover_every_sample_once(count: int, size: int, order: int | Non
     epoch=st.integers(0, 9),
 )
 def test_the_order_is_the_documented_one(samples: int, size: int, seed: int, epoch: int) -> None:
-    made = batches(samples, size, np.random.default_rng([seed, epoch]))
+    parts = batches(samples, size, np.random.default_rng([seed, epoch]))
     expected = batches_of(samples, size, seed, epoch)
-    assert [one.tolist() for one in made] == [one.tolist() for one in expected]
+    assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
 
 
 def test_batches_are_shuffled_by_their_seed() -> None:

@@ -301,8 +301,8 @@ def test_the_personal_model_starts_where_it_was_left(
     assert all(np.array_equal(run.state[name], kept[name]) for name in kept)
 
 
-def distance(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    return float(sum(np.linalg.norm(one[name] - other[name]) for name in one))
+def distance(tensors: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    return float(sum(np.linalg.norm(tensors[name] - other[name]) for name in tensors))
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "cp"])

@@ -73,9 +73,9 @@ def test_a_recording_takes_half_the_space(tmp_path: Path, seed: int) -> None:
     on_disk = np.load(tmp_path / "r.npy")
     assert on_disk.dtype == np.float16
     assert (tmp_path / "r.npy").stat().st_size == 128 + 2 * values.size
-    found = recording.read(np.array([5, 0]))
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, np.vectorize(nearest)(values[[5, 0]]).astype(np.float32))
+    rows = recording.read(np.array([5, 0]))
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, np.vectorize(nearest)(values[[5, 0]]).astype(np.float32))
 
 
 def test_the_space_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_training_on_rounded_activations(
     bundle_of: BundleOf, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = as_float16(bundle_of("slice"), tmp_path / "half")
-    found = train_bundle(half, data, tmp_path / "found", threads=1).record
+    rounded = train_bundle(half, data, tmp_path / "found", threads=1).record
     # The same with float32 recordings of stages whose results are rounded.
     original = OnnxSession.run
 
@@ -104,11 +104,11 @@ def test_a_training_on_rounded_activations(
 
     monkeypatch.setattr(OnnxSession, "run", run)
     expected = train_bundle(bundle_of("slice"), data, tmp_path / "expected", threads=1).record
-    assert found.loss_last == expected.loss_last
-    assert found.file == expected.file
+    assert rounded.loss_last == expected.loss_last
+    assert rounded.file == expected.file
     monkeypatch.undo()
     exact = train_bundle(bundle_of("slice"), data, tmp_path / "exact", threads=1).record
-    assert found.file != exact.file
+    assert rounded.file != exact.file
 
 
 def test_activations_beyond_the_range_end_the_training(bundle_of: BundleOf, tmp_path: Path) -> None:

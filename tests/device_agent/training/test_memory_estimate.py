@@ -68,8 +68,8 @@ def test_what_is_shared_is_held_once() -> None:
 
 def test_alone_a_signature_takes_its_peak() -> None:
     about = manifest()
-    for name, one in about.signatures.items():
-        assert concurrent_peak_bytes(about, [name]) == one.peak_bytes
+    for name, signature in about.signatures.items():
+        assert concurrent_peak_bytes(about, [name]) == signature.peak_bytes
 
 
 def test_a_personal_model_is_held_as_it_was_before_too() -> None:

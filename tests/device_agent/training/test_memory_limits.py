@@ -124,10 +124,10 @@ def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int =
         [sys.executable, "-c", PROGRAM, json.dumps(given)],
         cwd=folder, env=environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    found = json.loads(done.stdout) if done.returncode == 0 else None
-    if found is None:
+    memory = json.loads(done.stdout) if done.returncode == 0 else None
+    if memory is None:
         return Ended(done.returncode, done.stderr, None)
-    return Ended(0, done.stderr, found["peak"] - found["idle"], found["idle"])
+    return Ended(0, done.stderr, memory["peak"] - memory["idle"], memory["idle"])
 
 
 def make(folder: Path) -> None:
@@ -295,11 +295,11 @@ def test_training_stays_within_the_prediction(
     bundle = bundle_of(family)
     need = needed_bytes(open_bundle(bundle).manifest, False)
     assert need is not None
-    found = train(bundle, data, tmp_path / "run")
-    assert found.growth is not None, found.stderr
-    assert found.growth <= need[0]
+    ended = train(bundle, data, tmp_path / "run")
+    assert ended.growth is not None, ended.stderr
+    assert ended.growth <= need[0]
     # A limit of a ninth above the peak of the whole process is accepted.
-    assert found.idle + need[0] <= (found.idle + found.growth) / 0.9
+    assert ended.idle + need[0] <= (ended.idle + ended.growth) / 0.9
 
 
 def test_a_limit_that_is_enough_leaves_the_arena_its_regions(tmp_path: Path) -> None:
@@ -356,12 +356,12 @@ def test_progress_is_kept_when_memory_runs_out(
 
 def test_limits_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limits, "cgroup_limit", lambda: 7 * 10**9)
-    found = {ceiling.name: ceiling for ceiling in ceilings(5 * 10**9)}
-    assert found["--max-memory"].limit == 5 * 10**9
-    assert 0 < found["--max-memory"].used < 5 * 10**9
-    assert found["the control group (memory.max)"].limit == 7 * 10**9
+    limits = {ceiling.name: ceiling for ceiling in ceilings(5 * 10**9)}
+    assert limits["--max-memory"].limit == 5 * 10**9
+    assert 0 < limits["--max-memory"].used < 5 * 10**9
+    assert limits["the control group (memory.max)"].limit == 7 * 10**9
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
-    assert not any("address space" in name for name in found)
+    assert not any("address space" in name for name in limits)
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,14 @@ def jobs(bundle_of: BundleOf, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """Trainings of a family with recordings, also in float16, and of one with a personal model."""
     folder = tmp_path_factory.mktemp("jobs")
     data = write_data(folder / "local.npz", count=SAMPLES)
-    found = {}
+    by_family = {}
     for family in ("slice", "cp"):
         longer = shutil.copytree(bundle_of(family), folder / family)
         rewrite(longer, lambda manifest: shorten(manifest["schedule"][-1]))
-        found[family] = Job(str(longer), str(data), "", checkpoint_s=OFTEN_S)
-    half = shutil.copytree(found["slice"].bundle, folder / "half")
+        by_family[family] = Job(str(longer), str(data), "", checkpoint_s=OFTEN_S)
+    half = shutil.copytree(by_family["slice"].bundle, folder / "half")
     rewrite(half, lambda manifest: [s.update(dtype="float16") for s in manifest["schedule"][:-1]])
-    return found | {"float16": replace(found["slice"], bundle=str(half))}
+    return by_family | {"float16": replace(by_family["slice"], bundle=str(half))}
 
 
 def shorten(training: dict[str, Any]) -> None:
@@ -89,8 +89,8 @@ def kill_often(
         if trainer.kill(used, after) == 0:  # it ended before the kill
             shutil.rmtree(folder / str(killed))
             continue
-        found = resumed(trainer, used, folder / str(killed))
-        assert found == expected, f"killed after {after} s"
+        update = resumed(trainer, used, folder / str(killed))
+        assert update == expected, f"killed after {after} s"
         killed += 1
 
 
@@ -226,7 +226,7 @@ def test_a_training_with_other_inputs_starts_from_the_beginning(
     job = jobs["slice"]
     out = interrupted(job, tmp_path)
     bundle, data, options = job.bundle, job.data, dict[str, object]()
-    place = training_folder(out)
+    scratch = training_folder(out)
     match change:
         case "data":  # one number of one sample
             with np.load(data) as file:
@@ -242,16 +242,16 @@ def test_a_training_with_other_inputs_starts_from_the_beginning(
             bundle = shutil.copytree(bundle, tmp_path / "bundle")
             rewrite(bundle, lambda manifest: manifest["schedule"][-1].update(epochs=3))
         case "damaged":
-            (place / CHECKPOINT).write_bytes((place / CHECKPOINT).read_bytes()[:-9])
+            (scratch / CHECKPOINT).write_bytes((scratch / CHECKPOINT).read_bytes()[:-9])
         case "lost":
-            for recording in place.glob("*.npy"):
+            for recording in scratch.glob("*.npy"):
                 recording.unlink()
     with logged() as said:
         train_bundle(bundle, data, out, threads=1, **options)
     train_bundle(bundle, data, tmp_path / "whole", threads=1, **options)
     assert not any("Continuing" in line for line in said)
     assert everything(out) == everything(tmp_path / "whole")
-    assert not place.exists()
+    assert not scratch.exists()
 
 
 @pytest.mark.parametrize("file", ["recording", "checkpoint"])
@@ -261,8 +261,8 @@ def test_a_file_altered_on_disk_costs_only_time(
 ) -> None:
     job = jobs["slice"]
     out = interrupted(job, tmp_path)
-    place = training_folder(out)
-    path = place / CHECKPOINT if file == "checkpoint" else next(place.glob("*.npy"))
+    scratch = training_folder(out)
+    path = scratch / CHECKPOINT if file == "checkpoint" else next(scratch.glob("*.npy"))
     data = bytearray(path.read_bytes())
     if part is not None:
         data[int(part * len(data))] ^= 16
@@ -272,7 +272,7 @@ def test_a_file_altered_on_disk_costs_only_time(
     train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1)
     assert [line for line in said if not line.startswith("epoch")] == []
     assert everything(out) == everything(tmp_path / "whole")
-    assert not place.exists()
+    assert not scratch.exists()
 
 
 def test_a_recording_altered_while_it_is_made(

@@ -38,17 +38,17 @@ def workload(*training: SignatureWork, recording: tuple[SignatureWork, ...] = ()
 def test_time_of_two_operators() -> None:
     # A product of 32 x 64 x 64 at 1 GMAC/s, an addition of 2048 numbers at 0.5 G/s.
     step = signature(Operation("product", (1, 32, 64, 64)), Operation("arithmetic", (2048,)))
-    found = TimeModel(CALIBRATION).batch([step])
+    time = TimeModel(CALIBRATION).batch([step])
     by_hand = RUN_S + 5 * PORT_S + 32 * 64 * 64 * 1e-9 + 2048 * 2e-9
-    assert found.value == pytest.approx(by_hand, rel=1e-6)
+    assert time.value == pytest.approx(by_hand, rel=1e-6)
     # Rates that are the same everywhere leave no doubt but the model's own.
-    assert found.upper == pytest.approx((1 + TIME_ERROR) * by_hand, rel=1e-3)
+    assert time.upper == pytest.approx((1 + TIME_ERROR) * by_hand, rel=1e-3)
 
 
 def test_fewer_timed_cases_widen_the_bound() -> None:
     step = signature(Operation("product", (1, 32, 64, 64)))
     few = msgspec.structs.replace(CALIBRATION, timed_share=0.25)
-    whole, wide = (TimeModel(one).batch([step]) for one in (CALIBRATION, few))
+    whole, wide = (TimeModel(calibration).batch([step]) for calibration in (CALIBRATION, few))
     assert wide.value == whole.value
     assert wide.upper == pytest.approx((1 + 4 * TIME_ERROR) * wide.value, rel=1e-3)
 
@@ -57,8 +57,8 @@ def test_a_device_with_blocked_convolutions_runs_the_blocked_form() -> None:
     plain = (Operation("convolution", (32, 16, 64, 16, 9)),)
     blocked = (Operation("blocked", (32, 16, 64, 16, 9)), Operation("scaled", (1000,), 2))
     step = signature(*plain, blocked=blocked)
-    own = [one for one in CALIBRATION.timings if one.kind == "convolution"]
-    extra = [Timing("blocked", one.sizes, one.seconds / 2) for one in own]
+    own = [timing for timing in CALIBRATION.timings if timing.kind == "convolution"]
+    extra = [Timing("blocked", timing.sizes, timing.seconds / 2) for timing in own]
     extra += [Timing("scaled", (n,), n * 3e-9) for n in (1, 1000, 1_000_000)]
     with_blocks = msgspec.structs.replace(CALIBRATION, timings=(*CALIBRATION.timings, *extra))
     around = RUN_S + 5 * PORT_S
@@ -66,8 +66,8 @@ def test_a_device_with_blocked_convolutions_runs_the_blocked_form() -> None:
     assert TimeModel(CALIBRATION).batch([step]).value == pytest.approx(
         around + macs * 1e-9, rel=1e-3
     )
-    found = TimeModel(with_blocks).batch([step]).value
-    assert found == pytest.approx(around + macs * 0.5e-9 + 2 * 1000 * 3e-9, rel=1e-3)
+    time = TimeModel(with_blocks).batch([step]).value
+    assert time == pytest.approx(around + macs * 0.5e-9 + 2 * 1000 * 3e-9, rel=1e-3)
     # A submodel without a blocked form runs as it is.
     same = TimeModel(with_blocks).batch([signature(*plain)]).value
     assert same == pytest.approx(around + macs * 1e-9, rel=1e-3)
@@ -103,9 +103,9 @@ def test_a_device_that_gains_runs_winograds_form() -> None:
 def test_repetitions_views_and_loops() -> None:
     inside = (Operation("loop", (256,)), Operation("arithmetic", (1000,), 256))
     step = signature(*inside, Operation("view", (1,), 3), times=5)
-    found = TimeModel(CALIBRATION).batch([step])
+    time = TimeModel(CALIBRATION).batch([step])
     once = RUN_S + 5 * PORT_S + 256 * STEP_S + 256 * 1000 * 2e-9 + 3 * NODE_S
-    assert found.value == pytest.approx(5 * once, rel=1e-6)
+    assert time.value == pytest.approx(5 * once, rel=1e-6)
 
 
 def test_a_calibration_that_lacks_a_kind_is_refused() -> None:
@@ -122,38 +122,38 @@ def test_memory_of_training() -> None:
         signature(),
         signature(name="factor_step", inputs=45 * KB, outputs=44 * KB, arena=100 * KB, nodes=7),
     )
-    found = predict(workload(*steps), calibration).memory
+    memory = predict(workload(*steps), calibration).memory
     # Shared state, the larger batch with its results, both arenas, nine nodes, one session.
     growth = (60 + max(10 + 41, 5 + 44) + 300 + 100 + 9 + 200) * KB
-    assert found.value == 1000 * KB + growth
-    assert found.upper == pytest.approx(1000 * KB + growth * (1 + RELATIVE_ERROR))
+    assert memory.value == 1000 * KB + growth
+    assert memory.upper == pytest.approx(1000 * KB + growth * (1 + RELATIVE_ERROR))
 
 
 def test_a_page_copies_what_enters_and_leaves() -> None:
     web = msgspec.structs.replace(
         CALIBRATION, memory=None, runtime="onnxruntime-web 1.30.0", byte_s=2e-9
     )
-    found = predict(workload(signature()), web)
+    need = predict(workload(signature()), web)
     copies = (IN_BROWSER.array_copies - 1) * (50 + 41) * KB
     growth = (60 + 10 + 41 + 300) * KB + copies
     growth += 2 * IN_BROWSER.node_bytes + IN_BROWSER.session_bytes
-    assert found.memory.value == IN_BROWSER.idle_bytes + growth
-    assert found.step is not None
-    assert found.step.value == pytest.approx(RUN_S + 5 * PORT_S + (50 + 41) * KB * 2e-9, rel=1e-6)
+    assert need.memory.value == IN_BROWSER.idle_bytes + growth
+    assert need.step is not None
+    assert need.step.value == pytest.approx(RUN_S + 5 * PORT_S + (50 + 41) * KB * 2e-9, rel=1e-6)
 
 
 def test_memory_of_a_stage_that_needs_more_than_training() -> None:
     stage = signature(name="forward_0", inputs=70 * KB, outputs=80 * KB, arena=900 * KB, nodes=3)
-    found = predict(workload(signature(), recording=(stage,)), None)
+    predicted = predict(workload(signature(), recording=(stage,)), None)
     growth = (70 + 80 + 900) * KB + 3 * UNCALIBRATED.node_bytes + UNCALIBRATED.session_bytes
-    assert found.memory.value == UNCALIBRATED.idle_bytes + growth
-    assert found.step is None
+    assert predicted.memory.value == UNCALIBRATED.idle_bytes + growth
+    assert predicted.step is None
 
 
 def test_the_upper_bound_of_memory_is_above_the_idle_agent() -> None:
-    found = predict(workload(signature()), CALIBRATION).memory
-    growth = found.value - UNCALIBRATED.idle_bytes
-    assert found.upper == pytest.approx(UNCALIBRATED.idle_bytes + growth * (1 + RELATIVE_ERROR))
+    predicted = predict(workload(signature()), CALIBRATION).memory
+    growth = predicted.value - UNCALIBRATED.idle_bytes
+    assert predicted.upper == pytest.approx(UNCALIBRATED.idle_bytes + growth * (1 + RELATIVE_ERROR))
 
 
 def test_rates_between_timings_of_one_size() -> None:

@@ -106,13 +106,13 @@ def test_the_binding_budget_is_the_one_exceeded_most() -> None:
 
 
 def test_of_equally_strong_ones_the_smaller_is_chosen() -> None:
-    found = [
+    candidates = [
         candidate("pfedme", 1.0, 90, 2.0),
         candidate("full", 1.0, 80, 2.0),
         candidate("width:0.5", 0.5, 10, 0.1),
     ]
-    plans = {plan(order, Budgets(memory=100)).chosen for order in permutations(found)}
-    assert plans == {found[1]}
+    plans = {plan(order, Budgets(memory=100)).chosen for order in permutations(candidates)}
+    assert plans == {candidates[1]}
 
 
 def test_a_time_that_is_not_known_binds_nothing() -> None:
@@ -121,8 +121,8 @@ def test_a_time_that_is_not_known_binds_nothing() -> None:
 
 
 def test_where_nothing_fits_the_nearest_is_named() -> None:
-    found = [candidate("full", 1.0, 400, 1.0), candidate("width:0.5", 0.5, 200, 0.5)]
-    decided = plan(found, Budgets(memory=100, step=0.4))
+    candidates = [candidate("full", 1.0, 400, 1.0), candidate("width:0.5", 0.5, 200, 0.5)]
+    decided = plan(candidates, Budgets(memory=100, step=0.4))
     assert decided.chosen is None
     assert decided.nearest is not None
     assert decided.nearest.candidate.submodel == "width:0.5"

@@ -69,14 +69,14 @@ def test_what_an_owner_has_sent_in(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "board.json").write_bytes(msgspec.json.encode(sent))
     monkeypatch.setattr(device_profile, "BUILT_IN", tmp_path)
     assert built_in() == ["board"]
-    found = load_device("board")
-    assert (found.name, found.title, found.date) == ("board", "Board 2", DEVICE.date)
-    assert (found.clock_hz, found.memory_bytes, found.memory_available_bytes) == (9, 100, 70)
-    assert found.storage_free_bytes is None
-    assert (found.calibration, found.machine) == (DEVICE.calibration, MACHINE)
-    assert (found.versions, found.trainings) == (sent.versions, sent.trainings)
-    assert found.sources["clock_hz"] == "a book"
-    assert found.sources["memory_available_bytes"] == origin
+    device = load_device("board")
+    assert (device.name, device.title, device.date) == ("board", "Board 2", DEVICE.date)
+    assert (device.clock_hz, device.memory_bytes, device.memory_available_bytes) == (9, 100, 70)
+    assert device.storage_free_bytes is None
+    assert (device.calibration, device.machine) == (DEVICE.calibration, MACHINE)
+    assert (device.versions, device.trainings) == (sent.versions, sent.trainings)
+    assert device.sources["clock_hz"] == "a book"
+    assert device.sources["memory_available_bytes"] == origin
 
 
 def test_a_calibration_alone_is_written_as_before() -> None:
