@@ -1,5 +1,7 @@
 """What one node of an ONNX graph says: shapes, windows, constants, and permutations before it."""
 
+from typing import NamedTuple
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir import Node, Value
@@ -15,6 +17,22 @@ SWAP = (1, 0, 2, 3)
 """The permutation that exchanges the input and output channels of a weight."""
 
 
+class Gradient(NamedTuple):
+    """The gradient of a weight: `moved` (N, O, H', W') is moved over `image` (N, C, H, W).
+
+    Lengths are pixels: `pads` around the image, steps of `moved` over it and of its elements, and
+    the `size` of the result (O, C / groups, *size).
+    """
+
+    image: Value
+    moved: Value
+    pads: list[int]
+    strides: list[int]
+    dilations: list[int]
+    size: tuple[int, int]
+    groups: int
+
+
 def dims_of(value: Value | None) -> Dims:
     """The shape of `value`; empty if it is unknown."""
     if value is None or value.shape is None:
@@ -22,10 +40,15 @@ def dims_of(value: Value | None) -> Dims:
     return tuple(size if isinstance(size, int) else None for size in value.shape.dims)
 
 
+def sizes_of(value: Value | None) -> list[int]:
+    """The shape of `value`, with 0 for a size that is not known."""
+    return [size or 0 for size in dims_of(value)]
+
+
 def numbers(node: Node) -> dict[str, list[int]]:
     """The window of a convolution, with its number of groups."""
     unlike = ("auto_pad", "group")
-    window = {k: list(one.as_ints()) for k, one in node.attributes.items() if k not in unlike}
+    window = {k: list(v.as_ints()) for k, v in node.attributes.items() if k not in unlike}
     groups = node.attributes["group"].as_int() if "group" in node.attributes else 1
     return {**window, "group": [groups]}
 
@@ -99,11 +122,33 @@ def value_of(value: Value | None) -> np.ndarray | None:
 
 def whole_numbers(value: Value | None) -> list[int]:
     """The numbers of a constant; empty if it is computed."""
-    found = value_of(value)
-    return [] if found is None else [int(number) for number in found.reshape(-1)]
+    array = value_of(value)
+    return [] if array is None else [int(number) for number in array.reshape(-1)]
 
 
 def is_all(value: Value | None, number: float) -> bool:
     """Whether `value` is a constant that repeats `number`."""
-    found = value_of(value)
-    return found is not None and bool((found == number).all())
+    array = value_of(value)
+    return array is not None and bool((array == number).all())
+
+
+def gradient_of(node: Node) -> Gradient | None:
+    """The gradient that `node` computes as `convolution.py` writes it; None for other nodes."""
+    if node.op_type != "Conv" or node.domain or len(dims_of(node.outputs[0])) != 4:
+        return None
+    image, (top, left, bottom, right) = rows_of(node)
+    moved, window = swapped(node.inputs[1]), numbers(node)
+    _, _, high, wide = sizes_of(node.outputs[0])
+    if image is None or moved is None or not (high and wide) or None in dims_of(image)[1:]:
+        return None
+    (groups,), (down, along) = window["group"], window["dilations"]
+    pixel = sizes_of(image)[1] // groups
+    return Gradient(
+        image=image,
+        moved=moved,
+        pads=[top, left // pixel, bottom, right // pixel],
+        strides=window["strides"],
+        dilations=[down, along // pixel],
+        size=(high, wide // pixel),
+        groups=groups,
+    )

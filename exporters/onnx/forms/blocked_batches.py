@@ -1,24 +1,19 @@
 """What a blocked form computes with the number of samples of a batch, or chooses by it."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 from onnx_ir import Value
 
+from exporters.onnx.forms.blocked_values import BlockedValues
 from exporters.onnx.graph_reading import Dims, dims_of
-
-if TYPE_CHECKING:
-    from exporters.onnx.forms.blocked_layout import BlockedLayout
 
 WHOLE = ir.DataType.INT64
 Way = Callable[[], Value]
 """Adds what computes a value."""
 
 
-def by_batch(
-    layout: "BlockedLayout", image: Value, shape: Dims, full: Way, any_batch: Way
-) -> Value:
+def by_batch(layout: BlockedValues, image: Value, shape: Dims, full: Way, any_batch: Way) -> Value:
     """What `full` adds if `image` has as many samples as the form is made for, else `any_batch`.
 
     An operator that counts channels over all samples, for example, is right for one number of
@@ -32,18 +27,18 @@ def by_batch(
     return layout.add("If", [is_full(layout, image)], branches, shape=shape)
 
 
-def branch(layout: "BlockedLayout", way: Way) -> ir.Graph:
+def branch(layout: BlockedValues, way: Way) -> ir.Graph:
     """What `way` adds, as a graph: it reads values around it, and only its result is read there."""
     around = layout.nodes, layout.views, layout.from_lengths
     layout.nodes, layout.views = [], dict(layout.views)
     layout.from_lengths = dict(layout.from_lengths)
-    found = way()
-    made = ir.Graph([], [found], nodes=layout.nodes, name=found.name)
+    value = way()
+    graph = ir.Graph([], [value], nodes=layout.nodes, name=value.name)
     layout.nodes, layout.views, layout.from_lengths = around
-    return made
+    return graph
 
 
-def is_full(layout: "BlockedLayout", image: Value) -> Value:
+def is_full(layout: BlockedValues, image: Value) -> Value:
     """Whether `image` has as many samples as the form is made for."""
     key = ("full", batch_of(layout, image))
     if key not in layout.from_lengths:
@@ -52,16 +47,16 @@ def is_full(layout: "BlockedLayout", image: Value) -> Value:
     return layout.from_lengths[key]
 
 
-def batch_of(layout: "BlockedLayout", *values: Value) -> object:
+def batch_of(layout: BlockedValues, *values: Value) -> object:
     """What stands for the number of samples of `values`, which have the same.
 
     Two numbers are known to be equal if they are those of the same input.
     """
     lengths = [value.shape[0] for value in values if value.shape is not None]
-    return next((one for one in lengths if one in layout.lengths), values[0])
+    return next((length for length in lengths if length in layout.lengths), values[0])
 
 
-def count_of(layout: "BlockedLayout", value: Value, axis: int) -> Value:
+def count_of(layout: BlockedValues, value: Value, axis: int) -> Value:
     """The length of `value` along `axis`, (1,)."""
     part = {"start": axis, "end": axis + 1}
     return layout.add("Shape", [value], part, shape=(1,), dtype=WHOLE)

@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 from onnx_ir import Node, Value
 
-from exporters.onnx.graph_reading import DOMAIN, Dims, dims_of, is_all, value_of
+from exporters.onnx.forms.blocked_convolutions import vector_sum
+from exporters.onnx.forms.blocked_values import BlockedValues
+from exporters.onnx.graph_reading import Dims, dims_of, is_all, sizes_of, value_of
 from exporters.programs.dropout import PRIME
-
-if TYPE_CHECKING:
-    from exporters.onnx.forms.blocked_layout import BlockedLayout
 
 UNARY = {
     *("Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Neg", "Abs", "Reciprocal", "Erf", "Sign"),
@@ -31,19 +29,19 @@ LONGEST_RUN = 64
 """Most pixels for which a vector is repeated."""
 
 
-def unary(layout: "BlockedLayout", node: Node) -> bool:
+def unary(layout: BlockedValues, node: Node) -> bool:
     """An operator on single elements of its first input."""
     value, *rest = node.inputs
     result = node.outputs[0]
     if value not in layout.images or not layout.fits(result):
         return False
-    if (found := mask(layout, node)) is not None:
-        return layout.computed(result, found)
+    if (image := mask(layout, node)) is not None:
+        return layout.computed(result, image)
     copy = like(layout, node, [layout.images[value], *rest], result.shape)
     return layout.computed(result, copy)
 
 
-def mask(layout: "BlockedLayout", node: Node) -> Value | None:
+def mask(layout: BlockedValues, node: Node) -> Value | None:
     """1 where an image is greater, or less, than a number and 0 elsewhere, if `node` casts that.
 
     One hard sigmoid takes less time: it makes one pass, and ONNX Runtime casts with one thread.
@@ -77,23 +75,21 @@ def steep_line(limit: float) -> tuple[float, float] | None:
 
 
 def like(
-    layout: "BlockedLayout",
+    layout: BlockedValues,
     node: Node,
     inputs: Sequence[Value | None],
     shape: ir.Shape | Dims | None,
 ) -> Value:
     """A copy of `node` with other inputs."""
-    attributes = {key: one.value for key, one in node.attributes.items()}
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     return layout.add(node.op_type, inputs, attributes, shape=shape, dtype=node.outputs[0].dtype)
 
 
-def elementwise(layout: "BlockedLayout", node: Node) -> bool:
+def elementwise(layout: BlockedValues, node: Node) -> bool:
     """An operator on the elements of images, numbers and vectors that repeat over pixels."""
     result = node.outputs[0]
     if not layout.fits(result):
         return False
-    if node.op_type == "Where" and layout.multiplies and dropped(layout, node):
-        return True
     channels = dims_of(result)[1]
     vectors, images = [], []
     for value in node.inputs:
@@ -118,17 +114,17 @@ def elementwise(layout: "BlockedLayout", node: Node) -> bool:
     whole = dims_of(vector)[:-3] in ((), (1,)) and len(node.inputs) == 2
     ordered = first is node.inputs[0] and node.op_type == "Sub"
     if whole and (ordered or node.op_type in ("Mul", "Add")):
-        flat = layout.reshaped(layout.plain(vector), int(channels or 0))
+        flat = layout.reshaped(layout.plain(vector), sizes_of(result)[1])
         if node.op_type == "Sub":
             flat = layout.add("Neg", [flat], shape=flat.shape)
-        if node.op_type != "Mul" and layout.bias(node, first, flat):
+        if node.op_type != "Mul" and vector_sum(layout, node, first, flat):
             return True
         given = [flat] if node.op_type == "Mul" else [None, flat]
         return layout.computed(result, layout.by_channel(result, layout.image(first), *given))
     return in_runs(layout, node, images, vectors)
 
 
-def dropped(layout: "BlockedLayout", node: Node) -> bool:
+def product_with_mask(layout: BlockedValues, node: Node) -> bool:
     """An image where a dropout keeps its elements, 0 elsewhere: the product with the mask.
 
     The runtime's selection makes two more images, and is slower. Other selections stay: they may
@@ -142,8 +138,9 @@ def dropped(layout: "BlockedLayout", node: Node) -> bool:
     assert value is not None
     shape, float32 = result.shape, int(ir.DataType.FLOAT)
     ones = layout.add("Cast", [kept], {"to": float32}, shape=shape)
-    ones = layout.add("ReorderInput", [ones], shape=shape, domain=DOMAIN)
-    return layout.computed(result, layout.add("Mul", [layout.images[value], ones], shape=shape))
+    kept_ones = layout.in_blocks(ones)
+    product = layout.add("Mul", [layout.images[value], kept_ones], shape=shape)
+    return layout.computed(result, product)
 
 
 def keeps_at_random(mask: Value | None) -> bool:
@@ -157,14 +154,14 @@ def keeps_at_random(mask: Value | None) -> bool:
 
 
 def in_runs(
-    layout: "BlockedLayout",
+    layout: BlockedValues,
     node: Node,
     images: Sequence[Value | None],
     vectors: Sequence[Value | None],
 ) -> bool:
     """An operator on `images` and on `vectors` of each sample, which repeat over pixels."""
     result = node.outputs[0]
-    batch, channels, *sizes = (int(size or 0) for size in dims_of(result))
+    batch, channels, *sizes = sizes_of(result)
     pixels, known = math.prod(sizes), batch or None
     longest = min(max(1, pixels // 2), LONGEST_RUN)
     run = next(count for count in range(longest, 0, -1) if pixels % count == 0)
@@ -178,22 +175,22 @@ def in_runs(
             given.append(repeated(layout, value, run))
         else:
             given.append(value)
-    found = like(layout, node, given, (known, *shape))
-    found = layout.reshaped(found, -1, channels, *sizes, dims=result.shape)
-    return layout.computed(result, found)
+    runs = like(layout, node, given, (known, *shape))
+    image = layout.reshaped(runs, -1, channels, *sizes, dims=result.shape)
+    return layout.computed(result, image)
 
 
-def repeated(layout: "BlockedLayout", vector: Value, pixels: int) -> Value:
+def repeated(layout: BlockedValues, vector: Value, pixels: int) -> Value:
     """A `vector` (N, C, 1, 1) for as many `pixels` side by side: (N, C / b, 1, pixels * b).
 
     The runtime computes with rows, and those of b numbers are too short for it.
     """
-    *batch, channels, _, _ = (size and int(size) for size in dims_of(vector))
-    known, blocks = batch[0] if batch else 1, (channels or 0) // layout.block
+    *batch, _, _, _ = dims_of(vector)
+    known, blocks = batch[0] if batch else 1, sizes_of(vector)[-3] // layout.block
     each, rows = (blocks, 1, layout.block), (blocks, pixels, layout.block)
-    found = layout.reshaped(layout.plain(vector), -1, *each, dims=(known, *each))
+    blocked = layout.reshaped(layout.plain(vector), -1, *each, dims=(known, *each))
     if pixels > 1:
         times = layout.constant([1, 1, pixels, 1])
-        found = layout.add("Expand", [found, times], shape=(known, *rows))
+        blocked = layout.add("Expand", [blocked, times], shape=(known, *rows))
     row = (blocks, 1, pixels * layout.block)
-    return layout.reshaped(found, -1, *row, dims=(known, *row))
+    return layout.reshaped(blocked, -1, *row, dims=(known, *row))

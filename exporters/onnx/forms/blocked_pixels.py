@@ -4,20 +4,17 @@ They read an image as (N, C / b, H, W, b), and move rows of b channels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from onnx_ir import Node, Value
 
-from exporters.onnx.graph_reading import CHANNELS_LAST, DOMAIN, dims_of, whole_numbers
+from exporters.onnx.forms.blocked_values import BlockedValues
+from exporters.onnx.graph_reading import CHANNELS_LAST, DOMAIN, dims_of, sizes_of, whole_numbers
 
-if TYPE_CHECKING:
-    from exporters.onnx.forms.blocked_layout import BlockedLayout
-
-PLACES = {2, 3}
+PIXEL_AXES = {2, 3}
 """The axes of rows and columns, in plain and in blocked form."""
 
 
-def max_pool(layout: "BlockedLayout", node: Node) -> bool:
+def max_pool(layout: BlockedValues, node: Node) -> bool:
     """Max pooling, if nobody reads where the maxima are."""
     value, result = node.inputs[0], node.outputs[0]
     if (
@@ -32,30 +29,30 @@ def max_pool(layout: "BlockedLayout", node: Node) -> bool:
         return False
     kinds = ("kernel_shape", "strides", "pads", "dilations")
     window = {kind: node.attributes[kind].as_ints() for kind in kinds if kind in node.attributes}
-    found = layout.add("MaxPool", [layout.image(value)], window, shape=result.shape, domain=DOMAIN)
-    return layout.computed(result, found)
+    image = layout.add("MaxPool", [layout.image(value)], window, shape=result.shape, domain=DOMAIN)
+    return layout.computed(result, image)
 
 
-def concatenation(layout: "BlockedLayout", node: Node) -> bool:
+def concatenation(layout: BlockedValues, node: Node) -> bool:
     """Images one behind the other, by channels, rows or columns."""
     axis, values = node.attributes["axis"].as_int(), [v for v in node.inputs if v is not None]
     ready = all(value in layout.images for value in values)
-    if not all(map(layout.fits, values)) or not (axis == 1 or (axis in PLACES and ready)):
+    if not all(map(layout.fits, values)) or not (axis == 1 or (axis in PIXEL_AXES and ready)):
         return False
     given = [layout.apart(value, layout.image(value)) for value in values]
     return moved(layout, node, given, {"axis": axis})
 
 
-def part(layout: "BlockedLayout", node: Node) -> bool:
+def part(layout: BlockedValues, node: Node) -> bool:
     """Some rows or columns of an image."""
     value, *given = node.inputs
     axes = whole_numbers(given[2]) if len(given) > 2 else []
-    if value not in layout.images or not axes or not PLACES.issuperset(axes):
+    if value not in layout.images or not axes or not PIXEL_AXES.issuperset(axes):
         return False
     return moved(layout, node, [layout.apart(value, layout.image(value)), *given], {})
 
 
-def frame(layout: "BlockedLayout", node: Node) -> bool:
+def frame(layout: BlockedValues, node: Node) -> bool:
     """Rows and columns around an image, or fewer."""
     value, pads, *filling = node.inputs
     around = whole_numbers(pads)
@@ -68,7 +65,7 @@ def frame(layout: "BlockedLayout", node: Node) -> bool:
     return moved(layout, node, [image, more, *filling], {"mode": "constant"})
 
 
-def other_rows(layout: "BlockedLayout", node: Node) -> bool:
+def other_rows(layout: BlockedValues, node: Node) -> bool:
     """The same pixels in rows of another length; or all numbers, of which nobody reads many."""
     value, result = node.inputs[0], node.outputs[0]
     if value not in layout.images:
@@ -78,28 +75,25 @@ def other_rows(layout: "BlockedLayout", node: Node) -> bool:
     flat = whole_numbers(node.inputs[1]) == [-1]
     if flat and {reader.op_type for reader in result.consumers()} == {"Gather"}:
         return layout.replaced(result, layout.reshaped(image, -1, dims=result.shape))
-    (_, channels, *old), (_, *size) = dims_of(value), (dims_of(result) or (None,))
-    sizes = [int(length or 0) for length in size]
-    pixels = int(old[0] or 0) * int(old[1] or 0)
-    if not layout.fits(result) or sizes[0] != channels or sizes[1] * sizes[2] != pixels:
+    (_, channels, high, wide), sizes = sizes_of(value), sizes_of(result)[1:]
+    if not layout.fits(result) or sizes[0] != channels or sizes[1] * sizes[2] != high * wide:
         return False
     return layout.computed(result, layout.reshaped(image, -1, *sizes, dims=result.shape))
 
 
-def with_zeros_between(layout: "BlockedLayout", image: Value, steps: Sequence[int]) -> Value:
+def with_zeros_between(layout: BlockedValues, image: Value, steps: Sequence[int]) -> Value:
     """The blocked `image` (N, C, H, W) with zeros behind each pixel: (N, C, H * step, W * step)."""
-    batch, channels, high, wide = (size and int(size) for size in dims_of(image))
+    batch, (_, channels, high, columns) = dims_of(image)[0], sizes_of(image)
     block, (down, along) = layout.block, steps
-    count = batch and batch * int(channels or 0) // block * int(high or 0)
-    columns = int(wide or 0)
+    count = batch and batch * channels // block * high
     apart = layout.reshaped(image, -1, 1, columns, 1, block, dims=(count, 1, columns, 1, block))
     wider = layout.padded(apart, *[0] * 6, down - 1, 0, along - 1, 0)
-    sizes = (int(channels or 0), int(high or 0) * down, columns * along)
+    sizes = (channels, high * down, columns * along)
     return layout.reshaped(wider, -1, *sizes, dims=(batch, *sizes))
 
 
 def moved(
-    layout: "BlockedLayout",
+    layout: BlockedValues,
     node: Node,
     inputs: Sequence[Value | None],
     attributes: Mapping[str, object],
@@ -108,26 +102,26 @@ def moved(
     result = node.outputs[0]
     if not layout.fits(result):
         return False
-    batch, channels, high, wide = dims_of(result)
-    shape = (batch, int(channels or 0) // layout.block, high, wide, layout.block)
-    found = layout.add(node.op_type, inputs, attributes, shape=shape, dtype=result.dtype)
-    sizes = [int(size or 0) for size in dims_of(result)[1:]]
-    return layout.computed(result, layout.reshaped(found, -1, *sizes, dims=result.shape))
+    batch, (_, channels, high, wide) = dims_of(result)[0], sizes_of(result)
+    shape = (batch, channels // layout.block, high, wide, layout.block)
+    apart = layout.add(node.op_type, inputs, attributes, shape=shape, dtype=result.dtype)
+    image = layout.reshaped(apart, -1, channels, high, wide, dims=result.shape)
+    return layout.computed(result, image)
 
 
-def channels_last(layout: "BlockedLayout", node: Node) -> bool:
+def channels_last(layout: BlockedValues, node: Node) -> bool:
     """The permutation to (N, H, W, C); its last axis stays a row of b channels."""
     (value,) = node.inputs
     axes = tuple(node.attributes["perm"].as_ints())
     if value is None or value not in layout.images or axes != CHANNELS_LAST:
         return False
     rows = layout.permuted(layout.apart(value, layout.images[value]), 0, 2, 3, 1, 4)
-    shape = [int(size or 0) for size in dims_of(node.outputs[0])[1:]]
-    found = layout.reshaped(rows, -1, *shape, dims=node.outputs[0].shape)
-    return layout.replaced(node.outputs[0], found)
+    result = node.outputs[0]
+    plain = layout.reshaped(rows, -1, *sizes_of(result)[1:], dims=result.shape)
+    return layout.replaced(result, plain)
 
 
-PIXELS: dict[str, Callable[["BlockedLayout", Node], bool]] = {
+PIXELS: dict[str, Callable[[BlockedValues, Node], bool]] = {
     "Concat": concatenation,
     "MaxPool": max_pool,
     "Pad": frame,

@@ -4,17 +4,14 @@ ONNX Runtime's own operator for them, ConvTranspose, has no blocked form and use
 """
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from onnx_ir import Node, Value
 
 from exporters.onnx.forms.blocked_pixels import with_zeros_between
-from exporters.onnx.graph_reading import DOMAIN, dims_of, numbers
-
-if TYPE_CHECKING:
-    from exporters.onnx.forms.blocked_layout import BlockedLayout
+from exporters.onnx.forms.blocked_values import BlockedValues
+from exporters.onnx.graph_reading import DOMAIN, dims_of, numbers, sizes_of
 
 MOST_WORK = 2
 """How many times the multiplications of ConvTranspose a blocked convolution may take."""
@@ -43,7 +40,7 @@ class Axis(NamedTuple):
         return len(self.kernels[0])
 
 
-def strided_gradient(layout: "BlockedLayout", node: Node) -> bool:
+def strided_gradient(layout: BlockedValues, node: Node) -> bool:
     """Let a blocked convolution compute `node`, a strided ConvTranspose; False if none fits."""
     value, weight, *bias = node.inputs
     result, window = node.outputs[0], numbers(node)
@@ -56,18 +53,18 @@ def strided_gradient(layout: "BlockedLayout", node: Node) -> bool:
     return fits and dense_gradient(layout, node)
 
 
-def dense_gradient(layout: "BlockedLayout", node: Node) -> bool:
+def dense_gradient(layout: BlockedValues, node: Node) -> bool:
     """One convolution for the pixels of each remainder of a stride, as channels of their own."""
     value, weight = node.inputs[:2]
     assert value is not None
     assert weight is not None
     result = node.outputs[0]
-    batch, channels = dims_of(result)[:2]
+    batch = dims_of(result)[0]
     axes = axes_of(node)
     if axes is None or dims_of(value)[0] == 1:
         return False
     rows, columns = axes
-    b, blocks, across = layout.block, int(channels or 0) // layout.block, len(columns.kernels)
+    b, blocks, across = layout.block, sizes_of(result)[1] // layout.block, len(columns.kernels)
     phases = len(rows.kernels) * across
     image = layout.add(
         "Conv",
@@ -97,18 +94,15 @@ def dense_gradient(layout: "BlockedLayout", node: Node) -> bool:
 
 def axes_of(node: Node) -> tuple[Axis, Axis] | None:
     """The axes of the dense ConvTranspose `node`; None if a blocked convolution does not pay."""
-    window, kernel = numbers(node), dims_of(node.inputs[1])[2:]
-    image, result = dims_of(node.inputs[0])[2:], dims_of(node.outputs[0])[2:]
-    if None in kernel:
+    window, kernel = numbers(node), sizes_of(node.inputs[1])[2:]
+    image, result = sizes_of(node.inputs[0])[2:], sizes_of(node.outputs[0])[2:]
+    if 0 in kernel:
         return None
-    front = window["pads"][:2]
-    sizes = zip(image, result, kernel, window["strides"], front, strict=True)
-    found = [axis(*(int(size or 0) for size in one)) for one in sizes]
-    rows, columns = found
+    rows, columns = map(axis, image, result, kernel, window["strides"], window["pads"][:2])
     if rows is None or columns is None:
         return None
-    work = math.prod(len(one.kernels) * one.window for one in (rows, columns))
-    return (rows, columns) if work <= MOST_WORK * math.prod(int(k or 0) for k in kernel) else None
+    work = math.prod(len(axis.kernels) * axis.window for axis in (rows, columns))
+    return (rows, columns) if work <= MOST_WORK * math.prod(kernel) else None
 
 
 def axis(image: int, result: int, kernel: int, stride: int, pad: int) -> Axis | None:
@@ -122,16 +116,16 @@ def axis(image: int, result: int, kernel: int, stride: int, pad: int) -> Axis | 
         [((r + pad - k) // stride, k) for k in range(kernel) if (r + pad - k) % stride == 0]
         for r in range(stride)
     ]
-    places = [place for tap in taps for place, _ in tap]
-    first, last = min(places), max(places)
+    positions = [position for tap in taps for position, _ in tap]
+    first, last = min(positions), max(positions)
     pads = (-first, result // stride - 1 + last - (image - 1))
     kernels = [[dict(tap).get(m, NONE) for m in range(first, last + 1)] for tap in taps]
     return Axis(result // stride, kernels, pads, 1) if min(pads) >= 0 else None
 
 
-def phase_filters(layout: "BlockedLayout", weight: Value, rows: Axis, columns: Axis) -> Value:
+def phase_filters(layout: BlockedValues, weight: Value, rows: Axis, columns: Axis) -> Value:
     """The filters of (C / b, rows, columns) times b outputs, from a `weight` (O, C, *kernel)."""
-    outputs, channels, high, wide = (int(size or 0) for size in dims_of(weight))
+    outputs, channels, high, wide = sizes_of(weight)
     b, filters = layout.block, layout.filter(weight, swap=True)
     if rows.kernels == columns.kernels == [[0]]:
         return filters
@@ -143,17 +137,17 @@ def phase_filters(layout: "BlockedLayout", weight: Value, rows: Axis, columns: A
     chosen = with_none[:, :, np.array(rows.kernels)][..., np.array(columns.kernels)]
     order = chosen.transpose(0, 2, 4, 1, 3, 5)  # C / b, rows, columns, O / b, windows
     elements_of = layout.padded(layout.reshaped(filters, count, b * b), 0, 0, 1, 0)
-    found = layout.add(
+    gathered = layout.add(
         "Gather",
         [elements_of, layout.constant(order.ravel())],
         {"axis": 0},
         shape=(order.size, b * b),
     )
     phases = len(rows.kernels) * len(columns.kernels)
-    return layout.reshaped(found, phases * channels, outputs, rows.window, columns.window)
+    return layout.reshaped(gathered, phases * channels, outputs, rows.window, columns.window)
 
 
-def depthwise_gradient(layout: "BlockedLayout", node: Node) -> bool:
+def depthwise_gradient(layout: BlockedValues, node: Node) -> bool:
     """The gradient of a strided depthwise layer's input, by a layer over a larger image.
 
     A convolution over zeros between pixels is faster than the runtime's own operator.
@@ -162,19 +156,21 @@ def depthwise_gradient(layout: "BlockedLayout", node: Node) -> bool:
     assert value is not None
     assert weight is not None
     result, window = node.outputs[0], numbers(node)
-    shape, kernel = dims_of(result), dims_of(weight)
-    if kernel[:2] != (shape[1], 1):
+    shape, kernel = sizes_of(result), sizes_of(weight)
+    if kernel[:2] != [shape[1], 1]:
         return False
     steps = window["strides"]
-    spans = [d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel[2:], strict=True)]
+    spans = [d * (k - 1) for d, k in zip(window["dilations"], kernel[2:], strict=True)]
     front = [span - pad for span, pad in zip(spans, window["pads"][:2], strict=True)]
-    back = behind(dims_of(value)[2:], shape[2:], steps, front, spans)
+    # With zeros between its pixels, the image needs this padding for a result of this size.
+    sizes = zip(shape[2:], sizes_of(value)[2:], steps, front, spans, strict=True)
+    back = [size - old * step - first + span for size, old, step, first, span in sizes]
     if min(front + back) < 0:
         return False
     image = with_zeros_between(layout, layout.images[value], steps)
     turned = layout.turned(layout.plain(weight))
     attributes = {
-        "kernel_shape": [int(size or 0) for size in kernel[2:]],
+        "kernel_shape": kernel[2:],
         "strides": [1, 1],
         "pads": front + back,
         "dilations": window["dilations"],
@@ -182,17 +178,3 @@ def depthwise_gradient(layout: "BlockedLayout", node: Node) -> bool:
     }
     inputs = [image, layout.filter(turned, swap=False)]
     return layout.computed(result, layout.convolved(result, inputs, attributes))
-
-
-def behind(
-    image: Sequence[int | None],
-    result: Sequence[int | None],
-    steps: Sequence[int],
-    front: Sequence[int],
-    spans: Sequence[int],
-) -> list[int]:
-    """The padding behind an image with zeros between its pixels, for a result of this size."""
-    return [
-        int(size or 0) - int(old or 0) * step - first + span
-        for size, old, step, first, span in zip(result, image, steps, front, spans, strict=True)
-    ]

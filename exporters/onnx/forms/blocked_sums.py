@@ -1,54 +1,50 @@
 """Sums and means over pixels, of images in ONNX Runtime's blocked layout."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from onnx_ir import Node, Value
 
 from exporters.onnx.forms.blocked_batches import by_batch
-from exporters.onnx.graph_reading import DOMAIN, POINTWISE, dims_of, whole_numbers
-
-if TYPE_CHECKING:
-    from exporters.onnx.forms.blocked_layout import BlockedLayout
+from exporters.onnx.forms.blocked_values import BlockedValues
+from exporters.onnx.graph_reading import DOMAIN, POINTWISE, dims_of, sizes_of, whole_numbers
 
 LEAST_BYTES = 2**21
 """Products of smaller images are pooled: a convolution gains less than the choice costs."""
 
 
-def reduction(layout: "BlockedLayout", node: Node) -> bool:
+def reduction(layout: BlockedValues, node: Node) -> bool:
     """A sum or mean over pixels, or over pixels and samples."""
     value, axes = (*node.inputs, None)[:2]
     if value not in layout.images or value is None:
         return False
     over = sorted(axis % 4 for axis in whole_numbers(axes))
     keep = node.attributes["keepdims"].as_int()
-    batch, channels, rows, columns = (size or 0 for size in dims_of(value))
+    batch, channels, rows, columns = sizes_of(value)
     if over not in ([0, 2, 3], [2, 3]) or (keep and over == [0, 2, 3]):
         return False
     known, pixels = batch or None, rows * columns
     # The runtime's mean of blocked pixels takes less time than its sum over an axis with gaps.
     total = sum_of_products(layout, value)
-    found = pooled(layout, layout.images[value]) if total is None else total
+    reduced = pooled(layout, layout.images[value]) if total is None else total
     if over == [0, 2, 3]:
-        given, shape = [found, layout.constant(over)], (channels,)
-        found = layout.add(node.op_type, given, {"keepdims": 0}, shape=shape)
+        given, shape = [reduced, layout.constant(over)], (channels,)
+        reduced = layout.add(node.op_type, given, {"keepdims": 0}, shape=shape)
     elif not keep:
-        found = layout.reshaped(found, -1, channels, dims=(known, channels))
+        reduced = layout.reshaped(reduced, -1, channels, dims=(known, channels))
     summed, sums = total is not None, node.op_type == "ReduceSum"
     if summed != sums:
         number = layout.constant(np.array(pixels if sums else 1 / pixels, np.float32))
-        found = layout.add("Mul", [found, number], shape=found.shape)
-    found.shape = node.outputs[0].shape
-    return layout.replaced(node.outputs[0], found)
+        reduced = layout.add("Mul", [reduced, number], shape=reduced.shape)
+    reduced.shape = node.outputs[0].shape
+    return layout.replaced(node.outputs[0], reduced)
 
 
-def pooled(layout: "BlockedLayout", image: Value) -> Value:
+def pooled(layout: BlockedValues, image: Value) -> Value:
     """The mean over pixels of `image` (N, C, H, W): (N, C, 1, 1)."""
     shape = (*dims_of(image)[:2], 1, 1)
     return layout.add("GlobalAveragePool", [image], shape=shape, domain=DOMAIN)
 
 
-def sum_of_products(layout: "BlockedLayout", value: Value) -> Value | None:
+def sum_of_products(layout: BlockedValues, value: Value) -> Value | None:
     """The sum over pixels (N, C, 1, 1) of `value`, if it is a large product of two images.
 
     One of them is the kernel of a depthwise convolution of the other one, which reads each once and
@@ -63,8 +59,7 @@ def sum_of_products(layout: "BlockedLayout", value: Value) -> Value | None:
     assert second is not None
     if not dims_of(first) == dims_of(second) == dims_of(value):
         return None
-    batch, *rest = dims_of(value)
-    channels, rows, columns = (int(size or 0) for size in rest)
+    _, channels, rows, columns = sizes_of(value)
     pixels, groups = rows * columns, layout.batch * channels
     if pixels == 1 or 4 * groups * pixels < LEAST_BYTES:
         return None
@@ -74,12 +69,12 @@ def sum_of_products(layout: "BlockedLayout", value: Value) -> Value | None:
         kernel = layout.reshaped(second, groups, 1, rows, columns)
         window = {**POINTWISE, "kernel_shape": [rows, columns], "group": groups}
         sums = (1, groups, 1, 1)
-        found = layout.add("Conv", [image, kernel], window, shape=sums, domain=DOMAIN)
-        return layout.reshaped(found, layout.batch, channels, 1, 1)
+        total = layout.add("Conv", [image, kernel], window, shape=sums, domain=DOMAIN)
+        return layout.reshaped(total, layout.batch, channels, 1, 1)
 
     def any_batch() -> Value:
         mean = pooled(layout, layout.add("Mul", [first, second], shape=value.shape))
         number = layout.constant(np.array(pixels, np.float32))
         return layout.add("Mul", [mean, number], shape=mean.shape)
 
-    return by_batch(layout, first, (batch, channels, 1, 1), full, any_batch)
+    return by_batch(layout, first, (dims_of(value)[0], channels, 1, 1), full, any_batch)

@@ -6,39 +6,34 @@ With more than one thread, ONNX Runtime lets the threads meet for each matrix of
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 from onnx_ir import Node, Value
 
 from exporters.memory.liveness import is_view
-from exporters.onnx.graph_reading import DOMAIN, dims_of
-
-if TYPE_CHECKING:
-    from exporters.onnx.forms.blocked_layout import BlockedLayout
+from exporters.onnx.forms.blocked_values import BlockedValues
+from exporters.onnx.graph_reading import DOMAIN, dims_of, sizes_of
 
 LEAST_MATRICES = 16
 """Fewer are transposed as fast by the operator for that."""
 
 
-def matrices(layout: "BlockedLayout", node: Node) -> bool:
+def matrices(layout: BlockedValues, node: Node) -> bool:
     """A transposition of the last two axes of (A, X, Y), where A, X and Y may be several axes."""
     (value,), result = node.inputs, node.outputs[0]
-    sizes = dims_of(value)
-    if value is None or value in layout.images or value.dtype != ir.DataType.FLOAT or None in sizes:
+    if value is None or value in layout.images or value.dtype != ir.DataType.FLOAT:
         return False
-    if is_view(node):
+    if None in dims_of(value) or is_view(node):
         return False  # the runtime reads the matrix by columns
-    shape = matrices_of([int(size or 0) for size in sizes], node.attributes["perm"].as_ints())
+    shape = matrices_of(sizes_of(value), node.attributes["perm"].as_ints())
     if (
         shape is None
         or shape[0] < LEAST_MATRICES
         or not any(n % layout.block == 0 for n in shape[1:])
     ):
         return False
-    found = turned_matrices(layout, layout.plain(value), *shape)
-    turned = layout.reshaped(found, *(int(size or 0) for size in dims_of(result)))
-    return layout.replaced(result, turned)
+    turned = turned_matrices(layout, layout.plain(value), *shape)
+    return layout.replaced(result, layout.reshaped(turned, *sizes_of(result)))
 
 
 def matrices_of(sizes: Sequence[int], axes: Sequence[int]) -> tuple[int, int, int] | None:
@@ -61,19 +56,18 @@ def matrices_of(sizes: Sequence[int], axes: Sequence[int]) -> tuple[int, int, in
 
 
 def turned_matrices(
-    layout: "BlockedLayout", value: Value, count: int, rows: int, columns: int
+    layout: BlockedValues, value: Value, count: int, rows: int, columns: int
 ) -> Value:
     """The transposes (count, columns, rows) of `value` (count, rows, columns)."""
     b = layout.block
     if columns % b == 0:
         image = layout.reshaped(value, count, 1, rows, columns)
         last, shape = {"channels_last": 1}, (count, columns, 1, rows)
-        found = layout.add("ReorderInput", [image], last, shape=shape, domain=DOMAIN)
-        plain = {"channels": columns}
-        found = layout.add("ReorderOutput", [found], plain, shape=shape, domain=DOMAIN)
+        blocks = layout.add("ReorderInput", [image], last, shape=shape, domain=DOMAIN)
+        turned = layout.out_of_blocks(blocks, shape, columns)
     else:
         image = layout.reshaped(value, count, rows, 1, columns)
-        found = layout.add("ReorderInput", [image], shape=image.shape, domain=DOMAIN)
+        blocks = layout.in_blocks(image)
         last, shape = {"channels": rows, "channels_last": 1}, (count, 1, columns, rows)
-        found = layout.add("ReorderOutput", [found], last, shape=shape, domain=DOMAIN)
-    return layout.reshaped(found, count, columns, rows)
+        turned = layout.add("ReorderOutput", [blocks], last, shape=shape, domain=DOMAIN)
+    return layout.reshaped(turned, count, columns, rows)

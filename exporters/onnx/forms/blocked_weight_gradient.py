@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from math import gcd
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from onnx_ir import Node, Value
 
 from exporters.onnx.forms.blocked_batches import WHOLE, batch_of, count_of, filled
 from exporters.onnx.forms.blocked_depthwise_gradient import depthwise_gradient
-from exporters.onnx.graph_reading import DOMAIN, dims_of, numbers, rows_of, swapped
-
-if TYPE_CHECKING:
-    from exporters.onnx.forms.blocked_layout import BlockedLayout
+from exporters.onnx.forms.blocked_values import BlockedValues
+from exporters.onnx.graph_reading import DOMAIN, Gradient, dims_of, sizes_of
 
 LARGEST_KERNEL = 2**18
 """Most numbers in a part of the kernel: more do not stay in a cache of 1 MB, from which the runtime
@@ -43,56 +41,19 @@ class Cut(NamedTuple):
     unit: int
 
 
-class Gradient(NamedTuple):
-    """The gradient of a weight: `moved` (N, O, H', W') is moved over `image` (N, C, H, W).
-
-    Lengths are pixels: `pads` around the image, steps of `moved` over it and of its elements, and
-    the `size` of the result (O, C / groups, *size).
-    """
-
-    image: Value
-    moved: Value
-    pads: list[int]
-    strides: list[int]
-    dilations: list[int]
-    size: tuple[int, int]
-    groups: int
-
-
-def gradient_of(node: Node) -> Gradient | None:
-    """The gradient that `node` computes as `convolution.py` writes it; None for other nodes."""
-    if node.op_type != "Conv" or node.domain or len(dims_of(node.outputs[0])) != 4:
-        return None
-    image, (top, left, bottom, right) = rows_of(node)
-    moved, window, size = swapped(node.inputs[1]), numbers(node), dims_of(node.outputs[0])[2:]
-    if image is None or moved is None or None in size or None in dims_of(image)[1:]:
-        return None
-    (groups,), (down, along) = window["group"], window["dilations"]
-    pixel = int(dims_of(image)[1] or 0) // groups
-    return Gradient(
-        image=image,
-        moved=moved,
-        pads=[top, left // pixel, bottom, right // pixel],
-        strides=window["strides"],
-        dilations=[down, along // pixel],
-        size=(int(size[0] or 0), int(size[1] or 0) // pixel),
-        groups=groups,
-    )
-
-
-def weight_gradient(layout: "BlockedLayout", node: Node, gradient: Gradient) -> bool:
+def weight_gradient(layout: BlockedValues, node: Node, gradient: Gradient) -> bool:
     """Let a blocked convolution compute the `gradient` of `node`; False if none fits."""
     # Another value has taken the place of one that is neither blocked nor read.
     if any(v not in layout.images and not v.uses() for v in (gradient.image, gradient.moved)):
         return False
     if gradient.groups == 1:
-        found = dense_gradient(layout, gradient)
+        value = dense_gradient(layout, gradient)
     else:
-        found = depthwise_gradient(layout, gradient, dims_of(node.outputs[0]))
-    return found is not None and layout.replaced(node.outputs[0], found)
+        value = depthwise_gradient(layout, gradient, dims_of(node.outputs[0]))
+    return value is not None and layout.replaced(node.outputs[0], value)
 
 
-def dense_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value | None:
+def dense_gradient(layout: BlockedValues, gradient: Gradient) -> Value | None:
     """The gradient of a weight with one group as (1, O, H, W * C).
 
     None if it has no blocked form, or if the plain convolution is faster.
@@ -107,23 +68,23 @@ def dense_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value | None:
         ):
             return None
         return sliding_gradient(layout, gradient, strips)
-    channels, outputs = int(dims_of(image)[1] or 0), int(dims_of(moved)[1] or 0)
+    channels, outputs = sizes_of(image)[1], sizes_of(moved)[1]
     if channels <= outputs:
         return point_gradient(layout, image, moved)
     # The same sums with the larger tensor as the kernel, of which fewer copies are made.
-    found = point_gradient(layout, moved, image)
-    if found is None:
+    transposed = point_gradient(layout, moved, image)
+    if transposed is None:
         return None
-    found = layout.permuted(layout.reshaped(found, channels, outputs), 1, 0)
-    return layout.reshaped(found, 1, outputs, 1, channels)
+    turned = layout.permuted(layout.reshaped(transposed, channels, outputs), 1, 0)
+    return layout.reshaped(turned, 1, outputs, 1, channels)
 
 
-def strips_of(layout: "BlockedLayout", kernel: Value, samples: int) -> int | None:
+def strips_of(layout: BlockedValues, kernel: Value, samples: int) -> int | None:
     """Into how many strips of rows a `kernel` is cut, so that its parts stay in the cache.
 
     The runtime multiplies by `samples` at a time. None if a plain convolution is faster.
     """
-    outputs, high, wide = (int(size or 0) for size in dims_of(kernel)[1:])
+    _, outputs, high, wide = sizes_of(kernel)
     part = min(outputs, PART * layout.block) * high * wide * samples
     if not layout.fits(kernel) or outputs > MOST_OUTPUTS:
         return None
@@ -135,15 +96,15 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Value | None:
+def point_gradient(layout: BlockedValues, image: Value, kernel: Value) -> Value | None:
     """The gradient of a layer with one pixel: products of the two images, (1, O, 1, C).
 
     The channels that the convolution sums over are b pixels side by side, of each sample or of each
     half of a sample. So the kernel's numbers have the order of filters already, but for the batch.
     """
-    b, (batch, channels, high, wide) = layout.block, dims_of(image)
-    pixels, outputs = int(high or 0) * int(wide or 0), int(dims_of(kernel)[1] or 0)
-    parts = int(channels or 0) // b
+    b, batch = layout.block, dims_of(image)[0]
+    (_, channels, high, wide), outputs = sizes_of(image), sizes_of(kernel)[1]
+    pixels, parts = high * wide, channels // b
     few = parts * -(-outputs // (PART * b)) < SHARED_ROWS
     halves = 2 if few and pixels % (2 * b) == 0 else 1
     if not layout.fits(image) or strips_of(layout, kernel, 1) != 1 or pixels % b:
@@ -151,7 +112,7 @@ def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Valu
     column, known = pixels // (halves * b), None if batch is None else batch * b
     runs = batch and batch * parts * halves * column
     rows = layout.reshaped(layout.read_again(image), -1, b, 1, b, dims=(runs, b, 1, b))
-    rows = in_blocks(layout, rows)
+    rows = layout.in_blocks(rows)
     apart = (parts, halves, column * b, b)
     rows = layout.reshaped(rows, -1, *apart, dims=(batch, *apart))
     if parts * halves > 1:
@@ -163,19 +124,19 @@ def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Valu
     filters = layout.permuted(filters, 2, 1, 0, 3, 4)
     sizes = (halves * outputs, known, column, 1)
     filters = layout.reshaped(filters, halves * outputs, -1, column, 1, dims=sizes)
-    found = correlation(layout, rows, filters, (parts, halves * outputs, 1, b), group=halves)
-    return joined(layout, found, halves, outputs, 1, b)
+    sums = correlation(layout, rows, filters, (parts, halves * outputs, 1, b), group=halves)
+    return joined(layout, sums, halves, outputs, 1, b)
 
 
-def sliding_gradient(layout: "BlockedLayout", gradient: Gradient, strips: int) -> Value:
+def sliding_gradient(layout: BlockedValues, gradient: Gradient, strips: int) -> Value:
     """The gradient of a layer with a window, as `convolution.py` writes it.
 
     The channels that the convolution sums over are the samples, or the `strips` of rows of each
     sample. An image of C / b blocks becomes C / b images (N, H, W * b), which threads can share.
     """
-    outputs, (high, wide) = int(dims_of(gradient.moved)[1] or 0), gradient.size
+    outputs, (high, wide) = sizes_of(gradient.moved)[1], gradient.size
     rows, pixel = in_rows(layout, gradient.image)
-    parts = int(dims_of(rows)[0] or 0)
+    parts = sizes_of(rows)[0]
     few = parts * -(-outputs // (PART * layout.block)) * high < SHARED_ROWS
     halves = 2 if few and layout.batch * strips % (2 * layout.block) == 0 else 1
     filled_blocks = halves * layout.block
@@ -184,20 +145,20 @@ def sliding_gradient(layout: "BlockedLayout", gradient: Gradient, strips: int) -
     rows = in_strips(layout, rows, gradient, strips)
     filters = as_filters(layout, gradient, Cut(halves, strips, unit))
     down, along = gradient.dilations
-    found = correlation(
+    sums = correlation(
         layout,
-        in_blocks(layout, rows),
+        layout.in_blocks(rows),
         filters,
         (parts, halves * outputs, high, wide * pixel),
         strides=gradient.strides,
         dilations=[down, along * pixel],
         group=halves,
     )
-    return joined(layout, found, halves, outputs, high, pixel)
+    return joined(layout, sums, halves, outputs, high, pixel)
 
 
 def correlation(
-    layout: "BlockedLayout",
+    layout: BlockedValues,
     rows: Value,
     filters: Value,
     shape: tuple[int, ...],
@@ -207,35 +168,29 @@ def correlation(
 ) -> Value:
     """The convolution of blocked `rows` by blocked `filters`, in plain layout."""
     window = {"pads": [0] * 4, "strides": strides, "dilations": dilations, "group": group}
-    found = layout.add("Conv", [rows, filters], window, shape=shape, domain=DOMAIN)
-    count = {"channels": shape[1]}
-    return layout.add("ReorderOutput", [found], count, shape=shape, domain=DOMAIN)
-
-
-def in_blocks(layout: "BlockedLayout", rows: Value) -> Value:
-    """The blocked form of plain `rows`."""
-    return layout.add("ReorderInput", [rows], shape=rows.shape, domain=DOMAIN)
+    sums = layout.add("Conv", [rows, filters], window, shape=shape, domain=DOMAIN)
+    return layout.out_of_blocks(sums, shape, shape[1])
 
 
 def joined(
-    layout: "BlockedLayout", found: Value, halves: int, outputs: int, high: int, pixel: int
+    layout: BlockedValues, sums: Value, halves: int, outputs: int, high: int, pixel: int
 ) -> Value:
     """The gradients (C / c, halves * O, H, W * c) of parts and halves as one, (1, O, H, W * C)."""
-    parts, _, _, wide = (int(size or 0) for size in dims_of(found))
+    parts, _, _, wide = sizes_of(sums)
     if halves > 1:
-        apart = layout.reshaped(found, parts, halves, outputs * high * wide)
+        apart = layout.reshaped(sums, parts, halves, outputs * high * wide)
         axes, sizes = layout.constant([1]), (parts, outputs * high * wide)
-        found = layout.add("ReduceSum", [apart, axes], {"keepdims": 0}, shape=sizes)
+        sums = layout.add("ReduceSum", [apart, axes], {"keepdims": 0}, shape=sizes)
     if parts > 1:
-        apart = layout.reshaped(found, parts, outputs, high * wide // pixel, pixel)
-        found = layout.permuted(apart, 1, 2, 0, 3)
-    return layout.reshaped(found, 1, outputs, high, wide * parts)
+        apart = layout.reshaped(sums, parts, outputs, high * wide // pixel, pixel)
+        sums = layout.permuted(apart, 1, 2, 0, 3)
+    return layout.reshaped(sums, 1, outputs, high, wide * parts)
 
 
-def in_rows(layout: "BlockedLayout", image: Value) -> tuple[Value, int]:
+def in_rows(layout: BlockedValues, image: Value) -> tuple[Value, int]:
     """The `image` as (C / c, N, H, W * c), with the c channels of a pixel in a row; and c."""
-    batch, channels, high, wide = dims_of(image)
-    pixel, parts = int(channels or 0), 1
+    batch, (_, pixel, high, wide) = dims_of(image)[0], sizes_of(image)
+    parts = 1
     # A value that was computed again may have no blocked form yet, although the first one has it.
     # Sums in another order would differ from those of a step that computes nothing again.
     if layout.fits(image):
@@ -245,12 +200,12 @@ def in_rows(layout: "BlockedLayout", image: Value) -> tuple[Value, int]:
             rows = layout.permuted(rows, 1, 0, 2, 3, 4)
     else:
         rows = layout.permuted(image, 0, 2, 3, 1)
-    sizes = (int(high or 0), int(wide or 0) * pixel)
+    sizes = (high, wide * pixel)
     return layout.reshaped(rows, parts, -1, *sizes, dims=(parts, batch, *sizes)), pixel
 
 
 def padded_rows(
-    layout: "BlockedLayout", rows: Value, gradient: Gradient, pixel: int, unit: int
+    layout: BlockedValues, rows: Value, gradient: Gradient, pixel: int, unit: int
 ) -> Value:
     """The `rows` (C / c, N, H, W * c) with padding, and with samples of zeros that fill a `unit`.
 
@@ -262,38 +217,38 @@ def padded_rows(
     return with_whole_samples(layout, rows, 1, pads, unit, batch)
 
 
-def in_strips(layout: "BlockedLayout", rows: Value, gradient: Gradient, strips: int) -> Value:
+def in_strips(layout: BlockedValues, rows: Value, gradient: Gradient, strips: int) -> Value:
     """The `rows` (C / c, N, H, W * c) in strips, (C / c, N * strips, h, W * c).
 
     Each has the rows that the same strip of what moves meets, so they overlap.
     """
     if strips == 1:
         return rows
-    parts, batch, high, wide = dims_of(rows)
-    lines = int(dims_of(gradient.moved)[2] or 0) // strips
+    batch, (parts, _, high, wide) = dims_of(rows)[1], sizes_of(rows)
+    lines = sizes_of(gradient.moved)[2] // strips
     (down, _), (step, _) = gradient.dilations, gradient.strides
     length = (lines - 1) * down + (gradient.size[0] - 1) * step + 1
-    places = (np.arange(strips)[:, None] * lines * down + np.arange(length)).ravel()
-    if len(places) != high:
-        shape = (parts, batch, len(places), wide)
-        rows = layout.add("Gather", [rows, layout.constant(places)], {"axis": 2}, shape=shape)
+    read = (np.arange(strips)[:, None] * lines * down + np.arange(length)).ravel()
+    if len(read) != high:
+        shape = (parts, batch, len(read), wide)
+        rows = layout.add("Gather", [rows, layout.constant(read)], {"axis": 2}, shape=shape)
     dims = (parts, batch and batch * strips, length, wide)
-    return layout.reshaped(rows, int(parts or 0), -1, length, int(wide or 0), dims=dims)
+    return layout.reshaped(rows, parts, -1, length, wide, dims=dims)
 
 
 def with_whole_samples(
-    layout: "BlockedLayout", value: Value, axis: int, pads: Sequence[int], unit: int, batch: object
+    layout: BlockedValues, value: Value, axis: int, pads: Sequence[int], unit: int, batch: object
 ) -> Value:
     """`value` with zeros around it as in `padded`, and so many behind `axis` as fill a `unit`.
 
     The length of `axis` is that of `batch`, see `batch_of`.
     """
-    place, size = len(pads) // 2 + axis, dims_of(value)
-    key = (batch, unit, place, *pads)
+    behind, size = len(pads) // 2 + axis, dims_of(value)
+    key = (batch, unit, behind, *pads)
     if key not in layout.from_lengths:
         less = layout.add("Neg", [count_of(layout, value, axis)], shape=(1,), dtype=WHOLE)
         more = layout.add("Mod", [less, layout.constant([unit])], shape=(1,), dtype=WHOLE)
-        ends = [layout.constant(pads[:place]), more, layout.constant(pads[place + 1 :])]
+        ends = [layout.constant(pads[:behind]), more, layout.constant(pads[behind + 1 :])]
         layout.from_lengths[key] = layout.add(
             "Concat", ends, {"axis": 0}, shape=(len(pads),), dtype=WHOLE
         )
@@ -304,7 +259,7 @@ def with_whole_samples(
     return layout.add("Pad", [value, around], shape=tuple(shape))
 
 
-def as_filters(layout: "BlockedLayout", gradient: Gradient, cut: Cut) -> Value:
+def as_filters(layout: BlockedValues, gradient: Gradient, cut: Cut) -> Value:
     """What moves over the image, (N, O, H, W), as filters (halves * O, N * strips / halves, h, W).
 
     Its rows of b channels are gathered: one pass, which threads share. If they are short, whole
@@ -313,36 +268,35 @@ def as_filters(layout: "BlockedLayout", gradient: Gradient, cut: Cut) -> Value:
     that the blocks of a half lack; the image has zeros there.
     """
     moved = gradient.moved
-    b, (batch, outputs, high, wide) = layout.block, dims_of(moved)
-    blocks, columns = int(outputs or 0) // b, int(wide or 0)
-    rows, merged = int(high or 0) // cut.strips, b < LONG_ROW
+    b, batch = layout.block, dims_of(moved)[0]
+    _, outputs, high, columns = sizes_of(moved)
+    blocks, rows, merged = outputs // b, high // cut.strips, b < LONG_ROW
     pixels, length = (1, rows * columns * b) if merged else (rows * columns, b)
     known = batch and batch * blocks * cut.strips * pixels
     parts = layout.reshaped(layout.image(moved), -1, length, dims=(known, length))
     samples = filled(batch, cut.unit)
     channels = samples and samples * cut.strips
     size = (channels and channels * blocks * pixels, length)
-    places = order(layout, gradient, cut, pixels)
-    found = layout.add("Gather", [parts, places], {"axis": 0}, shape=size)
+    chosen = order(layout, gradient, cut, pixels)
+    gathered = layout.add("Gather", [parts, chosen], {"axis": 0}, shape=size)
     if merged:
         groups, sizes = channels and channels * blocks // b, (rows, columns)
-        found = layout.reshaped(found, -1, b * b, *sizes, dims=(groups, b * b, *sizes))
+        gathered = layout.reshaped(gathered, -1, b * b, *sizes, dims=(groups, b * b, *sizes))
         merge = {"channels": b * b, "channels_last": 1}
         shape = (groups, *sizes, b * b)
-        found = layout.add("ReorderOutput", [found], merge, shape=shape, domain=DOMAIN)
+        gathered = layout.add("ReorderOutput", [gathered], merge, shape=shape, domain=DOMAIN)
     dims = (cut.halves * blocks * b, channels and channels // cut.halves, rows, columns)
-    return layout.reshaped(found, dims[0], -1, rows, columns, dims=dims)
+    return layout.reshaped(gathered, dims[0], -1, rows, columns, dims=dims)
 
 
-def order(layout: "BlockedLayout", gradient: Gradient, cut: Cut, pixels: int) -> Value:
+def order(layout: BlockedValues, gradient: Gradient, cut: Cut, pixels: int) -> Value:
     """The numbers of the rows of what moves in the order of filters, for each half.
 
     A blocked tensor (N, O / b, strips, pixels, ...) becomes filters (O / b, N * strips / b, pixels,
     b, ...).
     """
     moved, (halves, strips, unit) = gradient.moved, cut
-    b, (batch, outputs, _, _) = layout.block, dims_of(moved)
-    blocks = int(outputs or 0) // b
+    b, batch, blocks = layout.block, dims_of(moved)[0], sizes_of(moved)[1] // layout.block
     key = (batch_of(layout, gradient.image, moved), blocks, pixels, cut)
     if key in layout.from_lengths:
         return layout.from_lengths[key]
@@ -357,8 +311,8 @@ def order(layout: "BlockedLayout", gradient: Gradient, cut: Cut, pixels: int) ->
     channels = samples and samples * strips
     count = whole("Squeeze", [count_of(layout, layout.image(moved), 0)])
     missing = whole("Mod", [whole("Neg", [count]), number(unit)])
-    places = whole("Range", [number(0), whole("Add", [count, missing]), number(1)], samples)
-    numbers = whole("Min", [places, whole("Sub", [count, number(1)])], samples)
+    positions = whole("Range", [number(0), whole("Add", [count, missing]), number(1)], samples)
+    numbers = whole("Min", [positions, whole("Sub", [count, number(1)])], samples)
     firsts = whole("Mul", [numbers, number(blocks * strips * pixels)], samples)
     if strips > 1:
         firsts = layout.reshaped(firsts, -1, 1, dims=(samples, 1))
@@ -367,14 +321,8 @@ def order(layout: "BlockedLayout", gradient: Gradient, cut: Cut, pixels: int) ->
     groups = channels and channels // (halves * b)
     firsts = layout.reshaped(firsts, halves, 1, -1, 1, b, dims=(halves, 1, groups, 1, b))
     rows = np.arange(blocks)[:, None] * strips * pixels + np.arange(pixels)
-    found = layout.reshaped(
-        whole(
-            "Add",
-            [firsts, layout.constant(rows.reshape(1, blocks, 1, pixels, 1))],
-            *(halves, blocks, groups, pixels, b),
-        ),
-        -1,
-        dims=(channels and channels * blocks * pixels,),
-    )
-    layout.from_lengths[key] = found
-    return found
+    offsets = layout.constant(rows.reshape(1, blocks, 1, pixels, 1))
+    ordered = whole("Add", [firsts, offsets], halves, blocks, groups, pixels, b)
+    dims = (channels and channels * blocks * pixels,)
+    layout.from_lengths[key] = layout.reshaped(ordered, -1, dims=dims)
+    return layout.from_lengths[key]

@@ -52,7 +52,7 @@ class GraphRewriting(ABC):
         self.nodes: list[Node] = []
         self.constants: dict[object, Node] = {}
         self.views: dict[tuple[Value, tuple[int, ...]], Value] = {}
-        self.made = 0
+        self.named = 0
 
     @abstractmethod
     def gains_from(self, node: Node) -> bool:
@@ -80,8 +80,8 @@ class GraphRewriting(ABC):
         self.graph.extend([*self.constants.values(), *self.nodes])
         for node in nodes:
             if node.graph is None:  # it must not count as a reader of its inputs any more
-                for place in range(len(node.inputs)):
-                    node.replace_input_with(place, None)
+                for index in range(len(node.inputs)):
+                    node.replace_input_with(index, None)
         return True
 
     def add(
@@ -105,33 +105,34 @@ class GraphRewriting(ABC):
 
     def new_name(self) -> str:
         """A name that no other value has."""
-        self.made += 1
-        return f"{self.prefix}_{self.made - 1}"
+        self.named += 1
+        return f"{self.prefix}_{self.named - 1}"
 
     def constant(self, value: Sequence[int] | np.ndarray) -> Value:
         """A constant; whole numbers or an array of float32."""
         array = value if isinstance(value, np.ndarray) else np.array(value, np.int64)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.constants:
-            known = ir.node("Constant", [], {"value": ir.tensor(array)})
-            known.outputs[0].name = f"{self.prefix}_constant_{len(self.constants)}"
-            known.outputs[0].shape = ir.Shape(array.shape)
-            known.outputs[0].dtype = ir.DataType.from_numpy(array.dtype)
-            self.constants[key] = known
+            node = ir.node("Constant", [], {"value": ir.tensor(array)})
+            (output,) = node.outputs
+            output.name = f"{self.prefix}_constant_{len(self.constants)}"
+            output.shape = ir.Shape(array.shape)
+            output.dtype = ir.DataType.from_numpy(array.dtype)
+            self.constants[key] = node
         return self.constants[key].outputs[0]
 
     def reshaped(self, value: Value, *shape: int, dims: Dims | ir.Shape | None = None) -> Value:
         """`value` in another shape, of which one size may be -1; `dims` says what it is then."""
-        found = dims or tuple(size if size >= 0 else None for size in shape)
+        known = dims or tuple(size if size >= 0 else None for size in shape)
         given = self.constant(shape)
         maker = value.producer()
         if maker is not None and maker.op_type == "Reshape" and maker.inputs[0] is not None:
             value = maker.inputs[0]  # no reshape of a reshape
-        if value.shape == found or dims_of(value) == shape:
+        if value.shape == known or dims_of(value) == shape:
             return value
         if (value, shape) not in self.views:
             self.views[value, shape] = self.add(
-                "Reshape", [value, given], shape=found, dtype=value.dtype
+                "Reshape", [value, given], shape=known, dtype=value.dtype
             )
         return self.views[value, shape]
 

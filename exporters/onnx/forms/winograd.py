@@ -26,11 +26,12 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from exporters.memory.onnx_footprint import Footprint, footprint
 from exporters.onnx.forms.graph_rewriting import GraphRewriting, rewritten
 from exporters.onnx.graph_reading import (
+    Gradient,
     before_swap,
     dims_of,
+    gradient_of,
     numbers,
-    rows_of,
-    swapped,
+    sizes_of,
     swapped_pads,
 )
 
@@ -83,13 +84,14 @@ class Winograd(GraphRewriting):
 
     def gains_from(self, node: Node) -> bool:
         """Whether `node` is a convolution of this form, or the gradient of one's weight."""
-        return self.convolves(node) or self.weighs(node)
+        return self.convolves(node) or self.gradient(node) is not None
 
     def convert(self, node: Node) -> bool:
         """Add what computes `node` in this form; False if it has to stay."""
         if self.convolves(node):
             return self.convolution(node)
-        return self.weighs(node) and self.weight_gradient(node)
+        gradient = self.gradient(node)
+        return gradient is not None and self.weight_gradient(node, gradient)
 
     def convolves(self, node: Node) -> bool:
         """Whether `node` is a convolution that this form computes."""
@@ -106,24 +108,18 @@ class Winograd(GraphRewriting):
             and max(pads_of(node)) <= 2
         )
 
-    def weighs(self, node: Node) -> bool:
-        """Whether `node` is the gradient of a weight that this form computes.
-
-        `decompositions/convolution.py` writes it as a convolution of the image, with channels last
-        and the batch among the channels, by the gradient of the result.
-        """
-        if node.op_type != "Conv" or node.domain or dims_of(node.inputs[0])[:1] != (1,):
-            return False
-        image, pads = rows_of(node)
-        grad, window = swapped(node.inputs[1]), numbers(node)
-        inputs, outputs = dims_of(image), dims_of(grad)
-        return (
-            plain(window)
-            and enough(inputs, outputs)
-            and window["dilations"] == [1, inputs[1]]
-            and dims_of(node.outputs[0])[2:] == (3, 3 * (inputs[1] or 0))
-            and min(pads) >= 0
+    def gradient(self, node: Node) -> Gradient | None:
+        """The gradient of a weight that `node` computes, if this form computes it."""
+        gradient = gradient_of(node)
+        fits = (
+            gradient is not None
+            and gradient.groups == 1
+            and gradient.size == (3, 3)
+            and gradient.strides == gradient.dilations == [1, 1]
+            and enough(dims_of(gradient.image), dims_of(gradient.moved))
+            and min(gradient.pads) >= 0
         )
+        return gradient if fits else None
 
     def convolution(self, node: Node) -> bool:
         """A convolution; one that is transposed becomes a plain one, with its weight swapped."""
@@ -131,53 +127,47 @@ class Winograd(GraphRewriting):
         assert image is not None
         assert weight is not None
         result = node.outputs[0]
-        batch, channels, rows, columns = dims_of(result)
-        assert channels is not None
-        tiles = Tiles(rows or 0, columns or 0)
+        batch, (_, channels, rows, columns) = dims_of(result)[0], sizes_of(result)
+        tiles = Tiles(rows, columns)
         kernels = self.kernels(weight, node.op_type == "ConvTranspose")
-        found = self.products(kernels, self.tiles(image, pads_of(node), tiles))
-        found = self.reshaped(found, POSITIONS, -1, dims=(POSITIONS, count(channels, batch, tiles)))
-        found = self.products(self.constant(np.kron(A, A).T.copy()), found)
-        found = self.reshaped(
-            found, 4, channels, -1, tiles.count, dims=(4, channels, batch, tiles.count)
+        sums = self.products(kernels, self.tiles(image, pads_of(node), tiles))
+        sums = self.reshaped(sums, POSITIONS, -1, dims=(POSITIONS, count(channels, batch, tiles)))
+        sums = self.products(self.constant(np.kron(A, A).T.copy()), sums)
+        pixels = self.reshaped(
+            sums, 4, channels, -1, tiles.count, dims=(4, channels, batch, tiles.count)
         )
-        found = self.permuted(found, 2, 1, 0, 3)
+        pixels = self.permuted(pixels, 2, 1, 0, 3)
         shape = (4 * channels, tiles.high, tiles.wide)
-        found = self.reshaped(found, -1, *shape, dims=(batch, *shape))
+        pixels = self.reshaped(pixels, -1, *shape, dims=(batch, *shape))
         # Takes two thirds of the time of a permutation of six axes.
-        found = self.add(
+        convolved = self.add(
             "DepthToSpace",
-            [found],
+            [pixels],
             {"blocksize": 2, "mode": "CRD"},
             shape=(batch, channels, 2 * tiles.high, 2 * tiles.wide),
         )
         if tiles.below or tiles.right:
-            ends = [[0, 0], [rows or 0, columns or 0], [2, 3]]
-            found = self.add("Slice", [found, *map(self.constant, ends)], shape=result.shape)
+            ends = [[0, 0], [rows, columns], [2, 3]]
+            convolved = self.add(
+                "Slice", [convolved, *map(self.constant, ends)], shape=result.shape
+            )
         if bias and bias[0] is not None:
             per_channel = self.reshaped(bias[0], 1, channels, 1, 1)
-            found = self.add("Add", [found, per_channel], shape=result.shape)
-        return self.replaced(result, found)
+            convolved = self.add("Add", [convolved, per_channel], shape=result.shape)
+        return self.replaced(result, convolved)
 
-    def weight_gradient(self, node: Node) -> bool:
+    def weight_gradient(self, node: Node, gradient: Gradient) -> bool:
         """The gradient of a weight, with its columns and input channels in one axis."""
-        image, (top, left, bottom, right) = rows_of(node)
-        grad = swapped(node.inputs[1])
-        assert image is not None
-        assert grad is not None
-        _, outputs, rows, columns = dims_of(grad)
-        inputs = dims_of(image)[1]
-        assert outputs is not None
-        assert inputs is not None
-        tiles = Tiles(rows or 0, columns or 0)
-        pads = [top, left // inputs, bottom, right // inputs]
-        images = self.tiles(image, pads, tiles)
-        grads = self.transformed(grad, A, [0, 0, 0, 0], tiles)
-        found = self.products(images, self.permuted(grads, 0, 2, 1))
-        found = self.reshaped(found, POSITIONS, inputs * outputs)
-        found = self.products(self.constant(np.kron(G, G).T.copy()), found)
-        found = self.permuted(self.reshaped(found, 3, 3, inputs, outputs), 3, 0, 1, 2)
-        return self.replaced(node.outputs[0], self.reshaped(found, 1, outputs, 3, 3 * inputs))
+        _, outputs, rows, columns = sizes_of(gradient.moved)
+        inputs = sizes_of(gradient.image)[1]
+        tiles = Tiles(rows, columns)
+        images = self.tiles(gradient.image, gradient.pads, tiles)
+        grads = self.transformed(gradient.moved, A, [0, 0, 0, 0], tiles)
+        sums = self.products(images, self.permuted(grads, 0, 2, 1))
+        sums = self.reshaped(sums, POSITIONS, inputs * outputs)
+        sums = self.products(self.constant(np.kron(G, G).T.copy()), sums)
+        weights = self.permuted(self.reshaped(sums, 3, 3, inputs, outputs), 3, 0, 1, 2)
+        return self.replaced(node.outputs[0], self.reshaped(weights, 1, outputs, 3, 3 * inputs))
 
     def kernels(self, weight: Value, swap: bool) -> Value:
         """G g G^T for all kernels of the weight (O, I, 3, 3), as (16, O, I).
@@ -187,13 +177,13 @@ class Winograd(GraphRewriting):
         inside = None if swap else before_swap(weight)
         if inside is not None:
             weight, swap = inside, True
-        first, second = (size or 0 for size in dims_of(weight)[:2])
+        first, second, *_ = sizes_of(weight)
         turned = G[:, ::-1] if swap else G
         # The runtime makes these transpositions a part of the products.
         flat = self.permuted(self.reshaped(weight, first * second, 9), 1, 0)
-        found = self.products(self.constant(np.kron(turned, turned)), flat)
-        found = self.reshaped(found, POSITIONS, first, second)
-        return self.permuted(found, 0, 2, 1) if swap else found
+        kernels = self.products(self.constant(np.kron(turned, turned)), flat)
+        kernels = self.reshaped(kernels, POSITIONS, first, second)
+        return self.permuted(kernels, 0, 2, 1) if swap else kernels
 
     def tiles(self, image: Value, pads: Sequence[int], tiles: Tiles) -> Value:
         """B^T d B for all tiles d of the `image` (N, C, H, W) with padding: (16, C, N * tiles)."""
@@ -207,14 +197,13 @@ class Winograd(GraphRewriting):
         `matrix` transforms one axis of a tile. The padding includes pixels that no result needs, so
         that all tiles are whole.
         """
-        batch, channels, rows, columns = dims_of(image)
-        assert channels is not None
+        batch, (_, channels, rows, columns) = dims_of(image)[0], sizes_of(image)
         size = matrix.shape[1]
         top, left, bottom, right = pads
         single = count(channels, batch)
-        flat = self.reshaped(image, -1, 1, rows or 0, columns or 0, dims=(single, 1, rows, columns))
+        flat = self.reshaped(image, -1, 1, rows, columns, dims=(single, 1, rows, columns))
         kernel = np.kron(matrix, matrix).reshape(POSITIONS, 1, size, size)
-        found = self.add(
+        tiled = self.add(
             "Conv",
             [flat, self.constant(kernel)],
             {
@@ -225,10 +214,10 @@ class Winograd(GraphRewriting):
             shape=(single, POSITIONS, tiles.high, tiles.wide),
         )
         shape = (channels, POSITIONS, tiles.count)
-        found = self.reshaped(found, -1, *shape, dims=(batch, *shape))
-        found = self.permuted(found, 2, 1, 0, 3)
+        tiled = self.reshaped(tiled, -1, *shape, dims=(batch, *shape))
+        tiled = self.permuted(tiled, 2, 1, 0, 3)
         sizes = (POSITIONS, channels)
-        return self.reshaped(found, *sizes, -1, dims=(*sizes, count(1, batch, tiles)))
+        return self.reshaped(tiled, *sizes, -1, dims=(*sizes, count(1, batch, tiles)))
 
     def products(self, left: Value, right: Value) -> Value:
         """The product of matrices in the last two axes."""

@@ -1,0 +1,180 @@
+"""The values of a graph in ONNX Runtime's blocked layout: into blocks, out of them, filters."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Value
+
+from exporters.onnx.forms.graph_rewriting import GraphRewriting
+from exporters.onnx.graph_reading import DOMAIN, POINTWISE, Dims, before_swap, dims_of, sizes_of
+
+FIRST = -(2**31)
+"""The end of a slice that runs backwards to the first element."""
+
+
+class BlockedValues(GraphRewriting):
+    """What the rules of the blocked layout share while they rewrite one graph.
+
+    `images` has the blocked form of each value that has one, `dropped` the values whose plain form
+    nobody computes any more, and `restored` the plain forms that were computed from blocked ones.
+    `from_lengths` has what follows from the number of samples; see `blocked_batches.py`.
+    """
+
+    prefix = "blocked"
+
+    def __init__(self, graph: ir.Graph, block: int, batch: int) -> None:
+        super().__init__(graph)
+        self.block = block
+        self.batch = batch
+        self.held = computed_from_constants(graph)
+        self.images: dict[Value, Value] = {}
+        self.made_again: dict[Value, Value] = {}
+        self.dropped: set[Value] = set()
+        self.restored: dict[Value, Value] = {}
+        self.convolutions: set[tuple[str, Value, Value]] = set()
+        self.filters: dict[tuple[Value, bool], Value] = {}
+        self.from_lengths: dict[object, Value] = {}
+        self.lengths = {length for value in graph.inputs for length in value.shape or ()}
+
+    # Reorderings
+
+    def in_blocks(self, value: Value) -> Value:
+        """Add a node that brings `value` into blocks."""
+        return self.add("ReorderInput", [value], shape=value.shape, domain=DOMAIN)
+
+    def out_of_blocks(self, image: Value, shape: Dims | ir.Shape | None, channels: int) -> Value:
+        """Add a node that brings `image` out of blocks, as a value of this `shape`."""
+        return self.add(
+            "ReorderOutput", [image], {"channels": channels}, shape=shape, domain=DOMAIN
+        )
+
+    def image(self, value: Value) -> Value:
+        """The blocked form of `value`."""
+        if value not in self.images:
+            self.images[value] = self.in_blocks(value)
+        return self.images[value]
+
+    def read_again(self, value: Value) -> Value:
+        """The blocked form of `value` for the backward pass.
+
+        An input of the graph is in memory anyway, so its blocked form is made a second time instead
+        of being kept.
+        """
+        if not value.is_graph_input():
+            return self.image(value)
+        if value not in self.made_again:
+            self.made_again[value] = self.in_blocks(value)
+        return self.made_again[value]
+
+    def plain(self, value: Value) -> Value:
+        """The plain form of `value`."""
+        if value not in self.dropped:
+            return value
+        if value not in self.restored:
+            image, is_float = self.images[value], value.dtype == ir.DataType.FLOAT
+            if not is_float:  # truth values have no reordering of their own
+                image = self.add("Cast", [image], {"to": int(ir.DataType.FLOAT)}, shape=value.shape)
+            plain = self.out_of_blocks(image, value.shape, sizes_of(value)[1])
+            if not is_float:
+                assert value.dtype is not None
+                to = {"to": int(value.dtype)}
+                plain = self.add("Cast", [plain], to, shape=value.shape, dtype=value.dtype)
+            self.restored[value] = plain
+            self.images[plain] = self.images[value]
+        return self.restored[value]
+
+    # Blocked forms
+
+    def fits(self, value: Value | None) -> bool:
+        """Whether `value` can have a blocked form."""
+        shape = dims_of(value)
+        return (
+            value is not None
+            and value.dtype in (ir.DataType.FLOAT, ir.DataType.BOOL)
+            and len(shape) == 4
+            and None not in shape[1:]
+            and bool(shape[1])
+            and shape[1] % self.block == 0  # type: ignore[operator]
+        )
+
+    def computed(self, value: Value, image: Value) -> bool:
+        """Note that `image` is the blocked form of `value`, which no node makes any more."""
+        self.images[value] = image
+        self.dropped.add(value)
+        return True
+
+    def apart(self, value: Value, image: Value) -> Value:
+        """The blocked form `image` of `value` as (N, C / b, H, W, b)."""
+        _, channels, rows, columns = sizes_of(value)
+        shape = (channels // self.block, rows, columns, self.block)
+        return self.reshaped(image, -1, *shape, dims=(dims_of(value)[0], *shape))
+
+    # Convolutions
+
+    def convolved(
+        self, value: Value, inputs: Sequence[Value | None], attributes: Mapping[str, Sequence[int]]
+    ) -> Value:
+        """A blocked convolution that computes `value`. Inputs: image, filter, bias, summand."""
+        settings = {**attributes, "group": attributes["group"][0]}
+        return self.add("Conv", inputs, settings, shape=value.shape, domain=DOMAIN)
+
+    def by_channel(self, value: Value, image: Value, *vectors: Value | None) -> Value:
+        """Compute image * scale + shift for vectors (C,), as a depthwise convolution of one pixel.
+
+        It takes one pass, where a product and a sum that repeat vectors take two slower ones.
+        """
+        channels = sizes_of(value)[1]
+        scale, *shift = vectors
+        if scale is None:
+            weight = self.constant(np.ones((channels, 1, 1, 1), np.float32))
+        else:
+            weight = self.reshaped(scale, channels, 1, 1, 1)
+        return self.convolved(value, [image, weight, *shift], {**POINTWISE, "group": [channels]})
+
+    def turned(self, kernels: Value) -> Value:
+        """`kernels` (.., .., H, W, ...) with rows and columns in reverse order."""
+        back, end, axes = ([-1, -1], [FIRST, FIRST], [2, 3])
+        steps = map(self.constant, (back, end, axes, back))
+        return self.add("Slice", [kernels, *steps], shape=kernels.shape)
+
+    def filter(self, weight: Value, swap: bool) -> Value:
+        """The weight (O, I, *kernel) as (O / b, I / b, *kernel, b, b), inputs before outputs.
+
+        With fewer than b inputs, also those of a depthwise convolution: (O / b, I, *kernel, b).
+        With `swap` the weight is (I, O, *kernel), and its kernel is turned around.
+        """
+        inside = None if swap else before_swap(weight)
+        if inside is not None:
+            weight, swap = inside, True
+        if (weight, swap) not in self.filters:
+            b, (first, second, *kernel) = self.block, sizes_of(weight)
+            pixels, parts = math.prod(kernel), self.plain(weight)
+            # The runtime reorders channels and moves a last axis several times faster than it
+            # permutes six axes.
+            if pixels > 1 and second % b == 0:
+                parts = self.in_blocks(parts)
+            if not swap:
+                parts = self.permuted(self.reshaped(parts, first // b, b, second * pixels), 0, 2, 1)
+            elif first % b:
+                apart = self.reshaped(parts, first, second // b, pixels, b)
+                parts = self.permuted(apart, 1, 0, 2, 3)
+            else:
+                apart = self.reshaped(parts, first // b, b, second // b, pixels, b)
+                parts = self.permuted(apart, 2, 0, 3, 1, 4)
+            if swap and pixels > 1:
+                rows, tail = (first, b) if first % b else (first // b, b * b)
+                parts = self.turned(self.reshaped(parts, second // b, rows, *kernel, tail))
+            outer, inner = (second, first) if swap else (first, second)
+            self.filters[weight, swap] = self.reshaped(parts, outer, inner, *kernel)
+        return self.filters[weight, swap]
+
+
+def computed_from_constants(graph: ir.Graph) -> set[Value]:
+    """The constants of `graph`, and what follows from them alone."""
+    constants = set(graph.initializers.values())
+    for node in graph:
+        if node.inputs and constants.issuperset(node.inputs):
+            constants.update(node.outputs)
+    return constants
