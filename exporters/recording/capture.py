@@ -36,7 +36,6 @@ from exporters.recording.model_checks import (
     check_operators,
     check_output,
     check_parameters,
-    check_recording,
     check_sizes,
     check_writes,
     name_batch,
@@ -47,6 +46,7 @@ from exporters.recording.random_draws import (
     decides_at_random,
     draws_outside_torch,
 )
+from exporters.recording.recording_comparison import check_recording
 from exporters.recording.shared_tensors import first_names, tensors_by_all_names
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import ModelError

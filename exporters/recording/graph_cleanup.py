@@ -103,15 +103,15 @@ def detached(graph: GraphModule, value: Any) -> Any:
     """`value` without its gradient."""
     if not isinstance(value.meta.get("val"), Tensor):
         return value
-    made = graph.graph.call_function(aten.detach.default, (value,))
-    made.meta = dict(value.meta)
-    return made
+    node = graph.graph.call_function(aten.detach.default, (value,))
+    node.meta = dict(value.meta)
+    return node
 
 
 def skip_empty(node: Node) -> None:
     """Let the concatenation `node` skip empty tensors (0,), with which caches of keys begin."""
     tensors: Any = node.args[0]
-    full = [one for one in tensors if tuple(one.meta["val"].shape) != (0,)]
+    full = [tensor for tensor in tensors if tuple(tensor.meta["val"].shape) != (0,)]
     if len(full) == 1:
         node.replace_all_uses_with(full[0])
     elif full:

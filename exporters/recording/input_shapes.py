@@ -44,25 +44,25 @@ def wrong_input_shape(model: nn.Module, sample_shape: tuple[int, ...]) -> ModelE
             module.register_forward_pre_hook(_check_input)
         try:
             twin(samples)
-        except _MismatchError as found:
-            name = next(n for n, module in twin.named_modules() if module is found.layer)
-            return _explained(sample_shape, name, found)
+        except _MismatchError as mismatch:
+            name = next(n for n, module in twin.named_modules() if module is mismatch.layer)
+            return _explained(sample_shape, name, mismatch)
     return None
 
 
-def _explained(sample_shape: tuple[int, ...], name: str, found: _MismatchError) -> ModelError:
+def _explained(sample_shape: tuple[int, ...], name: str, mismatch: _MismatchError) -> ModelError:
     title = f"the layer {name!r}" if name else "the model"
-    came = _written(("batch", *found.came.shape[1:]))
+    came = _written(("batch", *mismatch.came.shape[1:]))
     return ModelError(
         "Wrong input shape {shape}: {title} ({kind}) takes {takes}, but gets {came}. Give the "
         "shape of one sample, without the batch, as the model expects it.",
         code="model.wrong-input-shape",
         shape=sample_shape,
         layer=name,
-        takes=found.takes,
+        takes=mismatch.takes,
         came=came,
         title=title,
-        kind=type(found.layer).__name__,
+        kind=type(mismatch.layer).__name__,
     )
 
 

@@ -24,8 +24,8 @@ def trained_output(returned: object) -> object:
         (2, 3, 5)
     """
     if isinstance(returned, Mapping) and returned:
-        found = returned.get(PREFERRED)
-        return trained_output(next(iter(returned.values())) if found is None else found)
+        preferred = returned.get(PREFERRED)
+        return trained_output(next(iter(returned.values())) if preferred is None else preferred)
     if isinstance(returned, tuple | list) and returned:
         return trained_output(returned[0])
     return returned

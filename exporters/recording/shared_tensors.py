@@ -25,14 +25,14 @@ def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         >>> first_names({"first": weight, "second": weight.detach(), "other": torch.ones(2, 3)})
         {'first': 'first', 'second': 'first', 'other': 'other'}
     """
-    found: dict[object, str] = {}
+    owners: dict[object, str] = {}
     first = {}
     for name, value in tensors.items():
-        # Tensors without numbers have no place in memory.
-        place = (
+        # Tensors without numbers have no address in memory.
+        memory = (
             (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else name
         )
-        first[name] = found.setdefault(place, name)
+        first[name] = owners.setdefault(memory, name)
     return first
 
 

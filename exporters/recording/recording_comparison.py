@@ -1,0 +1,152 @@
+"""Compares a recording with the model that it was made from: outputs and gradients, by numbers."""
+
+import copy
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx import GraphModule
+
+from device_agent.formats.manifest import SAFE_LIMIT
+from exporters.programs import source_lines
+from exporters.programs.dropout import SeededBernoulli
+from exporters.programs.recorded_graph import MINIMUM_BATCH
+from exporters.recording.captured import Captured
+from exporters.recording.model_checks import check_output_type
+from exporters.recording.model_output import trained_output
+from profiles.errors import ModelError
+
+RECORDING_TOLERANCE = 1e-3
+"""Largest difference between a model and its recording, relative to the norm of the model's result.
+
+Both run in float32, so that only rounding may differ."""
+
+
+def check_recording(model: nn.Module, captured: Captured) -> None:
+    """Compare outputs and gradients of `model` with those of its recording, on random samples.
+
+    Recording follows operators. It does not see effects outside of them, for example those of a
+    custom backward pass.
+
+    Raises:
+        ModelError: The results differ, or the model itself fails or is not finite.
+    """
+    for training, graph in ((True, captured.training), (False, captured.inference)):
+        generator = torch.Generator().manual_seed(0)
+        x = random_samples(captured, generator)
+        # One after the other, because each needs the memory of the model's gradients.
+        expected, references = original_results(model, training, captured, x, generator)
+        output, results = recorded_results(graph, training, captured, x, generator)
+        pairs = [([output], [expected], "output"), (results, references, "gradient")]
+        for values, wanted, what in pairs:
+            error = total_norm(v - w for v, w in zip(values, wanted, strict=True))
+            # Negated, so that nan is an error too.
+            if not error <= RECORDING_TOLERANCE * (total_norm(wanted) + 1e-6):
+                raise ModelError(
+                    "The recorded model has a different {what} than the model itself. Hooks, an "
+                    "embedding's max_norm and a custom backward pass cannot be exported; remove "
+                    "them.",
+                    code="model.recording-differs",
+                    what=what,
+                )
+
+
+def original_results(
+    model: nn.Module, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
+) -> tuple[Tensor, list[Tensor]]:
+    """Output of `model` for `x`; while training also its gradients, under random weights."""
+    # A copy: running the model updates the statistics of its batch norms.
+    original = copy.deepcopy(model).train(training)
+    output = run_original(original, x)
+    if not training:
+        return output.detach(), []
+    parameters = dict(original.named_parameters())
+    leaves = [parameters[name] for name in captured.parameters]
+    return output.detach(), original_gradients(output, random_like(output, generator), leaves)
+
+
+def recorded_results(
+    graph: GraphModule, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
+) -> tuple[Tensor, list[Tensor]]:
+    """`original_results` of the recording."""
+    tensors = {n: v.detach().clone() for n, v in captured.tensors.items()}
+    leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
+    # The same seed in both runs, so that dropouts use the same masks.
+    with SeededBernoulli(0):
+        output = functional_call(graph, tensors, (x,))
+    output = output[0] if isinstance(output, tuple | list) else output
+    if not training:
+        return output.detach(), []
+    return output.detach(), gradients(output, random_like(output, generator), leaves.values())
+
+
+def random_like(output: Tensor, generator: torch.Generator) -> Tensor:
+    """Random numbers of the shape of `output`, the same at every call."""
+    return torch.randn(output.shape, generator=generator.manual_seed(1))
+
+
+def total_norm(values: Iterable[Tensor]) -> float:
+    """The Euclidean norm of all `values` together."""
+    return math.sqrt(sum(float(value.detach().norm()) ** 2 for value in values))
+
+
+def random_samples(captured: Captured, generator: torch.Generator) -> Tensor:
+    """A batch of random samples of the shape and type that the recorded model takes."""
+    shape = (MINIMUM_BATCH + 1, *captured.sample_shape)
+    if captured.sample_dtype == "int64":
+        return torch.randint(captured.sample_limit or SAFE_LIMIT, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+def run_original(model: nn.Module, x: Tensor) -> Tensor:
+    """Output of `model` for `x`. Raises ModelError unless it is a finite float32 tensor."""
+    try:
+        with SeededBernoulli(0):
+            output = trained_output(model(x))
+    except Exception as error:  # the user's code may raise anything
+        raise ModelError(
+            "The model fails on a batch of random samples: {reason}{place}",
+            code="model.forward-fails",
+            reason=source_lines.first_line(error),
+            place=source_lines.place_of_error(error),
+        ) from error
+    check_output_type(output)
+    assert isinstance(output, Tensor)
+    check_finite(output, "output")
+    return output
+
+
+def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> list[Tensor]:
+    """The model's own `gradients`. Raises ModelError if PyTorch finds no finite ones."""
+    try:
+        own = gradients(output, weight, leaves)
+    except RuntimeError as error:
+        raise ModelError(
+            "PyTorch itself cannot train the model: {reason}. Run loss.backward() on a batch to "
+            "see the place.",
+            code="model.backward-fails",
+            reason=source_lines.first_line(error),
+        ) from error
+    for gradient in own:
+        check_finite(gradient, "gradient")
+    return own
+
+
+def check_finite(values: Tensor, what: str) -> None:
+    """Raise ModelError if the model's own output or gradient holds nan or infinity."""
+    if not torch.isfinite(values).all():
+        raise ModelError(
+            "The model's {what} on a batch of random samples holds a number that is not finite, "
+            "as a root or a logarithm of a negative number does. It must be finite for any "
+            "samples.",
+            code="model.result-not-finite",
+            what=what,
+        )
+
+
+def gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> list[Tensor]:
+    """Gradients of (output * weight).sum() by `leaves`; zeros for unused leaves."""
+    total = (output * weight).sum()
+    return list(torch.autograd.grad(total, list(leaves), allow_unused=True, materialize_grads=True))
