@@ -21,14 +21,22 @@ class Window:
     dilation: list[int]
     groups: int
 
+    def of_line(self) -> "Window":
+        """The window for images of one row, in place of lines."""
+        return Window([1, *self.stride], [0, *self.padding], [1, *self.dilation], self.groups)
+
     def convolution(
-        self, x: Tensor, weight: Tensor, output_padding: list[int] | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        output_padding: list[int] | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Convolve `x`; with `output_padding`, compute the transposed convolution."""
         result: Tensor = aten.convolution(
             x,
             weight,
-            None,
+            bias,
             self.stride,
             self.padding,
             self.dilation,
@@ -37,6 +45,32 @@ class Window:
             self.groups,
         )
         return result
+
+
+Rewriting = Callable[[Tensor, Tensor, Tensor | None, Window, list[int] | None], Tensor]
+"""Maps (x, weight, bias, window, output padding) to a convolution's result, or to NotImplemented.
+
+Only a transposed convolution has an output padding; that of a plain one is None."""
+
+
+def convolution_by(rewriting: Rewriting) -> Decomposition:
+    """Build a decomposition of `aten.convolution`."""
+
+    def convolution(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        is_transposed: bool,
+        output_padding: list[int],
+        groups: int,
+    ) -> Tensor:
+        window = Window(stride, padding, dilation, groups)
+        return rewriting(x, weight, bias, window, output_padding if is_transposed else None)
+
+    return convolution
 
 
 WeightGradient = Callable[[Tensor, Tensor, Tensor, Window], Tensor]
@@ -68,12 +102,12 @@ def backward_with(weight_gradient: WeightGradient) -> Decomposition:
         if x.dim() not in (3, 4):
             return NotImplemented  # type: ignore[no-any-return]
         bias = grad.sum([0, *range(2, grad.dim())]) if output_mask[2] else None
+        window = Window(stride, padding, dilation, groups)
         # One spatial dimension is computed as two with a height of 1.
         line = x.dim() == 3
         if line:
             grad, x, weight = grad.unsqueeze(2), x.unsqueeze(2), weight.unsqueeze(2)
-            stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
-        window = Window(stride, padding, dilation, groups)
+            window = window.of_line()
         input_gradient_of = transposed_input_gradient if transposed else input_gradient
         # A transposed convolution is the gradient of a convolution: its dW exchanges the roles of
         # image and gradient.

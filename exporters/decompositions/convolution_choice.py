@@ -1,13 +1,12 @@
 """Rewrites convolutions as transposed ones and the reverse, if a runtime then computes faster."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from exporters.decompositions.convolution import Window, convolve
+from exporters.decompositions.convolution import Window, convolution_by, convolve
 from exporters.decompositions.decomposition import Decompositions
 from exporters.decompositions.strided_slices import stuff
 
@@ -18,15 +17,7 @@ FEWEST_PIXELS = 64
 
 
 def cheaper_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    is_transposed: bool,
-    output_padding: list[int],
-    groups: int,
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int] | None
 ) -> Tensor:
     """Choose the faster of a plain and a transposed convolution for ONNX Runtime, at stride 1.
 
@@ -36,39 +27,33 @@ def cheaper_convolution(
     as many outputs as inputs (measured on x86: 1.5 times at 64 to 16 channels). Returns
     NotImplemented if the convolution already is the faster one.
     """
+    more = output_padding or [0] * len(window.stride)
     # Checked first, because ONNX Runtime cannot run such a convolution at all.
-    if is_transposed and any(o >= s for o, s in zip(output_padding, stride, strict=True)):
-        return cut_and_padded(
-            x, weight, bias, Window(stride, padding, dilation, groups), output_padding
-        )
-    if any(s != 1 for s in stride) or any(output_padding) or not isinstance(weight.shape[1], int):
+    if output_padding is not None and any(
+        o >= s for o, s in zip(output_padding, window.stride, strict=True)
+    ):
+        return cut_and_padded(x, weight, bias, window, output_padding)
+    if any(s != 1 for s in window.stride) or any(more) or not isinstance(weight.shape[1], int):
         return NotImplemented  # type: ignore[no-any-return]
+    is_transposed = output_padding is not None
     kernel = [int(size) for size in weight.shape[2:]]
-    inputs, outputs = int(weight.shape[0]) // groups, int(weight.shape[1])
+    inputs, outputs = int(weight.shape[0]) // window.groups, int(weight.shape[1])
     if not is_transposed:
         inputs, outputs = outputs, inputs
     better_transposed = 2 * outputs <= inputs and math.prod(x.shape[2:]) >= FEWEST_PIXELS
     if better_transposed == is_transposed or (math.prod(kernel) == 1 and not is_transposed):
         return NotImplemented  # type: ignore[no-any-return]
-    if is_transposed:
-        return untransposed(
-            x, weight, bias, Window(stride, padding, dilation, groups), output_padding
-        )
-    pads = other_padding(weight, padding, dilation)
+    if output_padding is not None:
+        return untransposed(x, weight, bias, window, output_padding)
+    pads = other_padding(weight, window)
     if min(pads) < 0:
         return NotImplemented  # type: ignore[no-any-return]
-    flipped = swap_channels(weight, groups)
-    return aten.convolution(  # type: ignore[no-any-return]
-        x, flipped, bias, stride, pads, dilation, True, output_padding, groups
-    )
+    flipped = swap_channels(weight, window.groups)
+    return replace(window, padding=pads).convolution(x, flipped, more, bias)
 
 
 def cut_and_padded(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    window: Window,
-    output_padding: list[int],
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int]
 ) -> Tensor:
     """A transposed convolution, with padding and output padding applied to its result.
 
@@ -96,46 +81,34 @@ def untransposed(
     """
     if x.dim() not in (3, 4):
         return NotImplemented  # type: ignore[no-any-return]
-    stride, padding, dilation = window.stride, window.padding, window.dilation
-    groups = window.groups
     if x.dim() == 3:
-        flat = Window([1, *stride], [0, *padding], [1, *dilation], groups)
         image, kernels = x.unsqueeze(2), weight.unsqueeze(2)
-        return untransposed(image, kernels, bias, flat, [0, *output_padding]).squeeze(2)
-    kernel = [int(size) for size in weight.shape[2:]]
+        return untransposed(image, kernels, bias, window.of_line(), [0, *output_padding]).squeeze(2)
+    stride, padding, dilation = window.stride, window.padding, window.dilation
     size = [
         (int(x.shape[2 + a]) - 1) * stride[a]
         - 2 * padding[a]
-        + dilation[a] * (kernel[a] - 1)
+        + dilation[a] * (int(weight.shape[2 + a]) - 1)
         + output_padding[a]
         + 1
         for a in (0, 1)
     ]
     # Phases need no inserted zeros, but they do not support dilation.
-    if stride != [1, 1] and dilation == [1, 1]:
-        result = split_into_phases(x, weight, stride, padding, size, groups)
-    else:
-        result = insert_zeros(x, weight, stride, padding, dilation, size, groups)
+    way = split_into_phases if stride != [1, 1] and dilation == [1, 1] else insert_zeros
+    result = way(x, weight, window, size)
     return result if bias is None else result + bias.reshape(1, -1, 1, 1)
 
 
-def insert_zeros(
-    x: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    size: list[int],
-    groups: int,
-) -> Tensor:
+def insert_zeros(x: Tensor, weight: Tensor, window: Window, size: list[int]) -> Tensor:
     """Put stride - 1 zeros behind each element of `x`, then convolve with the flipped weight.
 
     The padding in front is dilation * (kernel - 1) - padding; that behind brings the result to
     `size`.
     """
-    if stride != [1, 1]:
-        x = stuff(x, stride)
-    front = other_padding(weight, padding, dilation)
+    dilation, groups = window.dilation, window.groups
+    if window.stride != [1, 1]:
+        x = stuff(x, window.stride)
+    front = other_padding(weight, window)
     pads: list[int] = []
     for axis in (1, 0):
         span = dilation[axis] * (int(weight.shape[2 + axis]) - 1)
@@ -143,20 +116,14 @@ def insert_zeros(
     return convolve(x, swap_channels(weight, groups), pads, dilation=dilation, groups=groups)
 
 
-def split_into_phases(
-    x: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    size: list[int],
-    groups: int,
-) -> Tensor:
+def split_into_phases(x: Tensor, weight: Tensor, window: Window, size: list[int]) -> Tensor:
     """Compute each phase of the stride as a convolution of its own, without inserted zeros.
 
     In one dimension, with padding p and j + p = s * q + r: y[j] = sum over t of
     x[q - t] * w[s * t + r]. Each of the s phases r is a full convolution with every s-th weight.
     One convolution computes all phases as its output channels, which are interleaved afterwards.
     """
+    stride, padding, groups = window.stride, window.padding, window.groups
     outer, inner, *kernel = weight.shape
     taps = [-(-int(kernel[axis]) // stride[axis]) for axis in (0, 1)]
     # Pad the kernel to a multiple of the stride, so that all phases have equally many taps.
@@ -177,10 +144,10 @@ def split_into_phases(
     return aten.constant_pad_nd(result, crop) if any(crop) else result
 
 
-def other_padding(weight: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:
+def other_padding(weight: Tensor, window: Window) -> list[int]:
     """Padding after exchanging plain and transposed: dilation * (kernel - 1) - padding."""
-    kernel = [int(size) for size in weight.shape[2:]]
-    return [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+    sizes = zip(window.dilation, weight.shape[2:], window.padding, strict=True)
+    return [d * (int(k) - 1) - p for d, k, p in sizes]
 
 
 def swap_channels(weight: Tensor, groups: int) -> Tensor:
@@ -197,5 +164,5 @@ def swap_channels(weight: Tensor, groups: int) -> Tensor:
     return swapped.flip(list(range(2, weight.dim())))
 
 
-ONNX_RUNTIME: Decompositions = {aten.convolution.default: cheaper_convolution}
+ONNX_RUNTIME: Decompositions = {aten.convolution.default: convolution_by(cheaper_convolution)}
 """The faster convolutions for ONNX Runtime."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from exporters.decompositions import convolution
+from exporters.decompositions.convolution import Window, convolution_by
 from exporters.decompositions.convolution_choice import untransposed
 from exporters.decompositions.decomposition import Decompositions
 from exporters.decompositions.strided_slices import cut
@@ -12,38 +12,29 @@ aten = torch.ops.aten
 
 
 def convolution_for_products(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    is_transposed: bool,
-    output_padding: list[int],
-    groups: int,
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int] | None
 ) -> Tensor:
     """Rewrite transposed and grouped convolutions; NotImplemented for those that TFLite has.
 
     TFLite has convolutions of one group, and of one input channel per group.
     """
-    window = convolution.Window(stride, padding, dilation, groups)
-    if is_transposed:
+    if output_padding is not None:
         return untransposed(x, weight, bias, window, output_padding)
-    if groups == 1 or weight.shape[1] == 1 or x.dim() not in (3, 4):
+    if window.groups == 1 or weight.shape[1] == 1 or x.dim() not in (3, 4):
         return NotImplemented  # type: ignore[no-any-return]
     if x.dim() == 3:
-        window = convolution.Window([1, *stride], [0, *padding], [1, *dilation], groups)
-        y = grouped_convolution(x.unsqueeze(2), weight.unsqueeze(2), window).squeeze(2)
+        image, kernels = x.unsqueeze(2), weight.unsqueeze(2)
+        y = grouped_convolution(image, kernels, window.of_line()).squeeze(2)
     else:
         y = grouped_convolution(x, weight, window)
     return y if bias is None else y + bias.reshape(-1, *[1] * (x.dim() - 2))
 
 
-CONVOLUTIONS: Decompositions = {aten.convolution.default: convolution_for_products}
+CONVOLUTIONS: Decompositions = {aten.convolution.default: convolution_by(convolution_for_products)}
 """For a runtime without transposed convolutions and without groups of several channels."""
 
 
-def grouped_convolution(x: Tensor, weight: Tensor, window: convolution.Window) -> Tensor:
+def grouped_convolution(x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """A convolution as one batched matrix product for each row of its kernel.
 
     A batch is a group: (positions, columns * I / groups) times (columns * I / groups, O / groups).
@@ -75,9 +66,7 @@ def grouped_convolution(x: Tensor, weight: Tensor, window: convolution.Window) -
     return y.reshape(samples, outputs, high, wide)
 
 
-def depthwise_weight_gradient(
-    grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window
-) -> Tensor:
+def depthwise_weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dW of a convolution with one input channel per group: a sum of products per kernel element.
 
     A matrix product per channel would make the graph grow with the number of channels.
@@ -92,9 +81,9 @@ def depthwise_weight_gradient(
         image = image.unsqueeze(4)
         grads = grads.reshape(samples, high, wide, channels, outputs // channels)
     lines = [cut(image, 1, n * window.dilation[0], window.stride[0], high) for n in range(rows)]
-    found = [
+    products = [
         (cut(line, 2, n * window.dilation[1], window.stride[1], wide) * grads).sum([0, 1, 2])
         for line in lines
         for n in range(columns)
     ]
-    return torch.stack(found).reshape(rows, columns, outputs, 1).permute(2, 3, 0, 1)
+    return torch.stack(products).reshape(rows, columns, outputs, 1).permute(2, 3, 0, 1)
