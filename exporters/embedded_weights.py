@@ -4,7 +4,7 @@ When a runtime opens a graph, it lays constant weights out for its kernels and f
 depends on constants alone. It can do neither for inputs. With constants, the stages of the
 multi-step forward pass take half the time.
 
-Weights that a program keeps as 8-bit integers are so in the file; see `onnx/int8_constants.py`.
+`onnx/weight_constants.py` writes them, those that a program keeps as 8-bit integers as such.
 """
 
 from collections import Counter
@@ -13,12 +13,11 @@ from dataclasses import replace
 from functools import partial
 
 import onnx
-from onnx import numpy_helper
 from torch import Tensor
 
 from device_agent.formats.manifest import Port
 from exporters.memory.onnx_footprint import footprint
-from exporters.onnx.int8_constants import add_int8
+from exporters.onnx.weight_constants import hold_weights
 from exporters.programs.program import Program
 from exporters.runtime_graph import Graph, Graphs
 
@@ -41,9 +40,7 @@ def with_constants(
     """
     alone = read_alone(program)
     return {
-        name: with_initializers(
-            graph, {p.name: values[str(p.state)] for p in alone[name]}, program.int8
-        )
+        name: holding(graph, {p.name: values[str(p.state)] for p in alone[name]}, program.int8)
         if graph.runtime == "onnx" and alone[name]
         else graph
         for name, graph in graphs.items()
@@ -60,25 +57,10 @@ def read_alone(program: Program) -> dict[str, list[Port]]:
     }
 
 
-def with_initializers(
-    graph: Graph, tensors: Mapping[str, Tensor], int8: Collection[str] = ()
-) -> Graph:
-    """The ONNX `graph` with `tensors` as constants instead of the inputs of the same names.
-
-    Those in `int8` are 8-bit integers with scales.
-    """
+def holding(graph: Graph, tensors: Mapping[str, Tensor], int8: Collection[str]) -> Graph:
+    """The ONNX `graph` with `tensors` as constants; see `hold_weights`."""
     model = onnx.load_from_string(graph.data)
-    inputs = [value for value in model.graph.input if value.name not in tensors]
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
-    model.graph.initializer.extend(
-        numpy_helper.from_array(tensor.detach().contiguous().numpy(), name)
-        for name, tensor in tensors.items()
-        if name not in int8
-    )
-    dropped = set[str]()
-    for name in tensors.keys() & set(int8):
-        dropped |= add_int8(model, name, tensors[name])
+    dropped = hold_weights(model, tensors, int8)
     data = model.SerializeToString(deterministic=True)
     return replace(
         graph,

@@ -1,8 +1,9 @@
 """Exports a program as a bundle folder: lower, verify, write."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -96,7 +97,7 @@ def compile_graphs(
 
 
 def compile_units(
-    program: Program, report: Report, format: Format, cache: GraphCache | None
+    program: Program, report: Report, format: Format, store: GraphCache | None
 ) -> list[GraphUnit]:
     """The graphs of `program` by what shares a file: each ONNX signature alone, TFLite's together.
 
@@ -111,8 +112,8 @@ def compile_units(
             format=format,
         )
     signatures = program.signatures
-    chosen = [one.recompute for one in signatures if one.recompute is not None]
-    if format != "onnx" and any(one.most_work is None for one in chosen):
+    chosen = [s.recompute for s in signatures if s.recompute is not None]
+    if format != "onnx" and any(recompute.most_work is None for recompute in chosen):
         raise ExportError(
             "{submodel} computes activations again, which only ONNX graphs can do. Export it with "
             "--format onnx, or without recompute=yes.",
@@ -120,8 +121,8 @@ def compile_units(
             submodel=program.submodel,
             format=format,
         )
-    together = [signatures] if format == "tflite" else [(one,) for one in signatures]
-    return [compile_unit(program, part, report, format, cache) for part in together]
+    together = [signatures] if format == "tflite" else [(signature,) for signature in signatures]
+    return [compile_unit(program, part, report, format, store) for part in together]
 
 
 def compile_unit(
@@ -129,18 +130,18 @@ def compile_unit(
     signatures: tuple[ProgramSignature, ...],
     report: Report,
     format: Format,
-    cache: GraphCache | None,
+    store: GraphCache | None,
 ) -> GraphUnit:
     """The graphs of `signatures` of `program`, from the cache if it has them."""
     part = replace(program, signatures=signatures)
-    key = None if cache is None else graphs_key(program, signatures, format)
-    if cache is None or key is None:
+    key = None if store is None else graphs_key(program, signatures, format)
+    if store is None or key is None:
         return GraphUnit(part, None, lower(part, report, format), reused=False)
-    known = cache.load(key)
+    known = store.load(key)
     if known is not None:
         return GraphUnit(part, key, known, reused=True)
     graphs = lower(part, report, format)
-    cache.store(key, graphs)
+    store.store(key, graphs)
     return GraphUnit(part, key, graphs, reused=False)
 
 
@@ -226,8 +227,8 @@ def export(
     fresh = [unit for unit, verdict in zip(units, earlier, strict=True) if verdict is None]
     if check is not False and fresh:
         report("verifying against PyTorch")
-        found = verify_units(fresh, graphs, values, format)
-        verdict = worst(found)
+        new_verdicts = verify_units(fresh, graphs, values, format)
+        verdict = worst(new_verdicts)
         if not verdict.passed:
             write_bundle(kept, files, force=True)
             raise VerificationError(
@@ -243,8 +244,8 @@ def export(
                 kept=str(kept),
                 verdict=str(verdict),
             )
-        keep_verdicts(fresh, found, store)
-        verdicts += found
+        keep_verdicts(fresh, new_verdicts, store)
+        verdicts += new_verdicts
     write_bundle(out, files, force)
     return ExportedBundle(
         out,
@@ -277,25 +278,26 @@ def forms(graph: bytes, batch: int) -> Iterator[tuple[str, Form]]:
     """The other forms of an ONNX graph, by name, made for `batch` samples."""
     for block in BLOCKS:
         if (blocks := blocked(graph, block, batch)) is not None:
-            yield blocked_form(block), Form(blocks, cache(partial(blocked_footprint, graph, block)))
+            memory = functools.cache(partial(blocked_footprint, graph, block))
+            yield blocked_form(block), Form(blocks, memory)
     if (faster := winograd(graph)) is not None:
-        yield WINOGRAD, Form(faster, cache(partial(winograd_footprint, graph)))
+        yield WINOGRAD, Form(faster, functools.cache(partial(winograd_footprint, graph)))
 
 
-def earlier_verdict(unit: GraphUnit, cache: GraphCache | None) -> Verdict | None:
+def earlier_verdict(unit: GraphUnit, store: GraphCache | None) -> Verdict | None:
     """What an earlier export found for the graphs of `unit`, if they came from the cache."""
-    if cache is None or unit.key is None or not unit.reused:
+    if store is None or unit.key is None or not unit.reused:
         return None
-    return cache.verdict(unit.key, unit.graphs)
+    return store.verdict(unit.key, unit.graphs)
 
 
 def keep_verdicts(
-    units: Sequence[GraphUnit], verdicts: Sequence[Verdict], cache: GraphCache | None
+    units: Sequence[GraphUnit], verdicts: Sequence[Verdict], store: GraphCache | None
 ) -> None:
     """Store the verdict of each of `units`, as `verify_units` returned them."""
     for unit, verdict in zip(units, verdicts, strict=True):
-        if cache is not None and unit.key is not None:
-            cache.keep_verdict(unit.key, unit.graphs, verdict)
+        if store is not None and unit.key is not None:
+            store.keep_verdict(unit.key, unit.graphs, verdict)
 
 
 def verify_units(

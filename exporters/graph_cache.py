@@ -106,13 +106,13 @@ class GraphCache:
             expected, content = data[:HASH_BYTES], data[HASH_BYTES:]
             if hashlib.sha256(content).digest() != expected:
                 return None
-            found = msgspec.msgpack.decode(content, type=kind)
+            value = msgspec.msgpack.decode(content, type=kind)
         except (OSError, msgspec.MsgspecError):
             return None
         with suppress(OSError):
             # `shrink` deletes by the time of last use. Many systems do not update access times.
             os.utime(path)
-        return found
+        return value
 
     def write(self, name: str, value: Entry | StoredVerdict) -> None:
         """Replace the file `name` in one step, if the disk takes it."""

@@ -15,7 +15,7 @@ def is_folded(shape: tuple[int, ...]) -> bool:
 def as_opened(model: ModelProto) -> ModelProto:
     """`model` with a float32 constant in place of each product Cast(integers) * scale.
 
-    `exporters/int8_weights.py` writes such products. The constants have the right size, but no
+    `exporters/int8_quantization.py` writes such products. The constants have the right size, but no
     numbers of the weights.
     """
     integers = {t.name: t for t in model.graph.initializer if t.data_type == TensorProto.INT8}

@@ -105,7 +105,7 @@ class Program:
         sample_limit: int64 samples are at least 0 and below this number, if it is given.
         preprocessing: How pictures or CSV files become samples; None if devices have arrays.
         int8: Names of frozen tensors that are 8-bit integers in graphs that hold them as constants;
-            see `int8_weights.py`. Their values have to be `rounded`.
+            see `int8_quantization.py`. Their values have to be `rounded`.
     """
 
     submodel: str

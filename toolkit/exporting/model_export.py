@@ -48,7 +48,8 @@ class Request:
         format: The runtime's format.
         training: The hyper-parameters of local training.
         save_weights: A file for the global model that the bundle is cut from, or None.
-        verify: Compare the bundle with PyTorch.
+        verify: Whether to compare the bundle with PyTorch; None for graphs that no earlier export
+            compared only.
         force: Replace an existing bundle and an existing weights file.
         dry_run: Write nothing.
         preprocessing: How pictures or CSV files of a device become samples.

@@ -15,7 +15,7 @@ A second family may exchange the layers of the slice: `slice:0.42+low-rank:0.25`
 
 from torch import Tensor
 
-from exporters.int8_weights import rounded
+from exporters.int8_quantization import rounded
 from profiles.errors import SpecError
 from profiles.text_formatting import counted
 from toolkit.cutting.cut_points import Cutter

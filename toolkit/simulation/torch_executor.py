@@ -25,7 +25,7 @@ from device_agent.training.bundle_training import personal_tensors, trained_upda
 from device_agent.training.personal_model import personal_entries
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
-from exporters.int8_weights import int8_bytes
+from exporters.int8_quantization import int8_bytes
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.tracing import trace_for_torch
 from profiles.errors import DataError, InputError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from device_agent.formats.manifest import Role, TensorEntry
-from exporters.int8_weights import int8_bytes
+from exporters.int8_quantization import int8_bytes
 from exporters.programs.program import Program
 from exporters.recording.capture import capture
 from exporters.recording.captured import Captured

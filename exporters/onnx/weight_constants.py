@@ -1,24 +1,49 @@
-"""Constants of an ONNX graph that are 8-bit integers with scales in the file.
+"""Writes weights as constants of an ONNX graph: float32, or 8-bit integers with scales.
 
-ONNX Runtime multiplies a small weight out when it opens the graph, and then runs as with a float32
-constant. A larger one exists as float32 only while an operator reads it. A dense layer reads it in
-blocks of rows, so that the whole weight never does.
+ONNX Runtime multiplies a small weight of the second kind out when it opens the graph, and then runs
+as with a float32 constant. A larger one exists as float32 only while an operator reads it. A dense
+layer reads it in blocks of rows, so that the whole weight never does.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from device_agent.runtime.onnx_runtime import LARGEST_FOLDED
-from exporters.int8_weights import to_int8
+from exporters.int8_quantization import to_int8
 from exporters.memory.opened_graph import is_folded
 
 BLOCK_BYTES = 2 * LARGEST_FOLDED
 """Size of a block as float32: more than a session would compute when it opens, and keep."""
+
+
+def hold_weights(
+    model: ModelProto, tensors: Mapping[str, Tensor], int8: Collection[str]
+) -> set[str]:
+    """Let `model` hold `tensors` as constants instead of reading inputs of the same names.
+
+    Those in `int8` are 8-bit integers with scales.
+
+    Returns:
+        Values that the model does not compute any more.
+    """
+    inputs = [value for value in model.graph.input if value.name not in tensors]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(tensor.detach().contiguous().numpy(), name)
+        for name, tensor in tensors.items()
+        if name not in int8
+    )
+    dropped = set[str]()
+    for name, tensor in tensors.items():
+        if name in int8:
+            dropped |= add_int8(model, name, tensor)
+    return dropped
 
 
 def add_int8(model: ModelProto, name: str, weight: Tensor) -> set[str]:
@@ -51,11 +76,11 @@ def hold(graph: GraphProto, name: str, q: np.ndarray, scale: np.ndarray) -> tupl
     return integers, factors
 
 
-def put(graph: GraphProto, place: int, nodes: list[NodeProto]) -> None:
-    """Insert `nodes` ahead of the node number `place`."""
+def put(graph: GraphProto, index: int, nodes: list[NodeProto]) -> None:
+    """Insert `nodes` ahead of the node number `index`."""
     others = list(graph.node)
     del graph.node[:]
-    graph.node.extend([*others[:place], *nodes, *others[place:]])
+    graph.node.extend([*others[:index], *nodes, *others[index:]])
 
 
 def dense_layer(graph: GraphProto, name: str) -> tuple[NodeProto, NodeProto] | None:
@@ -88,7 +113,7 @@ def in_blocks(
     product: NodeProto,
 ) -> set[str]:
     """Replace a dense layer by one product for each block of rows of its weight."""
-    place = list(graph.node).index(product)
+    index = list(graph.node).index(product)
     nodes, results = list[NodeProto](), list[str]()
     for number, rows in enumerate(blocks(*q.shape)):
         block, result = f"{name}:{number}", f"{product.output[0]}:{number}"
@@ -103,7 +128,7 @@ def in_blocks(
     nodes.append(helper.make_node("Concat", results, [joined], axis=1))
     if bias:
         nodes.append(helper.make_node("Add", [joined, *bias], list(product.output)))
-    put(graph, place, nodes)
+    put(graph, index, nodes)
     graph.node.remove(product)
     graph.node.remove(transposed)
     return {name, transposed.output[0]}

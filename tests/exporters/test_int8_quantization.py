@@ -17,7 +17,7 @@ from edgetailor import TrainingConfig, split
 from exporters.bundle_writer import peak_bytes
 from exporters.embedded_weights import with_constants
 from exporters.export import compile_graphs, traced, with_forms
-from exporters.int8_weights import int8_bytes, rounded, to_int8
+from exporters.int8_quantization import int8_bytes, rounded, to_int8
 from exporters.programs.program import Program
 from exporters.programs.program_identity import graphs_key
 from exporters.runtime_graph import Graphs
