@@ -41,7 +41,7 @@ def graph(
         else helper.make_tensor(key, TensorProto.INT64, [len(value)], list(value))
         for key, value in (constants or {}).items()
     ]
-    made = helper.make_graph(
+    content = helper.make_graph(
         list(nodes),
         name,
         [tensor(key, count) for key, count in inputs.items()],
@@ -49,7 +49,7 @@ def graph(
         numbers,
     )
     model = helper.make_model(
-        made,
+        content,
         ir_version=IR_VERSION,
         producer_name="edgetailor",
         opset_imports=[helper.make_opsetid("", OPSET)],
@@ -85,8 +85,8 @@ def blocked(kind: str, groups: int = 1) -> bytes:
     """
     inputs = dict.fromkeys(("x", "w", "s") if kind == "scaled" else "xw", 4)
     given = ["x", "w", "", "s"] if kind == "scaled" else ["x", "w"]
-    made = helper.make_node("Conv", given, ["y"], name=kind, domain=DOMAIN, group=groups)
-    return graph(kind, [made], inputs, {"y": 4})
+    convolution = helper.make_node("Conv", given, ["y"], name=kind, domain=DOMAIN, group=groups)
+    return graph(kind, [convolution], inputs, {"y": 4})
 
 
 def gradient() -> bytes:

@@ -78,22 +78,22 @@ ON_IMAGES = {
 def all_graphs() -> dict[str, bytes]:
     """The graphs by name: of one operation, of the overheads, and those that only take inputs."""
     wanted = {name for name, _ in all_cases()} - {*SEVERAL}
-    found = {
+    contents = {
         name: content if name in OVERHEADS else ending_in_shape(content)
         for name, content in graphs()
         if name in wanted or name in OVERHEADS
     }
-    for one in ELEMENTWISE:
-        found[one.name] = of_nodes([one], dict.fromkeys(("x", "w", CONDITION), 1))
+    for operation in ELEMENTWISE:
+        contents[operation.name] = of_nodes([operation], dict.fromkeys(("x", "w", CONDITION), 1))
     axes = {"x": 4, "w": 4, "p": 4, "z": 4, "q": 3, "v": 1}
     for name, nodes in ON_IMAGES.items():
-        found[name] = of_nodes(nodes, axes)
-    return found
+        contents[name] = of_nodes(nodes, axes)
+    return contents
 
 
 def of_nodes(nodes: Sequence[NodeProto], axes: Mapping[str, int]) -> bytes:
     """A graph of `nodes` that ends in the shape of `y`; its inputs have so many `axes`."""
-    read = [name for one in nodes for name in one.input]
+    read = [name for reader in nodes for name in reader.input]
     inputs = {name: axes[name] for name in dict.fromkeys(read) if name in axes}
     constants = {name: value for name, value in CONSTANTS.items() if name in read}
     return ending_in_shape(graph(nodes[-1].name, nodes, inputs, {"y": 1}, constants))
@@ -105,9 +105,9 @@ def ending_in_shape(content: bytes) -> bytes:
     model.graph.node.append(node("shape", "Shape", "y", "shape"))
     del model.graph.output[:]
     model.graph.output.append(helper.make_tensor_value_info("shape", TensorProto.INT64, ["axes"]))
-    for one in model.graph.input:
-        if one.name == CONDITION:
-            one.type.tensor_type.elem_type = TensorProto.BOOL
+    for value in model.graph.input:
+        if value.name == CONDITION:
+            value.type.tensor_type.elem_type = TensorProto.BOOL
     return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
 
@@ -115,8 +115,8 @@ def only_taking(content: bytes) -> tuple[str, bytes]:
     """A graph that takes the inputs of the graph `content` and computes nothing; its name."""
     model = onnx.load_model_from_string(content)
     first = model.graph.input[0].name
-    name = "takes_" + "_".join(one.name for one in model.graph.input)
-    axes = "".join(str(len(one.type.tensor_type.shape.dim)) for one in model.graph.input)
+    name = "takes_" + "_".join(value.name for value in model.graph.input)
+    axes = "".join(str(len(value.type.tensor_type.shape.dim)) for value in model.graph.input)
     del model.graph.node[:], model.graph.initializer[:]
     model.graph.node.append(node("shape", "Shape", first, "shape"))
     return f"{name}_{axes}", model.SerializeToString(deterministic=True)
@@ -125,19 +125,21 @@ def only_taking(content: bytes) -> tuple[str, bytes]:
 def cases() -> Iterator[tuple[str, dict[str, Shape]]]:
     """Name of the graph and shapes of its inputs, in the order in which they run."""
     for size in POINTWISE:
-        for one in ELEMENTWISE:
-            read = [name for name in one.input if name not in CONSTANTS]
-            yield one.name, dict.fromkeys(read, (size,))
+        for operation in ELEMENTWISE:
+            read = [name for name in operation.input if name not in CONSTANTS]
+            yield operation.name, dict.fromkeys(read, (size,))
     for x in IMAGES:
         batch, channels, height, width = x
         shapes = {"x": x, "w": x, "q": x[1:], "v": (channels,)}
         shapes |= {"p": (1, channels, 1, 1), "z": (batch, channels, 1, 1)}
         for name, nodes in ON_IMAGES.items():
-            taken = dict.fromkeys(key for one in nodes for key in one.input if key in shapes)
-            found = {key: shapes[key] for key in taken}
+            taken = dict.fromkeys(
+                key for operation in nodes for key in operation.input if key in shapes
+            )
+            inputs = {key: shapes[key] for key in taken}
             if name == "cutting":
-                found["x"] = (batch, channels, height + 2, width + 2)
-            yield name, found
+                inputs["x"] = (batch, channels, height + 2, width + 2)
+            yield name, inputs
     for name, given in all_cases():
         if name not in SEVERAL:
             yield name, dict(given)
@@ -162,7 +164,7 @@ def document() -> dict[str, Any]:
         (output,) = sessions[name].run(None, feeds)
         model = onnx.load_model_from_string(models[name]).graph
         measured = model.node[-2]
-        known = {**shapes, **{one.name: tuple(one.dims) for one in model.initializer}}
+        known = {**shapes, **{tensor.name: tuple(tensor.dims) for tensor in model.initializer}}
         given = [known[key] for key in measured.input if key in known]
         result = tuple(map(int, output))
         kind = kind_of(measured.op_type, given, [result])

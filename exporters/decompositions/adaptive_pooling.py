@@ -54,7 +54,7 @@ def average_pool_backward(grad: Tensor, x: Tensor) -> Tensor:
 def averaging_matrix(size: int, count: int, x: Tensor) -> Tensor:
     """Matrix (count, size) whose row o averages over window o, in the type of `x`."""
     rows = [
-        [1 / (end - start) if start <= place < end else 0.0 for place in range(size)]
+        [1 / (end - start) if start <= position < end else 0.0 for position in range(size)]
         for start, end in window_bounds(size, count)
     ]
     return constant(rows, dtype=x.dtype)
@@ -65,10 +65,10 @@ def max_pool(x: Tensor, out: list[int]) -> tuple[Tensor, Tensor]:
     kernel = regular_kernel(x, out)
     if kernel is not None:
         return aten.max_pool2d_with_indices(x, kernel)  # type: ignore[no-any-return]
-    slices, places = window_slices(x, out)
-    best, where = slices[0], places[0].expand_as(slices[0])
-    for values, place in zip(slices[1:], places[1:], strict=True):
-        where = torch.where(values > best, place, where)
+    slices, positions = window_slices(x, out)
+    best, where = slices[0], positions[0].expand_as(slices[0])
+    for values, position in zip(slices[1:], positions[1:], strict=True):
+        where = torch.where(values > best, position, where)
         best = torch.maximum(best, values)
     return best, where
 
@@ -122,7 +122,7 @@ def window_slices(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]
     A value is LOWEST if the position is outside a shorter window.
     """
     height, width = (int(n) for n in x.shape[-2:])
-    slices, places = [], []
+    slices, positions = [], []
     for row in elements_by_position(height, out[0]):
         strip = x.index_select(-2, constant([max(i, 0) for i in row]))
         for column in elements_by_position(width, out[1]):
@@ -130,13 +130,13 @@ def window_slices(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]
             values = strip.index_select(-1, constant([max(j, 0) for j in column]))
             inside = [[i >= 0 and j >= 0 for j in column] for i in row]
             slices.append(torch.where(constant(inside), values, LOWEST))
-            places.append(constant([[i * width + j for j in column] for i in row]))
-    return slices, places
+            positions.append(constant([[i * width + j for j in column] for i in row]))
+    return slices, positions
 
 
-def one_hot(places: list[int], size: int, x: Tensor) -> Tensor:
+def one_hot(positions: list[int], size: int, x: Tensor) -> Tensor:
     """Matrix (count, size) with a 1 at the given place of each row; a row of zeros for place -1."""
-    rows = [[1.0 * (place == column) for column in range(size)] for place in places]
+    rows = [[1.0 * (position == column) for column in range(size)] for position in positions]
     return constant(rows, dtype=x.dtype)
 
 

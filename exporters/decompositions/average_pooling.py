@@ -51,7 +51,7 @@ class Windows:
     def divisors(self, include_pad: bool) -> list[int]:
         """Number of elements that the mean of each window divides by."""
         low, high = (-self.front, self.size + self.front) if include_pad else (0, self.size)
-        starts = [place * self.step - self.front for place in range(self.count)]
+        starts = [index * self.step - self.front for index in range(self.count)]
         return [min(start + self.kernel, high) - max(start, low) for start in starts]
 
 

@@ -34,11 +34,11 @@ def max_pool(
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     high, wide = (max(w.behind - w.front, 0) for w in windows(x, spans, stride, padding, True, 2))
     framed = aten.constant_pad_nd(x, [0, wide, 0, high], -math.inf) if high or wide else x
-    largest, places = aten.max_pool2d_with_indices(framed, kernel, stride, padding, dilation)
+    largest, indices = aten.max_pool2d_with_indices(framed, kernel, stride, padding, dilation)
     if wide:  # an index is row * width + column: convert it to the width of `x`
         width, wider = int(x.shape[-1]), int(framed.shape[-1])
-        places = torch.div(places, wider, rounding_mode="floor") * width + places % wider
-    return largest, places
+        indices = torch.div(indices, wider, rounding_mode="floor") * width + indices % wider
+    return largest, indices
 
 
 def max_pool_backward(

@@ -10,8 +10,8 @@ aten = torch.ops.aten
 
 def squeeze_dims(x: Tensor, dims: list[int]) -> Tensor:
     """Remove those axes in `dims` that have size one."""
-    places = {dim % x.dim() for dim in dims}
-    return x.reshape([n for axis, n in enumerate(x.shape) if axis not in places or n != 1])
+    axes = {dim % x.dim() for dim in dims}
+    return x.reshape([n for axis, n in enumerate(x.shape) if axis not in axes or n != 1])
 
 
 def empty_permuted(
@@ -39,20 +39,20 @@ def select_backward(grad: Tensor, input_sizes: list[int], dim: int, index: int) 
     size, axis = input_sizes[dim], dim % len(input_sizes)
     if not isinstance(size, int):
         return NotImplemented
-    place = index % size
+    position = index % size
     pads = [0, 0] * (len(input_sizes) - 1 - axis)
     # PyTorch would select from zeros and the gradient, with a mask of the same size.
-    return aten.constant_pad_nd(grad.unsqueeze(axis), [*pads, place, size - 1 - place])  # type: ignore[no-any-return]
+    return aten.constant_pad_nd(grad.unsqueeze(axis), [*pads, position, size - 1 - position])  # type: ignore[no-any-return]
 
 
 def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """dX[i] = sum of grad[o, j] over all windows o and positions j with o * step + j = i."""
     dim %= len(input_sizes)
     windows = grad.movedim((dim, -1), (0, 1))
-    places = torch.arange(windows.shape[0]).unsqueeze(1) * step + torch.arange(size)
+    positions = torch.arange(windows.shape[0]).unsqueeze(1) * step + torch.arange(size)
     rest = [n for axis, n in enumerate(input_sizes) if axis != dim]
     zeros = grad.new_zeros([input_sizes[dim], *rest])
-    return zeros.index_put((places,), windows, accumulate=True).movedim(0, dim)
+    return zeros.index_put((positions,), windows, accumulate=True).movedim(0, dim)
 
 
 DECOMPOSITIONS: Decompositions = {

@@ -65,8 +65,8 @@ class Liveness:
 
     def at_peak(self) -> tuple[Buffer, ...]:
         """The buffers alive at the first peak, largest first."""
-        place = self.timeline.index(self.planned)
-        there = [b for b in self.buffers if b.birth <= place <= b.death]
+        step = self.timeline.index(self.planned)
+        there = [b for b in self.buffers if b.birth <= step <= b.death]
         return tuple(sorted(there, key=lambda buffer: -buffer.size))
 
 
@@ -105,23 +105,23 @@ def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
     work: list[Buffer] = []
     start = 0
     for node in order:
-        inside, born, places = at_work(node)
+        inside, born, steps = at_work(node)
         work += [replace(b, birth=start + b.birth, death=start + b.death) for b in inside]
-        end = start + places - 1
-        for value, place in zip(node.outputs, born, strict=True):
+        end = start + steps - 1
+        for value, step in zip(node.outputs, born, strict=True):
             source = buffer_shared_with(node, root)
             writable = source in own - results and unread[source] == 1
             if source is not None and value not in results and (is_view(node) or writable):
                 root[value] = source
                 unread[source] += unread[value]
             else:
-                root[value], birth[value] = value, start + place
+                root[value], birth[value] = value, start + step
             death[root[value]] = end
         for value in reads(node):
             holder = root.get(value, value)
             death[holder] = end
             unread[holder] -= 1
-        start += places
+        start += steps
     last = start - 1
     buffers = [
         Buffer(value.name or "", size_of(value), first, last if value in results else death[value])
@@ -144,19 +144,19 @@ def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
         space = [Buffer(f"{node.op_type} at work", size, 0, 0) for size in working_space(node)]
         return space, [0] * len(node.outputs), 1
     body = node.attributes["body"].as_graph()
-    found = graph_liveness(body)
-    places = len(found.timeline)
-    born = {buffer.name: buffer.birth for buffer in found.buffers}
+    liveness = graph_liveness(body)
+    steps = len(liveness.timeline)
+    born = {buffer.name: buffer.birth for buffer in liveness.buffers}
     results = [value.name or "" for value in body.outputs]
     states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
     # Iterations write the carried state to two buffers in turn, and the last one to the output.
     carried = [
-        Buffer(name, size_of(value), 0, places - 1)
+        Buffer(name, size_of(value), 0, steps - 1)
         for name, value in zip(results, body.outputs[:states], strict=False)
         for _ in range(2)
     ]
-    inside = [buffer for buffer in found.buffers if buffer.name not in results]
-    return [*carried, *inside], [0] * states + [born[r] for r in results[states:]], places
+    inside = [buffer for buffer in liveness.buffers if buffer.name not in results]
+    return [*carried, *inside], [0] * states + [born[r] for r in results[states:]], steps
 
 
 def execution_order(graph: Graph) -> list[Node]:
@@ -167,23 +167,23 @@ def execution_order(graph: Graph) -> list[Node]:
     """
     # ONNX Runtime turns Constant nodes into initializers before it orders the others.
     nodes = [node for node in graph if node.op_type != "Constant"]
-    number = {node: place for place, node in enumerate(nodes)}
+    number = {node: n for n, node in enumerate(nodes)}
     ahead = {
         node: sorted({number[p] for v in reads(node) if (p := v.producer()) in number})
         for node in nodes
     }
-    used = {place for places in ahead.values() for place in places}
-    waiting = [(place, False) for place in range(len(nodes)) if place not in used]
+    used = {n for numbers in ahead.values() for n in numbers}
+    waiting = [(n, False) for n in range(len(nodes)) if n not in used]
     order: list[Node] = []
     seen = set()
     while waiting:
-        place, ready = waiting.pop()
+        index, ready = waiting.pop()
         if ready:
-            order.append(nodes[place])
-        elif place not in seen:
-            seen.add(place)
-            waiting.append((place, True))
-            waiting += [(p, False) for p in ahead[nodes[place]] if p not in seen]
+            order.append(nodes[index])
+        elif index not in seen:
+            seen.add(index)
+            waiting.append((index, True))
+            waiting += [(n, False) for n in ahead[nodes[index]] if n not in seen]
     return order
 
 
@@ -253,9 +253,9 @@ def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int])
     """
     batch, filters = output[:2]
     groups = image[1] // kernel[1]
-    filters, places, rows = filters // groups, math.prod(output[2:]), math.prod(kernel[1:])
+    filters, pixels, rows = filters // groups, math.prod(output[2:]), math.prod(kernel[1:])
     if math.prod(kernel[2:]) == 1 and image[2:] == output[2:]:
         return 0
-    if filters > places:
-        return places * rows
-    return SEGMENT if batch == groups == 1 else max(places * rows, places * filters, SEGMENT)
+    if filters > pixels:
+        return pixels * rows
+    return SEGMENT if batch == groups == 1 else max(pixels * rows, pixels * filters, SEGMENT)

@@ -148,10 +148,10 @@ def arena_bytes(buffers: Iterable[Buffer], runs: int = 3) -> int:
     arena = Arena()
     for _ in range(runs):
         held: dict[int, Block] = {}
-        for place in sorted({*births, *deaths}):
+        for step in sorted({*births, *deaths}):
             # A node allocates its outputs before the buffers that it reads last are freed.
-            for number in births[place]:
+            for number in births[step]:
                 held[number] = arena.take(needed[number].size)
-            for number in deaths[place]:
+            for number in deaths[step]:
                 arena.release(held[number])
     return arena.taken

@@ -56,14 +56,14 @@ def footprint(graph: bytes, batch: int, rewrite: Rewrite | None = None) -> Footp
     nodes = len(model.graph.node) - len(runs.graph)  # folding has left fewer
     if rewrite is not None:
         rewrite(runs)
-    found = model_liveness(runs)
+    liveness = model_liveness(runs)
     # The agent provides the memory of outputs, so they are not in the arena.
     outputs = {value.name for value in model.graph.output}
-    arena = arena_bytes(buffer for buffer in found.buffers if buffer.name not in outputs)
-    given = found.inputs + sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    arena = arena_bytes(buffer for buffer in liveness.buffers if buffer.name not in outputs)
+    given = liveness.inputs + sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     return Footprint(
-        planned=given + found.planned,
+        planned=given + liveness.planned,
         arena=arena,
-        process=run_growth(ONNX, given, found.outputs, arena, nodes + len(runs.graph)),
-        alive=found.at_peak(),
+        process=run_growth(ONNX, given, liveness.outputs, arena, nodes + len(runs.graph)),
+        alive=liveness.at_peak(),
     )

@@ -21,15 +21,15 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
     fixed.CopyFrom(model)
     shapes = [value.type.tensor_type.shape for value in fixed.graph.input]
     fix_sizes(fixed.graph, {n.dim_param: batch for s in shapes for n in s.dim if n.dim_param})
-    found = without_waits(ir.from_proto(with_shapes(fixed)))
+    sized = without_waits(ir.from_proto(with_shapes(fixed)))
     unknown = -1
     while True:
         # Folding turns shapes that the graph computes into constants, from which more shapes
         # follow. A shape that depends on another computed shape needs one more turn.
-        found = folded(found)
-        left = sum(not known(value) for node in found.graph for value in node.outputs)
+        sized = folded(sized)
+        left = sum(not known(value) for node in sized.graph for value in node.outputs)
         if left in (0, unknown):
-            return found
+            return sized
         unknown = left
 
 

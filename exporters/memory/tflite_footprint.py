@@ -87,20 +87,20 @@ def footprint(plan: MemoryPlan, batch: int) -> Footprint:
     between = buffers(plan, sizes, batch)
     returned = [Buffer(plan.tensors[i].name, sizes[i], births[i], end) for i in plan.outputs]
     inputs = sum(sizes[i] for i in plan.inputs)
-    found = Liveness((*between, *returned), inputs, sum(buffer.size for buffer in returned))
+    liveness = Liveness((*between, *returned), inputs, sum(buffer.size for buffer in returned))
     arena = arena_bytes(between)
     return Footprint(
-        planned=inputs + found.planned,
+        planned=inputs + liveness.planned,
         arena=arena,
         process=run_growth(
             LITERT,
             inputs,
-            found.outputs,
+            liveness.outputs,
             arena,
             plan.file_operators,
             over=sum(sizes[i] for i in plan.over.values()),
         ),
-        alive=found.at_peak(),
+        alive=liveness.at_peak(),
     )
 
 

@@ -31,8 +31,8 @@ def places_of(
 
     torch.onnx names a value like its node. An output has the name of its port instead.
     """
-    made = {name for node in model.graph.node for name in node.output}
-    places = {node.name: Place(node.name) for node in module.graph.nodes if node.name in made}
+    written = {name for node in model.graph.node for name in node.output}
+    places = {node.name: Place(node.name) for node in module.graph.nodes if node.name in written}
     results = cast(list[Node], module.graph.output_node().args[0])
     for node, port in zip(results, signature.outputs, strict=True):
         if isinstance(node, Node) and node.op == "call_function":

@@ -28,8 +28,8 @@ Sized = tuple[str, tuple[int, ...]]
 
 def operations(graph: Graph) -> tuple[Operation, ...]:
     """The operations of `graph`; equal ones are one with their number."""
-    found = Counter(work for node in execution_order(graph) for work in of_node(node))
-    return tuple(Operation(kind, sizes, n) for (kind, sizes), n in found.items())
+    counts = Counter(work for node in execution_order(graph) for work in of_node(node))
+    return tuple(Operation(kind, sizes, n) for (kind, sizes), n in counts.items())
 
 
 def effort(node: Node) -> int:
@@ -47,7 +47,7 @@ def of_node(node: Node) -> Iterator[Sized]:
     if steps is not None:
         yield LOOP, (steps,)
         for body in bodies(node):
-            inside = [work for one in execution_order(body) for work in of_node(one)]
+            inside = [work for inner in execution_order(body) for work in of_node(inner)]
             yield from [work for work in inside for _ in range(steps)]
         return
     inputs = [shape_of(value) for value in node.inputs if value is not None]

@@ -31,7 +31,9 @@ def put_large_factors_first(graph: ir.Graph) -> None:
                 inside = transposed(second)
                 if inside is None or f"{inside.name}+" not in trained or not is_large(inside):
                     continue
-                plain = all(AS_IT_IS[key] == one.value for key, one in node.attributes.items())
+                plain = all(
+                    AS_IT_IS[key] == attribute.value for key, attribute in node.attributes.items()
+                )
                 if plain and is_batch(x) and bias.shape is not None and len(bias.shape) == 1:
                     swap(graph, node, [inside, x, column(graph, node, bias)], {"transB": 1})
 

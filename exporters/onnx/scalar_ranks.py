@@ -31,7 +31,7 @@ def raise_numbers(graph: ir.Graph) -> None:
         if node.op_type not in BROADCASTING or node.domain or None in shapes or is_of_gelu(node):
             continue
         rank = max(len(shape) for shape in shapes if shape is not None)
-        for place, value in enumerate(node.inputs):
+        for index, value in enumerate(node.inputs):
             if value is None or not is_number(value) or len(value.shape or ()) == rank or rank < 2:
                 continue
             if (value, rank) not in raised:
@@ -39,7 +39,7 @@ def raise_numbers(graph: ir.Graph) -> None:
                 if same is None:
                     continue
                 raised[value, rank] = same
-            node.replace_input_with(place, raised[value, rank])
+            node.replace_input_with(index, raised[value, rank])
 
 
 def is_of_gelu(node: ir.Node) -> bool:
@@ -50,7 +50,12 @@ def is_of_gelu(node: ir.Node) -> bool:
     makers = [value.producer() for value in node.inputs if value is not None]
     if node.op_type == "Mul":  # by a half: what is multiplied is x times the sum
         products = [maker for maker in makers if maker is not None and maker.op_type == "Mul"]
-        makers = [value.producer() for one in products for value in one.inputs if value is not None]
+        makers = [
+            value.producer()
+            for product in products
+            for value in product.inputs
+            if value is not None
+        ]
         return any(maker is not None and adds_to_erf(maker) for maker in makers)
     return adds_to_erf(node) or any(user.op_type == "Erf" for user in node.outputs[0].consumers())
 
@@ -58,7 +63,9 @@ def is_of_gelu(node: ir.Node) -> bool:
 def adds_to_erf(node: ir.Node) -> bool:
     """Whether `node` adds a number to an error function."""
     makers = [value.producer() for value in node.inputs if value is not None]
-    return node.op_type == "Add" and any(one is not None and one.op_type == "Erf" for one in makers)
+    return node.op_type == "Add" and any(
+        maker is not None and maker.op_type == "Erf" for maker in makers
+    )
 
 
 def is_number(value: ir.Value) -> bool:

@@ -31,10 +31,10 @@ def set_direction(scan: onnx_ir.Node, backward: bool) -> None:
 
 def separate_outputs(graph: onnx_ir.Graph, names: Sequence[str]) -> None:
     """Give the outputs of `graph` these `names`; a value that is an output twice is copied."""
-    for place, (value, name) in enumerate(zip(tuple(graph.outputs), names, strict=True)):
-        if value in graph.outputs[:place]:
+    for index, (value, name) in enumerate(zip(tuple(graph.outputs), names, strict=True)):
+        if value in graph.outputs[:index]:
             node = onnx_ir.Node("", "Identity", [value])
             graph.append(node)
-            graph.outputs[place] = node.outputs[0]
+            graph.outputs[index] = node.outputs[0]
             node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
-        graph.outputs[place].name = name
+        graph.outputs[index].name = name

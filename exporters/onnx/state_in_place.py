@@ -40,19 +40,19 @@ def update_in_place(model: ir.Model, signature: ProgramSignature) -> list[str]:
     values = {value.name: value for value in (*graph.inputs, *graph.outputs)}
     old = {port.state: values[port.name] for port in signature.inputs if port.state is not None}
     order = Order(graph)
-    found = []
+    overwritten = []
     for port in signature.outputs:
         if port.state in old:
             late = order.late_readers(old[port.state], values[port.name])
             if late is None or (late and byte_size(port) < LEAST_BYTES):
                 continue
             if not late or order.run_after(values[port.name], late):
-                found.append(port.name)
+                overwritten.append(port.name)
     labels = [values[port.name] for port in signature.inputs if port.kind == "labels"]
     order.finish_layer_by_layer(
         [values[port.name] for port in signature.outputs if port.state in old], labels
     )
-    return found
+    return overwritten
 
 
 def byte_size(port: Port) -> int:
@@ -66,12 +66,12 @@ class Order:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.readers: dict[ir.Value, list[ir.Node]] = {}
-        self.number = {node: place for place, node in enumerate(graph)}
+        self.number = {node: number for number, node in enumerate(graph)}
         # Bit n of a node's number says whether node n must have run. This costs one operation for
         # each edge, where sets would cost one for each pair of nodes.
         self.needed: dict[ir.Node, int] = {}
-        for node, place in self.number.items():
-            bits = 1 << place
+        for node, number in self.number.items():
+            bits = 1 << number
             for value in set(reads(node)):
                 self.readers.setdefault(value, []).append(node)
                 if (producer := value.producer()) in self.number:
@@ -146,8 +146,8 @@ class Order:
         """
         end = new.producer()
         assert end is not None
-        place = next((n for n, v in enumerate(end.inputs) if is_like(v, new)), None)
-        if place is None or new.shape is None or self.readers.get(new):
+        index = next((n for n, v in enumerate(end.inputs) if is_like(v, new)), None)
+        if index is None or new.shape is None or self.readers.get(new):
             return False
         shape = constant(list(new.shape.numpy()))
         added = [shape] if self.flat.graph is not None else [self.flat, self.start, shape]
@@ -159,10 +159,10 @@ class Order:
             same = ir.node("Where", [choice.outputs[0], chosen, chosen])
             added += [flat, start, choice, same]
             chosen = same.outputs[0]
-        old = end.inputs[place]
+        old = end.inputs[index]
         view = ir.node("Reshape", [old, chosen])
         view.outputs[0].shape, view.outputs[0].type = new.shape, new.type
-        end.replace_input_with(place, view.outputs[0])
+        end.replace_input_with(index, view.outputs[0])
         # The node comes last in the file, because it now reads what others make.
         self.graph.remove(end)
         self.graph.extend([*added, view, end])

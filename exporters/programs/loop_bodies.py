@@ -71,7 +71,7 @@ def replace_loop(
     # All users of a loop are getitem nodes; their second argument is the position of the result.
     users: list[tuple[Node, Any]] = [(user, user.args[1]) for user in node.users]
     # All new states are needed by the next step; an output only if a node reads it.
-    kept = sorted({*range(step.states), *(place for _, place in users)})
+    kept = sorted({*range(step.states), *(index for _, index in users)})
     values = [
         *(state.meta["val"] for state in states),
         *(x.meta["val"][0] for x in inputs),
@@ -81,10 +81,10 @@ def replace_loop(
     graph = module.graph
     with graph.inserting_before(node):
         submodule = graph.get_attr(name)
-        made = graph.call_function(scan, (submodule, states, inputs, constants))
-    made.meta = {**node.meta, "val": [node.meta["val"][place] for place in kept]}
-    for user, place in users:
-        user.args = (made, kept.index(place))
+        loop = graph.call_function(scan, (submodule, states, inputs, constants))
+    loop.meta = {**node.meta, "val": [node.meta["val"][index] for index in kept]}
+    for user, index in users:
+        user.args = (loop, kept.index(index))
     graph.erase_node(node)
 
 
@@ -96,7 +96,7 @@ def trace_body(
 
     def chosen(*arguments: Tensor) -> list[Tensor]:
         results = step.function(*arguments)
-        return [results[place] for place in kept]
+        return [results[index] for index in kept]
 
     with mode:
         graph = make_fx(chosen, decomposition_table={**table(), **decompositions})(*values)

@@ -138,8 +138,8 @@ def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Ten
     # A label may follow another one without a blank between them if the two differ.
     other = (written[:, 2:] != written[:, :-2]) & (written[:, 2:] != 0)
     skipping = torch.where(other, 0.0, UNREACHED).to(logits.dtype)
-    places = torch.arange(2 * steps + 1)
-    alpha = scores[:, 0] + torch.where(places < 2, 0.0, UNREACHED).to(logits.dtype)
+    positions = torch.arange(2 * steps + 1)
+    alpha = scores[:, 0] + torch.where(positions < 2, 0.0, UNREACHED).to(logits.dtype)
     for step in range(1, steps):
         ahead = torch.stack(
             (
@@ -151,7 +151,7 @@ def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Ten
         )
         alpha = scores[:, step] + torch.logsumexp(ahead, 2)
     length = counted.to(torch.int64).sum(1, keepdim=True)
-    final = (places == 2 * length) | (places == 2 * length - 1)
+    final = (positions == 2 * length) | (positions == 2 * length - 1)
     losses = -torch.logsumexp(torch.where(final, alpha, UNREACHED), 1)
     losses = torch.where((losses < -UNREACHED / 2) & (length[:, 0] > 0), losses, 0.0)
     return losses.sum() / counted.to(logits.dtype).sum().clamp(min=1)
@@ -164,10 +164,10 @@ def count_correct_classes(logits: Tensor, labels: Tensor) -> Tensor:
     """
     axis = class_axis(logits.dim())
     classes = logits.shape[axis]
-    places = along_classes(torch.arange(classes).to(logits.dtype), logits.dim())
+    numbers = along_classes(torch.arange(classes).to(logits.dtype), logits.dim())
     largest = logits == logits.amax(axis, keepdim=True)
     # `classes` is above every index, so that the minimum is the first of the largest logits.
-    chosen = torch.where(largest, places, float(classes)).amin(axis)
+    chosen = torch.where(largest, numbers, float(classes)).amin(axis)
     return (chosen == labels.to(logits.dtype)).to(logits.dtype).sum()
 
 
@@ -204,9 +204,9 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
         >>> objective("cross-entropy", (21, 64, 64)).labels.shape
         (64, 64)
     """
-    found = MEASURES[loss]
+    measures = MEASURES[loss]
     if loss == "mse":
-        return Objective(found.loss, None, LabelRule(None, shape, "float32"))
+        return Objective(measures.loss, None, LabelRule(None, shape, "float32"))
     if loss == "ctc":
         if len(shape) != 2 or shape[1] < 2:
             raise ModelError(
@@ -217,7 +217,7 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
                 shape=list(shape),
                 output=("batch", *shape),
             )
-        return Objective(found.loss, None, LabelRule(shape[1], shape[:1], sequence=True))
+        return Objective(measures.loss, None, LabelRule(shape[1], shape[:1], sequence=True))
     if not shape:
         raise ModelError(
             "The loss {loss!r} needs logits with a class axis: (batch, n), (batch, t, n) or "
@@ -237,7 +237,7 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
             outputs=classes,
         )
     if classes == 1:
-        found = MEASURES["binary-cross-entropy"]
+        measures = MEASURES["binary-cross-entropy"]
     axis = class_axis(1 + len(shape)) - 1
     positions = (*shape[:axis], *shape[axis + 1 :])
-    return Objective(found.loss, found.correct, LabelRule(classes, positions))
+    return Objective(measures.loss, measures.correct, LabelRule(classes, positions))

@@ -71,9 +71,9 @@ def loop_flops(
     step: str, states: Shapes, inputs: Shapes, constants: Shapes, *rest: object, **out: object
 ) -> int:
     """Operations of a loop over tensors of these shapes: those of one step, times the steps."""
-    one = [*states, *(shape[1:] for shape in inputs), *constants]
+    shapes = [*states, *(shape[1:] for shape in inputs), *constants]
     with FlopCounterMode(display=False) as counter:
-        STEPS[step].function(*(torch.empty(list(shape)) for shape in one))
+        STEPS[step].function(*(torch.empty(list(shape)) for shape in shapes))
     return inputs[0][0] * int(counter.get_total_flops())
 
 

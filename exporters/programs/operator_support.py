@@ -215,11 +215,11 @@ def as_json() -> dict[str, object]:
         "operators": [{"name": group.name, "covers": group.covers} for group in SUPPORTED],
         "not_covered": [
             {
-                "name": one.name,
-                "aten_prefixes": list(one.prefixes),
-                "reason": one.reason,
-                "instead": one.alternative,
+                "name": group.name,
+                "aten_prefixes": list(group.prefixes),
+                "reason": group.reason,
+                "instead": group.alternative,
             }
-            for one in UNSUPPORTED
+            for group in UNSUPPORTED
         ],
     }

@@ -238,11 +238,11 @@ def contents_of(cell: Any) -> Any:
 
 def digest(parts: Iterable[str]) -> str:
     """SHA-256 of `parts` and of their lengths, so that ("ab", "c") differs from ("a", "bc")."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for part in parts:
         data = part.encode()
-        found.update(len(data).to_bytes(8, "big") + data)
-    return found.hexdigest()
+        sha256.update(len(data).to_bytes(8, "big") + data)
+    return sha256.hexdigest()
 
 
 @functools.cache

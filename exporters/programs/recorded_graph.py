@@ -89,7 +89,7 @@ def attributes_read(graph: GraphModule) -> Iterator[str]:
         Each name once, in order of first use.
     """
     # Recording declares all attributes at the start, so that their own order means nothing.
-    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    order = {node: number for number, node in enumerate(graph.graph.nodes)}
     readers = graph.graph.find_nodes(op="get_attr")
     first = sorted(
         readers, key=lambda node: min((order[u] for u in node.users), default=len(order))
@@ -127,9 +127,9 @@ def written_inputs(node: Node) -> Iterator[object]:
     """The inputs that `node` changes: of `add_` the first, of `add` with `out=` the last."""
     if writes_in_place(node):
         assert isinstance(node.target, torch._ops.OpOverload)
-        for place, argument in enumerate(node.target._schema.arguments):
+        for index, argument in enumerate(node.target._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                given = node.args[place] if place < len(node.args) else None
+                given = node.args[index] if index < len(node.args) else None
                 yield node.kwargs.get(argument.name, given)
 
 

@@ -46,8 +46,8 @@ def place_of_node(node: Node) -> str:
 
 def line_of_node(node: Node) -> str:
     """File and line of the user's code that called the operator `node`; or empty."""
-    found = FRAME.findall(node.meta.get("stack_trace") or "")
-    return innermost((file, int(line)) for file, line in found)
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    return innermost((file, int(line)) for file, line in frames)
 
 
 def place_of_operator(source: GraphModule | None, operator: str) -> str:

@@ -198,9 +198,9 @@ def record(
     """
     # A copy, because `train` would change the mode of the user's model.
     parameters = {
-        id(one): nn.Parameter(one.detach(), one.requires_grad)
-        for one in model.parameters()
-        if type(one) is nn.Parameter
+        id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad)
+        for parameter in model.parameters()
+        if type(parameter) is nn.Parameter
     }
     try:
         twin = copy.deepcopy(model, memo=dict(parameters))

@@ -172,7 +172,9 @@ class Writes:
             return self._call(write, aten.bernoulli.p, (written, share), write)
         packet = getattr(aten, name.removesuffix("_"), None)
         overload = schema.overload_name or "default"
-        changed = [one.name for one in schema.arguments if one.alias_info is not None]
+        changed = [
+            argument.name for argument in schema.arguments if argument.alias_info is not None
+        ]
         if packet is None or overload not in packet.overloads() or len(changed) != 1:
             raise NoFunctionalForm
         return self._call(write, getattr(packet, overload), write.args, write, write.kwargs)
@@ -206,9 +208,9 @@ class Writes:
 
     def _call(self, write: Node, target: Any, args: Any, like: Node, kwargs: Any = None) -> Node:
         """A new node of the module and line of `write`, with a value like that of `like`."""
-        made = self._graph.call_function(target, args, kwargs)
-        made.meta = {**write.meta, "val": like.meta["val"]}
-        return made
+        node = self._graph.call_function(target, args, kwargs)
+        node.meta = {**write.meta, "val": like.meta["val"]}
+        return node
 
 
 def memory_of(node: Node) -> int | None:
@@ -217,11 +219,11 @@ def memory_of(node: Node) -> int | None:
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
 
 
-def alike(one: object, other: object) -> bool:
+def alike(first: object, second: object) -> bool:
     """Whether both are nodes of tensors of one shape and type."""
-    if not isinstance(one, Node) or not isinstance(other, Node):
+    if not isinstance(first, Node) or not isinstance(second, Node):
         return False
-    values = one.meta.get("val"), other.meta.get("val")
+    values = first.meta.get("val"), second.meta.get("val")
     shapes = [(*map(str, v.shape), v.dtype) for v in values if isinstance(v, Tensor)]
     return len(shapes) == 2 and shapes[0] == shapes[1]
 

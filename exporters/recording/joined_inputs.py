@@ -52,8 +52,8 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
     def forward(self: nn.Module, x: Tensor) -> object:
         if tuple(x.shape[1:]) != (bounds[-1],):
             raise wrong_length(original, shapes, bounds[-1], tuple(x.shape[1:]))
-        places = zip(shapes.items(), itertools.pairwise(bounds), strict=True)
-        inputs = {name: x[:, a:b].reshape(-1, *shape) for (name, shape), (a, b) in places}
+        parts = zip(shapes.items(), itertools.pairwise(bounds), strict=True)
+        inputs = {name: x[:, a:b].reshape(-1, *shape) for (name, shape), (a, b) in parts}
         return original.forward(self, **inputs)
 
     # A class, not an attribute of the model, because a copy of the model must call its own layers.
@@ -80,9 +80,9 @@ def wrong_length(
 
 def check_names(model: type[nn.Module], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ModelError if the inputs `shapes` are not those that `model` can be called with."""
-    found = list(inspect.signature(model.forward).parameters.values())[1:]
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found)
-    named = [p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    parameters = list(inspect.signature(model.forward).parameters.values())[1:]
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     known = [p.name for p in named]
     title = f"{model.__name__}.forward"
     if not shapes:

@@ -71,12 +71,12 @@ class SingleLayers:
 
     def _call(self, target: Any, *args: Any) -> Node:
         """A new node, of the module and line of the operator that it is a part of."""
-        made = self._graph.call_function(target, args)
+        node = self._graph.call_function(target, args)
         values: Any = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
         # The values have no data: this computes shapes. PyTorch would run every step for them.
         value = layer_shapes(*values) if target in RECURRENT else target(*values)
-        made.meta = {**self._node.meta, "val": value}
-        return made
+        node.meta = {**self._node.meta, "val": value}
+        return node
 
 
 def layer_shapes(x: Tensor, states: Tensor | list[Tensor], *settings: Any) -> tuple[Tensor, ...]:

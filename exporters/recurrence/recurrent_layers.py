@@ -92,11 +92,11 @@ def run_recurrent_layers(
     last = []
     for layer in range(num_layers):
         sequences = []
-        for place in range(layer * directions, (layer + 1) * directions):
+        for number in range(layer * directions, (layer + 1) * directions):
             # PyTorch orders parameters by layer, then direction: forward before backward.
-            w_x, w_h, *biases = params[per_cell * place : per_cell * (place + 1)]
-            cell = Cell(step, w_x, w_h, biases, reverse=place % directions == 1)
-            sequence, final = cell.run(x, [state[place].t() for state in states])
+            w_x, w_h, *biases = params[per_cell * number : per_cell * (number + 1)]
+            cell = Cell(step, w_x, w_h, biases, reverse=number % directions == 1)
+            sequence, final = cell.run(x, [state[number].t() for state in states])
             sequences.append(sequence)
             last.append(final)
         x = sequences[0] if directions == 1 else torch.cat(sequences, 1)

@@ -91,7 +91,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     """Windows of `size` elements along `dim`, `step` apart; their elements are the last axis."""
     count = (int(x.shape[dim]) - size) // step + 1
-    return torch.stack([cut(x, dim, place, step, count) for place in range(size)], -1)
+    return torch.stack([cut(x, dim, position, step, count) for position in range(size)], -1)
 
 
 def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
@@ -122,10 +122,10 @@ def reflection_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> 
         axis = x.dim() - 1 - number
         size = int(x.shape[axis])
         total = grad.narrow(axis, front, size)
-        for start, count, place in ((0, front, 1), (front + size, behind, size - 1 - behind)):
+        for start, count, before in ((0, front, 1), (front + size, behind, size - 1 - behind)):
             if count:
                 mirrored = grad.narrow(axis, start, count).flip(axis)
-                around = [0, 0] * number + [place, size - place - count]
+                around = [0, 0] * number + [before, size - before - count]
                 total = total + aten.constant_pad_nd(mirrored, around)
         grad = total
     return grad
@@ -137,7 +137,7 @@ def group_norm(
     bias: Tensor | None,
     samples: int,
     channels: int,
-    places: int,
+    pixels: int,
     groups: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,7 +145,7 @@ def group_norm(
 
     Returns y, mean and 1 / sqrt(var + eps).
     """
-    grouped = x.reshape(samples, groups, channels // groups * places)
+    grouped = x.reshape(samples, groups, channels // groups * pixels)
     centred = grouped - grouped.mean(2, keepdim=True)
     inverse = torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)
     y = (centred * inverse).reshape(x.shape)
@@ -170,8 +170,8 @@ def max_pool(
     """
     if x.dim() == 3:
         window = (kernel, stride, padding, dilation, ceil_mode)
-        best, places = aten.max_pool2d_with_indices(x.unsqueeze(0), *window)
-        return best.squeeze(0), places.squeeze(0)
+        best, indices = aten.max_pool2d_with_indices(x.unsqueeze(0), *window)
+        return best.squeeze(0), indices.squeeze(0)
     reach = several(list(dilation), 2)
     if reach == [1, 1]:
         return NotImplemented  # type: ignore[no-any-return]

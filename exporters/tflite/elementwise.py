@@ -49,8 +49,8 @@ def apply(
         )
     tensors = [aligned(lowering, v, lead.order) for v in values]
     arranged: list[Size] = [0] * rank
-    for axis, place in enumerate(lead.order):
-        arranged[place] = shape[axis]
+    for axis, stored in enumerate(lead.order):
+        arranged[stored] = shape[axis]
     tensor = lowering.emit(code, tensors, arranged, options, dtype, **settings)
     return Value(tensor, broadcast([v.shape for v in values], rank), lead.order)
 
@@ -189,9 +189,9 @@ def relu(lowering: Lowering, x: Value) -> Value:
     """max(x, 0); returns `x` if it is the result of another RELU."""
     if x.tensor.index in lowering.rectified:
         return x
-    found = apply(lowering, "RELU", [x])
-    lowering.rectified.add(found.tensor.index)
-    return found
+    result = apply(lowering, "RELU", [x])
+    lowering.rectified.add(result.tensor.index)
+    return result
 
 
 def hardtanh(lowering: Lowering, x: Value, low: Number = -1, high: Number = 1) -> Value:
@@ -203,10 +203,10 @@ def hardtanh(lowering: Lowering, x: Value, low: Number = -1, high: Number = 1) -
 
 def greater(lowering: Lowering, a: Any, b: Any) -> Value:
     """a > b. Remembers the operands, because `cast` can avoid the comparison."""
-    found = COMPARE(lowering, a, b)
+    result = COMPARE(lowering, a, b)
     if isinstance(a, Value) and isinstance(b, Value) and a.tensor.dtype == "float32":
-        lowering.greater[found] = a, b
-    return found
+        lowering.greater[result] = a, b
+    return result
 
 
 def cast(lowering: Lowering, x: Value, **options: object) -> Value:

@@ -25,13 +25,15 @@ def exposed_values(
     """Run a signature of a file; returns the tensors called `names` by `exposed_name`."""
     model = schema.Model.GetRootAs(data)
     entries = [model.SignatureDefs(n) for n in range(model.SignatureDefsLength())]
-    (place,) = [e.SubgraphIndex() for e in entries if e.SignatureKey().decode() == signature]
+    (subgraph,) = [e.SubgraphIndex() for e in entries if e.SignatureKey().decode() == signature]
     indices = [int(name.removeprefix(PREFIX)) for name in names]
     with without_remarks():
-        interpreter = Interpreter(model_content=with_outputs(data, model.Subgraphs(place), indices))
+        interpreter = Interpreter(
+            model_content=with_outputs(data, model.Subgraphs(subgraph), indices)
+        )
         interpreter.get_signature_runner(signature)(**feeds)
     return {
-        name: interpreter.get_tensor(index, place)
+        name: interpreter.get_tensor(index, subgraph)
         for name, index in zip(names, indices, strict=True)
     }
 

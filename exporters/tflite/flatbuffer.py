@@ -59,15 +59,15 @@ class Subgraph:
         self, dtype: str, shape: Sequence[Size], data: bytes | None = None, name: str = ""
     ) -> Tensor:
         """A new tensor; it is constant if it has `data`."""
-        made = schema.TensorT()
-        made.type = TYPES[dtype]
+        table = schema.TensorT()
+        table.type = TYPES[dtype]
         # Runtimes read the open axes from the signature; the shape must hold some size for them.
-        made.shape = np.asarray([1 if open_size(n) else n for n in shape], np.int32)
+        table.shape = np.asarray([1 if open_size(n) else n for n in shape], np.int32)
         if any(open_size(n) for n in shape):
-            made.shapeSignature = np.asarray([-1 if open_size(n) else n for n in shape], np.int32)
-        made.hasRank = True
-        made.name = name or f"t{len(self.tensors)}"
-        self.tensors.append(made)
+            table.shapeSignature = np.asarray([-1 if open_size(n) else n for n in shape], np.int32)
+        table.hasRank = True
+        table.name = name or f"t{len(self.tensors)}"
+        self.tensors.append(table)
         self.data.append(data)
         self.shapes.append(tuple(shape))
         return Tensor(len(self.tensors) - 1, dtype, tuple(shape))
@@ -108,15 +108,15 @@ class Subgraph:
         # An open size can be large. Such a result is computed again instead of kept in memory.
         if key not in self._outputs or any(open_size(n) for _, shape in kinds for n in shape):
             outputs = [self.tensor(dtype, shape) for dtype, shape in kinds]
-            made = schema.OperatorT()
-            made.inputs = np.asarray([t.index for t in inputs], np.int32)
-            made.outputs = np.asarray([t.index for t in outputs], np.int32)
+            operator = schema.OperatorT()
+            operator.inputs = np.asarray([t.index for t in inputs], np.int32)
+            operator.outputs = np.asarray([t.index for t in outputs], np.int32)
             if options is not None:
-                made.builtinOptionsType = getattr(schema.BuiltinOptions, options)
-                made.builtinOptions = getattr(schema, f"{options}T")()
+                operator.builtinOptionsType = getattr(schema.BuiltinOptions, options)
+                operator.builtinOptions = getattr(schema, f"{options}T")()
                 for name, value in settings.items():
-                    setattr(made.builtinOptions, name, value)
-            self.operators.append((getattr(schema.BuiltinOperator, code), made))
+                    setattr(operator.builtinOptions, name, value)
+            self.operators.append((getattr(schema.BuiltinOperator, code), operator))
             self._outputs[key] = outputs
         return self._outputs[key]
 
@@ -127,13 +127,13 @@ class Subgraph:
         """
         outputs = [self.tensor(t.dtype, t.shape) for t in part.outputs.values()]
         values = [self.constant(np.asarray(True)), *inputs]
-        made = schema.OperatorT()
-        made.inputs = np.asarray([t.index for t in values], np.int32)
-        made.outputs = np.asarray([t.index for t in outputs], np.int32)
-        made.builtinOptionsType = schema.BuiltinOptions.IfOptions
-        made.builtinOptions = schema.IfOptionsT()
-        self.operators.append((schema.BuiltinOperator.IF, made))
-        self.calls.append((made.builtinOptions, part))
+        operator = schema.OperatorT()
+        operator.inputs = np.asarray([t.index for t in values], np.int32)
+        operator.outputs = np.asarray([t.index for t in outputs], np.int32)
+        operator.builtinOptionsType = schema.BuiltinOptions.IfOptions
+        operator.builtinOptions = schema.IfOptionsT()
+        self.operators.append((schema.BuiltinOperator.IF, operator))
+        self.calls.append((operator.builtinOptions, part))
         return outputs
 
     def pruned(self) -> "tuple[Subgraph, dict[int, int]]":
@@ -143,33 +143,33 @@ class Subgraph:
         """
         needed = {t.index for t in (*self.inputs.values(), *self.outputs.values())}
         operators = []
-        for code, made in reversed(self.operators):
-            if needed.intersection(made.outputs.tolist()):
-                needed.update(made.inputs.tolist(), made.outputs.tolist())
-                operators.append((code, made))
-        place = {old: new for new, old in enumerate(sorted(needed))}
-        kept = {id(made.builtinOptions) for _, made in operators}
+        for code, operator in reversed(self.operators):
+            if needed.intersection(operator.outputs.tolist()):
+                needed.update(operator.inputs.tolist(), operator.outputs.tolist())
+                operators.append((code, operator))
+        index = {old: new for new, old in enumerate(sorted(needed))}
+        kept = {id(operator.builtinOptions) for _, operator in operators}
 
         def moved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {n: Tensor(place[t.index], t.dtype, t.shape) for n, t in tensors.items()}
+            return {n: Tensor(index[t.index], t.dtype, t.shape) for n, t in tensors.items()}
 
-        def renumbered(made: Any) -> Any:
-            twin = copy.copy(made)
-            twin.inputs = np.asarray([place[i] for i in made.inputs], np.int32)
-            twin.outputs = np.asarray([place[i] for i in made.outputs], np.int32)
+        def renumbered(operator: Any) -> Any:
+            twin = copy.copy(operator)
+            twin.inputs = np.asarray([index[i] for i in operator.inputs], np.int32)
+            twin.outputs = np.asarray([index[i] for i in operator.outputs], np.int32)
             return twin
 
         copied = Subgraph(
             self.name,
             tensors=[copy.copy(self.tensors[i]) for i in sorted(needed)],
-            operators=[(code, renumbered(made)) for code, made in reversed(operators)],
+            operators=[(code, renumbered(operator)) for code, operator in reversed(operators)],
             data=[self.data[i] for i in sorted(needed)],
             shapes=[self.shapes[i] for i in sorted(needed)],
             inputs=moved(self.inputs),
             outputs=moved(self.outputs),
             calls=[(options, part) for options, part in self.calls if id(options) in kept],
         )
-        return copied, place
+        return copied, index
 
 
 def open_size(size: Size) -> bool:
@@ -196,7 +196,7 @@ def serialize(subgraphs: Mapping[str, Subgraph], description: str = "") -> bytes
             operator.opcodeIndex = codes.index(code)
         model.subgraphs.append(packed(subgraph))
     model.signatureDefs = [
-        signature(name, place, subgraph) for place, (name, subgraph) in enumerate(subgraphs.items())
+        signature(name, index, subgraph) for index, (name, subgraph) in enumerate(subgraphs.items())
     ]
     builder = flatbuffers.Builder(1 << 16)
     builder.Finish(model.Pack(builder), IDENTIFIER)
@@ -206,58 +206,58 @@ def serialize(subgraphs: Mapping[str, Subgraph], description: str = "") -> bytes
 def with_parts(subgraphs: Iterable[Subgraph]) -> list[Subgraph]:
     """`subgraphs`, then the subgraphs that they call; sets the place of each in its calls."""
     everything = list(subgraphs)
-    places: dict[int, int] = {}
+    indices: dict[int, int] = {}
     for subgraph in everything:  # the loop also reaches the parts that it appends
         for options, part in subgraph.calls:
-            if id(part) not in places:
-                places[id(part)] = len(everything)
+            if id(part) not in indices:
+                indices[id(part)] = len(everything)
                 everything.append(part)
-            options.thenSubgraphIndex = options.elseSubgraphIndex = places[id(part)]
+            options.thenSubgraphIndex = options.elseSubgraphIndex = indices[id(part)]
     return everything
 
 
 def packed(subgraph: Subgraph) -> Any:
     """The file's form of `subgraph`."""
-    made = schema.SubGraphT()
-    made.name = subgraph.name
-    made.tensors = subgraph.tensors
-    made.inputs = np.asarray([t.index for t in subgraph.inputs.values()], np.int32)
-    made.outputs = np.asarray([t.index for t in subgraph.outputs.values()], np.int32)
-    made.operators = [operator for _, operator in subgraph.operators]
-    return made
+    table = schema.SubGraphT()
+    table.name = subgraph.name
+    table.tensors = subgraph.tensors
+    table.inputs = np.asarray([t.index for t in subgraph.inputs.values()], np.int32)
+    table.outputs = np.asarray([t.index for t in subgraph.outputs.values()], np.int32)
+    table.operators = [operator for _, operator in subgraph.operators]
+    return table
 
 
-def signature(name: str, place: int, subgraph: Subgraph) -> Any:
-    """The file's entry for the signature `name`, whose subgraph is at `place`."""
-    made = schema.SignatureDefT()
-    made.signatureKey, made.subgraphIndex = name, place
-    made.inputs = [tensor_map(n, t) for n, t in subgraph.inputs.items()]
-    made.outputs = [tensor_map(n, t) for n, t in subgraph.outputs.items()]
-    return made
+def signature(name: str, index: int, subgraph: Subgraph) -> Any:
+    """The file's entry for the signature `name`, whose subgraph is at `index`."""
+    table = schema.SignatureDefT()
+    table.signatureKey, table.subgraphIndex = name, index
+    table.inputs = [tensor_map(n, t) for n, t in subgraph.inputs.items()]
+    table.outputs = [tensor_map(n, t) for n, t in subgraph.outputs.items()]
+    return table
 
 
 def operator_code(code: int) -> Any:
     """The file's entry for one kind of operator."""
-    made = schema.OperatorCodeT()
+    table = schema.OperatorCodeT()
     # Readers use the larger of the two fields.
-    made.builtinCode = code
-    made.deprecatedBuiltinCode = min(code, NEWEST_OLD_CODE)
-    made.version = VERSIONS.get(code, 1)
-    return made
+    table.builtinCode = code
+    table.deprecatedBuiltinCode = min(code, NEWEST_OLD_CODE)
+    table.version = VERSIONS.get(code, 1)
+    return table
 
 
 def buffer_of(data: bytes, buffers: list[Any], stored: dict[bytes, int]) -> int:
     """Place of `data` among the file's buffers. Equal data is stored once."""
     if data not in stored:
-        made = schema.BufferT()
-        made.data = np.frombuffer(data, np.uint8)
+        table = schema.BufferT()
+        table.data = np.frombuffer(data, np.uint8)
         stored[data] = len(buffers)
-        buffers.append(made)
+        buffers.append(table)
     return stored[data]
 
 
 def tensor_map(name: str, tensor: Tensor) -> Any:
     """One named port of a signature."""
-    made = schema.TensorMapT()
-    made.name, made.tensorIndex = name, tensor.index
-    return made
+    table = schema.TensorMapT()
+    table.name, table.tensorIndex = name, tensor.index
+    return table

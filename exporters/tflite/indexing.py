@@ -34,18 +34,18 @@ def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Valu
     dense = lowering.dense(x.permuted([*axes, *others]))
     given = [value for value in indices if value is not None]
     shape = broadcast([v.shape for v in given], max(len(v.shape) for v in given))
-    places = coordinates(lowering, given, shape)
-    found = Value.plain(
+    positions = coordinates(lowering, given, shape)
+    gathered = Value.plain(
         lowering.emit(
             "GATHER_ND",
-            [dense, places],
+            [dense, positions],
             (*shape, *(x.shape[a] for a in others)),
             "GatherNdOptions",
         )
     )
     ahead = [len(shape) + n for n in range(axes[0])]
     behind = [n for n in range(len(shape) + len(others)) if n not in ahead]
-    return found.permuted([*ahead, *behind])
+    return gathered.permuted([*ahead, *behind])
 
 
 def coordinates(lowering: Lowering, indices: Sequence[Value], shape: tuple[Size, ...]) -> Tensor:
@@ -85,7 +85,7 @@ def index_put(
     others = [axis for axis in range(len(x.shape)) if axis not in axes]
     order = [*axes, *others]
     shape = broadcast([v.shape for v in given], max(len(v.shape) for v in given))
-    places = lowering.emit(
+    positions = lowering.emit(
         "CAST",
         [coordinates(lowering, given, shape)],
         (*shape, len(given)),
@@ -103,7 +103,7 @@ def index_put(
     whole = whole.permuted([*inner, *(n for n in range(len(full_shape)) if n not in inner)])
     added = lowering.emit(
         "SCATTER_ND",
-        [places, lowering.dense(whole), lowering.sizes(target)],
+        [positions, lowering.dense(whole), lowering.sizes(target)],
         target,
         "ScatterNdOptions",
         values.tensor.dtype,

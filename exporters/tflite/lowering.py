@@ -106,7 +106,7 @@ def lower_signature(
     results = lower(lowering, graph, [Value.plain(tensor) for tensor in inputs])
     finish(lowering, results)
     subgraph, index = lowering.graph.pruned()
-    computed = {n for _, made in subgraph.operators for n in made.outputs.tolist()}
+    computed = {n for _, operator in subgraph.operators for n in operator.outputs.tolist()}
     places = {
         name: Place(exposed_name(index[value.tensor.index]), value.order)
         for name, value in lowering.values.items()

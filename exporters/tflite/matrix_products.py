@@ -26,9 +26,9 @@ def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
     are adjacent in memory; after a loop over time they are not.
     """
     a, b = lowering.materialized(a), lowering.materialized(b)
-    places = a.shape[-1]
-    if len(a.shape) == 2 and open_size(places) and not a.in_order:
-        each, samples = sympy.sympify(places).as_coeff_Mul()
+    columns = a.shape[-1]
+    if len(a.shape) == 2 and open_size(columns) and not a.in_order:
+        each, samples = sympy.sympify(columns).as_coeff_Mul()
         if each >= MIN_POSITIONS:
             a = lowering.reshaped(a, (a.shape[0], samples, int(each))).permuted([1, 0, 2])
             b = lowering.reshaped(b, (samples, int(each), b.shape[1]))
@@ -94,13 +94,13 @@ def convolution(
     widths = [[0, 0], [padding[0]] * 2, [padding[1]] * 2, [0, 0]]
     image = shape.padded(lowering, x, widths, 0).tensor
     if groups > 1:
-        made = depthwise(lowering, image, weight, stride, dilation, whole)
+        convolved = depthwise(lowering, image, weight, stride, dilation, whole)
     else:
         # (kh, kw, I, O): the first axis is the row that `convolution_by_rows` takes.
         filters = lowering.dense(weight.permuted([2, 3, 1, 0]))
         size = (whole[0], whole[2], whole[3])
-        made = convolution_by_rows(lowering, image, filters, stride, dilation, size)
-    value = Value(made, whole, IMAGE)
+        convolved = convolution_by_rows(lowering, image, filters, stride, dilation, size)
+    value = Value(convolved, whole, IMAGE)
     if bias is not None:
         bias = lowering.reshaped(bias, (1, bias.shape[0], 1, 1))
         value = elementwise.ADD(lowering, value, bias)
@@ -193,13 +193,13 @@ def convolution_in_one_product(
     lines = strip.shape[1]
     left = lowering.reshaped(strip, (batch, product([lines, wide]), columns * inputs))
     right = lowering.reshaped(filters.permuted([1, 2, 0, 3]), (1, columns * inputs, rows * outputs))
-    found = Value.plain(batched(lowering, left, right, (batch, left.shape[1], rows * outputs)))
-    places = int(high) * int(wide)
+    products = Value.plain(batched(lowering, left, right, (batch, left.shape[1], rows * outputs)))
+    pixels = int(high) * int(wide)
     total: Value | None = None
     for row in range(rows):
         first = row * dilation * int(wide)
-        ends = {1: (first, first + places), 2: (row * outputs, (row + 1) * outputs)}
-        part = Value.plain(shape.part(lowering, found.tensor, ends))
+        ends = {1: (first, first + pixels), 2: (row * outputs, (row + 1) * outputs)}
+        part = Value.plain(shape.part(lowering, products.tensor, ends))
         total = part if total is None else elementwise.ADD(lowering, total, part)
     assert total is not None
     return lowering.reshape(total.tensor, (batch, high, wide, outputs))

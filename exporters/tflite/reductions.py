@@ -31,33 +31,33 @@ def reduction(code: str) -> Single:
         x = lowering.materialized(cast(lowering, x) if code in ("SUM", "MEAN") else x)
         if not rank:
             return x
-        places = sorted(x.order[a] for a in gone)
+        stored = sorted(x.order[a] for a in gone)
         if code in ("SUM", "MEAN"):
-            x = Value(reduce_singly(lowering, code, x.tensor, places[1:]), x.shape, x.order)
-        shape = [1 if p in places else n for p, n in enumerate(x.tensor.shape)]
+            x = Value(reduce_singly(lowering, code, x.tensor, stored[1:]), x.shape, x.order)
+        shape = [1 if p in stored else n for p, n in enumerate(x.tensor.shape)]
         order = x.order
         if not keep:
             left = [x.order[a] for a in range(rank) if a not in gone]
             order = tuple(sorted(left).index(p) for p in left)
-            shape = [n for p, n in enumerate(x.tensor.shape) if p not in places]
+            shape = [n for p, n in enumerate(x.tensor.shape) if p not in stored]
         tensor = lowering.emit(
-            code, [x.tensor, lowering.integers(places)], shape, "ReducerOptions", keepDims=keep
+            code, [x.tensor, lowering.integers(stored)], shape, "ReducerOptions", keepDims=keep
         )
         return Value(tensor, tuple(shape[p] for p in order), order)
 
     return form
 
 
-def reduce_singly(lowering: Lowering, code: str, tensor: Tensor, places: Sequence[int]) -> Tensor:
+def reduce_singly(lowering: Lowering, code: str, tensor: Tensor, axes: Sequence[int]) -> Tensor:
     """Sums or means over one axis after the other, the last one first; each keeps size one.
 
     XNNPACK adds all numbers of a sum to one total and rounds it after each addition. Over all
     positions of a batch, this error flips the masks of ten of a ResNet-20's six million ReLUs.
     """
-    for place in reversed(places):
-        sizes = [1 if axis == place else size for axis, size in enumerate(tensor.shape)]
-        axes = lowering.integers([place])
-        tensor = lowering.emit(code, [tensor, axes], sizes, "ReducerOptions", keepDims=True)
+    for axis in reversed(axes):
+        sizes = [1 if n == axis else size for n, size in enumerate(tensor.shape)]
+        over = lowering.integers([axis])
+        tensor = lowering.emit(code, [tensor, over], sizes, "ReducerOptions", keepDims=True)
     return tensor
 
 
@@ -78,8 +78,8 @@ def cumsum(lowering: Lowering, x: Value, axis: int, **options: object) -> Value:
     """Cumulative sums along one axis."""
     # ATen adds booleans as integers, and may be asked for another type.
     tensor = lowering.dense(cast(lowering, x))
-    place = lowering.graph.constant(np.asarray(axis % len(x.shape), np.int32))
-    return Value.plain(lowering.emit("CUMSUM", [tensor, place], tensor.shape, "CumsumOptions"))
+    along = lowering.graph.constant(np.asarray(axis % len(x.shape), np.int32))
+    return Value.plain(lowering.emit("CUMSUM", [tensor, along], tensor.shape, "CumsumOptions"))
 
 
 SUM = reduction("SUM")

@@ -45,16 +45,16 @@ def top(
     if not largest:
         tensor = lowering.emit("NEG", [tensor], tensor.shape)
     sizes: list[Size] = [*tensor.shape[:-1], count]
-    found, places = lowering.graph.several(
+    extremes, positions = lowering.graph.several(
         "TOPK_V2",
         [tensor, lowering.graph.constant(np.asarray(count, np.int32))],
         [(tensor.dtype, sizes), ("int32", sizes)],
         "TopKV2Options",
     )
     if not largest:
-        found = lowering.emit("NEG", [found], sizes)
-    places = lowering.emit("CAST", [places], sizes, "CastOptions", "int64")
-    return last_to_axis(Value.plain(found), axis), last_to_axis(Value.plain(places), axis)
+        extremes = lowering.emit("NEG", [extremes], sizes)
+    positions = lowering.emit("CAST", [positions], sizes, "CastOptions", "int64")
+    return last_to_axis(Value.plain(extremes), axis), last_to_axis(Value.plain(positions), axis)
 
 
 def sort(
@@ -75,10 +75,10 @@ def arg_extreme(code: str) -> Single:
         last = lowering.graph.constant(np.asarray(len(tensor.shape) - 1, np.int32))
         kind = schema.TensorType.INT64
         options = f"{code.title().replace('_', '')}Options"
-        found = lowering.emit(
+        chosen = lowering.emit(
             code, [tensor, last], tensor.shape[:-1], options, "int64", outputType=kind
         )
-        return lowering.reshaped(Value.plain(found), result)
+        return lowering.reshaped(Value.plain(chosen), result)
 
     return form
 
@@ -98,16 +98,16 @@ def gather(lowering: Lowering, x: Value, axis: int, index: Value, **options: obj
     index = axis_to_last(index, axis)
     lead = product(index.shape[:-1])
     rows = lowering.reshaped(x, (lead, x.shape[-1]))
-    places = lowering.reshaped(index, (lead, index.shape[-1]))
-    found = lowering.emit(
+    positions = lowering.reshaped(index, (lead, index.shape[-1]))
+    gathered = lowering.emit(
         "GATHER",
-        [lowering.dense(rows), lowering.dense(places)],
-        places.shape,
+        [lowering.dense(rows), lowering.dense(positions)],
+        positions.shape,
         "GatherOptions",
         axis=1,
         batchDims=1,
     )
-    return last_to_axis(lowering.reshaped(Value.plain(found), index.shape), axis)
+    return last_to_axis(lowering.reshaped(Value.plain(gathered), index.shape), axis)
 
 
 def scatter_add(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:
@@ -138,12 +138,14 @@ def scattered(lowering: Lowering, x: Value, axis: int, index: Value, source: Val
     columns = lowering.dense(lowering.reshaped(index, (lead, count, 1)))
     columns = lowering.emit("CAST", [columns], columns.shape, "CastOptions", "int32")
     both: list[Tensor] = [lowering.broadcast(rows, columns.shape), columns]
-    places = lowering.emit("CONCATENATION", both, (lead, count, 2), "ConcatenationOptions", axis=2)
+    positions = lowering.emit(
+        "CONCATENATION", both, (lead, count, 2), "ConcatenationOptions", axis=2
+    )
     values = lowering.dense(lowering.reshaped(source, (lead, count)))
     whole = (lead, x.shape[-1])
     sums = lowering.emit(
         "SCATTER_ND",
-        [places, values, lowering.sizes(whole)],
+        [positions, values, lowering.sizes(whole)],
         whole,
         "ScatterNdOptions",
         values.dtype,

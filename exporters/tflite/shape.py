@@ -92,10 +92,10 @@ def cut(lowering: Lowering, x: Value, axis: int, first: int, last: int, step: in
     """Every `step`-th element of one axis, from `first` up to but not including `last`."""
     x = lowering.materialized(x)
     axis %= len(x.shape)
-    place, count = x.order[axis], len(range(first, last, step))
+    stored, count = x.order[axis], len(range(first, last, step))
     tensor = x.tensor
     if step == 1:
-        tensor = part(lowering, tensor, {place: (first, last)})
+        tensor = part(lowering, tensor, {stored: (first, last)})
     else:
         tensor = strided(lowering, x, axis, first, count, step)
     return Value(tensor, (*x.shape[:axis], count, *x.shape[axis + 1 :]), x.order)
@@ -107,24 +107,24 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
     XNNPACK has slices of step 1 only. `step` neighbouring elements are therefore merged into the
     next axis, (n, m) to (n / step, step * m), and a contiguous slice of both axes is the result.
     """
-    place = x.order[axis]
+    stored = x.order[axis]
     widths = [[0, 0] for _ in x.order]
-    widths[place][1] = -int(x.shape[axis]) % step
+    widths[stored][1] = -int(x.shape[axis]) % step
     tensor = padded(lowering, x, widths, 0).tensor
     sizes = [*tensor.shape, 1]
-    whole, behind = int(sizes[place]), sizes[place + 1]
+    whole, behind = int(sizes[stored]), sizes[stored + 1]
     if open_size(behind):
         raise UnsupportedError("a strided slice of the axis before the batch")
-    merged = [*sizes[:place], whole // step, step * int(behind), *sizes[place + 2 :]]
-    if place + 1 < len(x.order):
+    merged = [*sizes[:stored], whole // step, step * int(behind), *sizes[stored + 2 :]]
+    if stored + 1 < len(x.order):
         merged.pop()
     start, phase = divmod(first, step)
     ends = {
-        place: (start, start + count),
-        place + 1: (phase * int(behind), (phase + 1) * int(behind)),
+        stored: (start, start + count),
+        stored + 1: (phase * int(behind), (phase + 1) * int(behind)),
     }
     tensor = part(lowering, lowering.reshape(tensor, merged), ends)
-    return lowering.reshape(tensor, [*sizes[:place], count, *sizes[place + 1 : -1]])
+    return lowering.reshape(tensor, [*sizes[:stored], count, *sizes[stored + 1 : -1]])
 
 
 def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]) -> Tensor:
@@ -134,17 +134,17 @@ def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]
     """
     rank = len(tensor.shape)
     if rank > MAX_AXES and len(ends) == 1:
-        ((place, (first, last)),) = ends.items()
+        ((axis, (first, last)),) = ends.items()
         whole = tensor.shape
-        flat = (product(whole[:place]), whole[place], product(whole[place + 1 :]))
+        flat = (product(whole[:axis]), whole[axis], product(whole[axis + 1 :]))
         taken = part(lowering, lowering.reshape(tensor, flat), {1: (first, last)})
-        return lowering.reshape(taken, (*whole[:place], last - first, *whole[place + 1 :]))
+        return lowering.reshape(taken, (*whole[:axis], last - first, *whole[axis + 1 :]))
     begins, lasts = [0] * rank, [0] * rank
     sizes = list(tensor.shape)
-    for place, (first, last) in ends.items():
-        begins[place], lasts[place], sizes[place] = first, last, last - first
+    for axis, (first, last) in ends.items():
+        begins[axis], lasts[axis], sizes[axis] = first, last, last - first
     # The masks select whole axes: the end of an open axis is unknown here.
-    others = sum(1 << place for place in range(rank) if place not in ends)
+    others = sum(1 << axis for axis in range(rank) if axis not in ends)
     return lowering.emit(
         "STRIDED_SLICE",
         [tensor, *(lowering.integers(n) for n in (begins, lasts, [1] * rank))],
@@ -174,20 +174,20 @@ def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> V
         return values[0]
     axis %= len(values[0].shape)
     order = values[0].order
-    place = order[axis]
+    stored = order[axis]
     tensors = [lowering.dense(v, order) for v in values]
     sizes = list(tensors[0].shape)
-    sizes[place] = total([t.shape[place] for t in tensors])
+    sizes[stored] = total([t.shape[stored] for t in tensors])
     if len(sizes) > MAX_AXES:
-        ahead = product(sizes[:place])
-        behind = product(sizes[place + 1 :])
-        tensors = [lowering.reshape(t, (ahead, t.shape[place], behind)) for t in tensors]
-        made = lowering.emit(
-            "CONCATENATION", tensors, (ahead, sizes[place], behind), "ConcatenationOptions", axis=1
+        ahead = product(sizes[:stored])
+        behind = product(sizes[stored + 1 :])
+        tensors = [lowering.reshape(t, (ahead, t.shape[stored], behind)) for t in tensors]
+        joined = lowering.emit(
+            "CONCATENATION", tensors, (ahead, sizes[stored], behind), "ConcatenationOptions", axis=1
         )
-        tensor = lowering.reshape(made, sizes)
+        tensor = lowering.reshape(joined, sizes)
     else:
-        tensor = lowering.emit("CONCATENATION", tensors, sizes, "ConcatenationOptions", axis=place)
+        tensor = lowering.emit("CONCATENATION", tensors, sizes, "ConcatenationOptions", axis=stored)
     full = tuple(sizes[p] for p in order)
     return Value(tensor, full, order)
 
@@ -228,11 +228,11 @@ def padded(lowering: Lowering, x: Value, widths: Sequence[Sequence[int]], number
     held = x.tensor.shape
     wide = [n + sum(w) for n, w in zip(held, widths, strict=True)]
     groups: list[list[int]] = []
-    for place, width in enumerate(widths):
+    for axis, width in enumerate(widths):
         if groups and len(held) > PAD_AXES and not any(width) and not any(widths[groups[-1][-1]]):
-            groups[-1].append(place)
+            groups[-1].append(axis)
         else:
-            groups.append([place])
+            groups.append([axis])
     merged = lowering.reshape(x.tensor, [product([held[p] for p in g]) for g in groups])
     table = np.asarray([widths[g[0]] for g in groups], np.int32)
     inputs = [merged, lowering.graph.constant(table)]
@@ -244,7 +244,7 @@ def padded(lowering: Lowering, x: Value, widths: Sequence[Sequence[int]], number
         [product([wide[p] for p in g]) for g in groups],
         "PadV2Options" if number else "PadOptions",
     )
-    shape = tuple(wide[place] for place in x.order)
+    shape = tuple(wide[axis] for axis in x.order)
     return Value(lowering.reshape(tensor, wide), shape, x.order)
 
 
@@ -257,10 +257,10 @@ def flip(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
     for axis in axes:
         size = x.shape[axis]
         if open_size(size) or int(size) > SHORT_AXIS:
-            place = x.order[axis % len(x.order)]
+            stored = x.order[axis % len(x.order)]
             tensor = lowering.emit(
                 "REVERSE_V2",
-                [x.tensor, lowering.integers([place])],
+                [x.tensor, lowering.integers([stored])],
                 x.tensor.shape,
                 "ReverseV2Options",
             )

@@ -28,8 +28,8 @@ def plan_of(subgraph: Subgraph, file_operators: int = 0, over: Collection[str] =
     `over` names the outputs that the agent copies over inputs.
     """
     parts = list({id(part): part for _, part in subgraph.calls}.values())
-    places = {id(part): place for place, part in enumerate(parts)}
-    called = {id(options): places[id(part)] for options, part in subgraph.calls}
+    indices = {id(part): index for index, part in enumerate(parts)}
+    called = {id(options): indices[id(part)] for options, part in subgraph.calls}
     return MemoryPlan(
         tensors=tuple(
             PlannedTensor(tensor.name, WIDTHS[tensor.type], expression(sympy.prod(shape)))
@@ -37,11 +37,11 @@ def plan_of(subgraph: Subgraph, file_operators: int = 0, over: Collection[str] =
         ),
         operators=tuple(
             PlannedCall(
-                tuple(made.inputs.tolist()),
-                tuple(made.outputs.tolist()),
-                called.get(id(made.builtinOptions)),
+                tuple(operator.inputs.tolist()),
+                tuple(operator.outputs.tolist()),
+                called.get(id(operator.builtinOptions)),
             )
-            for _, made in subgraph.operators
+            for _, operator in subgraph.operators
         ),
         inputs=tuple(tensor.index for tensor in subgraph.inputs.values()),
         outputs=tuple(tensor.index for tensor in subgraph.outputs.values()),

@@ -49,7 +49,7 @@ class Value:
     @property
     def stored_shape(self) -> tuple[Size, ...]:
         """Sizes of the tensor's axes, in ATen's order."""
-        return tuple(self.tensor.shape[place] for place in self.order)
+        return tuple(self.tensor.shape[axis] for axis in self.order)
 
     @property
     def in_order(self) -> bool:
@@ -89,7 +89,7 @@ class Layouts:
             # RESHAPE computes one unknown size, which the file marks with -1.
             raise UnsupportedError("a reshape to two sizes that depend on the batch")
         sizes = [-1 if open_size(n) else int(n) for n in shape]
-        made = self.graph.operator(
+        result = self.graph.operator(
             "RESHAPE",
             [tensor, self.integers(sizes)],
             tensor.dtype,
@@ -97,8 +97,8 @@ class Layouts:
             "ReshapeOptions",
             newShape=tuple(sizes),
         )
-        self._before[made.index] = tensor
-        return made
+        self._before[result.index] = tensor
+        return result
 
     def transpose(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
         """Transpose `tensor`: axis `axes[i]` becomes axis i.
@@ -122,17 +122,17 @@ class Layouts:
             return self.reshape(tensor, shape)
         sizes = [product([tensor.shape[a] for a in run]) for run in runs]
         merged = self.reshape(tensor, [product([tensor.shape[a] for a in run]) for run in before])
-        places = self.integers([before.index(run) for run in runs])
+        order = self.integers([before.index(run) for run in runs])
         moved = self.graph.operator(
-            "TRANSPOSE", [merged, places], tensor.dtype, sizes, "TransposeOptions"
+            "TRANSPOSE", [merged, order], tensor.dtype, sizes, "TransposeOptions"
         )
         return self.reshape(moved, shape)
 
     def arranged(self, value: Value, order: Sequence[int]) -> Tensor:
         """The stored tensor of `value`, not expanded, with ATen's axis a as axis `order[a]`."""
         axes = [0] * len(order)
-        for axis, place in enumerate(order):
-            axes[place] = value.order[axis]
+        for axis, stored in enumerate(order):
+            axes[stored] = value.order[axis]
         return self.transpose(value.tensor, axes)
 
     def dense(self, value: Value, order: Sequence[int] | None = None) -> Tensor:
@@ -140,8 +140,8 @@ class Layouts:
         order = tuple(range(len(value.shape))) if order is None else order
         tensor = self.arranged(value, order)
         shape: list[Size] = [0] * len(order)
-        for axis, place in enumerate(order):
-            shape[place] = value.shape[axis]
+        for axis, stored in enumerate(order):
+            shape[stored] = value.shape[axis]
         return self.broadcast(tensor, shape)
 
     def materialized(self, value: Value) -> Value:
@@ -217,12 +217,12 @@ def adjacent(value: Value, axes: Sequence[int]) -> bool:
 
     Axes of size one are ignored.
     """
-    places = [value.order[a] for a in axes if value.shape[a] != 1]
-    if not places:
+    stored = [value.order[a] for a in axes if value.shape[a] != 1]
+    if not stored:
         return True
-    between = range(places[0], places[-1] + 1)
+    between = range(stored[0], stored[-1] + 1)
     held = [p for p in between if value.tensor.shape[p] != 1]
-    return held == places
+    return held == stored
 
 
 def first_place(value: Value, axes: Sequence[int]) -> int:
@@ -257,9 +257,9 @@ def inner_size(shape: Sequence[Size], axes: Sequence[int]) -> Size:
     return product([shape[a] for a in axes])
 
 
-def smaller(one: Size, other: Size) -> bool:
-    """Whether `one` is less than `other` for every large batch."""
-    quotient = sympy.cancel(sympy.sympify(one) / sympy.sympify(other))
+def smaller(first: Size, second: Size) -> bool:
+    """Whether `first` is less than `second` for every large batch."""
+    quotient = sympy.cancel(sympy.sympify(first) / sympy.sympify(second))
     # Open sizes are expressions, which Python cannot compare. A large batch decides.
     large = dict.fromkeys(quotient.free_symbols, 10**9)
     return bool(quotient.subs(large) < 1)

@@ -61,7 +61,7 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution
             part = cut(strip, 1, row * window.dilation[0], window.stride[0], high)
             part = part.reshape(batch, high * wide, columns * inputs)
             products.append(summed(torch.bmm(grads, part)))
-        found = torch.stack(products, 1)
+        sums = torch.stack(products, 1)
     else:
         lines = image.shape[1]
         shifts = [row * window.dilation[0] for row in range(rows)]
@@ -70,9 +70,9 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution
             for shift in shifts
         ]
         strip = strip.reshape(batch, lines * wide, columns * inputs)
-        found = summed(torch.bmm(torch.cat(moved, 1), strip))
-    found = found.reshape(window.groups, rows, outputs, columns, inputs).permute(0, 2, 4, 1, 3)
-    return found.reshape(weight.shape)
+        sums = summed(torch.bmm(torch.cat(moved, 1), strip))
+    sums = sums.reshape(window.groups, rows, outputs, columns, inputs).permute(0, 2, 4, 1, 3)
+    return sums.reshape(weight.shape)
 
 
 def average_pool(
@@ -179,7 +179,7 @@ def slice_scatter(
         taken = range(first, last, step)
         spaced = stuff(part.movedim(axis, -1), [step])
         spaced = aten.constant_pad_nd(spaced, [first, x.shape[axis] - first - spaced.shape[-1]])
-        inside = constant([place in taken for place in range(x.shape[axis])])
+        inside = constant([n in taken for n in range(x.shape[axis])])
         return torch.where(inside, spaced, x.movedim(axis, -1)).movedim(-1, axis)
     ahead, behind = first, int(x.shape[axis]) - last
     pieces = [cut(x, axis, 0, 1, ahead)] if ahead else []
@@ -221,8 +221,8 @@ def var_mean(
     for axis in axes:
         count = count * x.shape[axis]
     below = count - (1 if correction is None else correction)
-    found = (centred * centred).sum(axes, keepdim=keepdim) / below
-    return found, mean if keepdim else x.mean(axes)
+    variance = (centred * centred).sum(axes, keepdim=keepdim) / below
+    return variance, mean if keepdim else x.mean(axes)
 
 
 DECOMPOSED_BY_PYTORCH = (

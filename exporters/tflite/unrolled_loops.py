@@ -34,8 +34,8 @@ class Part:
 
     def call(self, graph: Subgraph, inputs: Tensors) -> tuple[list[Tensor], list[Tensors]]:
         """Call the part in `graph`; returns the last states and the outputs of each step."""
-        found = [*graph.call(self.graph, inputs), *inputs]
-        return [found[n] for n in self.states], [[found[n] for n in row] for row in self.rows]
+        results = [*graph.call(self.graph, inputs), *inputs]
+        return [results[n] for n in self.states], [[results[n] for n in row] for row in self.rows]
 
 
 def loop(
@@ -58,8 +58,8 @@ def loop(
         if len(rows) not in parts:
             parts[len(rows)] = part_of(lowering, body, current, rows, same)
         given = [*current, *(tensor for row in rows for tensor in row), *same]
-        current, found = parts[len(rows)].call(lowering.graph, given)
-        written += found
+        current, outputs = parts[len(rows)].call(lowering.graph, given)
+        written += outputs
     if body.backward:
         written.reverse()
     whole = [pack_rows(lowering, column) for column in zip(*written, strict=True)]
@@ -74,8 +74,8 @@ def part_of(
 
     def inputs(like: Tensors) -> list[Value]:
         count = len(inner.graph.inputs)
-        made = [inner.input(f"x{n}", t.dtype, t.shape) for n, t in enumerate(like, count)]
-        return [Value.plain(tensor) for tensor in made]
+        tensors = [inner.input(f"x{n}", t.dtype, t.shape) for n, t in enumerate(like, count)]
+        return [Value.plain(tensor) for tensor in tensors]
 
     current, *read, same = [inputs(like) for like in (states, *rows, constants)]
     written = []
@@ -86,10 +86,10 @@ def part_of(
     last = [inner.dense(value) for value in current]
     given = [tensor.index for tensor in inner.graph.inputs.values()]
     # A result that is an input is no output: the caller already has its tensor.
-    made = {t.index: t for row in (last, *written) for t in row if t.index not in given}
-    inner.graph.outputs = {f"y{n}": tensor for n, tensor in enumerate(made.values())}
-    places = {index: n for n, index in enumerate((*made, *given))}
-    where = [[places[t.index] for t in row] for row in (last, *written)]
+    tensors = {t.index: t for row in (last, *written) for t in row if t.index not in given}
+    inner.graph.outputs = {f"y{n}": tensor for n, tensor in enumerate(tensors.values())}
+    indices = {index: n for n, index in enumerate((*tensors, *given))}
+    where = [[indices[t.index] for t in row] for row in (last, *written)]
     return Part(inner.graph.pruned()[0], where[0], where[1:])
 
 

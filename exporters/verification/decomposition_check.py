@@ -51,7 +51,9 @@ class DecompositionCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _alike(self, came: object, right: object) -> bool:
         """Whether all tensors of two results agree."""
         pairs = zip(tensors(came), tensors(right), strict=False)
-        distances = [distance(one, other) for one, other in pairs if one.shape == other.shape]
+        distances = [
+            distance(first, second) for first, second in pairs if first.shape == second.shape
+        ]
         # Gradients scaled by a learning rate are small, so the tolerance has no larger floor.
         return all(far <= self._tolerance * size + ROUNDING for far, size in distances)
 

@@ -85,14 +85,14 @@ def computed(node: Node, known: Mapping[Node, Result]) -> Result:
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: doubled(read(sources[n])))
         # Operators may lay out their float64 results in another order than while tracing.
         target = aten.reshape.default if node.target in VIEWS else node.target
-        found = cast(Callable[..., Any], target)(*args, **kwargs)
+        value = cast(Callable[..., Any], target)(*args, **kwargs)
         # Operators that make a tensor choose float32 by default.
-        return doubled(found) if isinstance(found, Tensor) else found
+        return doubled(value) if isinstance(value, Tensor) else value
 
-    tensors = [found.value for found in sources.values() if isinstance(found.value, Tensor)]
+    tensors = [result.value for result in sources.values() if isinstance(result.value, Tensor)]
     return Result(
-        call(lambda found: found.value),
-        lambda: call(lambda found: found.nudged()),
+        call(lambda result: result.value),
+        lambda: call(lambda result: result.nudged()),
         max((tensor.numel() for tensor in tensors), default=0),
     )
 
@@ -100,7 +100,7 @@ def computed(node: Node, known: Mapping[Node, Result]) -> Result:
 def last_reads(module: GraphModule, keep_outputs: bool) -> dict[Node, list[Node]]:
     """For each node, the nodes that no later node reads; outputs count as read at the end."""
     seen: set[Node] = set()
-    found: dict[Node, list[Node]] = {}
+    readers: dict[Node, list[Node]] = {}
     for node in reversed(module.graph.nodes):
         if node.op == "output" and not keep_outputs:
             continue
@@ -108,5 +108,5 @@ def last_reads(module: GraphModule, keep_outputs: bool) -> dict[Node, list[Node]
         if node not in seen and node.op != "output":
             last.append(node)
         seen.update(last)
-        found[node] = last
-    return found
+        readers[node] = last
+    return readers

@@ -32,10 +32,10 @@ def nearest_parameter(module: GraphModule, signature: ProgramSignature, node: No
         )
         if port.state is not None
     }
-    before = search(node, read, lambda one: one.all_input_nodes)
-    behind = search(node, returned, lambda one: one.users)
-    found = [one for one in (before, behind) if one is not None]
-    return min(found)[1] if found else ""
+    before = search(node, read, lambda node: node.all_input_nodes)
+    behind = search(node, returned, lambda node: node.users)
+    nearest = [distance for distance in (before, behind) if distance is not None]
+    return min(nearest)[1] if nearest else ""
 
 
 def search(

@@ -95,11 +95,11 @@ class OperatorCheck:
             self._values = self._returned(self._ahead.pop(0))
         came = as_traced(self._values[place.name], place, result.value.shape)
         if came is None:
-            found = OperatorError(node, float("inf"))
+            error = OperatorError(node, float("inf"))
         else:
-            found = self._compared(node, came, result)
-        if self.worst is None or found.error > self.worst.error:
-            self.worst = found
+            error = self._compared(node, came, result)
+        if self.worst is None or error.error > self.worst.error:
+            self.worst = error
         if came is None:
             return result
         dtype = result.value.dtype

@@ -94,9 +94,9 @@ class SignatureCheck:
         yield self.formulas(traced, run, results, right)
         right.clear()
         results.clear()
-        found = self.operators(traced, run, sizes)
-        if found is not None:
-            yield found
+        of_operators = self.operators(traced, run, sizes)
+        if of_operators is not None:
+            yield of_operators
 
     def whole_steps(
         self, values: Mapping[str, Tensor], right: dict[str, Tensor], form: str | None = None
@@ -114,11 +114,11 @@ class SignatureCheck:
 
     def whole_step(self, run: Run, right: Mapping[str, Tensor], step: int, steps: int) -> Verdict:
         """The worst output of one run."""
-        found = errors(self.signature, run.came, right, run.feeds)
-        allowed = tolerances(self.signature, found, right, run.feeds, self.generator)
+        by_output = errors(self.signature, run.came, right, run.feeds)
+        allowed = tolerances(self.signature, by_output, right, run.feeds, self.generator)
         return worst(
             Verdict(error, self.signature.name, port.name, self.seed, limit, step, steps)
-            for port, error, limit in zip(self.signature.outputs, found, allowed, strict=True)
+            for port, error, limit in zip(self.signature.outputs, by_output, allowed, strict=True)
         )
 
     def formulas(
@@ -129,8 +129,8 @@ class SignatureCheck:
         right: Mapping[str, Tensor],
     ) -> Verdict:
         """The worst output of the traced graph; names the decomposition that is wrong."""
-        found = errors(self.signature, results, right, run.feeds)
-        error, output = max(zip(found, [p.name for p in self.signature.outputs], strict=True))
+        by_output = errors(self.signature, results, right, run.feeds)
+        error, output = max(zip(by_output, [p.name for p in self.signature.outputs], strict=True))
         verdict = Verdict(error, self.signature.name, output, self.seed, TRACED_TOLERANCE)
         if verdict.passed:
             return verdict
@@ -152,13 +152,13 @@ class SignatureCheck:
     def operators(self, traced: TracedGraph, run: Run, sizes: Mapping[str, int]) -> Verdict | None:
         """The worst operator in the runtime; None if the runtime shows the value of none."""
         check = OperatorCheck(self.signature, self.graph, traced, run.feeds, self.generator)
-        found = check.run(sizes)
-        if found is None:
+        worst_operator = check.run(sizes)
+        if worst_operator is None:
             return None
-        operator = operator_name(found.node)
-        near = nearest_parameter(traced.module, self.signature, found.node)
+        operator = operator_name(worst_operator.node)
+        near = nearest_parameter(traced.module, self.signature, worst_operator.node)
         return Verdict(
-            found.error,
+            worst_operator.error,
             self.signature.name,
             near,
             self.seed,

@@ -99,14 +99,14 @@ def errors(
 
 def tolerances(
     signature: ProgramSignature,
-    found: Sequence[float],
+    relative_errors: Sequence[float],
     right: Tensors,
     feeds: Tensors,
     generator: torch.Generator,
 ) -> list[float]:
-    """The largest error that passes, for each output; `found` are the errors."""
-    allowed = [TOLERANCE] * len(found)
-    if max(found) > TOLERANCE:
+    """The largest error that passes, for each output with these `relative_errors`."""
+    allowed = [TOLERANCE] * len(relative_errors)
+    if max(relative_errors) > TOLERANCE:
         for _ in range(NUDGES):
             moved = errors(signature, reference(signature, nudged(feeds, generator)), right, feeds)
             allowed = [max(old, TOLERANCE + 4 * e) for old, e in zip(allowed, moved, strict=True)]

@@ -29,11 +29,11 @@ class RecomputeActivations(InPlacePass):
 
     def call(self, model: ir.Model) -> PassResult:
         """Give the nodes after the loss their own copies of cheap values."""
-        place = {node: number for number, node in enumerate(model.graph)}
+        number = {node: number for number, node in enumerate(model.graph)}
         producers = (v.producer() for v in model.graph.outputs if v.name == self.loss)
-        end = max((place[node] for node in producers if node is not None), default=len(place))
-        forward = [node for node in place if place[node] < end]
-        behind = {node for node in place if place[node] > end}
+        end = max((number[node] for node in producers if node is not None), default=len(number))
+        forward = [node for node in number if number[node] < end]
+        behind = {node for node in number if number[node] > end}
         kept = {v for node in forward for v in node.outputs if behind.intersection(v.consumers())}
         dropped = []
         for node in forward:
@@ -65,10 +65,10 @@ def cost(value: ir.Value, kept: set[ir.Value], most: float) -> float:
         return 0
     if node.op_type not in CHEAP or most < 1:
         return math.inf
-    found = 1.0
+    nodes = 1.0
     for source in large_inputs(node):
-        found += cost(source, kept, most - found)
-    return found
+        nodes += cost(source, kept, most - nodes)
+    return nodes
 
 
 def large_inputs(node: ir.Node) -> list[ir.Value]:

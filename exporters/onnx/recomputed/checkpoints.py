@@ -123,8 +123,8 @@ class Search:
         if most is None:
             trials, parts = MOST_TRIALS, MOST_SINGLE_TRIALS
             most = self.share([value.name or "" for value in self.forward.values]) or 1.0
-        found = self.segments.repeated()
-        ordered = sorted(found, key=lambda names: (found[names], sorted(names)))
+        peaks = self.segments.repeated()
+        ordered = sorted(peaks, key=lambda names: (peaks[names], sorted(names)))
         yield from [names for names in ordered if self.share(names) <= most][:trials]
         sets = takewhile(
             lambda names: self.share(names) <= most, cheapest_first(self.forward, alive.at_peak())

@@ -48,8 +48,8 @@ class ForwardPass:
 
     def last_reader(self, value: ir.Value) -> int:
         """The place of the last node of the forward pass that reads `value`; -1 if none does."""
-        places = (self.place.get(node, -1) for node in value.consumers())
-        return max(places, default=-1)
+        numbers = (self.place.get(node, -1) for node in value.consumers())
+        return max(numbers, default=-1)
 
     def kept_bytes(self, batch: int) -> int:
         """Size of what the backward pass reads, if `batch` is every size that is not known.
@@ -97,7 +97,7 @@ class ForwardPass:
 def repeat(forward: ForwardPass, names: Collection[str]) -> None:
     """Let nodes behind `forward` read second copies of the values called `names`."""
     copies: dict[ir.Value, ir.Value] = {}
-    made = set()
+    twins = set()
     for node in forward.nodes:
         if not any(value.name in names for value in node.outputs):
             continue
@@ -109,7 +109,7 @@ def repeat(forward: ForwardPass, names: Collection[str]) -> None:
             num_outputs=len(node.outputs),
             name=f"node_{node.outputs[0].name}{REPEATED}",
         )
-        made.add(copy)
+        twins.add(copy)
         for old, new in zip(node.outputs, copy.outputs, strict=True):
             new.name, new.shape, new.type = f"{old.name}{REPEATED}", old.shape, old.type
             if old.name in names:
@@ -117,7 +117,7 @@ def repeat(forward: ForwardPass, names: Collection[str]) -> None:
         node.append(copy)
     for old, new in copies.items():
         for use in list(old.uses()):
-            if use.node not in forward.place and use.node not in made:
+            if use.node not in forward.place and use.node not in twins:
                 use.node.replace_input_with(use.idx, new)
 
 

@@ -32,24 +32,24 @@ class Segments:
         the beginning save most, because the largest values of most models are there.
         """
         starts = (cuts[:n] for cuts in self.cuts() for n in range(1, len(cuts) + 1))
-        found: dict[frozenset[str], int] = {}
+        peaks: dict[frozenset[str], int] = {}
         for cuts in dict.fromkeys(starts):
-            found.setdefault(self.between(cuts), self.estimated(cuts))
-        return found
+            peaks.setdefault(self.between(cuts), self.estimated(cuts))
+        return peaks
 
     def between(self, cuts: Cuts) -> frozenset[str]:
         """Names of the values to compute twice with these `cuts`."""
-        forward, place = self.forward, self.forward.place
+        forward, number = self.forward, self.forward.place
         kept = set(forward.always_kept)
         for value in forward.values:
-            made, last = place[forward.made_by(value)], forward.last_reader(value)
-            if made >= cuts[-1] or any(made < cut <= last for cut in cuts):
+            first, last = number[forward.made_by(value)], forward.last_reader(value)
+            if first >= cuts[-1] or any(first < cut <= last for cut in cuts):
                 kept.add(value)
-        found = {value for value in forward.values if forward.read_later(value)} - kept
+        repeated = {value for value in forward.values if forward.read_later(value)} - kept
         for node in reversed(forward.nodes):
-            if not found.isdisjoint(node.outputs):
-                found.update(v for v in reads(node) if v in forward.sizes and v not in kept)
-        return frozenset(value.name or "" for value in found)
+            if not repeated.isdisjoint(node.outputs):
+                repeated.update(v for v in reads(node) if v in forward.sizes and v not in kept)
+        return frozenset(value.name or "" for value in repeated)
 
     def estimated(self, cuts: Cuts) -> int:
         """The largest number of bytes that are kept for the backward pass, see `cuts`."""
@@ -66,8 +66,8 @@ class Segments:
         the backward pass needs of it. The cuts for a budget leave this below the budget
         everywhere, with as few bytes of checkpoints as possible.
         """
-        found = (self.within(self.needed[-1] * part / PARTS) for part in range(1, PARTS))
-        return list(dict.fromkeys(cuts for cuts in found if cuts))
+        ways = (self.within(self.needed[-1] * part / PARTS) for part in range(1, PARTS))
+        return list(dict.fromkeys(cuts for cuts in ways if cuts))
 
     def within(self, budget: float) -> Cuts:
         """The cuts with the fewest bytes of checkpoints in this budget; empty if there are none."""
@@ -95,19 +95,19 @@ class Segments:
     @cached_property
     def narrow(self) -> list[int]:
         """Places that fewer bytes cross than the places beside them, or as many."""
-        places = range(1, len(self.forward.nodes))
+        numbers = range(1, len(self.forward.nodes))
         widths = self.widths
-        return [n for n in places if widths[n - 1] >= widths[n] <= widths[n + 1]]
+        return [n for n in numbers if widths[n - 1] >= widths[n] <= widths[n + 1]]
 
     @cached_property
     def widths(self) -> list[int]:
         """Bytes that nodes from each place on read from nodes before it."""
         change = [0] * (len(self.forward.nodes) + 1)
         for value, size in self.forward.sizes.items():
-            made = self.forward.place[self.forward.made_by(value)]
+            first = self.forward.place[self.forward.made_by(value)]
             last = self.forward.last_reader(value)
-            if made < last:
-                change[made + 1] += size
+            if first < last:
+                change[first + 1] += size
                 change[last + 1] -= size
         return list(accumulate(change))
 

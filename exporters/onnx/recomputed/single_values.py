@@ -25,24 +25,24 @@ def cheapest_first(forward: ForwardPass, peak: Collection[Buffer]) -> Iterator[f
         holder = forward.holder(value)
         if holder.name in alive and forward.read_later(value) and value not in forward.always_kept:
             held.setdefault(holder, []).append(value)
-    found: set[ir.Value] = set()
+    repeated: set[ir.Value] = set()
     while held:
         kept = {value: holder for holder, values in held.items() for value in values}
-        ways = {holder: needed_for(forward, holder, kept, found) for holder in held}
+        ways = {holder: needed_for(forward, holder, kept, repeated) for holder in held}
         works = {holder: work_of(forward, needed) for holder, needed in ways.items()}
         best = min(held, key=lambda holder: works[holder] / alive[holder.name or ""])
-        found |= ways[best]
+        repeated |= ways[best]
         del held[best]
-        yield frozenset(value.name or "" for value in found)
+        yield frozenset(value.name or "" for value in repeated)
 
 
 def needed_for(
     forward: ForwardPass,
     holder: ir.Value,
     kept: dict[ir.Value, ir.Value],
-    found: Collection[ir.Value],
+    repeated: Collection[ir.Value],
 ) -> set[ir.Value]:
-    """What is computed again, in addition to `found`, so that the memory of `holder` is free.
+    """What is computed again, in addition to `repeated`, so that the memory of `holder` is free.
 
     `kept` are the values from which that may begin, each with the value whose memory it is.
     """
@@ -50,7 +50,7 @@ def needed_for(
     needed: set[ir.Value] = set()
     while stack:
         value = stack.pop()
-        if value in needed or value in found:
+        if value in needed or value in repeated:
             continue
         needed.add(value)
         for source in reads(forward.made_by(value)):

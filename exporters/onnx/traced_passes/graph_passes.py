@@ -79,7 +79,7 @@ def repeat_while_computing(graph: GraphModule) -> None:
     for node in graph.graph.find_nodes(op="call_function", target=aten.expand.default):
         for user in [*node.users]:
             if user.target in (aten.add.Tensor, aten.mul.Tensor):
-                others = [one for one in user.args if isinstance(one, Node) and one is not node]
+                others = [a for a in user.args if isinstance(a, Node) and a is not node]
                 if any(same_sizes(shape_of(other), shape_of(user)) for other in others):
                     user.replace_input_with(node, node.args[0])
 
@@ -142,10 +142,10 @@ def scale_smaller_factors(graph: GraphModule) -> None:
         if is_known(*shape_of(rows)) or not is_known(*shape_of(matrix)):
             continue
         scaled = add_before(node, aten.mul.Tensor, matrix, number)
-        found = add_before(node, aten.mm.default, rows, scaled)
+        product = add_before(node, aten.mm.default, rows, scaled)
         for view in reversed(views):
-            found = add_before(node, aten.reshape.default, found, view.args[1])
-        node.replace_all_uses_with(found)
+            product = add_before(node, aten.reshape.default, product, view.args[1])
+        node.replace_all_uses_with(product)
 
 
 def accumulate_products(graph: GraphModule) -> None:

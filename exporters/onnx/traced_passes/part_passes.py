@@ -68,9 +68,9 @@ def cut_before_moving(graph: GraphModule) -> None:
 def concatenate_parts(graph: GraphModule) -> None:
     """Replace a sum of parts, which zeros make as large as the whole, by one concatenation."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        found = [part_of(one) for one in summands(node)] if is_sum(node) else []
-        parts = sorted((part for part in found if part is not None), key=lambda part: part[:2])
-        if not parts or len(parts) < len(found) or not complete(parts):
+        padded = [part_of(summand) for summand in summands(node)] if is_sum(node) else []
+        parts = sorted((part for part in padded if part is not None), key=lambda part: part[:2])
+        if not parts or len(parts) < len(padded) or not complete(parts):
             continue
         tensors = [part.tensor for part in parts]
         node.replace_all_uses_with(add_before(node, aten.cat.default, tensors, parts[0].axis))
@@ -86,8 +86,8 @@ def move_before_concatenating(graph: GraphModule) -> None:
             continue
         parts, axis = whole.args[0], cast(int, whole.args[1] if len(whole.args) > 1 else 0)
         axis %= len(shape_of(whole))
-        places = [old for old in order if old is not None and old != axis]
-        if axis not in order or places != sorted(places):
+        kept = [old for old in order if old is not None and old != axis]
+        if axis not in order or kept != sorted(kept):
             continue
         if not all(is_one(shape_of(part)[axis]) for part in cast(Sequence[Node], parts)):
             continue
@@ -116,10 +116,10 @@ def moved(node: Node) -> Order | None:
     old, new = shape_of(node.args[0]), shape_of(node)
     if node.target is aten.permute.default:
         return [axis % len(old) for axis in cast(Sequence[int], node.args[1])]
-    kept, places = long_axes(old), long_axes(new)
-    if not same_sizes([old[axis] for axis in kept], [new[axis] for axis in places]):
+    kept, axes = long_axes(old), long_axes(new)
+    if not same_sizes([old[axis] for axis in kept], [new[axis] for axis in axes]):
         return None
-    sources = dict(zip(places, kept, strict=True))
+    sources = dict(zip(axes, kept, strict=True))
     return [sources.get(axis) for axis in range(len(new))]
 
 
@@ -133,9 +133,9 @@ def arranged(tensor: Node, order: Order, reader: Node) -> Node:
             tensor = add_before(reader, aten.squeeze.dim, tensor, axis)
     if wanted != kept:
         tensor = add_before(reader, aten.permute.default, tensor, [kept.index(a) for a in wanted])
-    for place, source in enumerate(order):
+    for axis, source in enumerate(order):
         if source not in kept:
-            tensor = add_before(reader, aten.unsqueeze.default, tensor, place)
+            tensor = add_before(reader, aten.unsqueeze.default, tensor, axis)
     return tensor
 
 
@@ -156,10 +156,10 @@ def is_one(size: Size) -> bool:
 
 def summands(node: Node) -> list[Node]:
     """What the sum `node` adds up; sums that only it reads count by their own summands."""
-    found: list[Node] = []
+    tensors: list[Node] = []
     for given in cast(tuple[Node, Node], node.args):
-        found += summands(given) if is_sum(given) and len(given.users) == 1 else [given]
-    return found
+        tensors += summands(given) if is_sum(given) and len(given.users) == 1 else [given]
+    return tensors
 
 
 def is_sum(node: Node) -> bool:
@@ -174,7 +174,7 @@ def part_of(node: Node) -> Part | None:
         return None
     tensor, pads = cast(tuple[Node, Sequence[int]], node.args[:2])
     around = list(zip(pads[::2], pads[1::2], strict=True))
-    padded = [place for place, pair in enumerate(around) if pair != (0, 0)]
+    padded = [axis for axis, pair in enumerate(around) if pair != (0, 0)]
     if len(padded) != 1 or not all(isinstance(size, int) and size >= 0 for size in pads):
         return None
     axis = len(shape_of(tensor)) - 1 - padded[0]

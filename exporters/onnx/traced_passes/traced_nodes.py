@@ -24,7 +24,7 @@ def same_sizes(first: Sequence[Size], second: Sequence[Size]) -> bool:
     A plain comparison would compare with the size of the example and then fix the batch to it.
     """
     return len(first) == len(second) and all(
-        statically_known_true(one == other) for one, other in zip(first, second, strict=True)
+        statically_known_true(a == b) for a, b in zip(first, second, strict=True)
     )
 
 
