@@ -7,9 +7,8 @@ including, ceil((o + 1) s / n).
 import torch
 from torch import Tensor
 
-from exporters.decompositions.decomposition import Decompositions
+from exporters.decompositions.decomposition import Decompositions, constant
 from exporters.decompositions.max_pooling import LOWEST, split_gradient
-from exporters.decompositions.traced_constants import constant
 
 aten = torch.ops.aten
 

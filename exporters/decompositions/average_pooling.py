@@ -7,9 +7,8 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
-from exporters.decompositions.decomposition import Decompositions
+from exporters.decompositions.decomposition import Decompositions, constant
 from exporters.decompositions.strided_slices import stuff
-from exporters.decompositions.traced_constants import constant
 
 aten = torch.ops.aten
 PLAIN = {2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}

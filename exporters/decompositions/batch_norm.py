@@ -77,6 +77,21 @@ def batch_norm(
     return y, mean, inverse, running_mean, running_var
 
 
+def without_statistics(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch norm as instance normalisation uses it. Returns y, mean and 1 / sqrt(var + eps)."""
+    # `batch_norm` wants running statistics; the new ones are dropped.
+    none = x.new_zeros([x.shape[1]])
+    y, mean, inverse, *_ = batch_norm(x, weight, bias, none, none, True, momentum, eps)
+    return y, mean, inverse
+
+
 def batch_norm_backward(
     grad: Tensor,
     x: Tensor,
@@ -122,5 +137,6 @@ def batch_norm_backward(
 
 DECOMPOSITIONS: Decompositions = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
+    aten._native_batch_norm_legit.no_stats: without_statistics,
     aten.native_batch_norm_backward.default: batch_norm_backward,
 }

@@ -16,12 +16,16 @@ import onnx_ir as ir
 from onnx import ModelProto
 from onnx_ir import Graph, Model, Node, Value
 
-from exporters.memory.in_place_operators import IN_PLACE
 from exporters.memory.overwritten_state import in_place
 from exporters.memory.static_shapes import at_batch, count_of, shape_of, size_of
 
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 """Operators whose output uses the buffer of their first input."""
+IN_PLACE = {
+    *("Relu", "Sigmoid", "Tanh", "Elu", "LeakyRelu", "Selu", "Softplus", "Softsign"),
+    *("HardSigmoid", "ThresholdedRelu", "Clip", "Cast", "CastLike", "Softmax", "LogSoftmax"),
+}
+"""Operators that overwrite their first input if no other node reads it. Arithmetic never does."""
 PRODUCTS = {"MatMul", "Gemm"}
 SEGMENT = 128 * 128
 """The smallest working buffer of a convolution, in numbers."""

@@ -26,14 +26,13 @@ from torch.onnx import OnnxExporterError, ONNXProgram
 from exporters.decompositions.activation import GELU, HARD_SIGMOID
 from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
-from exporters.memory.in_place_operators import IN_PLACE
+from exporters.memory.liveness import IN_PLACE
 from exporters.memory.onnx_footprint import footprint
 from exporters.memory.overwritten_state import note_in_place
 from exporters.onnx.exported_program import exported
 from exporters.onnx.exposed_values import exposed_values, places_of
 from exporters.onnx.large_factors import put_large_factors_first
-from exporters.onnx.onnx_translations import TRANSLATIONS
-from exporters.onnx.operator_table import OPSET, missing_translations
+from exporters.onnx.operator_table import OPSET, TRANSLATIONS, missing_translations
 from exporters.onnx.recomputed.cheap_activations import RecomputeActivations
 from exporters.onnx.recomputed.checkpoints import KeepCheckpoints
 from exporters.onnx.scalar_ranks import raise_numbers

@@ -1,18 +1,25 @@
-"""torch.onnx's table of operators, built once in a process.
+"""torch.onnx's table of operators, built once in a process, and simpler translations of our own.
 
 torch.onnx builds it again for every graph: it parses the source of all of its translations, which
 takes a second of processor time, more than lowering a small signature.
 """
 
 import copy
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any
 
+import onnx_ir
+import torch
+from onnxscript import opset18
 from torch._decomp import decomposition_table
 
 from exporters.decompositions import table
 from exporters.decompositions.decomposition import Decomposition
 
+aten = torch.ops.aten
+onnx: Any = opset18
 OPSET = 18
 """The opset of torch.onnx's own translations; others would need a conversion."""
 
@@ -50,3 +57,24 @@ def missing_translations() -> dict[Any, Decomposition]:
         for operator, form in decomposition_table.items()
         if operator not in ours and operator.name() not in translated  # type: ignore[no-untyped-call]
     }
+
+
+def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onnx_ir.Value]:
+    """One Split for equal parts, else one Slice per part; torch.onnx would make a sequence."""
+    if len(set(sizes)) == 1:
+        parts = onnx.Split(x, axis=axis, num_outputs=len(sizes))
+        return parts if isinstance(parts, Sequence) else [parts]
+    bounds = pairwise([0, *accumulate(sizes)])
+    return [onnx.Slice(x, [first], [end], [axis]) for first, end in bounds]
+
+
+def numel(x: onnx_ir.Value) -> onnx_ir.Value:
+    """The number of elements if it depends on the batch; torch.onnx cannot translate it."""
+    size: onnx_ir.Value = onnx.Size(x)
+    return size
+
+
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    aten.sym_numel.default: numel,
+    aten.split_with_sizes.default: split,
+}

@@ -16,9 +16,8 @@ from torch._decomp import get_decompositions
 
 from exporters.decompositions import convolution
 from exporters.decompositions.average_pooling import corrected, windows
-from exporters.decompositions.decomposition import Decompositions
+from exporters.decompositions.decomposition import Decompositions, constant
 from exporters.decompositions.strided_slices import cut, stuff
-from exporters.decompositions.traced_constants import constant
 from exporters.tflite import composed_operators
 from exporters.tflite.grouped_convolutions import (
     CONVOLUTIONS,

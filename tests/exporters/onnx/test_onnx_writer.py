@@ -5,7 +5,7 @@ import torch
 from onnx import shape_inference
 
 import edgetailor
-from exporters.memory.in_place_operators import IN_PLACE
+from exporters.memory.liveness import IN_PLACE
 from exporters.onnx.onnx_writer import to_onnx
 from foreign_models import FOREIGN
 
