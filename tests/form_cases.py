@@ -7,8 +7,10 @@ import numpy as np
 import onnx
 import torch
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
+from blocked_operators import operators
 from device_agent.runtime.onnx_runtime import OnnxSession
 from edgetailor import TrainingConfig, split
 from exporters.memory.overwritten_state import in_place_of
@@ -80,6 +82,15 @@ def check(
         result = torch.from_numpy(np.asarray(came[port.name]))
         error = relative_error(result, right[port.name], feeds.get(str(port.state)))
         assert error <= close, f"{port.name}: {error:.1e}"
+
+
+def check_by_definition(
+    case: Case, form: bytes, block: int, feeds: dict[str, Tensor], close: float = CLOSE
+) -> None:
+    """Run a blocked form with the definitions of its operators."""
+    runtime = ReferenceEvaluator(onnx.load_from_string(form), new_ops=operators(block))
+    outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
+    check(case.signature, dict(zip(runtime.output_names, outputs, strict=True)), feeds, close)
 
 
 def check_in_runtime(case: Case, graph: bytes, form: bytes, file: Path, seed: int) -> None:

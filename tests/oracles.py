@@ -87,6 +87,17 @@ def state_of(model: nn.Module) -> State:
     }
 
 
+def assert_trained(came: Mapping[str, np.ndarray], expected: State, old: State) -> None:
+    """Whether a training in float32 ended where the one in float64 did, from the state `old`.
+
+    Rounding is relative to the change of a tensor, and to the tensor itself.
+    """
+    for name, value in expected.items():
+        difference = float((torch.from_numpy(came[name]).double() - value).norm())
+        change = float((value - old[name]).norm())
+        assert difference <= 1e-3 * change + 5e-7 * float(value.norm()), name
+
+
 def mean(updates: Sequence[tuple[Mapping[str, Tensor], float]], old: State) -> State:
     """Weighted average of each tensor over the updates that hold it; the old one if none does."""
     new = dict(old)

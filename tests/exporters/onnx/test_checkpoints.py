@@ -15,8 +15,8 @@ from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.formats.manifest import Port
 from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.onnx_runtime import OnnxSession
-from edgetailor import TrainingConfig, split
-from exporters.export import compile_graphs, export
+from edgetailor import TrainingConfig, export, split
+from exporters.export import compile_graphs
 from exporters.memory.liveness import execution_order
 from exporters.memory.onnx_footprint import footprint
 from exporters.memory.overwritten_state import in_place_of
@@ -333,11 +333,10 @@ def test_only_training_steps_change() -> None:
 def test_it_passes_verification(tmp_path: Path) -> None:
     model = without_norms()
     submodel = split(model, "slice:1.conv,recompute=yes", (3, 16, 16))
-    base = from_model(model)
-    made = export(submodel.program, submodel.cut(base), tmp_path / "b", base=base.fingerprint())
-    assert made.verdict is not None
-    assert made.verdict.passed
-    assert b"_repeated" in made.graphs["train"].data
+    exported = export(submodel, from_model(model), tmp_path / "b")
+    assert exported.verdict is not None
+    assert exported.verdict.passed
+    assert b"_repeated" in exported.graphs["train"].data
 
 
 def test_tflite_cannot_do_it() -> None:

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from dropping_model import CLASSES, SHAPE, Dropping
-from edgetailor import TrainingConfig, split
-from exporters.export import ExportedBundle, export
+from edgetailor import ExportedBundle, TrainingConfig, export, split
 from exporters.programs.dropout import SeededBernoulli, keep_mask
 from exporters.recording.capture import capture
 from layer_cases import TOLERANCE, open_session
@@ -67,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Made:
     submodel = split(model, "full", SHAPE, training)
     weights = from_model(model)
     values = submodel.cut(weights)
-    done = export(submodel.program, values, folder / "bundle", base=weights.fingerprint())
+    done = export(submodel, weights, folder / "bundle")
     assert done.verdict is not None
     draw = np.random.default_rng(0)
     x = draw.normal(size=(10, *SHAPE)).astype(np.float32)
@@ -129,10 +128,7 @@ def test_families_with_the_same_masks(spec: str, seed: int, tmp_path: Path) -> N
     torch.manual_seed(seed)
     model = Dropping()
     submodel = split(model, spec, SHAPE, TrainingConfig(batch_size=4))
-    weights = from_model(model)
-    done = export(
-        submodel.program, submodel.cut(weights), tmp_path / "b", base=weights.fingerprint()
-    )
+    done = export(submodel, from_model(model), tmp_path / "b")
     assert done.verdict is not None
     if spec.startswith("slice"):
         assert submodel.counts.params < sum(p.numel() for p in model.parameters())

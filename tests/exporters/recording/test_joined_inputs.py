@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import oracles
 from device_agent.formats.update import read_update
-from edgetailor import TrainingConfig, join_inputs, split
-from exporters.export import export
+from edgetailor import TrainingConfig, export, join_inputs, split
 from oracles import Device, Plan
 from refusals import refused
 from toolkit.submodels.global_model import from_model
@@ -77,12 +76,8 @@ def test_a_device_trains_as_pytorch(spec: str, format: str, seed: int, tmp_path:
     words, mask, classes = data(seed)
     x = torch.cat([mask, words], 1).numpy()
     joined = join_inputs(copy.deepcopy(plain), **SHAPES)
-    submodel, base = split(joined, spec, (2 * LENGTH,), TRAINING), from_model(joined)
-    export(
-        *(submodel.program, submodel.cut(base), tmp_path / "bundle"),
-        base=base.fingerprint(),
-        format=format,  # type: ignore[arg-type]
-    )
+    submodel = split(joined, spec, (2 * LENGTH,), TRAINING)
+    export(submodel, from_model(joined), tmp_path / "bundle", format=format)  # type: ignore[arg-type]
     local = Device(x, classes, seed % 1000)
     train_bundle(tmp_path / "bundle", (x, classes), tmp_path / "update", threads=1, seed=local.seed)
     _, came = read_update(tmp_path / "update")

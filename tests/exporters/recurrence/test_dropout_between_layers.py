@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import eager
-from edgetailor import TrainingConfig, split
-from exporters.export import export
+from edgetailor import TrainingConfig, export, split
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.dropout import keep_mask
 from exporters.recording.capture import capture
@@ -133,11 +132,7 @@ def test_tflite_step_equals_pytorchs(seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     model = Stacked("rnn")
     submodel = split(model, "full", SHAPE, TrainingConfig(batch_size=4))
-    weights = from_model(model)
-    values = submodel.cut(weights)
-    done = export(
-        submodel.program, values, tmp_path / "b", base=weights.fingerprint(), format="tflite"
-    )
+    done = export(submodel, from_model(model), tmp_path / "b", format="tflite")
     assert done.verdict is not None
 
 

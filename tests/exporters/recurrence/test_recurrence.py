@@ -19,8 +19,8 @@ import exporters.programs.training_signatures
 import oracles
 from device_agent.formats.manifest import Port, TensorEntry
 from device_agent.formats.update import TENSORS
-from edgetailor import split
-from exporters.export import Format, export
+from edgetailor import export, split
+from exporters.export import Format
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out
 from exporters.programs.tracing import operators, trace
@@ -275,11 +275,8 @@ def test_a_round_of_the_agent_equals_plain_torch(format: Format, tmp_path: Path,
         pytest.importorskip("ai_edge_litert")
     torch.manual_seed(seed)
     model = Reader()
-    source = from_model(model)
-    submodel = split(model, "full", SHAPE, TRAINING)
-    values, base = submodel.cut(source), source.fingerprint()
-    out = tmp_path / "bundle"
-    export(submodel.program, values, out, base=base, format=format, check=False)
+    submodel, out = split(model, "full", SHAPE, TRAINING), tmp_path / "bundle"
+    export(submodel, from_model(model), out, format=format, verify=False)
     order = np.random.default_rng(seed)
     x = order.standard_normal((11, *SHAPE), dtype=np.float32)
     device = Device(x, order.integers(CLASSES, size=11), seed=seed % 1000)

@@ -27,9 +27,8 @@ from device_agent.runtime.litert_runtime import LitertSession
 from dropping_model import CLASSES as DROPPING_CLASSES
 from dropping_model import SHAPE as DROPPING_SHAPE
 from dropping_model import Dropping
-from edgetailor import TrainingConfig, load_model, split
+from edgetailor import TrainingConfig, export, load_model, split
 from exporters.decompositions import convolution
-from exporters.export import export
 from exporters.onnx.onnx_writer import to_onnx
 from layer_cases import Case, Row, assert_close, combined_signature, open_session
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
@@ -147,12 +146,9 @@ def one_round(
     model: nn.Module, spec: str, format: str, data: Path, out: Path, seed: int
 ) -> Mapping[str, np.ndarray]:
     """The update of a device that trains `spec` once, exported in `format`."""
-    source = from_model(model)
-    shape = np.load(data)["x"].shape[1:]
-    submodel = split(model, spec, shape, TRAINING)
-    base = source.fingerprint()
+    submodel = split(model, spec, np.load(data)["x"].shape[1:], TRAINING)
     bundle = out / "bundle"
-    export(submodel.program, submodel.cut(source), bundle, base=base, format=format, check=False)  # type: ignore[arg-type]
+    export(submodel, from_model(model), bundle, format=format, verify=False)  # type: ignore[arg-type]
     train_bundle(bundle, str(data), out / "update", threads=1, seed=seed)
     return read_update(out / "update")[1]
 
@@ -172,10 +168,7 @@ def test_the_last_batch_is_as_in_pytorch(count: int, seed: int, tmp_path: Path) 
     old, expected = oracles.state_of(model), oracles.train_full(model, device, PLAN)
     came = one_round(model, "full", "tflite", tmp_path / "data.npz", tmp_path, device.seed)
     assert came.keys() == expected.keys()
-    for name, value in expected.items():
-        difference = float((torch.from_numpy(came[name]).double() - value).norm())
-        change = float((value - old[name]).norm())
-        assert difference <= 1e-3 * change + 5e-7 * float(value.norm()), name
+    oracles.assert_trained(came, expected, old)
 
 
 @pytest.mark.parametrize("spec", some_long(SPECS, "low-rank:0.5", "slice:residual"))
@@ -199,12 +192,8 @@ def test_a_round_is_as_in_onnxruntime(spec: str, seed: int, tmp_path: Path) -> N
 def test_a_round_of_cp(seed: int, tmp_path: Path) -> None:
     """Its training amplifies rounding over the steps, so each signature is compared by itself."""
     model = load_model("toolkit.models:digits_cnn", seed=seed % 1000)
-    source = from_model(model)
-    submodel = split(model, "cp:2.0", (1, 8, 8), TRAINING)
-    out = tmp_path / "bundle"
-    exported = export(
-        submodel.program, submodel.cut(source), out, base=source.fingerprint(), format="tflite"
-    )
+    submodel, out = split(model, "cp:2.0", (1, 8, 8), TRAINING), tmp_path / "bundle"
+    exported = export(submodel, from_model(model), out, format="tflite")
     assert exported.verdict is not None
     assert exported.verdict.error <= 1e-3
     local_data(tmp_path / "data.npz", 21, (1, 8, 8), 10, seed)
@@ -226,8 +215,8 @@ def test_losses_and_optimizers(
         batch_size=8, weight_decay=0.1, loss=loss, optimizer=optimizer, proximal=0.1
     )
     submodel = split(model, "full", (1, 4, 4), training)
-    values, out = submodel.cut(from_model(model)), tmp_path / "bundle"
-    exported = export(submodel.program, values, out, base="", format="tflite")
+    out = tmp_path / "bundle"
+    exported = export(submodel, from_model(model), out, format="tflite")
     assert exported.verdict is not None
     assert exported.verdict.error <= 1e-3
     x = torch.randn(21, 1, 4, 4)
@@ -249,9 +238,7 @@ def test_losses_and_optimizers(
 
 def export_tiny(out: Path) -> None:
     model, source = tiny_model()
-    submodel = split(model, "full", TINY_SHAPE, TRAINING)
-    base = source.fingerprint()
-    export(submodel.program, submodel.cut(source), out, base=base, format="tflite")
+    export(split(model, "full", TINY_SHAPE, TRAINING), source, out, format="tflite")
 
 
 @pytest.fixture(scope="module")
@@ -308,9 +295,8 @@ def test_one_session_runs_batches_of_any_size(bundle: Path, seed: int) -> None:
 def test_new_state_is_copied_over_the_old(spec: str, seed: int, tmp_path: Path) -> None:
     """Batches of two sizes, because LiteRT moves its tensors for another size."""
     model, source = tiny_model()
-    submodel = split(model, spec, TINY_SHAPE, TRAINING)
-    bundle = tmp_path / "bundle"
-    export(submodel.program, submodel.cut(source), bundle, base="", format="tflite", check=False)
+    submodel, bundle = split(model, spec, TINY_SHAPE, TRAINING), tmp_path / "bundle"
+    export(submodel, source, bundle, format="tflite", verify=False)
     opened = open_bundle(bundle)
     trained = [name for name, own in opened.manifest.signatures.items() if own.in_place]
     assert trained == ["train"]

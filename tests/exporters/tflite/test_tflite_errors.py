@@ -9,8 +9,7 @@ import pytest
 
 from bundles import SAMPLE_SHAPE, rewrite, tiny_model, write_data
 from commands import refusal, run
-from edgetailor import TrainingConfig, load_model, split
-from exporters.export import export
+from edgetailor import TrainingConfig, export, load_model, split
 from toolkit.submodels.global_model import from_model
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
@@ -22,7 +21,7 @@ from profiles.errors import BundleError
 def write_tiny(out: Path) -> Path:
     model, source = tiny_model()
     submodel = split(model, "full", SAMPLE_SHAPE, TrainingConfig(batch_size=4, epochs=1))
-    export(submodel.program, submodel.cut(source), out, base="", format="tflite", check=False)
+    export(submodel, source, out, format="tflite", verify=False)
     return out
 
 
@@ -30,8 +29,7 @@ def test_memory_that_runs_out_is_said_in_one_sentence(tmp_path: Path) -> None:
     model = load_model("models_for_tests:wide_then_small", seed=0)
     training = TrainingConfig(batch_size=32, epochs=1)
     submodel = split(model, "full", (3, 32, 32), training)
-    values = submodel.cut(from_model(model))
-    export(submodel.program, values, tmp_path / "b", base="", format="tflite", check=False)
+    export(submodel, from_model(model), tmp_path / "b", format="tflite", verify=False)
 
     def unpredicted(manifest: dict[str, Any]) -> None:
         for signature in manifest["signatures"].values():

@@ -17,10 +17,8 @@ import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
-from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
-from blocked_operators import operators
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
@@ -35,9 +33,7 @@ from exporters.onnx.forms.blocked_weight_gradient import divisors
 from exporters.onnx.forms.graph_rewriting import rewritten
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import Recomputation
-from form_cases import FIRST_BATCH, Case, check, check_in_runtime, tail
-
-CLOSE = 2e-5
+from form_cases import FIRST_BATCH, Case, check_by_definition, check_in_runtime, tail
 
 
 class Residual(nn.Module):
@@ -288,10 +284,7 @@ def test_blocked_forms_by_definition(name: str, seed: int, monkeypatch: pytest.M
         assert all(n.domain == DOMAIN for n in model.graph.node if n.op_type == "MaxPool")
         assert [v.name for v in model.graph.output] == [p.name for p in signature.outputs]
         for batch in (5, halves * block):
-            feeds = case.feeds(seed, batch)
-            runtime = ReferenceEvaluator(model, new_ops=operators(block))
-            outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
-            check(signature, dict(zip(runtime.output_names, outputs, strict=True)), feeds)
+            check_by_definition(case, form, block, case.feeds(seed, batch))
 
 
 @pytest.mark.parametrize("multiplies", [True, False], ids=["products", "selections"])
@@ -300,14 +293,11 @@ def test_both_ways_to_drop(multiplies: bool, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     case = case_of("dropped out")
     graph = to_onnx(case.signature)
-    feeds = case.feeds(seed, 5)
     for block in BLOCKS:
         way = partial(rewrite, block=block, batch=block, multiplies=multiplies)
         form = rewritten(graph, way)
         assert form is not None
-        runtime = ReferenceEvaluator(onnx.load_from_string(form), new_ops=operators(block))
-        outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
-        check(case.signature, dict(zip(runtime.output_names, outputs, strict=True)), feeds)
+        check_by_definition(case, form, block, case.feeds(seed, 5))
         if block == block_size():
             path = tmp_path / form_file("train.onnx", blocked_form(block))
             check_in_runtime(case, graph, form, path, seed)
@@ -324,11 +314,7 @@ def test_kernels_in_strips(name: str, seed: int, monkeypatch: pytest.MonkeyPatch
     form = blocked(graph, block, batch)
     assert form is not None
     for samples in (3, batch):
-        feeds = case.feeds(seed, samples)
-        runtime = ReferenceEvaluator(onnx.load_from_string(form), new_ops=operators(block))
-        outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
-        found = dict(zip(runtime.output_names, outputs, strict=True))
-        check(case.signature, found, feeds)
+        check_by_definition(case, form, block, case.feeds(seed, samples))
 
 
 @pytest.mark.parametrize("name", ["strided, whole steps", "strided, points"])
@@ -349,10 +335,7 @@ def test_convolutions_of_any_sizes(number: int, seed: int) -> None:
     for block in BLOCKS:
         form = blocked(graph, block, 2 * block)
         assert form is not None
-        runtime = ReferenceEvaluator(onnx.load_from_string(form), new_ops=operators(block))
-        outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
-        found = dict(zip(runtime.output_names, outputs, strict=True))
-        check(case.signature, found, feeds, close=1e-3)  # batch norms magnify rounding
+        check_by_definition(case, form, block, feeds, close=1e-3)  # batch norms magnify rounding
 
 
 def for_any_batch(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
