@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from exporters.decompositions.average_pooling import windows
+from exporters.decompositions.average_pooling import several, windows
 from exporters.decompositions.decomposition import Decompositions
 from exporters.decompositions.strided_slices import cut, stuff
 
@@ -29,8 +29,8 @@ def max_pool(
     """
     if not ceil_mode:
         return NotImplemented  # type: ignore[no-any-return]
-    kernel, dilation = pair(kernel), pair(dilation)
-    stride = pair(stride) if stride else kernel
+    kernel, dilation = several(kernel, 2), several(dilation, 2)
+    stride = several(stride, 2) if stride else kernel
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     high, wide = (max(w.behind - w.front, 0) for w in windows(x, spans, stride, padding, True, 2))
     framed = aten.constant_pad_nd(x, [0, wide, 0, high], -math.inf) if high or wide else x
@@ -61,8 +61,8 @@ def max_pool_backward(
         grad, x = grad.unsqueeze(0), x.unsqueeze(0)
         window = (kernel, stride, padding, dilation, ceil_mode)
         return max_pool_backward(grad, x, *window, indices).squeeze(0)
-    kernel, padding, dilation = pair(kernel), pair(padding), pair(dilation)
-    stride = pair(stride) if stride else kernel
+    kernel, padding, dilation = several(kernel, 2), several(padding, 2), several(dilation, 2)
+    stride = several(stride, 2) if stride else kernel
     out = [int(size) for size in grad.shape[2:]]
     spans = [(out[a] - 1) * stride[a] + dilation[a] * (kernel[a] - 1) + 1 for a in (0, 1)]
     behind = [spans[a] - int(x.shape[2 + a]) - padding[a] for a in (0, 1)]
@@ -85,11 +85,6 @@ def max_pool_backward(
     if not any(edges):
         return total
     return aten.constant_pad_nd(total, [-edge for edge in edges])  # type: ignore[no-any-return]
-
-
-def pair(sizes: list[int]) -> list[int]:
-    """Repeat a single size for both axes."""
-    return list(sizes) * 2 if len(sizes) == 1 else list(sizes)
 
 
 def split_gradient(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:

@@ -154,7 +154,11 @@ def with_preprocessing(program: Program, preprocessing: Preprocessing | None) ->
     labels = program.labels
     classes = program.classes if labels.dtype == "int64" else None
     wrong = misfit(
-        *(preprocessing, program.sample_shape, program.sample_dtype, classes, labels.shape),
+        preprocessing,
+        program.sample_shape,
+        program.sample_dtype,
+        classes,
+        labels.shape,
         regression=labels.dtype == "float32",
     )
     if wrong is not None:
