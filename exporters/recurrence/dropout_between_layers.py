@@ -56,9 +56,9 @@ class SingleLayers:
             rows = layer * directions, (layer + 1) * directions
             own = [self._call(aten.slice.Tensor, h, 0, *rows) for h in firsts]
             weights = list(params[layer * size : (layer + 1) * size])
-            states = own[0] if single else own
+            given = own[0] if single else own
             ran = self._call(
-                self._node.target, x, states, weights, biases, 1, 0.0, train, both, False
+                self._node.target, x, given, weights, biases, 1, 0.0, train, both, False
             )
             x, *last = (self._call(operator.getitem, ran, n) for n in range(1 + len(firsts)))
             lasts.append(last)
