@@ -22,7 +22,7 @@ from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.program_identity import graphs_key
 from exporters.programs.source_lines import first_line
-from exporters.programs.traced_graph import TracedGraph
+from exporters.programs.tracing import TracedGraph
 from exporters.runtime_graph import Form, Graph, Graphs
 from exporters.verification.verdict import Verdict, worst
 from exporters.verification.verify import verify

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from device_agent.formats.manifest import Runtime
+from exporters.memory.liveness import in_place_of
 from exporters.memory.onnx_footprint import Footprint
-from exporters.memory.overwritten_state import in_place_of
 from exporters.memory.tflite_footprint import MemoryPlan
-from exporters.programs.traced_graph import TracedGraph
+from exporters.programs.tracing import TracedGraph
 
 
 @dataclass(frozen=True)

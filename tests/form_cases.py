@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from blocked_operators import operators
 from device_agent.runtime.onnx_runtime import OnnxSession
 from edgetailor import TrainingConfig, split
-from exporters.memory.overwritten_state import in_place_of
+from exporters.memory.liveness import in_place_of
 from exporters.programs.program import Program, ProgramSignature
 from exporters.verification.double_precision import reference
 from exporters.verification.errors import relative_error

@@ -5,6 +5,7 @@ own buffer unless the operator is a view or may overwrite its input. A buffer is
 node that reads it has run. All sizes are in bytes, and all places count nodes in execution order.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+import onnx
 import onnx_ir as ir
 from onnx import ModelProto
 from onnx_ir import Graph, Model, Node, Value
 
-from exporters.memory.overwritten_state import in_place
 from exporters.memory.static_shapes import at_batch, count_of, shape_of, size_of
 
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
@@ -27,6 +28,8 @@ IN_PLACE = {
 }
 """Operators that overwrite their first input if no other node reads it. Arithmetic never does."""
 PRODUCTS = {"MatMul", "Gemm"}
+METADATA = "in_place"
+"""Key, in an ONNX graph's metadata, of the outputs that may be written over old state."""
 SEGMENT = 128 * 128
 """The smallest working buffer of a convolution, in numbers."""
 
@@ -263,3 +266,20 @@ def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int])
     if filters > pixels:
         return pixels * rows
     return SEGMENT if batch == groups == 1 else max(pixels * rows, pixels * filters, SEGMENT)
+
+
+def note_in_place(model: ModelProto, outputs: Sequence[str]) -> None:
+    """Write into `model` that `outputs` may be written over the state that they replace."""
+    if outputs:
+        model.metadata_props.add(key=METADATA, value=json.dumps(list(outputs)))
+
+
+def in_place(metadata: Mapping[str, str]) -> frozenset[str]:
+    """The outputs that may be written over the state that they replace, by name."""
+    return frozenset(json.loads(metadata.get(METADATA, "[]")))
+
+
+def in_place_of(graph: bytes) -> tuple[str, ...]:
+    """The same for a serialized graph, in the order of their names."""
+    entries = onnx.load_from_string(graph).metadata_props
+    return tuple(sorted(in_place({entry.key: entry.value for entry in entries})))

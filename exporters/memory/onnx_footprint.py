@@ -1,14 +1,16 @@
 """The peak memory of one run of an ONNX graph in the agent, computed from the graph alone."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
+from onnx import ModelProto, TensorProto
 
+from device_agent.runtime.onnx_runtime import LARGEST_FOLDED
 from exporters.memory.liveness import Buffer, model_liveness
 from exporters.memory.onnx_arena import arena_bytes
-from exporters.memory.opened_graph import as_opened
 from exporters.memory.static_shapes import at_batch
 from profiles.cost_model.memory_rule import ONNX, run_growth
 
@@ -67,3 +69,41 @@ def footprint(graph: bytes, batch: int, rewrite: Rewrite | None = None) -> Footp
         process=run_growth(ONNX, given, liveness.outputs, arena, nodes + len(runs.graph)),
         alive=liveness.at_peak(),
     )
+
+
+def is_folded(shape: tuple[int, ...]) -> bool:
+    """Whether a session computes a float32 weight of `shape` when it opens, and then keeps it."""
+    return 4 * math.prod(shape) <= LARGEST_FOLDED
+
+
+def as_opened(model: ModelProto) -> ModelProto:
+    """`model` with a float32 constant in place of each product Cast(integers) * scale.
+
+    `exporters/int8_quantization.py` writes such products. The constants have the right size, but no
+    numbers of the weights.
+    """
+    integers = {t.name: t for t in model.graph.initializer if t.data_type == TensorProto.INT8}
+    casts = {n.output[0]: n for n in model.graph.node if n.op_type == "Cast"}
+    weights = {}
+    for node in model.graph.node:
+        cast = casts.get(node.input[0]) if node.op_type == "Mul" else None
+        if cast is not None and cast.input[0] in integers:
+            weights[node.output[0]] = (cast, node)
+    if not weights:
+        return model
+    opened = ModelProto()
+    opened.CopyFrom(model)
+    graph = opened.graph
+    gone = {name for cast, product in weights.values() for name in (*cast.input, *product.input)}
+    nodes = [n for n in graph.node if n.output[0] not in gone | weights.keys()]
+    tensors = [tensor for tensor in graph.initializer if tensor.name not in gone]
+    for name, (cast, _) in weights.items():
+        shape = integers[cast.input[0]].dims
+        zeros = bytes(4 * math.prod(shape))
+        tensors.append(
+            TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, raw_data=zeros)
+        )
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(tensors)
+    return opened

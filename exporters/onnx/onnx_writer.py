@@ -4,14 +4,12 @@
 machine, and gives the same bytes for the same program.
 """
 
-import logging
-import re
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import cast
 
+import numpy as np
 import onnx
-import torch
 from onnx_ir.passes import Sequential
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
@@ -20,31 +18,26 @@ from onnx_ir.passes.common import (
     RemoveUnusedNodesPass,
 )
 from onnxscript.optimizer import fold_constants
-from torch.export import ExportedProgram
-from torch.onnx import OnnxExporterError, ONNXProgram
+from torch.fx import GraphModule, Node
 
+from device_agent.runtime.onnx_runtime import open_model
 from exporters.decompositions.activation import GELU, HARD_SIGMOID
 from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
-from exporters.memory.liveness import IN_PLACE
+from exporters.memory.liveness import IN_PLACE, note_in_place
 from exporters.memory.onnx_footprint import footprint
-from exporters.memory.overwritten_state import note_in_place
-from exporters.onnx.exported_program import exported
-from exporters.onnx.exposed_values import exposed_values, places_of
 from exporters.onnx.large_factors import put_large_factors_first
-from exporters.onnx.operator_table import OPSET, TRANSLATIONS, missing_translations
+from exporters.onnx.operator_table import OPSET, missing_translations
 from exporters.onnx.recomputed.cheap_activations import RecomputeActivations
 from exporters.onnx.recomputed.checkpoints import KeepCheckpoints
 from exporters.onnx.scalar_ranks import raise_numbers
-from exporters.onnx.scan_loops import finish_scans, separate_outputs
 from exporters.onnx.state_in_place import update_in_place
+from exporters.onnx.torch_translation import finish_scans, quieten, separate_outputs, translated
 from exporters.onnx.traced_passes.graph_passes import shorten
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
-from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import Program, ProgramSignature
-from exporters.programs.traced_graph import TracedGraph, in_double_precision
-from exporters.programs.tracing import trace
+from exporters.programs.tracing import Place, TracedGraph, in_double_precision, trace
 from exporters.runtime_graph import Graph
 from profiles.errors import EdgeTailorError, ExportError
 from profiles.progress import Report
@@ -109,10 +102,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     forms = {**missing_translations(), **ONNX_RUNTIME, **HARD_SIGMOID, **GELU, **SYMBOLIC_FACTORS}
     graph = shorten(trace(signature, forms))
     traced = in_double_precision(graph)
-    try:
-        lowered = translated(exported(graph), signature)
-    except OnnxExporterError as error:
-        raise no_form(signature, str(error.__cause__ or error)) from error
+    lowered = translated(graph, signature)
     fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
     # Subexpressions count as common only if they read the same values. So identities and
     # duplicates of constants are removed first.
@@ -134,57 +124,6 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     model = lowered.model_proto
     data = finish(model, signature, overwritten)
     return data, TracedGraph(traced, places_of(traced, model, signature), exposed_values, forms)
-
-
-def no_form(signature: ProgramSignature, reason: str) -> ExportError:
-    """The error for a signature that torch.onnx refuses; its `reason` may name the operator."""
-    named = re.search(r"target=torch\.ops\.\w+\.(\w+)", reason)
-    if named is None:
-        first = reason.strip().splitlines()[0]
-        return ExportError(
-            "Signature {signature!r} has no ONNX form: {reason}",
-            code="export.no-onnx-form",
-            signature=signature.name,
-            reason=first,
-        )
-    name = f"aten::{named[1]}"
-    place = source_lines.place_of_operator(signature.source, name)
-    return ExportError(
-        "Signature {signature!r} needs the operator {operator}{place}, which has no ONNX form: "
-        "{alternative}",
-        code="export.unsupported-operator",
-        signature=signature.name,
-        operator=name,
-        place=place,
-        alternative=suggest_alternative(name),
-    )
-
-
-def translated(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
-    """Translate with torch.onnx, without its optimizer, which takes longer than everything else."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        lowered = torch.onnx.export(
-            program,
-            (),
-            dynamo=True,
-            input_names=[port.name for port in signature.inputs],
-            output_names=[port.name for port in signature.outputs],
-            opset_version=OPSET,
-            optimize=False,
-            custom_translation_table=TRANSLATIONS,
-            verbose=False,
-        )
-    assert lowered is not None
-    return lowered
-
-
-def quieten() -> None:
-    """Keep the exporter's remarks on optional packages and on our operators off the terminal."""
-    own = "torch.onnx._internal.exporter"
-    folding = "onnxscript.optimizer._constant_folding"
-    for name in (f"{own}._registration", f"{own}._core", "onnx_ir._convenience", folding):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def finish(
@@ -270,3 +209,31 @@ def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
                 kind=kind,
                 issues_url=issues_url(),
             )
+
+
+def exposed_values(
+    data: bytes, feeds: Mapping[str, np.ndarray], names: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Run a serialized graph; returns the values called `names`, inside it or outputs."""
+    model = onnx.load_from_string(data)
+    del model.graph.output[:]
+    # ONNX Runtime infers the types.
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    session = open_model(model.SerializeToString(), 0)
+    return dict(zip(names, session.run(list(names), dict(feeds)), strict=True))
+
+
+def places_of(
+    module: GraphModule, model: onnx.ModelProto, signature: ProgramSignature
+) -> dict[str, Place]:
+    """The value in `model` of each node of the traced graph `module`, by the node's name.
+
+    torch.onnx names a value like its node. An output has the name of its port instead.
+    """
+    written = {name for node in model.graph.node for name in node.output}
+    places = {node.name: Place(node.name) for node in module.graph.nodes if node.name in written}
+    results = cast(list[Node], module.graph.output_node().args[0])
+    for node, port in zip(results, signature.outputs, strict=True):
+        if isinstance(node, Node) and node.op == "call_function":
+            places[node.name] = Place(port.name)
+    return places

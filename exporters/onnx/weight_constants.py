@@ -15,7 +15,7 @@ from torch import Tensor
 
 from device_agent.runtime.onnx_runtime import LARGEST_FOLDED
 from exporters.int8_quantization import to_int8
-from exporters.memory.opened_graph import is_folded
+from exporters.memory.onnx_footprint import is_folded
 
 BLOCK_BYTES = 2 * LARGEST_FOLDED
 """Size of a block as float32: more than a session would compute when it opens, and keep."""

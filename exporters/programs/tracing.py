@@ -4,18 +4,21 @@ Loss, gradient and optimizer are traced together. Decompositions replace every o
 only for training. The batch size stays symbolic, so that the graph runs for any batch.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import SymInt, Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 
 from device_agent.formats.manifest import Port
@@ -33,6 +36,38 @@ EXAMPLE_BATCH = 3
 # Training-only operators whose names do not contain "backward".
 TRAINING_OPERATORS = ("aten::_native_batch_norm_legit", "aten::as_strided_scatter")
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
+
+
+class Place(NamedTuple):
+    """Where a runtime has the value of a node.
+
+    Attributes:
+        name: The name that `TracedGraph.values` knows it by.
+        axes: Axis `a` of the node's value is axis `axes[a]` there; None for the same axes. Along
+            an axis of size one there, the node's value may repeat.
+    """
+
+    name: str
+    axes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TracedGraph:
+    """What a writer lowered, for verification.
+
+    Attributes:
+        module: The traced graph in float64, after the passes that shorten it. Its inputs and
+            outputs are the signature's, in order.
+        places: By name of a node of `module`, where the runtime has its value. Nodes that the
+            writer merged with others are missing.
+        values: Runs a file, given its content and inputs; returns the values of the given names.
+        forms: The decompositions that the graph was traced with.
+    """
+
+    module: GraphModule
+    places: Mapping[str, Place]
+    values: Callable[[bytes, Mapping[str, np.ndarray], Sequence[str]], dict[str, np.ndarray]]
+    forms: Decompositions
 
 
 def trace(signature: ProgramSignature, decompositions: Decompositions | None = None) -> GraphModule:
@@ -185,3 +220,18 @@ def operators(graph: GraphModule) -> Iterator[str]:
     for node in graph.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             yield node.target._schema.name
+
+
+def in_double_precision(module: GraphModule) -> GraphModule:
+    """A copy of a traced graph in float64, without its examples of values."""
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in graph.nodes:
+        node.meta = {}
+        node.args, node.kwargs = map_aggregate((node.args, node.kwargs), double_type)
+    return GraphModule(module, graph)
+
+
+def double_type(argument: Any) -> Any:
+    """float64 for float32; other arguments stay as they are."""
+    return torch.float64 if argument is torch.float32 else argument

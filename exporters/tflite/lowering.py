@@ -18,7 +18,7 @@ from exporters.programs.loop_bodies import Body, stored
 from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import ProgramSignature
 from exporters.programs.source_lines import place_of_operator
-from exporters.programs.traced_graph import Place
+from exporters.programs.tracing import Place
 from exporters.tflite.exposed_values import exposed_name
 from exporters.tflite.flatbuffer import TYPES, Size, Subgraph, Tensor, open_size
 from exporters.tflite.tensor_layouts import Layouts, UnsupportedError, Value

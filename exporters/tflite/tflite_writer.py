@@ -10,8 +10,7 @@ from functools import partial
 from exporters.memory.tflite_footprint import footprint
 from exporters.programs.loop_bodies import to_scans
 from exporters.programs.program import Program, ProgramSignature
-from exporters.programs.traced_graph import TracedGraph, in_double_precision
-from exporters.programs.tracing import trace
+from exporters.programs.tracing import TracedGraph, in_double_precision, trace
 from exporters.runtime_graph import Graph
 from exporters.tflite import (
     constants_and_ranges,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from exporters.programs.program import ProgramSignature
-from exporters.programs.traced_graph import Place, TracedGraph
+from exporters.programs.tracing import Place, TracedGraph
 from exporters.runtime_graph import Graph
 from exporters.verification.errors import distance
 from exporters.verification.graph_values import Result, leaf, run_graph

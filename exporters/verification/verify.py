@@ -17,7 +17,7 @@ from torch.fx import Node
 from device_agent.formats.graph_forms import WINOGRAD, blocked_form
 from device_agent.runtime.blocked_probe import block_size
 from exporters.programs.program import Program, ProgramSignature
-from exporters.programs.traced_graph import TracedGraph
+from exporters.programs.tracing import TracedGraph
 from exporters.runtime_graph import Graph, Graphs
 from exporters.verification.decomposition_check import wrong_decomposition
 from exporters.verification.double_precision import reference

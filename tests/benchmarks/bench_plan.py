@@ -29,7 +29,7 @@ import edgetailor
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.formats.manifest import Port, Train
 from device_agent.profiling.calibration import calibrate
-from exporters.memory.overwritten_state import in_place_of
+from exporters.memory.liveness import in_place_of
 from exporters.onnx.forms.blocked_layout import blocked
 from exporters.onnx.graph_workload import graph_work, with_forms
 from exporters.onnx.onnx_writer import to_onnx

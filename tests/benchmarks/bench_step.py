@@ -28,7 +28,7 @@ from step_cases import CASES, PLAIN, RATE, Case
 
 from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, blocked_form, form_file
 from device_agent.formats.manifest import Port
-from exporters.memory.overwritten_state import in_place_of
+from exporters.memory.liveness import in_place_of
 from exporters.onnx.forms.blocked_layout import blocked
 from exporters.onnx.forms.winograd import winograd
 from exporters.onnx.onnx_writer import to_onnx

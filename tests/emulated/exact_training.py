@@ -11,8 +11,7 @@ import torch
 from device_agent.formats.bundle import open_bundle
 from device_agent.training import signature_runs
 from exporters.programs.program import ProgramSignature
-from exporters.programs.traced_graph import in_double_precision
-from exporters.programs.tracing import trace_for_torch
+from exporters.programs.tracing import in_double_precision, trace_for_torch
 from toolkit.submodels.submodel import Submodel
 
 

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir import Node, Value
 
-from exporters.memory.overwritten_state import in_place
+from exporters.memory.liveness import in_place
 from exporters.memory.static_shapes import with_shapes
 from exporters.onnx.graph_reading import Dims, dims_of
 from exporters.onnx.state_in_place import Order, know_shapes

@@ -14,8 +14,8 @@ from exporters.onnx.recomputed.cheap_activations import RecomputeActivations
 from exporters.onnx.recomputed.forward_pass import ForwardPass, repeat
 from exporters.onnx.recomputed.segments import Segments
 from exporters.onnx.recomputed.single_values import cheapest_first
-from exporters.onnx.scan_loops import separate_outputs
 from exporters.onnx.state_in_place import update_in_place
+from exporters.onnx.torch_translation import separate_outputs
 from exporters.programs.program import ProgramSignature, Recomputation
 from profiles.cost_model.memory_rule import ONNX
 from profiles.errors import ExportError

@@ -17,9 +17,8 @@ from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.onnx_runtime import OnnxSession
 from edgetailor import TrainingConfig, export, split
 from exporters.export import compile_graphs
-from exporters.memory.liveness import execution_order
+from exporters.memory.liveness import execution_order, in_place_of
 from exporters.memory.onnx_footprint import footprint
-from exporters.memory.overwritten_state import in_place_of
 from exporters.memory.static_shapes import at_batch
 from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint
 from exporters.onnx.graph_operations import effort

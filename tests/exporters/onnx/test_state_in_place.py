@@ -12,9 +12,8 @@ from torch import nn
 from device_agent.formats.manifest import Port
 from device_agent.runtime.onnx_runtime import OnnxSession
 from edgetailor import TrainingConfig, split
-from exporters.memory.liveness import VIEWS, execution_order
+from exporters.memory.liveness import METADATA, VIEWS, execution_order, in_place_of
 from exporters.memory.onnx_footprint import footprint
-from exporters.memory.overwritten_state import METADATA, in_place_of
 from exporters.memory.static_shapes import at_batch
 from exporters.onnx import state_in_place
 from exporters.onnx.onnx_writer import to_onnx

@@ -1,0 +1,216 @@
+"""Translates a traced graph with torch.onnx, without tracing it again.
+
+`torch.export` would run the whole graph once more to find out what the traced graph already says:
+the shape of each value, and which of them depend on the batch size.
+"""
+
+import logging
+import re
+import warnings
+from collections.abc import Sequence
+from typing import cast
+
+import onnx_ir as ir
+import torch
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import GraphModule, Node
+from torch.onnx import OnnxExporterError, ONNXProgram
+from torch.utils._pytree import tree_structure
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from exporters.onnx.operator_table import OPSET, TRANSLATIONS
+from exporters.programs import source_lines
+from exporters.programs.loop_bodies import BACKWARD, to_scans
+from exporters.programs.operator_support import suggest_alternative
+from exporters.programs.program import ProgramSignature
+from exporters.programs.recorded_graph import MINIMUM_BATCH, attribute
+from profiles.errors import ExportError
+
+
+def translated(graph: GraphModule, signature: ProgramSignature) -> ONNXProgram:
+    """Translate the traced `graph` of `signature`, which is changed.
+
+    torch.onnx's optimizer is left out: it takes longer than everything else. Raises ExportError if
+    an operator has no ONNX form.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            lowered = torch.onnx.export(
+                exported(graph),
+                (),
+                dynamo=True,
+                input_names=[port.name for port in signature.inputs],
+                output_names=[port.name for port in signature.outputs],
+                opset_version=OPSET,
+                optimize=False,
+                custom_translation_table=TRANSLATIONS,
+                verbose=False,
+            )
+    except OnnxExporterError as error:
+        raise no_form(signature, str(error.__cause__ or error)) from error
+    assert lowered is not None
+    return lowered
+
+
+def no_form(signature: ProgramSignature, reason: str) -> ExportError:
+    """The error for a signature that torch.onnx refuses; its `reason` may name the operator."""
+    named = re.search(r"target=torch\.ops\.\w+\.(\w+)", reason)
+    if named is None:
+        first = reason.strip().splitlines()[0]
+        return ExportError(
+            "Signature {signature!r} has no ONNX form: {reason}",
+            code="export.no-onnx-form",
+            signature=signature.name,
+            reason=first,
+        )
+    name = f"aten::{named[1]}"
+    place = source_lines.place_of_operator(signature.source, name)
+    return ExportError(
+        "Signature {signature!r} needs the operator {operator}{place}, which has no ONNX form: "
+        "{alternative}",
+        code="export.unsupported-operator",
+        signature=signature.name,
+        operator=name,
+        place=place,
+        alternative=suggest_alternative(name),
+    )
+
+
+def quieten() -> None:
+    """Keep the exporter's remarks on optional packages and on our operators off the terminal."""
+    own = "torch.onnx._internal.exporter"
+    folding = "onnxscript.optimizer._constant_folding"
+    for name in (f"{own}._registration", f"{own}._core", "onnx_ir._convenience", folding):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+class Decomposed(ExportedProgram):
+    """A program that holds core operators only, so that decomposing it changes nothing.
+
+    torch.onnx would trace the whole graph twice to find that out.
+    """
+
+    def run_decompositions(self, *args: object, **kwargs: object) -> ExportedProgram:
+        """The program itself."""
+        return self
+
+
+def exported(graph: GraphModule) -> ExportedProgram:
+    """Turn a traced graph into an exported program for any batch.
+
+    Args:
+        graph: A traced graph; `exporters.programs.tracing.trace` makes it. It is changed.
+
+    Returns:
+        A program whose inputs and outputs are those of the graph, in order. Decomposing it does
+        nothing.
+    """
+    to_scans(graph)
+    inputs = graph.graph.find_nodes(op="placeholder")
+    constants = constants_as_inputs(graph, inputs[0])
+    outputs = graph.graph.output_node()
+    results = tuple(cast(list[Node], outputs.args[0]))
+    outputs.args = (results,)
+    graph.recompile()
+    return Decomposed(
+        root=graph,
+        graph=graph.graph,
+        graph_signature=ExportGraphSignature(
+            [
+                *(
+                    InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name)
+                    for name, node in constants.items()
+                ),
+                *(
+                    InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), None)
+                    for node in inputs
+                ),
+            ],
+            [
+                OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None)
+                for node in results
+            ],
+        ),
+        state_dict={},
+        range_constraints={
+            symbol: ValueRanges(MINIMUM_BATCH, int_oo)
+            for node in inputs
+            for size in node.meta["val"].shape
+            if isinstance(size, torch.SymInt)
+            for symbol in size.node.expr.free_symbols
+        },
+        module_call_graph=[
+            ModuleCallEntry(
+                "",
+                ModuleCallSignature(
+                    inputs=[],
+                    outputs=[],
+                    in_spec=tree_structure((tuple(inputs), {})),
+                    out_spec=tree_structure(results),
+                ),
+            )
+        ],
+        constants={name: attribute(graph, name).detach() for name in constants},
+    )
+
+
+def constants_as_inputs(graph: GraphModule, first: Node) -> dict[str, Node]:
+    """Replace the tensors that `graph` holds by inputs before its `first`; give them by name."""
+    bodies = dict(graph.named_children())
+    mode = first.meta["val"].fake_mode
+    lifted: dict[str, Node] = {}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        if name in bodies:
+            continue
+        if name not in lifted:
+            with graph.graph.inserting_before(first):
+                lifted[name] = graph.graph.placeholder(name.replace(".", "_"))
+            lifted[name].meta["val"] = mode.from_tensor(attribute(graph, name), static_shapes=True)
+        node.replace_all_uses_with(lifted[name])
+        graph.graph.erase_node(node)
+    return lifted
+
+
+def finish_scans(model: ir.Model) -> None:
+    """Set directions and separate outputs of the `Scan` operators of `model`.
+
+    Afterwards the loops that `to_scans` marked run from the last step to the first. No value is two
+    outputs of a body, because onnxruntime would give both one place in memory.
+    """
+    for node in model.graph:
+        if node.op_type == "Scan":
+            body = node.attributes["body"].as_graph()
+            set_direction(node, backward=str(body.name).startswith(BACKWARD))
+            separate_outputs(body, [f"{v.name}_{n}" for n, v in enumerate(body.outputs)])
+
+
+def set_direction(scan: ir.Node, backward: bool) -> None:
+    """Set the direction of everything that `scan` reads and writes."""
+    inputs = scan.attributes["num_scan_inputs"].as_int()
+    outputs = len(scan.outputs) - (len(scan.inputs) - inputs)
+    for kind, count in (("input", inputs), ("output", outputs)):
+        name = f"scan_{kind}_directions"
+        scan.attributes[name] = ir.AttrInt64s(name, [int(backward)] * count)
+
+
+def separate_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Give the outputs of `graph` these `names`; a value that is an output twice is copied."""
+    for index, (value, name) in enumerate(zip(tuple(graph.outputs), names, strict=True)):
+        if value in graph.outputs[:index]:
+            node = ir.Node("", "Identity", [value])
+            graph.append(node)
+            graph.outputs[index] = node.outputs[0]
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+        graph.outputs[index].name = name
