@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -89,7 +90,7 @@ def check_by_definition(
 ) -> None:
     """Run a blocked form with the definitions of its operators."""
     runtime = ReferenceEvaluator(onnx.load_from_string(form), new_ops=operators(block))
-    outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
+    outputs: Any = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
     check(case.signature, dict(zip(runtime.output_names, outputs, strict=True)), feeds, close)
 
 

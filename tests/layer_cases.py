@@ -32,6 +32,7 @@ class Row:
         offset: Up to this number is added to every parameter, so that none keeps an initial value
             like 0 or 1. Stacked layers need a smaller offset; otherwise PyTorch's own float32
             gradients are wrong by 1e-5.
+        returned: Whether the signature returns the layer's result, too, as `y`.
     """
 
     build: Callable[[], nn.Module]
@@ -40,6 +41,7 @@ class Row:
     limit: int | None = None
     positive: bool = False
     offset: float = 1.0
+    returned: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,17 +74,20 @@ class Case:
         def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
             statistics = {name: feeds[name].clone() for name in buffers}
 
-            def objective(moving: Mapping[str, Tensor]) -> Tensor:
+            def objective(moving: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
                 own = {n: t for n, t in moving.items() if n != "x"}
                 x = moving.get("x", feeds["x"])
                 output = functional_call(runs, {**own, **statistics}, (x,))
-                return (output * feeds["c"]).sum()
+                return (output * feeds["c"]).sum(), output
 
-            gradients, _ = grad_and_value(objective)({n: feeds[n] for n in moved})
-            return {f"{name}+": t for name, t in {**gradients, **statistics}.items()}
+            moving = {n: feeds[n] for n in moved}
+            gradients, (_, output) = grad_and_value(objective, has_aux=True)(moving)
+            results = {f"{name}+": t for name, t in {**gradients, **statistics}.items()}
+            return {**results, "y": output} if row.returned else results
 
         state = [entry(n, tuple(t.shape)) for n, t in {**parameters, **buffers}.items()]
         d_x = [] if row.limit else [samples_port(row.shape, "x+")]
+        result = [samples_port(width, "y")] if row.returned else []
         signature = ProgramSignature(
             name="gradients",
             inputs=(
@@ -90,17 +95,19 @@ class Case:
                 samples_port(width, "c"),
                 *map(state_in, state),
             ),
-            outputs=(*d_x, *map(state_out, state)),
+            outputs=(*result, *d_x, *map(state_out, state)),
             function=function,
             source=recorded,
         )
         return cls(row, layer, signature)
 
-    def feeds(self, seed: int) -> dict[str, Tensor]:
+    def feeds(self, seed: int, batch: int = BATCH) -> dict[str, Tensor]:
         """Random samples and output weights, and the layer's own state, in float32."""
         generator = torch.Generator().manual_seed(seed)
         state = self.layer.state_dict()
-        feeds = {p.name: state.get(p.name, drawn(p, generator)) for p in self.signature.inputs}
+        feeds = {
+            p.name: state.get(p.name, drawn(p, generator, batch)) for p in self.signature.inputs
+        }
         if self.row.limit is not None:
             shape = feeds["x"].shape
             feeds["x"] = torch.randint(self.row.limit, shape, generator=generator)
@@ -112,10 +119,11 @@ class Case:
         """The outputs of the signature, computed by backward() in float64."""
         layer = copy.deepcopy(self.layer).double()
         x = feeds["x"] if self.row.limit else feeds["x"].double().requires_grad_()
-        (layer(x) * feeds["c"].double()).sum().backward()
+        y = layer(x)
+        (y * feeds["c"].double()).sum().backward()
         leaves = dict(layer.named_parameters()) | {"x": x}
         expected = {name: value.grad for name, value in leaves.items() if value.grad is not None}
-        expected |= dict(layer.named_buffers())
+        expected |= {**dict(layer.named_buffers()), "y": y.detach()}
         return [expected[port.name.removesuffix("+")] for port in self.signature.outputs]
 
 
@@ -123,15 +131,21 @@ def entry(name: str, shape: tuple[int, ...]) -> TensorEntry:
     return TensorEntry(name=name, role="parameter", dtype="float32", shape=shape)
 
 
-def drawn(port: Port, generator: torch.Generator) -> Tensor:
-    return torch.randn([n or BATCH for n in port.shape], generator=generator)
+def drawn(port: Port, generator: torch.Generator, batch: int) -> Tensor:
+    return torch.randn([n or batch for n in port.shape], generator=generator)
 
 
-def assert_close(case: Case, actual: list[Tensor], expected: list[Tensor], name: str = "") -> None:
+def assert_close(
+    case: Case,
+    actual: list[Tensor],
+    expected: list[Tensor],
+    name: str = "",
+    tolerance: float = TOLERANCE,
+) -> None:
     for port, ours, theirs in zip(case.signature.outputs, actual, expected, strict=True):
         assert ours.shape == theirs.shape, f"{name} {port.name}"
         error = float((ours.double() - theirs).norm() / theirs.norm())
-        assert error <= TOLERANCE, f"{name} {port.name} is off by {error:.1e}"
+        assert error <= tolerance, f"{name} {port.name} is off by {error:.1e}"
 
 
 def combined_signature(cases: Mapping[str, Case]) -> ProgramSignature:

@@ -10,11 +10,12 @@ import onnx_ir as ir
 import onnxruntime
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from exporters.memory.liveness import Buffer, execution_order, liveness
 from exporters.memory.onnx_arena import GRAIN, arena_bytes
 from exporters.memory.onnx_footprint import footprint
+from onnx_graphs import model, value
 from profiles.cost_model.memory_rule import ONNX
 from refusals import refused
 
@@ -24,23 +25,6 @@ ROW = 4 * 10
 TENSOR = BATCH * ROW
 TABLE = 2**20 // 256 * 8
 """An arena of one region: its table has 8 bytes for every 256 of the first megabyte."""
-
-Shape = Sequence[int | str]
-
-
-def value(name: str, shape: Shape, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def model(
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-    **constants: np.ndarray,
-) -> onnx.ModelProto:
-    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def chain(*operators: str) -> onnx.ModelProto:

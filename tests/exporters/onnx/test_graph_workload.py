@@ -4,9 +4,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import helper
 from torch import nn
 
+import onnx_graphs
 from device_agent.profiling.calibration_cases import GRAPHS
 from edgetailor import TrainingConfig, split
 from exporters.calibration_graphs import graphs
@@ -18,14 +19,9 @@ from toolkit import models
 BATCH = 4
 
 
-def serialized(nodes: list[onnx.NodeProto], **shapes: list[object]) -> bytes:
-    values = {
-        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in shapes.items()
-    }
-    inputs = [value for name, value in values.items() if name != "out"]
-    graph = helper.make_graph(nodes, "graph", inputs, [values["out"]])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+def serialized(nodes: list[onnx.NodeProto], **shapes: list[int | str]) -> bytes:
+    inputs = [onnx_graphs.value(name, shape) for name, shape in shapes.items() if name != "out"]
+    model = onnx_graphs.model(nodes, inputs, [onnx_graphs.value("out", shapes["out"])])
     return bytes(model.SerializeToString())
 
 

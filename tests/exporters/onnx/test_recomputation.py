@@ -5,10 +5,12 @@ from collections import Counter
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, helper
 
+import onnx_graphs
 from exporters.memory.liveness import liveness
 from exporters.onnx.recomputed.cheap_activations import LIMIT, RecomputeActivations
+from onnx_graphs import value
 
 ROW = 1000
 BATCH = 4
@@ -25,10 +27,9 @@ def step(forward: list[Step], last: str, backward: list[Step], result: str) -> M
     parts = [
         [helper.make_node(kind, i, [o]) for kind, i, o in steps] for steps in (forward, backward)
     ]
-    names = (("x", ("n", ROW)), ("loss", ()), (result, ("n", ROW)))
-    x, *outputs = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in names)
-    graph = helper.make_graph([*parts[0], *middle, *parts[1]], "step", [x], outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    outputs = [value("loss", ()), value(result, ("n", ROW))]
+    nodes = [*parts[0], *middle, *parts[1]]
+    return onnx_graphs.model(nodes, [value("x", ("n", ROW))], outputs)
 
 
 def recomputed(model: ModelProto) -> ModelProto:

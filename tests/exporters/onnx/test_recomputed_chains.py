@@ -4,8 +4,9 @@ import numpy as np
 import onnx_ir as ir
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, helper
 
+import onnx_graphs
 from device_agent.formats.manifest import Port
 from device_agent.runtime.onnx_runtime import open_model
 from exporters.memory.liveness import liveness
@@ -14,6 +15,7 @@ from exporters.onnx.recomputed.cheap_activations import RecomputeActivations
 from exporters.onnx.recomputed.checkpoints import KeepCheckpoints, Search
 from exporters.onnx.recomputed.forward_pass import ForwardPass, repeat
 from exporters.programs.program import ProgramSignature, Recomputation
+from onnx_graphs import value
 from profiles.cost_model.memory_rule import ONNX
 
 BATCH = 32
@@ -55,10 +57,8 @@ def chain_model(nodes: list[Node], read: list[int], row: int = ROW) -> ModelProt
             helper.make_node("Mul", [f"g{number}", f"v{place}"], [f"h{number}"]),
             helper.make_node("Tanh", [f"h{number}"], [f"g{number + 1}"]),
         ]
-    names = (("v0", ("n", row)), ("loss", ()), (f"g{len(read)}", ("n", row)))
-    x, *outputs = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in names)
-    graph = helper.make_graph(parts, "step", [x], outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    outputs = [value("loss", ()), value(f"g{len(read)}", ("n", row))]
+    return onnx_graphs.model(parts, [value("v0", ("n", row))], outputs)
 
 
 def chain_signature(model: ModelProto) -> ProgramSignature:

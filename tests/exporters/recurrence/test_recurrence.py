@@ -1,6 +1,5 @@
 """Recurrent layers trained with loops over time, compared with torch's layers in float64."""
 
-import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,20 +12,17 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import Tensor, nn
-from torch.func import grad_and_value
 
-import exporters.programs.training_signatures
 import oracles
-from device_agent.formats.manifest import Port, TensorEntry
 from device_agent.formats.update import TENSORS
 from edgetailor import export, split
 from exporters.export import Format
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out
+from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import operators, trace
-from exporters.recording.capture import record_current_mode
 from exporters.recurrence.loop_operator import STEPS, register
 from exporters.recurrence.recurrent_layers import RecurrenceLoops
+from layer_cases import TOLERANCE, Case, Row, assert_close
 from oracles import Device, Plan
 from parameters import some_long
 from refusals import refused
@@ -36,7 +32,6 @@ from trainings import train_bundle, training_config
 
 STEPS_OF_TIME, FEATURES, UNITS, BATCH, CLASSES = 6, 3, 4, 5, 3
 SHAPE = (STEPS_OF_TIME, FEATURES)
-TOLERANCE = 1e-5
 PLAN = Plan(batch_size=4, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
 TRAINING = training_config(PLAN)
 KINDS = {
@@ -77,64 +72,18 @@ class Layer(nn.Module):
         return torch.cat([value.flatten(1) for value in chosen], 1)
 
 
-def gradients(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> ProgramSignature:
+def case_of(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> Case:
     """(x, c, parameters) -> output y, and gradients of sum(c * y) by x and all parameters."""
-    graph = record_current_mode(copy.deepcopy(model), shape, "float32")
-    parameters = dict(model.named_parameters())
-    width = int(model(torch.zeros(2, *shape)).shape[1])
-    state = [
-        TensorEntry(name=name, role="parameter", dtype="float32", shape=tuple(value.shape))
-        for name, value in parameters.items()
-    ]
-
-    def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        def objective(moving: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-            y = exporters.programs.training_signatures.run(graph, moving, moving["x"])
-            return (y * feeds["c"]).sum(), y
-
-        moving = {name: feeds[name] for name in ("x", *parameters)}
-        found, (_, y) = grad_and_value(objective, has_aux=True)(moving)
-        return {"y": y, **{f"{name}+": value for name, value in found.items()}}
-
-    return ProgramSignature(
-        name="gradients",
-        inputs=(samples_port(shape), samples_port((width,), "c"), *map(state_in, state)),
-        outputs=(samples_port((width,), "y"), samples_port(shape, "x+"), *map(state_out, state)),
-        function=function,
-    )
+    return Case.of(Row(lambda: model, shape, offset=0.0, returned=True), record=True)
 
 
-def drawn(
-    signature: ProgramSignature, model: nn.Module, batch: int, seed: int
-) -> dict[str, Tensor]:
-    """Random samples and output weights, and the model's own state."""
-    generator = torch.Generator().manual_seed(seed)
-    state = {name: value.detach() for name, value in model.named_parameters()}
-
-    def value(port: Port) -> Tensor:
-        return torch.randn([n or batch for n in port.shape], generator=generator)
-
-    return {p.name: state[p.name] if p.name in state else value(p) for p in signature.inputs}
-
-
-def autograd(model: nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Output and gradients of torch's own layer in float64."""
-    wide = copy.deepcopy(model).double()
-    x = feeds["x"].double().requires_grad_()
-    y = wide(x)
-    (y * feeds["c"].double()).sum().backward()
-    found = {f"{name}+": value.grad for name, value in wide.named_parameters()}
-    return {"y": y.detach(), "x+": x.grad, **found}
-
-
-def assert_close(
-    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
+def assert_same(
+    signature: ProgramSignature, came: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> None:
-    assert actual.keys() == expected.keys()
-    for name, theirs in expected.items():
-        assert actual[name].shape == theirs.shape, name
-        off, size = float((actual[name].double() - theirs).norm()), float(theirs.norm())
-        assert off <= tolerance * size, f"{name} of norm {size:.1e} is off by {off:.1e}"
+    for port in signature.outputs:
+        ours, theirs = came[port.name].double(), expected[port.name]
+        off, size = float((ours - theirs).norm()), float(theirs.norm())
+        assert off <= TOLERANCE * size, f"{port.name} of norm {size:.1e} is off by {off:.1e}"
 
 
 VARIANTS = [
@@ -152,12 +101,12 @@ def test_loops_equal_the_layers_in_float64(
     kind: str, variant: dict[str, object], seed: int
 ) -> None:
     torch.manual_seed(seed)
-    model = Layer(kind, **variant)
-    signature = gradients(model)
-    feeds = drawn(signature, model, BATCH, seed)
+    case = case_of(Layer(kind, **variant))
+    feeds = case.feeds(seed)
     with RecurrenceLoops():
-        actual = signature.function({name: value.double() for name, value in feeds.items()})
-    assert_close(actual, autograd(model, feeds), 1e-12)
+        actual = case.signature.function({name: value.double() for name, value in feeds.items()})
+    came = [actual[port.name] for port in case.signature.outputs]
+    assert_close(case, came, case.expected(feeds), tolerance=1e-12)
 
 
 LOWERED = {
@@ -186,8 +135,7 @@ LOWERED = {
 )
 def test_one_file_runs_any_batch(name: str, runtime: str, seed: int) -> None:
     torch.manual_seed(seed)
-    model = LOWERED[name]()
-    check_batches(model, gradients(model), runtime, seed)
+    check_batches(case_of(LOWERED[name]()), runtime, seed)
 
 
 @pytest.mark.parametrize(
@@ -201,15 +149,17 @@ def test_one_file_runs_any_batch(name: str, runtime: str, seed: int) -> None:
 def test_sequences_longer_than_one_litert_call(kind: str, runtime: str, seed: int) -> None:
     torch.manual_seed(seed)
     model = Layer(kind, given=True, bidirectional=True)
-    check_batches(model, gradients(model, (19, FEATURES)), runtime, seed)
+    check_batches(case_of(model, (19, FEATURES)), runtime, seed)
 
 
-def check_batches(model: nn.Module, signature: ProgramSignature, runtime: str, seed: int) -> None:
-    """One session of `signature` equals autograd for several batch sizes, also repeated ones."""
-    run = opened(signature, runtime)
+def check_batches(case: Case, runtime: str, seed: int) -> None:
+    """One session of `case` equals autograd for several batch sizes, also repeated ones."""
+    run = opened(case.signature, runtime)
     for batch in (2, 8, 8, BATCH):
-        feeds = drawn(signature, model, batch, seed)
-        assert_close(run(feeds), autograd(model, feeds), TOLERANCE)
+        feeds = case.feeds(seed, batch)
+        came = run(feeds)
+        ordered = [came[port.name] for port in case.signature.outputs]
+        assert_close(case, ordered, case.expected(feeds))
 
 
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -330,7 +280,7 @@ def test_families_of_a_recurrent_model(spec: str, runtime: str, seed: int) -> No
                 feeds[port.name] = values.get(port.state, torch.zeros(shape)).detach()
         wide = {n: v.double() if v.is_floating_point() else v for n, v in feeds.items()}
         run = opened(signature, runtime)
-        assert_close(run(feeds), signature.function(wide), TOLERANCE)
+        assert_same(signature, run(feeds), signature.function(wide))
 
 
 def test_an_onnx_loop_has_the_same_size_for_more_steps() -> None:
@@ -364,7 +314,7 @@ def test_a_litert_call_has_the_same_size_for_a_longer_sequence() -> None:
 @pytest.mark.parametrize("write", some_long([to_onnx, tflite], tflite))
 def test_the_same_layer_gives_the_same_bytes(write: Callable[[ProgramSignature], bytes]) -> None:
     model = Layer("rnn", bidirectional=True)
-    assert write(gradients(model)) == write(gradients(model))
+    assert write(case_of(model).signature) == write(case_of(model).signature)
 
 
 @pytest.mark.long
@@ -398,11 +348,10 @@ def test_a_recurrence_over_the_batch_axis_has_no_tflite_form() -> None:
 def test_fading_gradients_are_not_subnormal(kind: str, seed: int) -> None:
     """Processors are about ten times slower with float32's subnormal numbers."""
     torch.manual_seed(seed)
-    model = Layer(kind, "last", batch_first=True)
-    signature = gradients(model)
-    feeds = drawn(signature, model, BATCH, seed) | {"x": torch.randn(BATCH, 400, FEATURES)}
+    case = case_of(Layer(kind, "last", batch_first=True))
+    feeds = case.feeds(seed) | {"x": torch.randn(BATCH, 400, FEATURES)}
     with RecurrenceLoops():
-        actual = signature.function(feeds)["x+"]
+        actual = case.signature.function(feeds)["x+"]
     assert actual[:, -1].abs().max() > 0
     # 0, or a few of the steps that small numbers are rounded to.
     assert actual[:, 0].abs().max() < 1e-25
@@ -430,5 +379,5 @@ def test_two_steps_of_one_name_are_refused() -> None:
 
 
 def test_a_traced_layer_is_one_operator_per_pass() -> None:
-    signature = gradients(Layer("lstm", batch_first=True))
+    signature = case_of(Layer("lstm", batch_first=True)).signature
     assert list(operators(trace(signature))).count("edgetailor::loop") == 2

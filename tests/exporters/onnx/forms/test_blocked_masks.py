@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import helper
 from torch import Tensor, nn
 
 from device_agent.formats.graph_forms import BLOCKS
@@ -21,6 +21,7 @@ from exporters.onnx.forms.blocked_elements import LEAST_LIMIT, steep_line
 from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint, rewrite
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, tail
+from onnx_graphs import model, value
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_subnormal=False)
 LIMITS = st.floats(width=32, allow_nan=False, allow_infinity=False).filter(
@@ -30,15 +31,9 @@ LIMITS = st.floats(width=32, allow_nan=False, allow_infinity=False).filter(
 
 def hard_sigmoid(x: np.ndarray, alpha: float, beta: float) -> np.ndarray:
     """What ONNX Runtime makes of `x` (3, 2)."""
-    shape = list(x.shape)
-    graph = helper.make_graph(
-        [helper.make_node("HardSigmoid", ["x"], ["y"], alpha=alpha, beta=beta)],
-        "mask",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    return np.asarray(open_model(model.SerializeToString(), 1).run(None, {"x": x})[0])
+    node = helper.make_node("HardSigmoid", ["x"], ["y"], alpha=alpha, beta=beta)
+    graph = model([node], [value("x", x.shape)], [value("y", x.shape)])
+    return np.asarray(open_model(graph.SerializeToString(), 1).run(None, {"x": x})[0])
 
 
 @given(limit=LIMITS, others=st.lists(NUMBERS, min_size=3, max_size=3))
