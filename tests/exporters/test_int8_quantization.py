@@ -124,6 +124,16 @@ def test_what_is_rounded(eight: tuple[Submodel, Graphs], plain: tuple[Submodel, 
     assert submodel.bytes == 4 * count - saved
 
 
+def test_constants_are_in_the_order_of_the_inputs(eight: tuple[Submodel, Graphs]) -> None:
+    """So a bundle has the same bytes in every process."""
+    submodel, graphs = eight
+    for signature in stages_of(submodel.program).signatures:
+        tensors = onnx.load_from_string(graphs[signature.name].data).graph.initializer
+        held = [t.name.split(":")[0] for t in tensors if t.name.endswith(":int8")]
+        inputs = [port.name for port in signature.inputs if port.name in submodel.program.int8]
+        assert list(dict.fromkeys(held)) == inputs
+
+
 def test_stages_compute_with_the_rounded_weights(
     whole: tuple[nn.Sequential, GlobalModel], eight: tuple[Submodel, Graphs], tmp_path: Path
 ) -> None:
