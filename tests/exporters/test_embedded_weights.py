@@ -45,15 +45,15 @@ def test_stages_run_on_the_constants_that_they_hold(
     submodel, graphs, numbers = sliced
     filled = with_constants(submodel.program, graphs, submodel.cut(numbers))
     x = np.random.default_rng().standard_normal((7, *SAMPLE_SHAPE), dtype=np.float32)
-    found = x
+    activations = x
     for name in ("forward_0", "forward_1"):
         path = tmp_path / filled[name].file
         path.write_bytes(filled[name].data)
-        found = OnnxSession(path, 1).run({"x": found})["output"]
+        activations = OnnxSession(path, 1).run({"x": activations})["output"]
     model, _ = tiny_model()
     assert isinstance(model, torch.nn.Sequential)
     expected = model[:-1].eval()(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(activations.reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_graphs_hold_is_in_no_other_place(

@@ -63,9 +63,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def keys(program: Program, format: Format = "onnx", **changes: object) -> dict[str, str]:
     """The key of every signature of `program` alone."""
-    found = {s.name: graphs_key(program, [s], format) for s in program.signatures}
-    assert None not in found.values()
-    return {name: str(key) for name, key in found.items()}
+    by_name = {s.name: graphs_key(program, [s], format) for s in program.signatures}
+    assert None not in by_name.values()
+    return {name: str(key) for name, key in by_name.items()}
 
 
 @cache
@@ -90,9 +90,9 @@ def traced(program: Program) -> dict[str, tuple[str, list[Tensor]]]:
 @pytest.mark.parametrize("spec", some_long(SPECS, *SPECS[1:]))
 def test_weights_change_neither_key_nor_graph(spec: str) -> None:
     """Two models with other weights: weights that the key omits must be inputs of the graphs."""
-    one, other = program_of(spec), program_of(spec, Net())
-    assert keys(one) == keys(other)
-    graphs, twins = traced(one), traced(other)
+    first, second = program_of(spec), program_of(spec, Net())
+    assert keys(first) == keys(second)
+    graphs, twins = traced(first), traced(second)
     for name, (code, constants) in graphs.items():
         assert code == twins[name][0]
         torch.testing.assert_close(constants, twins[name][1], rtol=0, atol=0)
@@ -148,30 +148,30 @@ def test_the_rate_of_dropout_changes_the_key_of_training() -> None:
 def test_other_sizes_have_other_keys(other: str) -> None:
     specs = {"low-rank": "low-rank:0.5,keep=0", "pfedme": "pfedme", "slice": "full"}
     family = re.split("[:,]", other)[0]
-    one = keys(program_of(specs.get(family, f"{family}:2.0" if family == "cp" else "width:0.5")))
-    step = "train" if "train" in one else "personal_step"
-    assert one[step] != keys(program_of(other))[step]
+    first = keys(program_of(specs.get(family, f"{family}:2.0" if family == "cp" else "width:0.5")))
+    step = "train" if "train" in first else "personal_step"
+    assert first[step] != keys(program_of(other))[step]
 
 
 def test_format_code_and_libraries_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     program = program_of()
-    found = {graphs_key(program, program.signatures, format) for format in get_args(Format)}
+    different = {graphs_key(program, program.signatures, format) for format in get_args(Format)}
 
     def key_with(name: str, value: Callable[..., object]) -> str | None:
         with monkeypatch.context() as patch:
             patch.setattr(program_identity, name, value)
             return graphs_key(program, program.signatures, "onnx")
 
-    found.add(key_with("library_versions", lambda: (("torch", "0"),)))
-    found.add(key_with("sources_digest", lambda package: f"another {package}"))
-    found.add(graphs_key(replace(program, classes=9), program.signatures, "onnx"))
+    different.add(key_with("library_versions", lambda: (("torch", "0"),)))
+    different.add(key_with("sources_digest", lambda package: f"another {package}"))
+    different.add(graphs_key(replace(program, classes=9), program.signatures, "onnx"))
     torch.set_default_dtype(torch.float64)
     try:
-        found.add(graphs_key(program, program.signatures, "onnx"))
+        different.add(graphs_key(program, program.signatures, "onnx"))
     finally:
         torch.set_default_dtype(torch.float32)
-    assert None not in found
-    assert len(found) == 6
+    assert None not in different
+    assert len(different) == 6
 
 
 def test_ports_and_functions_change_the_key() -> None:
@@ -184,7 +184,7 @@ def test_ports_and_functions_change_the_key() -> None:
         replace(step, outputs=step.outputs[::-1]),
         replace(step, function=predict.function),
     ]
-    assert len({graphs_key(program, [one], "onnx") for one in variants}) == len(variants)
+    assert len({graphs_key(program, [variant], "onnx") for variant in variants}) == len(variants)
 
 
 def test_a_callers_own_function_has_no_key(folder: Path) -> None:

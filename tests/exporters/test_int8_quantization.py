@@ -49,8 +49,8 @@ def model() -> nn.Sequential:
 @pytest.fixture(scope="module")
 def whole() -> tuple[nn.Sequential, GlobalModel]:
     torch.manual_seed(0)
-    made = model()
-    return made, from_model(made)
+    net = model()
+    return net, from_model(net)
 
 
 @pytest.fixture(scope="module")
@@ -139,11 +139,11 @@ def test_stages_compute_with_the_rounded_weights(
 ) -> None:
     _, graphs = eight
     x = torch.randn(7, *SHAPE)
-    found = x.numpy()
+    activations = x.numpy()
     for name in graphs:
         path = tmp_path / graphs[name].file
         path.write_bytes(graphs[name].data)
-        found = OnnxSession(path, 1).run({"x": found})["output"]
+        activations = OnnxSession(path, 1).run({"x": activations})["output"]
     twin = model().double().eval()
     twin.load_state_dict(whole[1].tensors)
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_stages_compute_with_the_rounded_weights(
             layer.weight.copy_((layer.weight / rows).round() * rows)
         expected = twin[:-1](x.double())
     off = float((exact - expected).norm())
-    assert np.linalg.norm(found.reshape(expected.shape) - expected.numpy()) < off / 5
+    assert np.linalg.norm(activations.reshape(expected.shape) - expected.numpy()) < off / 5
     assert off > 1e-3 * float(exact.norm())
 
 
@@ -193,9 +193,9 @@ def test_small_weights_take_the_memory_of_float32(
 @pytest.mark.parametrize("kind", ["plain", "eight"])
 def test_no_other_form_repeats_the_weights(kind: str, request: pytest.FixtureRequest) -> None:
     submodel, graphs = request.getfixturevalue(kind)
-    found = with_forms(submodel.program, graphs)
-    assert any(graph.held for graph in found.values())
-    assert not any(graph.held and graph.forms for graph in found.values())
+    with_others = with_forms(submodel.program, graphs)
+    assert any(graph.held for graph in with_others.values())
+    assert not any(graph.held and graph.forms for graph in with_others.values())
 
 
 def test_a_wrong_scale_does_not_pass(
@@ -217,11 +217,11 @@ def test_a_verdict_on_float32_weights_is_not_one_on_8_bit_weights(
 ) -> None:
     """Verdicts are kept under the key of the graphs. What holds no such weight shares them."""
     first, second = plain[0].program, eight[0].program
-    for one, other in zip(first.signatures, second.signatures, strict=True):
-        keys = [graphs_key(p, [s], "onnx") for p, s in ((first, one), (second, other))]
-        holds = any(port.name in second.int8 for port in one.inputs)
+    for float32, int8 in zip(first.signatures, second.signatures, strict=True):
+        keys = [graphs_key(p, [s], "onnx") for p, s in ((first, float32), (second, int8))]
+        holds = any(port.name in second.int8 for port in float32.inputs)
         assert None not in keys
-        assert (keys[0] != keys[1]) == holds, one.name
+        assert (keys[0] != keys[1]) == holds, float32.name
 
 
 def test_tflite_cannot_hold_them(eight: tuple[Submodel, Graphs]) -> None:

@@ -43,8 +43,8 @@ def test_an_operation_is_of_its_kind(name: str) -> None:
             for key, shape in case["inputs"].items()
         }
         (result,) = session.run(None, given)
-        constants = {one.name: tuple(one.dims) for one in model.graph.initializer}
-        known = constants | {key: one.shape for key, one in given.items()}
+        constants = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+        known = constants | {key: tensor.shape for key, tensor in given.items()}
         shapes = [known[key] for key in operation.input if key in known]
         assert kind_of(operation.op_type, shapes, [result.shape]) == case["kind"]
         assert list(sizes_of(case["kind"], shapes, [result.shape])) == case["sizes"]

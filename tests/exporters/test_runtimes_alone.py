@@ -80,9 +80,9 @@ def test_a_single_sample_is_predicted_and_judged(format: Format, seed: int, tmp_
             came = session.run(None, {"x": x, **weights, **labels})
         else:
             runner = Interpreter(str(bundle / "model.tflite")).get_signature_runner(name)
-            found = runner(x=x, **weights, **labels)
+            results = runner(x=x, **weights, **labels)
             came = [
-                found[key] for key in (("output",) if name == "predict" else ("loss", "correct"))
+                results[key] for key in (("output",) if name == "predict" else ("loss", "correct"))
             ]
         for ours, theirs in zip(came, expected, strict=True):
             np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-4, atol=1e-5)

@@ -178,8 +178,8 @@ class Masks:
         """The masks as an exported signature."""
 
         def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            found = self.run(feeds, feeds["x"])
-            return {f"mask{n}": mask.to(feeds["x"].dtype) for n, mask in enumerate(found)}
+            masks = self.run(feeds, feeds["x"])
+            return {f"mask{n}": mask.to(feeds["x"].dtype) for n, mask in enumerate(masks)}
 
         entries = [e for e in submodel.program.tensors if e.name in self.names]
         outputs = (samples_port(shape, f"mask{n}") for n, shape in enumerate(self.shapes))
@@ -219,9 +219,9 @@ def test_one_step_with_kinks(format: str, seed: int, tmp_path: Path) -> None:
     wide = {n: t.double() for n, t in tensors.items()}
     if flips(came, masks.run(wide, x.double())) == 0:
         step = opened(submodel.program, train_signature(submodel), format, tmp_path)
-        found = step_gradients(step, state, x, y)
+        own_gradients = step_gradients(step, state, x, y)
         for parameter, expected in gradients(model, x, y).items():
-            assert relative(found[parameter], expected) <= GRADIENT_TOLERANCE, parameter
+            assert relative(own_gradients[parameter], expected) <= GRADIENT_TOLERANCE, parameter
 
 
 def in_threads(threads: int, function: Callable[[], Any]) -> Any:

@@ -118,8 +118,8 @@ CHEAPER = {"conv2d few outputs": [True, False, False], "conv2d few inputs": [Fal
 @pytest.mark.parametrize("name", CHEAPER)
 def test_convolutions_become_the_cheaper_of_two(name: str) -> None:
     graph = trace(Case.of(ROWS[name]).signature, ONNX_RUNTIME)
-    found = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
-    assert [node.args[6] for node in found] == CHEAPER[name]
+    convolutions = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert [node.args[6] for node in convolutions] == CHEAPER[name]
 
 
 KINKED: dict[OpOverload, tuple[object, ...]] = {

@@ -39,10 +39,10 @@ def chain(*operators: str) -> onnx.ModelProto:
 
 
 def test_a_chain_holds_two_tensors() -> None:
-    found = liveness(chain("Exp", "Exp", "Exp"), BATCH)
-    assert found.timeline == [TENSOR, 2 * TENSOR, 2 * TENSOR, TENSOR + 4]
-    assert (found.planned, found.inputs, found.outputs) == (2 * TENSOR, TENSOR, 4)
-    assert [buffer.name for buffer in found.at_peak()] == ["t0", "t1"]
+    lifetimes = liveness(chain("Exp", "Exp", "Exp"), BATCH)
+    assert lifetimes.timeline == [TENSOR, 2 * TENSOR, 2 * TENSOR, TENSOR + 4]
+    assert (lifetimes.planned, lifetimes.inputs, lifetimes.outputs) == (2 * TENSOR, TENSOR, 4)
+    assert [buffer.name for buffer in lifetimes.at_peak()] == ["t0", "t1"]
 
 
 def test_a_relu_writes_over_what_nobody_else_reads() -> None:
@@ -134,10 +134,10 @@ def test_a_loop_takes_its_outputs_two_of_each_state_and_one_pass_through_its_bod
         helper.make_node("Exp", ["sum"], ["y_t"]),
         helper.make_node("Neg", ["sum"], ["s_next"]),
     ]
-    found = liveness(scan(body), BATCH)
+    lifetimes = liveness(scan(body), BATCH)
     states, rows = 3 * TENSOR, 3 * TENSOR  # the output s3 is the third
     # ONNX Runtime runs the last end first: sum, s_next, y_t, and then the sum over y.
-    assert found.timeline == [
+    assert lifetimes.timeline == [
         states + TENSOR,
         states + TENSOR,
         states + TENSOR + rows,
@@ -176,9 +176,9 @@ def test_a_convolution_unfolds_one_image_at_a_time() -> None:
         [value("x", ("n", 3, size, size)), value("w", (8, 3, 3, 3))],
         [value("y", ("n", 8, size, size))],
     )
-    found = liveness(graph, BATCH)
-    assert found.planned == 4 * size * size * (BATCH * 8 + 27)
-    assert found.at_peak()[1].name == "Conv at work"
+    lifetimes = liveness(graph, BATCH)
+    assert lifetimes.planned == 4 * size * size * (BATCH * 8 + 27)
+    assert lifetimes.at_peak()[1].name == "Conv at work"
 
 
 def test_a_convolution_of_known_weights_unfolds_nothing() -> None:
@@ -327,10 +327,10 @@ def test_an_arena_takes_no_less_than_what_is_alive(spans: list[tuple[int, int, i
 
 def test_the_footprint_adds_what_the_agent_and_the_session_hold() -> None:
     graph = chain("Exp", "Exp")
-    found = footprint(graph.SerializeToString(), BATCH)
-    assert found.planned == 3 * TENSOR
-    assert found.arena == 4096 + TABLE
-    assert found.process == TENSOR + 4 + 4096 + TABLE + ONNX.session_bytes + 3 * ONNX.node_bytes
+    memory = footprint(graph.SerializeToString(), BATCH)
+    assert memory.planned == 3 * TENSOR
+    assert memory.arena == 4096 + TABLE
+    assert memory.process == TENSOR + 4 + 4096 + TABLE + ONNX.session_bytes + 3 * ONNX.node_bytes
 
 
 def test_the_footprint_counts_what_the_graph_holds() -> None:

@@ -213,9 +213,9 @@ class Graphs:
         self.name, self.again = case.split(", ")
         make, shape, self.segments = MODELS[self.name]
         self.largest_arena = ARENAS[case]
-        found = steps(make(), LARGE[shape] if self.again == "some" else shape, self.again)
-        self.signature = found[0]
-        self.graphs = [to_onnx(signature) for signature in found]
+        signatures = steps(make(), LARGE[shape] if self.again == "some" else shape, self.again)
+        self.signature = signatures[0]
+        self.graphs = [to_onnx(signature) for signature in signatures]
 
 
 LONG = (
@@ -228,71 +228,71 @@ LONG = (
 
 
 @pytest.fixture(scope="module", params=some_long(ARENAS, *LONG))
-def made(request: pytest.FixtureRequest) -> Graphs:
+def case(request: pytest.FixtureRequest) -> Graphs:
     return Graphs(request.param)
 
 
-def test_the_update_is_the_same_bit_for_bit(made: Graphs, seed: int, tmp_path: Path) -> None:
-    plain, again = made.graphs
+def test_the_update_is_the_same_bit_for_bit(case: Graphs, seed: int, tmp_path: Path) -> None:
+    plain, again = case.graphs
     names = in_place_of(again)
-    if made.again == "yes":  # else a small weight may be read late, by what is computed again
+    if case.again == "yes":  # else a small weight may be read late, by what is computed again
         assert {name for name in in_place_of(plain) if name.endswith("weight+")} <= set(names)
     file = tmp_path / "train.onnx"
-    expected = after_three_steps(made.signature, plain, (), file, seed)
+    expected = after_three_steps(case.signature, plain, (), file, seed)
     for overwritten in ((), names):
-        found = after_three_steps(made.signature, again, overwritten, file, seed)
+        came = after_three_steps(case.signature, again, overwritten, file, seed)
         for name, value in expected.items():
-            np.testing.assert_array_equal(found[name], value, err_msg=name)
+            np.testing.assert_array_equal(came[name], value, err_msg=name)
 
 
-def test_it_takes_less_memory(made: Graphs) -> None:
-    before, after = (footprint(graph, BATCH).arena for graph in made.graphs)
-    assert after <= made.largest_arena * before
+def test_it_takes_less_memory(case: Graphs) -> None:
+    before, after = (footprint(graph, BATCH).arena for graph in case.graphs)
+    assert after <= case.largest_arena * before
 
 
-def test_it_is_known_how_much_is_computed_again(made: Graphs) -> None:
+def test_it_is_known_how_much_is_computed_again(case: Graphs) -> None:
     """It is by how much the work of the step grows, but for what is gained or lost elsewhere."""
     plain, again = (
         sum(map(effort, at_batch(onnx.load_from_string(graph), BATCH).graph))
-        for graph in made.graphs
+        for graph in case.graphs
     )
-    found = [repeated_share(graph, BATCH) for graph in made.graphs]
-    assert found == [0, pytest.approx(again / plain - 1, abs=0.02)]
+    shares = [repeated_share(graph, BATCH) for graph in case.graphs]
+    assert shares == [0, pytest.approx(again / plain - 1, abs=0.02)]
 
 
-def test_a_segment_runs_again_when_a_gradient_has_reached_it(made: Graphs) -> None:
+def test_a_segment_runs_again_when_a_gradient_has_reached_it(case: Graphs) -> None:
     """Behind the loss: segments apart from each other, with gradients of others between them."""
-    if made.again != "yes":
+    if case.again != "yes":
         return  # single values need not be segments
-    order = execution_order(at_batch(onnx.load_from_string(made.graphs[1]), BATCH).graph)
-    places = {str(value.name): place for place, node in enumerate(order) for value in node.outputs}
-    again = {name: place for name, place in places.items() if name.endswith("_repeated")}
-    products = [n for n, place in again.items() if order[place].op_type in ("Conv", "MatMul")]
-    apart = [products[0], *(b for a, b in pairwise(products) if places[b] > places[a] + 50)]
-    firsts = [places[name.removesuffix("_repeated")] for name in apart]
-    assert len(firsts) >= made.segments
+    order = execution_order(at_batch(onnx.load_from_string(case.graphs[1]), BATCH).graph)
+    indices = {str(value.name): index for index, node in enumerate(order) for value in node.outputs}
+    again = {name: index for name, index in indices.items() if name.endswith("_repeated")}
+    products = [n for n, index in again.items() if order[index].op_type in ("Conv", "MatMul")]
+    apart = [products[0], *(b for a, b in pairwise(products) if indices[b] > indices[a] + 50)]
+    firsts = [indices[name.removesuffix("_repeated")] for name in apart]
+    assert len(firsts) >= case.segments
     assert firsts == sorted(firsts, reverse=True)  # the last segment comes first
     assert min(again.values()) > max(firsts)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_blocked_forms_keep_the_gain(made: Graphs, block: int, seed: int, tmp_path: Path) -> None:
-    forms = [blocked(graph, block, BATCH) for graph in made.graphs]
-    if made.name == "attention":
+def test_blocked_forms_keep_the_gain(case: Graphs, block: int, seed: int, tmp_path: Path) -> None:
+    forms = [blocked(graph, block, BATCH) for graph in case.graphs]
+    if case.name == "attention":
         assert forms == [None, None]
         return
-    peaks = [blocked_footprint(graph, block, BATCH).arena for graph in made.graphs]
-    assert peaks[1] <= made.largest_arena * peaks[0]
+    peaks = [blocked_footprint(graph, block, BATCH).arena for graph in case.graphs]
+    assert peaks[1] <= case.largest_arena * peaks[0]
     if block_size() != block:
         return  # this machine computes other numbers with such blocks
     file = tmp_path / form_file("train.onnx", blocked_form(block))
     for samples in (SAMPLES, BATCH):
-        found = [
-            after_three_steps(made.signature, form or b"", in_place_of(graph), file, seed, samples)
-            for form, graph in zip(forms, made.graphs, strict=True)
+        results = [
+            after_three_steps(case.signature, form or b"", in_place_of(graph), file, seed, samples)
+            for form, graph in zip(forms, case.graphs, strict=True)
         ]
-        for key, value in found[0].items():
-            np.testing.assert_array_equal(found[1][key], value, err_msg=key)
+        for key, value in results[0].items():
+            np.testing.assert_array_equal(results[1][key], value, err_msg=key)
 
 
 def test_by_default_some_activations_are_computed_again() -> None:
@@ -301,7 +301,9 @@ def test_by_default_some_activations_are_computed_again() -> None:
     specs = ("full", "full,recompute=some", "full,recompute=no", "full,recompute=yes")
     default, some, no, yes = (split(model, s, (3, 32, 32)).program.signatures[0] for s in specs)
     assert default.recompute == some.recompute
-    peaks = {one: footprint(to_onnx(one), BATCH).process for one in (default, no, yes)}
+    peaks = {
+        signature: footprint(to_onnx(signature), BATCH).process for signature in (default, no, yes)
+    }
     assert max(peaks[default], peaks[yes]) <= 0.9 * peaks[no]
 
 

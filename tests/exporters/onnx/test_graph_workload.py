@@ -37,14 +37,14 @@ def test_two_operators_by_hand() -> None:
         b=[20],
         out=["n", 20],
     )
-    found = graph_work(graph, BATCH, "train", state=4 * 220, times=2)
-    assert set(found.operations) == {
+    work = graph_work(graph, BATCH, "train", state=4 * 220, times=2)
+    assert set(work.operations) == {
         Operation("product", (1, 4, 20, 10)),
         Operation("broadcast", (80, 20)),
         Operation("unary", (80,)),
     }
-    assert (found.nodes, found.ports, found.times, found.state) == (3, 4, 2, 880)
-    assert (found.inputs, found.outputs) == (4 * (40 + 200 + 20), 4 * 80)
+    assert (work.nodes, work.ports, work.times, work.state) == (3, 4, 2, 880)
+    assert (work.inputs, work.outputs) == (4 * (40 + 200 + 20), 4 * 80)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_loops_count_once_a_step() -> None:
     body = model.graph.node[0].attribute[0].g
     for value in (*body.input, *body.output):
         value.type.tensor_type.shape.dim[0].dim_value = 3
-    found = graph_work(model.SerializeToString(), 1)
-    assert set(found.operations) == {
+    work = graph_work(model.SerializeToString(), 1)
+    assert set(work.operations) == {
         Operation("loop", (7,)),
         Operation("arithmetic", (3,), 7),
         Operation("unary", (3,), 7),
@@ -118,17 +118,17 @@ def test_the_work_of_a_blocked_form(seed: int) -> None:
         *(nn.Conv2d(16, 32, 3, padding=1), nn.Flatten(), nn.Linear(32 * 36, 3)),
     )
     program = split(model, "full", (3, 6, 6), TrainingConfig(batch_size=BATCH)).program
-    train = next(one for one in program.signatures if one.name == "train")
-    found = signature_work(train, BATCH)
-    products = {one for one in found.blocked if one.kind == "blocked"}
+    train = next(operation for operation in program.signatures if operation.name == "train")
+    work = signature_work(train, BATCH)
+    products = {operation for operation in work.blocked if operation.kind == "blocked"}
     assert products == {
         Operation("blocked", (BATCH, 16, 36, 3, 9)),
         Operation("blocked", (BATCH, 32, 36, 16, 9)),
         Operation("blocked", (BATCH, 16, 36, 32, 9)),  # gradient of the second one's input
     }
-    plain = [one.sizes for one in found.blocked if one.kind == "convolution"]
+    plain = [operation.sizes for operation in work.blocked if operation.kind == "convolution"]
     assert sorted(size[1] for size in plain) == [16, 32]  # gradients of the weights
-    scaled = sum(one.count for one in found.blocked if one.kind == "scaled")
+    scaled = sum(operation.count for operation in work.blocked if operation.kind == "scaled")
     assert scaled >= 3
-    predict = next(one for one in program.signatures if one.name == "predict")
+    predict = next(operation for operation in program.signatures if operation.name == "predict")
     assert signature_work(predict, BATCH).blocked == ()

@@ -45,5 +45,5 @@ def test_the_large_weight_of_a_trained_layer_comes_first(wide: int, seed: int) -
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_weight_that_is_not_trained_keeps_its_place(bias: bool) -> None:
     program = split(model(WIDE, bias), "full", (WIDE,), TrainingConfig(batch_size=4)).program
-    predict = next(one for one in program.signatures if one.name == "predict")
+    predict = next(s for s in program.signatures if s.name == "predict")
     assert first_factors(to_onnx(predict)) == ["x"]

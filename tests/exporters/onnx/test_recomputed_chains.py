@@ -52,9 +52,9 @@ def chain_model(nodes: list[Node], read: list[int], row: int = ROW) -> ModelProt
         helper.make_node("ReduceMean", [last], ["loss"], keepdims=0),
         helper.make_node("Mul", ["loss", last], ["g0"]),
     ]
-    for number, place in enumerate(read):
+    for number, read_value in enumerate(read):
         parts += [
-            helper.make_node("Mul", [f"g{number}", f"v{place}"], [f"h{number}"]),
+            helper.make_node("Mul", [f"g{number}", f"v{read_value}"], [f"h{number}"]),
             helper.make_node("Tanh", [f"h{number}"], [f"g{number + 1}"]),
         ]
     outputs = [value("loss", ()), value(f"g{len(read)}", ("n", row))]

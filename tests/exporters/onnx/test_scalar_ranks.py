@@ -125,7 +125,7 @@ def test_training_steps_have_no_other_numbers() -> None:
 def test_the_runtime_computes_a_gelu_as_one_operator(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 2))
     program = split(model, "full", (4, 6), TrainingConfig()).program
-    for signature in (one for one in program.signatures if one.name in ("train", "predict")):
+    for signature in (s for s in program.signatures if s.name in ("train", "predict")):
         options = onnxruntime.SessionOptions()
         options.optimized_model_filepath = str(tmp_path / signature.name)
         onnxruntime.InferenceSession(to_onnx(signature), options)

@@ -34,9 +34,9 @@ def test_cuts_have_the_fewest_bytes_of_checkpoints_in_a_budget(
 
     every = chain.from_iterable(combinations(range(1, count), n) for n in range(count))
     possible = [cuts for cuts in every if fits(cuts)]
-    found = segments.within(limit)
+    cuts_within = segments.within(limit)
     if possible:
-        assert fits(found)
-        assert held(found) == min(map(held, possible))
+        assert fits(cuts_within)
+        assert held(cuts_within) == min(map(held, possible))
     else:
-        assert found == ()
+        assert cuts_within == ()

@@ -58,7 +58,7 @@ def train_signature(
         batch_size=BATCH, momentum=0.9, weight_decay=0.01, optimizer=optimizer, proximal=proximal
     )
     program = split(model, "full", shape, training).program
-    return next(one for one in program.signatures if one.name == "train")
+    return next(s for s in program.signatures if s.name == "train")
 
 
 def fed(port: Port, draw: np.random.Generator) -> np.ndarray:
@@ -103,20 +103,20 @@ def missed_readers(graph: bytes, overwritten: str, old: str) -> list[str]:
         if name in makers and name not in waited:
             left += read(makers[name])
         waited.add(name)
-    found, memory = [], {old}
+    missed, memory = [], {old}
     for node in nodes:  # in the order of the file, so that views come after what they show
         if memory.intersection(read(node)):
             if node.op_type in VIEWS | {"Transpose"}:
                 memory.update(node.output)
             elif not waited.intersection(node.output):
-                found.append(node.name)
-    return found
+                missed.append(node.name)
+    return missed
 
 
 def read(node: onnx.NodeProto) -> list[str]:
     """What `node` and the bodies of its loops read."""
     inside = [n for a in node.attribute if a.HasField("g") for n in a.g.node]
-    return [*node.input, *(name for one in inside for name in read(one))]
+    return [*node.input, *(name for inner in inside for name in read(inner))]
 
 
 @pytest.mark.parametrize("name", some_long(MODELS, "recurrent", "attention"))
@@ -129,10 +129,10 @@ def test_new_state_over_the_old_changes_no_number(
     signature = train_signature(make(), shape)
     graph = to_onnx(signature)
     states = {port.state: port.name for port in signature.inputs}
-    found = in_place_of(graph)
+    overwritten = in_place_of(graph)
     for port in signature.outputs:
         if port.state is not None:
-            assert port.name in found, port.name
+            assert port.name in overwritten, port.name
             assert missed_readers(graph, port.name, states[port.state]) == []
     check_the_same_numbers(signature, graph, tmp_path)
 

@@ -66,8 +66,8 @@ def test_a_graph_that_the_onnx_checker_rejects_is_refused(
 
 def unpooled(x: Tensor) -> Tensor:
     """Put the maximum of each window back at its index; the gradient of sin depends on it."""
-    largest, places = functional.max_pool2d(x, 2, ceil_mode=True, return_indices=True)
-    return functional.max_unpool2d(largest, places, 2, output_size=(5, 7)).sin()
+    largest, indices = functional.max_pool2d(x, 2, ceil_mode=True, return_indices=True)
+    return functional.max_unpool2d(largest, indices, 2, output_size=(5, 7)).sin()
 
 
 def test_indices_of_max_pooling_refer_to_the_unpadded_image_in_ceil_mode(seed: int) -> None:

@@ -88,7 +88,7 @@ INDEX = {"operator": "aten.index.Tensor"}
 RECORDED = {"shape": [1, 6, 6], "dtype": "float32"}
 
 
-def place(model: nn.Module) -> str:
+def line_of(model: nn.Module) -> str:
     """The file and line with the comment `here`, as errors name it."""
     lines, first = inspect.getsourcelines(type(model))
     (offset,) = [number for number, line in enumerate(lines) if line.endswith("# here\n")]
@@ -122,7 +122,7 @@ def test_errors_name_the_line_of_the_model(
 ) -> None:
     with refused(code, **values) as error:
         capture(model, SHAPE)
-    for part in (place(model), *parts):
+    for part in (line_of(model), *parts):
         assert part in str(error.value)
     assert "\n" not in str(error.value)
     assert capfd.readouterr().err == ""  # torch prints nothing either
@@ -207,7 +207,7 @@ def test_an_operator_without_a_forward_form() -> None:
     ) as error:
         compile_graphs(split(model, "full", SHAPE).program)
     assert "aten::grid_sampler_2d_backward (" in str(error.value)
-    assert place(model) in str(error.value)
+    assert line_of(model) in str(error.value)
     assert str(error.value).endswith(
         "has no forward form: grid sampling (no gradient) is not supported; use nn.Upsample."
     )

@@ -64,7 +64,7 @@ class Writing(nn.Module):
                 total = total + tensors[int(which * 7) % len(tensors)].mean()
             elif chosen.dim() > 1:
                 tensors.append(view(chosen))
-        total = total + torch.stack([one.square().mean() for one in tensors]).sum()
+        total = total + torch.stack([tensor.square().mean() for tensor in tensors]).sum()
         return self.last(whole.permute(3, 0, 1, 2).flatten(1)) + total
 
 
@@ -118,16 +118,16 @@ def test_gradients_and_statistics(seed: int, training: bool) -> None:
     parameters = dict(model.named_parameters())
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     with SeededBernoulli(0):
-        found = torch.func.functional_call(graph, {**parameters, **buffers}, (x,))
+        came = torch.func.functional_call(graph, {**parameters, **buffers}, (x,))
     with SeededBernoulli(0):
         expected = model(x)
-    torch.testing.assert_close(found, expected)
-    for one, other in zip(
-        torch.autograd.grad((found * weight).sum(), parameters.values()),
+    torch.testing.assert_close(came, expected)
+    for ours, theirs in zip(
+        torch.autograd.grad((came * weight).sum(), parameters.values()),
         torch.autograd.grad((expected * weight).sum(), parameters.values()),
         strict=True,
     ):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_writes_without_a_functional_form_stay() -> None:

@@ -26,8 +26,8 @@ def test_empty_tensors_and_checks_of_types(seed: int) -> None:
         targets = [node.target for node in graph.graph.nodes]
         assert targets.count(aten.cat.default) == 1
         assert aten._assert_tensor_metadata.default not in targets
-        found = graph(x)
-        torch.testing.assert_close(found, model(x))
+        came = graph(x)
+        torch.testing.assert_close(came, model(x))
 
 
 class Regions(nn.Linear):
@@ -61,6 +61,6 @@ def test_regions_without_gradients_or_autocast(seed: int) -> None:
             )
         )
     targets = [node.target for node in captured.training.graph.nodes]
-    assert not [one for one in targets if isinstance(one, HigherOrderOperator)]
+    assert not [target for target in targets if isinstance(target, HigherOrderOperator)]
     for name, expected in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], expected)

@@ -35,8 +35,8 @@ class Reader(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, position: int = 0
     ) -> dict[str, Tensor]:
         kept = attention_mask.to(self.head.weight.dtype)[:, :, None]
-        found = torch.tanh(self.hidden(self.embedding(input_ids)))
-        mean = (found * kept).sum(1) / kept.sum(1).clamp(min=1)
+        embedded = torch.tanh(self.hidden(self.embedding(input_ids)))
+        mean = (embedded * kept).sum(1) / kept.sum(1).clamp(min=1)
         return {"hidden": mean, "logits": self.head(mean)}
 
 

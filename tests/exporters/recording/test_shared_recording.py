@@ -22,10 +22,12 @@ def test_submodels_of_one_recording_are_those_of_their_own(seed: int) -> None:
     alone = [split(net, spec, (6,)) for spec in SPECS]
     with SharedRecording(net, (6,)):
         together = [split(net, spec, (6,)) for spec in SPECS]
-    for one, other in zip(alone, together, strict=True):
-        assert one.counts == other.counts
-        assert one.program.tensors == other.program.tensors
-        nodes = [[str(n) for n in s.program.signatures[0].source.graph.nodes] for s in (one, other)]
+    for own, shared in zip(alone, together, strict=True):
+        assert own.counts == shared.counts
+        assert own.program.tensors == shared.program.tensors
+        nodes = [
+            [str(n) for n in s.program.signatures[0].source.graph.nodes] for s in (own, shared)
+        ]
         assert nodes[0] == nodes[1]
 
 

@@ -89,9 +89,9 @@ def test_step_equals_explicit_masks(kind: str, options: dict[str, bool], seed: i
     output, parameters = explicit(model, x, 11)
     loss = cross_entropy(output, y)
     torch.testing.assert_close(new["loss"], loss.detach(), rtol=1e-12, atol=0)
-    found = torch.autograd.grad(loss, list(parameters.values()))
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
     assert parameters.keys() == dict(model.named_parameters()).keys()
-    for name, gradient in zip(parameters, found, strict=True):
+    for name, gradient in zip(parameters, gradients, strict=True):
         torch.testing.assert_close(state[name] - new[name], gradient, rtol=1e-9, atol=1e-12)
     other = eager.call(submodel, "train", state, **{**feeds, "seed": torch.tensor(12)})
     assert other["loss"] != new["loss"]
@@ -112,7 +112,7 @@ def test_onnx_step_equals_explicit_masks(seed: int) -> None:
         "rate": np.asarray(1, np.float32),
         "seed": np.asarray(11),
     }
-    names = [one.name for one in session.get_outputs()]
+    names = [output_.name for output_ in session.get_outputs()]
     new = dict(zip(names, session.run(None, {**feeds, **values}), strict=True))
     output, parameters = explicit(model, x.double(), 11)
     losses = cross_entropy(output, y, reduction="none") / len(y)
@@ -163,5 +163,5 @@ def test_one_layer_has_no_dropout() -> None:
 def test_both_graphs_have_single_layers() -> None:
     captured = capture(Stacked("lstm", layers=3), SHAPE)
     for graph in (captured.training, captured.inference):
-        found = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.lstm.input)
-        assert [node.args[4] for node in found] == [1, 1, 1]
+        layers = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.lstm.input)
+        assert [node.args[4] for node in layers] == [1, 1, 1]

@@ -68,7 +68,7 @@ class Layer(nn.Module):
         sequence = sequence if self.layer.batch_first else sequence.transpose(0, 1)
         states = [s.transpose(0, 1) for s in (last if isinstance(last, tuple) else (last,))]
         results = [[sequence], states]
-        chosen = [value for place in self.places for value in results[place]]
+        chosen = [value for index in self.places for value in results[index]]
         return torch.cat([value.flatten(1) for value in chosen], 1)
 
 

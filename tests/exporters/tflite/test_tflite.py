@@ -222,7 +222,7 @@ def test_losses_and_optimizers(
     x = torch.randn(21, 1, 4, 4)
     y = torch.randn(21, outputs) if loss == "mse" else torch.randint(max(outputs, 2), (21,))
     np.savez(tmp_path / "data.npz", x=x.numpy(), y=y.numpy())
-    found = evaluate_bundle(out, str(tmp_path / "data.npz"), threads=1)
+    evaluation = evaluate_bundle(out, str(tmp_path / "data.npz"), threads=1)
     output = model(x).detach()
     if loss == "mse":
         expected, correct = functional.mse_loss(output, y), None
@@ -232,8 +232,8 @@ def test_losses_and_optimizers(
     else:
         expected = functional.cross_entropy(output, y)
         correct = int((output.argmax(1) == y).sum())
-    assert (found.samples, found.correct) == (21, correct)
-    assert found.loss == pytest.approx(float(expected), rel=1e-5)
+    assert (evaluation.samples, evaluation.correct) == (21, correct)
+    assert evaluation.loss == pytest.approx(float(expected), rel=1e-5)
 
 
 def export_tiny(out: Path) -> None:
@@ -262,10 +262,10 @@ def test_a_bundle_is_one_file_with_named_signatures(bundle: Path) -> None:
     assert train is not None
     assert predict is not None
     assert train > predict > LITERT.session_bytes
-    found = Interpreter(str(bundle / "model.tflite")).get_signature_list()
+    listed = Interpreter(str(bundle / "model.tflite")).get_signature_list()
     for name, signature in manifest.signatures.items():
-        assert set(found[name]["inputs"]) == {port.name for port in signature.inputs}
-        assert set(found[name]["outputs"]) == {port.name for port in signature.outputs}
+        assert set(listed[name]["inputs"]) == {port.name for port in signature.inputs}
+        assert set(listed[name]["outputs"]) == {port.name for port in signature.outputs}
 
 
 def test_same_export_gives_the_same_bytes_and_no_paths(bundle: Path, tmp_path: Path) -> None:

@@ -57,12 +57,12 @@ def row(width: int) -> int:
 
 
 def test_a_chain_holds_two_tensors_and_its_ports() -> None:
-    found = footprint(plan_of(doubled("chain", 4), 4), BATCH)
-    assert found.arena == row(64) + row(128)
-    assert found.planned == row(16) + row(128) + row(256)
+    memory = footprint(plan_of(doubled("chain", 4), 4), BATCH)
+    assert memory.arena == row(64) + row(128)
+    assert memory.planned == row(16) + row(128) + row(256)
     held = 2 * (row(16) + row(256))
-    assert found.process == held + found.arena + LITERT.session_bytes + 4 * LITERT.node_bytes
-    assert [buffer.size for buffer in found.alive] == [row(256), row(128)]
+    assert memory.process == held + memory.arena + LITERT.session_bytes + 4 * LITERT.node_bytes
+    assert [buffer.size for buffer in memory.alive] == [row(256), row(128)]
 
 
 def test_outputs_copied_over_inputs_are_held_once_less() -> None:
@@ -83,16 +83,16 @@ def test_a_call_takes_its_own_tensors_while_it_runs() -> None:
 def test_the_arena_is_as_long_as_litert_makes_it(data: st.DataObject) -> None:
     """Tensors of any two before them, so that their sizes and times differ."""
     graph = begun("random")
-    made = [graph.inputs["x"]]
+    tensors = [graph.inputs["x"]]
     for _ in range(data.draw(st.integers(2, 9))):
-        a, b = (data.draw(st.sampled_from(made[-4:])) for _ in range(2))
-        made.append(joined(graph, a, b))
-    graph.outputs["y"] = made[-1]
+        a, b = (data.draw(st.sampled_from(tensors[-4:])) for _ in range(2))
+        tensors.append(joined(graph, a, b))
+    graph.outputs["y"] = tensors[-1]
     graph, _ = graph.pruned()
     plan = plan_of(graph)
     between = buffers(plan, tensor_sizes(plan, BATCH), BATCH)
     end = len(graph.operators)
-    size = row(int(made[-1].shape[1]))
+    size = row(int(tensors[-1].shape[1]))
     assert arena_bytes([*between, Buffer("y", size, end - 1, end)]) == laid_out(graph)
 
 

@@ -34,7 +34,9 @@ def with_negative_branches(data: bytes) -> bytes:
     """The graph `data`, where what only full batches compute has the other sign."""
     model = onnx.load_from_string(data)
     for node in model.graph.node:
-        for full in (one.g for one in node.attribute if one.name == "then_branch"):
+        for full in (
+            attribute.g for attribute in node.attribute if attribute.name == "then_branch"
+        ):
             result = full.output[0].name
             full.node[-1].output[0] = f"{result}_positive"
             full.node.append(onnx.helper.make_node("Neg", [f"{result}_positive"], [result]))
@@ -87,7 +89,7 @@ def check_that_it_fails(
 ) -> None:
     """The training step of `model` passes, and does not when its `form` is spoiled."""
     submodel = split(model, "full", shape, TrainingConfig(batch_size=4, momentum=momentum))
-    [train] = [one for one in submodel.program.signatures if one.name == "train"]
+    [train] = [s for s in submodel.program.signatures if s.name == "train"]
     program = replace(submodel.program, signatures=(train,))
     graphs = with_forms(program, compile_graphs(program))
     values = submodel.cut(from_model(model))

@@ -234,12 +234,12 @@ def with_scaled_value(graphs: Graphs, name: str, factor: float) -> Graphs:
     """ONNX `graphs` whose value `name` is `factor` times what it should be."""
     (graph,) = graphs.values()
     model = onnx.load_from_string(graph.data)
-    (place,) = [n for n, node in enumerate(model.graph.node) if name in node.output]
-    node = model.graph.node[place]
+    (index,) = [n for n, node in enumerate(model.graph.node) if name in node.output]
+    node = model.graph.node[index]
     node.output[0] = "right"
     model.graph.initializer.append(numpy_helper.from_array(np.float32(factor), "factor"))
     scaled = onnx.helper.make_node("Mul", ["right", "factor"], [name])
-    model.graph.node.insert(place + 1, scaled)
+    model.graph.node.insert(index + 1, scaled)
     return {"train": replace(graph, data=model.SerializeToString())}
 
 
@@ -250,8 +250,8 @@ def test_a_wrong_operator_in_a_deep_net_is_found_and_named(seed: int) -> None:
     right = compile_graphs(program, cache=False)
     assert all(verdict.passed for verdict in verdicts(program, right, values, seed))
     # The seventh convolution of the forward pass is that of layer 6.
-    found = verdicts(program, with_scaled_value(right, "convolution_6", 1.001), values, seed)
-    *others, operator = found
+    all_verdicts = verdicts(program, with_scaled_value(right, "convolution_6", 1.001), values, seed)
+    *others, operator = all_verdicts
     assert all(verdict.passed for verdict in others)
     assert (operator.passed, operator.operator) == (False, "aten::convolution")
     assert operator.error == pytest.approx(1e-3, rel=1e-2)

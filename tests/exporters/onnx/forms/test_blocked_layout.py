@@ -340,16 +340,23 @@ def test_convolutions_of_any_sizes(number: int, seed: int) -> None:
 
 def for_any_batch(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """The nodes that compute a batch that is not full."""
-    others = [one.g for node in graph.node for one in node.attribute if one.name == "else_branch"]
-    return [node for one in (graph, *others) for node in one.node]
+    others = [
+        attribute.g
+        for node in graph.node
+        for attribute in node.attribute
+        if attribute.name == "else_branch"
+    ]
+    return [node for attribute in (graph, *others) for node in attribute.node]
 
 
 def is_convolution(node: onnx.NodeProto) -> bool:
     """Whether it is blocked, and no batch norm, which has one pixel and a group a channel."""
-    found = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    attributes = {
+        attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
+    }
     if node.op_type != "Conv" or node.domain != DOMAIN:
         return False
-    return bool(found["group"] == 1 or found.get("kernel_shape") != [1, 1])
+    return bool(attributes["group"] == 1 or attributes.get("kernel_shape") != [1, 1])
 
 
 @pytest.mark.skipif(block_size() is None, reason="this ONNX Runtime has no blocked convolutions")
@@ -374,7 +381,7 @@ def test_a_graph_without_a_fitting_convolution_has_no_blocked_form(seed: int) ->
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.Tanh(), *tail(12))
     program = split(model, "full", (3, 6, 6), TrainingConfig(batch_size=4)).program
-    graph = to_onnx(next(one for one in program.signatures if one.name == "train"))
+    graph = to_onnx(next(s for s in program.signatures if s.name == "train"))
     assert [blocked(graph, block, 4) for block in BLOCKS] == [None, None]
 
 
@@ -382,7 +389,7 @@ def test_one_dimension_has_no_blocked_form(seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv1d(16, 32, 3), nn.Tanh(), nn.Flatten(), nn.Linear(128, 3))
     program = split(model, "full", (16, 6), TrainingConfig(batch_size=16)).program
-    graph = to_onnx(next(one for one in program.signatures if one.name == "train"))
+    graph = to_onnx(next(s for s in program.signatures if s.name == "train"))
     assert [blocked(graph, block, 16) for block in BLOCKS] == [None, None]
 
 
@@ -390,10 +397,10 @@ def test_the_memory_of_a_blocked_form(seed: int) -> None:
     """Reordered images and filters are counted, the patches of plain convolutions are not."""
     torch.manual_seed(seed)
     graph = to_onnx(case_of("residual").signature)
-    found = blocked_footprint(graph, 16, 8)
-    names = {buffer.name for buffer in found.alive}
+    memory = blocked_footprint(graph, 16, 8)
+    names = {buffer.name for buffer in memory.alive}
     assert any(name.startswith("blocked_") for name in names)
-    assert found.process > 0
+    assert memory.process > 0
 
 
 @pytest.mark.parametrize("again", [None, Recomputation(32)], ids=["once", "computed again"])
@@ -411,12 +418,12 @@ def test_the_blocked_form_of_an_input_is_not_kept_until_its_gradient(
     form = blocked(graph, 8, 32)
     assert form is not None
     order = execution_order(ir.from_proto(onnx.load_from_string(form)).graph)
-    place = {node: number for number, node in enumerate(order)}
-    end = next(place[node] for node in order if node.op_type == "LogSoftmax")
+    index = {node: number for number, node in enumerate(order)}
+    end = next(index[node] for node in order if node.op_type == "LogSoftmax")
     reorders = [n for n in order if n.op_type == "ReorderInput" and n.inputs[0].name == samples]
-    behind = [{place[use] > end for use in node.outputs[0].consumers()} for node in reorders]
+    behind = [{index[use] > end for use in node.outputs[0].consumers()} for node in reorders]
     assert behind == [{False}, {True}]
-    assert [place[node] > end for node in reorders] == [False, True]
+    assert [index[node] > end for node in reorders] == [False, True]
 
 
 def test_layers_share_what_fills_blocks_of_samples(seed: int) -> None:

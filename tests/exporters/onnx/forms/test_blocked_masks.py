@@ -51,8 +51,8 @@ def test_masks_are_exact(limit: float, others: list[float]) -> None:
     line = steep_line(limit)
     assert line is not None
     for sign, expected in ((1, x > limit), (-1, x < limit)):
-        found = hard_sigmoid(x, sign * line[0], sign * line[1])
-        np.testing.assert_array_equal(found, expected.astype(np.float32))
+        mask = hard_sigmoid(x, sign * line[0], sign * line[1])
+        np.testing.assert_array_equal(mask, expected.astype(np.float32))
 
 
 @pytest.mark.parametrize("limit", [LEAST_LIMIT / 2, -math.inf, math.nan])

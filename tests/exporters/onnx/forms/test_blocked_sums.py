@@ -30,8 +30,8 @@ def graph() -> bytes:
 
 def sums(nodes: list[ir.Node]) -> list[int]:
     """The numbers of channels of convolutions with one pixel as their result."""
-    found = [n for n in nodes if n.op_type == "Conv" and n.domain == DOMAIN]
-    sized = [n for n in found if "kernel_shape" in n.attributes]
+    convolutions = [n for n in nodes if n.op_type == "Conv" and n.domain == DOMAIN]
+    sized = [n for n in convolutions if "kernel_shape" in n.attributes]
     return [
         n.attributes["group"].as_int()
         for n in sized
@@ -73,13 +73,13 @@ def test_the_mean_of_pooling_reads_blocks(graph: bytes) -> None:
 def test_a_mean_that_is_known_is_a_bias(again: Recomputation | None) -> None:
     """A batch norm's image that is made again has no pass of its own that subtracts the mean."""
     conv = partial(nn.Conv2d, 16, 16, 3, padding=1, bias=False)
-    layers = [one for _ in range(3) for one in (conv(), nn.BatchNorm2d(16), nn.Tanh())]
+    layers = [part for _ in range(3) for part in (conv(), nn.BatchNorm2d(16), nn.Tanh())]
     case = Case.of(nn.Sequential(*layers, *tail(16)), (16, 32, 32))
     data = to_onnx(replace(case.signature, recompute=again))
     made_for = at_batch(onnx.load_from_string(data), BATCH)
     assert rewrite(made_for, 8, BATCH)
     blocks = [n for n in made_for.graph if n.domain == DOMAIN and n.op_type == "Conv"]
-    made = {n.outputs[0]: n for n in blocks if n.attributes["group"].as_int() == 1}
-    centred = [n for n in blocks if n.inputs[0] in made and is_all(n.inputs[1], 1)]
+    dense = {n.outputs[0]: n for n in blocks if n.attributes["group"].as_int() == 1}
+    centred = [n for n in blocks if n.inputs[0] in dense and is_all(n.inputs[1], 1)]
     assert len(centred) == 3  # in the forward pass, where a mean needs the image first
-    assert any(len(n.inputs) == 3 for n in made.values()) == (again is not None)
+    assert any(len(n.inputs) == 3 for n in dense.values()) == (again is not None)

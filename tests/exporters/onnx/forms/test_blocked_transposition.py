@@ -22,17 +22,17 @@ SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 def test_what_is_a_transposition_of_matrices(given_axes: tuple[list[int], list[int]]) -> None:
     sizes, axes = given_axes
     x = np.arange(math.prod(sizes)).reshape(sizes)
-    right, found = x.transpose(axes).reshape(-1), matrices_of(sizes, axes)
-    if found is not None:
-        assert found[1] > 1
-        assert found[2] > 1
-        np.testing.assert_array_equal(x.reshape(found).swapaxes(1, 2).reshape(-1), right)
+    right, shape = x.transpose(axes).reshape(-1), matrices_of(sizes, axes)
+    if shape is not None:
+        assert shape[1] > 1
+        assert shape[2] > 1
+        np.testing.assert_array_equal(x.reshape(shape).swapaxes(1, 2).reshape(-1), right)
     else:  # nothing moves, or no way to cut the axes into three parts gives this order
         cuts = [(a, b) for b in range(len(sizes)) for a in range(b)]
         shapes = [[math.prod(part) for part in (sizes[:a], sizes[a:b], sizes[b:])] for a, b in cuts]
         swapped = [x.reshape(s).swapaxes(1, 2).reshape(-1) for s in shapes]
         moved = not np.array_equal(right, x.reshape(-1))
-        assert not moved or not any(np.array_equal(one, right) for one in swapped)
+        assert not moved or not any(np.array_equal(numbers, right) for numbers in swapped)
 
 
 def test_the_gradient_of_a_weight_is_brought_into_its_shape(

@@ -152,7 +152,7 @@ def test_convolutions_of_any_sizes(number: int, seed: int, tmp_path: Path) -> No
 def test_the_memory_is_that_of_the_form() -> None:
     """Transformed tiles are four times as large as their image."""
     program = split(models.resnet20(), "slice:blocks.6", (3, 32, 32)).program
-    train = next(one for one in program.signatures if one.name == "train")
+    train = next(s for s in program.signatures if s.name == "train")
     graph = to_onnx(train)
     plain, other = footprint(graph, 32), winograd_footprint(graph, 32)
     # The largest image has 64 channels of 8 x 8 pixels; its tiles exist before and after a

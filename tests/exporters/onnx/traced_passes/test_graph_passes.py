@@ -50,8 +50,8 @@ def test_a_step_gets_shorter_and_computes_the_same(
     less = count - Counter(operators(graph))
     assert less["aten::permute"] >= 4
     # Both weights: the product takes the scaled velocity in, or the weight itself.
-    found = [less[f"aten::{name}"] for name in ("mm", "mul", "add", "sub")]
-    assert found == ([2, 2, 2, 0] if momentum else [0] * 4 if decay else [2, 0, 0, 2])
+    fewer = [less[f"aten::{name}"] for name in ("mm", "mul", "add", "sub")]
+    assert fewer == ([2, 2, 2, 0] if momentum else [0] * 4 if decay else [2, 0, 0, 2])
 
 
 def traced(function: object, *example: Tensor) -> GraphModule:
@@ -120,7 +120,7 @@ class Rows(nn.Module):
 def test_the_smaller_factor_is_scaled(seed: int) -> None:
     torch.manual_seed(seed)
     program = edgetailor.split(Rows(), "full", (5, 6), edgetailor.TrainingConfig()).program
-    signature = next(one for one in program.signatures if one.name == "train")
+    signature = next(s for s in program.signatures if s.name == "train")
     graph, feeds = trace(signature), drawn(signature)
     before = graph(*feeds)
     for ours, theirs in zip(shorten(graph)(*feeds), before, strict=True):

@@ -18,7 +18,7 @@ TOKENS, WIDTH, HEADS = 6, 8, 2
 
 def steps(model: nn.Module, shape: tuple[int, ...]) -> ProgramSignature:
     program = edgetailor.split(model, "full", shape, edgetailor.TrainingConfig()).program
-    return next(one for one in program.signatures if one.name == "train")
+    return next(s for s in program.signatures if s.name == "train")
 
 
 def drawn(signature: ProgramSignature, batch: int) -> list[Tensor]:
@@ -108,8 +108,8 @@ def test_sums_of_parts(name: str, seed: int) -> None:
     function, together = SUMS[name]
     graph = make_fx(lambda x, y: [function(x, y)], tracing_mode="fake")(x, y)
     (expected,) = graph(x, y)
-    (found,) = shorten(graph)(x, y)
-    assert torch.equal(found, expected)
+    (came,) = shorten(graph)(x, y)
+    assert torch.equal(came, expected)
     assert Counter(operators(graph))["aten::cat"] == together
 
 
@@ -133,9 +133,9 @@ def test_parts_of_moved_tensors(name: str, seed: int) -> None:
 
     graph = make_fx(function, tracing_mode="fake")(x)
     expected = function(x)
-    found = shorten(graph)(x)
-    assert all(map(torch.equal, found, expected))
-    assert [one.shape for one in found] == [one.shape for one in expected]
+    came = shorten(graph)(x)
+    assert all(map(torch.equal, came, expected))
+    assert [tensor.shape for tensor in came] == [tensor.shape for tensor in expected]
 
 
 def test_windows_of_a_moved_tensor_stay(seed: int) -> None:
