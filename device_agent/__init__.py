@@ -9,6 +9,8 @@ torch, onnx, `exporters` and `toolkit` may not be imported anywhere in this pack
 
 import os
 
+__version__ = "0.2.0"
+"""The version of EdgeTailor, which the build reads here."""
 # From version 1.29 on, onnxruntime sends its maker reports on models and devices, unless this is
 # set before it is loaded.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -11,6 +11,8 @@ Examples:
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from device_agent import __version__ as __version__
+
 if TYPE_CHECKING:
     from device_agent.formats.update import UpdateRecord as UpdateRecord
     from device_agent.formats.update import read_update as read_update
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from toolkit.submodels.hyperparameters import TrainingConfig as TrainingConfig
     from toolkit.submodels.model_loading import load_model as load_model
     from toolkit.submodels.submodel import Submodel as Submodel
-
-    __version__: str
 
 HOMES = {
     "Aggregation": "toolkit.aggregation.running_aggregation",
@@ -102,10 +102,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("edgetailor")
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = HOMES[name].partition(":")

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 from typing import Any
+
+from device_agent import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("profiles", "device_agent", "exporters", "toolkit", "edgetailor")
@@ -75,7 +76,6 @@ def build(out: Path) -> tuple[Path, Path]:
 
 def check_contents(sdist: Path, wheel: Path) -> None:
     """Raise SystemExit unless both hold all modules, data and the version, and nothing else."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     modules = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
@@ -94,10 +94,10 @@ def check_contents(sdist: Path, wheel: Path) -> None:
     problems += [f"the sdist lacks {name}" for name in sorted(needed - held)]
     strangers = {name for name in names if name.split("/")[0] not in PACKAGES}
     problems += [f"the wheel has {name}, which is not of the packages" for name in strangers]
-    if about["Version"] != version:
-        problems.append(f"the wheel's version is {about['Version']}, not {version}")
-    if f"## {version}" not in (ROOT / "CHANGELOG.md").read_text("utf-8"):
-        problems.append(f"CHANGELOG.md has no section {version}")
+    if about["Version"] != __version__:
+        problems.append(f"the wheel's version is {about['Version']}, not {__version__}")
+    if f"## {__version__}" not in (ROOT / "CHANGELOG.md").read_text("utf-8"):
+        problems.append(f"CHANGELOG.md has no section {__version__}")
     if problems:
         sys.exit("\n".join(problems))
 

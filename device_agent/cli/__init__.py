@@ -6,6 +6,8 @@ Each command has a file. `console.py` is shared with the command `edgetailor`.
 import os
 import sys
 
+from device_agent import __version__
+
 NAME = "edgetailor-agent"
 
 
@@ -26,6 +28,4 @@ def main() -> None:
 
 def _show_version() -> None:
     """Print what click would print. On a small board, importing it takes seconds."""
-    from importlib.metadata import version
-
-    print(f"{NAME}, version {version('edgetailor')}")
+    print(f"{NAME}, version {__version__}")

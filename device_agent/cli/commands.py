@@ -9,6 +9,7 @@ from importlib import import_module
 
 import click
 
+from device_agent import __version__
 from device_agent.cli.console import EXIT_CODES
 
 COMMANDS = (
@@ -53,7 +54,7 @@ class Commands(UserDict[str, click.Command]):
 @click.group(
     commands=Commands(COMMANDS), epilog=EXIT_CODES, context_settings={"max_content_width": 100}
 )
-@click.version_option(package_name="edgetailor")
+@click.version_option(__version__)
 def main_group() -> None:
     """Train and profile bundles on this device, alone or in a federation.
 

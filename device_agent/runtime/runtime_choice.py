@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from device_agent import __version__
 from device_agent.runtime import litert_runtime, onnx_runtime
 from device_agent.runtime.runtime_packages import LITERT
 from profiles.errors import BundleError
@@ -98,8 +99,4 @@ def all_versions() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of edgetailor and numpy; a profile names Python and the runtime elsewhere."""
-    installed = {"numpy": np.__version__}
-    try:
-        return {"edgetailor": version("edgetailor"), **installed}
-    except PackageNotFoundError:  # run from a checkout
-        return installed
+    return {"edgetailor": __version__, "numpy": np.__version__}

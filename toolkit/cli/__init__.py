@@ -8,6 +8,7 @@ import os
 
 import click
 
+from device_agent import __version__
 from device_agent.cli.console import EXIT_CODES, run
 from device_agent.log_format import quieten_others
 from toolkit.cli.aggregate_command import aggregate
@@ -25,7 +26,7 @@ from toolkit.cli.simulate_command import simulate
 
 
 @click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
-@click.version_option(package_name="edgetailor")
+@click.version_option(__version__)
 def main_group() -> None:
     """Cut one PyTorch model to fit every device, and aggregate what the devices train.
 
