@@ -212,12 +212,38 @@ def run(
     submodel: Submodel, signature: str, tensors: Mapping[str, Tensor], **feeds: Tensor
 ) -> dict[str, Tensor]:
     """Call one signature in float64, with optimizer state zero."""
-    (found,) = [s for s in submodel.program.signatures if s.name == signature]
+    (own,) = [s for s in submodel.program.signatures if s.name == signature]
     state = {
         e.name: tensors[e.name].double() if e.stored else torch.zeros(e.shape, dtype=torch.float64)
         for e in submodel.program.tensors
     }
-    return found.function({**state, **feeds})
+    return own.function({**state, **feeds})
+
+
+def assert_runs_as(
+    twin: nn.Module,
+    submodel: Submodel,
+    received: Mapping[str, Tensor],
+    case: Case,
+    generator: torch.Generator,
+) -> None:
+    """Prediction, loss and the tensors after one step of SGD are those of `twin`."""
+    x = torch.randn(6, *case.shape, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (6,), generator=generator)
+    came = run(submodel, "predict", received, x=x)["output"]
+    torch.testing.assert_close(came, twin.eval()(x), rtol=1e-10, atol=1e-10)
+    optimizer = torch.optim.SGD(twin.train().parameters(), lr=RATE)
+    loss = nn.functional.cross_entropy(twin(x), y)
+    loss.backward()
+    optimizer.step()
+    rate = torch.tensor(RATE, dtype=torch.float64)
+    results = run(submodel, "train", received, x=x, y=y, rate=rate)
+    torch.testing.assert_close(results["loss"], loss.detach(), rtol=1e-10, atol=1e-10)
+    for entry in submodel.program.tensors:
+        if entry.stored:
+            torch.testing.assert_close(
+                results[f"{entry.name}+"], twin.state_dict()[entry.name], rtol=1e-10, atol=1e-10
+            )
 
 
 @pytest.mark.parametrize("name", some_long(CASES, "encoder layer", "shared keys"))
@@ -234,23 +260,7 @@ def test_prediction_and_step_are_the_hand_written_twins(
         if entry.stored:
             assert entry.shape == received[entry.name].shape == twin.state_dict()[entry.name].shape
             assert torch.equal(received[entry.name], twin.state_dict()[entry.name]), entry.name
-    x = torch.randn(6, *case.shape, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (6,), generator=generator)
-    came = run(submodel, "predict", received, x=x)["output"]
-    torch.testing.assert_close(came, twin.eval()(x), rtol=1e-10, atol=1e-10)
-    optimizer = torch.optim.SGD(twin.train().parameters(), lr=RATE)
-    loss = nn.functional.cross_entropy(twin(x), y)
-    loss.backward()
-    optimizer.step()
-    results = run(
-        submodel, "train", received, x=x, y=y, rate=torch.tensor(RATE, dtype=torch.float64)
-    )
-    torch.testing.assert_close(results["loss"], loss.detach(), rtol=1e-10, atol=1e-10)
-    for entry in submodel.program.tensors:
-        if entry.stored:
-            torch.testing.assert_close(
-                results[f"{entry.name}+"], twin.state_dict()[entry.name], rtol=1e-10, atol=1e-10
-            )
+    assert_runs_as(twin, submodel, received, case, generator)
 
 
 @pytest.mark.parametrize("name", some_long(["plain", "residual", "separable", "mixer"], "mixer"))
@@ -271,23 +281,7 @@ def test_a_scaler_divides_outputs_of_narrowed_layers_in_training(
     assert scaled
     weights = GlobalModel({n: v.clone() for n, v in wide.state_dict().items()})
     submodel = submodel_of(wide, case, f"width:{case.ratio},scaler=on")
-    received = submodel.cut(weights)
-    x = torch.randn(6, *case.shape, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (6,), generator=generator)
-    came = run(submodel, "predict", received, x=x)["output"]
-    torch.testing.assert_close(came, twin.eval()(x), rtol=1e-10, atol=1e-10)
-    optimizer = torch.optim.SGD(twin.train().parameters(), lr=RATE)
-    loss = nn.functional.cross_entropy(twin(x), y)
-    loss.backward()
-    optimizer.step()
-    rate = torch.tensor(RATE, dtype=torch.float64)
-    results = run(submodel, "train", received, x=x, y=y, rate=rate)
-    torch.testing.assert_close(results["loss"], loss.detach(), rtol=1e-10, atol=1e-10)
-    for entry in submodel.program.tensors:
-        if entry.stored:
-            torch.testing.assert_close(
-                results[f"{entry.name}+"], twin.state_dict()[entry.name], rtol=1e-10, atol=1e-10
-            )
+    assert_runs_as(twin, submodel, submodel.cut(weights), case, generator)
 
 
 def test_ratio_1_is_the_model_itself(generator: torch.Generator) -> None:
