@@ -199,13 +199,13 @@ def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> l
     full, loads = cutter.load(cutter.captured.training, batch), cutter.loads(batch)
     places = []
     for point in cutter.points_by_module(batch).values():
-        activations = count_activations(cutter.trained(point.place), batch)
+        activations = count_activations(cutter.trained(point.position), batch)
         places.append(
             CutPlace(
                 module=point.module,
-                params=loads[point.place] - activations,
+                params=loads[point.position] - activations,
                 activations=activations,
-                capacity=loads[point.place] / full,
+                capacity=loads[point.position] / full,
                 recorded=point.recorded,
             )
         )

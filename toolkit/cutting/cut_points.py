@@ -1,6 +1,6 @@
 """Cut points of a captured model, and the parts on both sides of them.
 
-A cut point is a place in the execution order of the operators. What is needed after it of the
+A cut point is a position in the execution order of the operators. What is needed after it of the
 values computed before it is recorded: one activation or several.
 """
 
@@ -32,16 +32,16 @@ from toolkit.submodels.capacity import count_activations, count_elements, count_
 
 @dataclass(frozen=True)
 class CutPoint:
-    """A place at which a model can be cut.
+    """A position at which a model can be cut.
 
     Attributes:
-        place: Index of the last operator before the cut, among `SampleFlow.operators`.
+        position: Index of the last operator before the cut, among `SampleFlow.operators`.
         nodes: The operators whose values are recorded, in order of execution.
         module: The first module with parameters after the cut. If the model reads a parameter
             outside of all modules first, the name of that parameter.
     """
 
-    place: int
+    position: int
     nodes: tuple[Node, ...]
     module: str
 
@@ -53,20 +53,20 @@ class CutPoint:
 
 def smallest_recording(points: Iterable[CutPoint]) -> CutPoint:
     """The cut point that records the fewest numbers; of equal ones the last."""
-    return min(points, key=lambda point: (point.recorded, -point.place))
+    return min(points, key=lambda point: (point.recorded, -point.position))
 
 
 class Cutter:
-    """Cuts the training and the inference graph of a captured model at the same places.
+    """Cuts the training and the inference graph of a captured model at the same positions.
 
-    A place is the index of an operator among `training.operators`; -1 is the samples.
+    A position is the index of an operator among `training.operators`; -1 is the samples.
 
     Attributes:
         captured: The model.
         recording: Type of the recorded numbers.
         training: The operators of its training graph.
         inference: Those of its inference graph.
-        end: The place of the last operator.
+        end: The position of the last operator.
         points: All useful cut points from the input to the output, without the two ends.
     """
 
@@ -91,10 +91,10 @@ class Cutter:
         self.end = len(self.training.operators) - 1
         self._crossings = list(self.training.crossings())
         self._match = Matching(self.training, self.inference)
-        # The first place after which the prediction graph needs the same values.
-        self._places: dict[frozenset[Node], int] = {}
-        for place, nodes in enumerate(self.inference.crossings()):
-            self._places.setdefault(self._unchanged(nodes), place)
+        # The first position after which the prediction graph needs the same values.
+        self._positions: dict[frozenset[Node], int] = {}
+        for position, nodes in enumerate(self.inference.crossings()):
+            self._positions.setdefault(self._unchanged(nodes), position)
         self._reads = TensorReads(captured, self.training, self.inference)
         self.points = list(self._find_points())
 
@@ -103,18 +103,18 @@ class Cutter:
         return frozenset(map(self._match.unchanged, nodes))
 
     def _find_points(self) -> Iterator[CutPoint]:
-        """The places with parameters on both sides where all that crosses can be recorded."""
+        """The positions with parameters on both sides where all that crosses can be recorded."""
         before: frozenset[Node] = frozenset()
-        for place in range(self.end):
-            nodes, twin = self.crossing(place), self._place_in_prediction(place)
+        for position in range(self.end):
+            nodes, twin = self.crossing(position), self._position_in_prediction(position)
             values = self._unchanged(nodes)
             # After a copy or a random mask the values are those of the point before it.
             repeated, before = values == before or len(values) < len(nodes), values
-            module = self._reads.module_after(place)
+            module = self._reads.module_after(position)
             if repeated or twin is None or module is None:
                 continue
-            if all(map(self._is_recordable, nodes)) and self._reads.are_apart(place, twin):
-                yield CutPoint(place, nodes, module)
+            if all(map(self._is_recordable, nodes)) and self._reads.are_apart(position, twin):
+                yield CutPoint(position, nodes, module)
 
     def _is_recordable(self, node: Node) -> bool:
         """Whether the value of `node` can be recorded as numbers of each sample."""
@@ -126,23 +126,23 @@ class Cutter:
             return limit is not None and limit <= EXACT[self.recording]
         return value.dtype == torch.float32
 
-    def _place_in_prediction(self, place: int) -> int | None:
-        """The place in the inference graph after which the same values are needed, or None."""
-        if place in (-1, self.end):
-            return -1 if place < 0 else len(self.inference.operators) - 1
-        matches = [self._match(node) for node in self.crossing(place)]
-        return self._places.get(frozenset(n for n in matches if n)) if all(matches) else None
+    def _position_in_prediction(self, position: int) -> int | None:
+        """The position in the inference graph after which the same values are needed, or None."""
+        if position in (-1, self.end):
+            return -1 if position < 0 else len(self.inference.operators) - 1
+        matches = [self._match(node) for node in self.crossing(position)]
+        return self._positions.get(frozenset(n for n in matches if n)) if all(matches) else None
 
-    def crossing(self, place: int) -> tuple[Node, ...]:
-        """The operators of the training graph whose values are needed after `place`."""
-        return self._crossings[place] if place >= 0 else (input_node(self.captured.training),)
+    def crossing(self, position: int) -> tuple[Node, ...]:
+        """The operators of the training graph whose values are needed after `position`."""
+        return self._crossings[position] if position >= 0 else (input_node(self.captured.training),)
 
-    def _crossing_in_prediction(self, place: int) -> tuple[Node, ...]:
+    def _crossing_in_prediction(self, position: int) -> tuple[Node, ...]:
         """The operators of the inference graph that match those of `crossing`, in their order."""
-        if place == self.end:
+        if position == self.end:
             return (output_node(self.captured.inference),)
-        matches = [match for node in self.crossing(place) if (match := self._match(node))]
-        if self._place_in_prediction(place) is None:
+        matches = [match for node in self.crossing(position) if (match := self._match(node))]
+        if self._position_in_prediction(position) is None:
             raise ModelError(
                 "The model runs different operators in training and in prediction, so that this "
                 "place of one graph is not a place in the other. Cut it elsewhere.",
@@ -151,40 +151,40 @@ class Cutter:
         return tuple(matches)
 
     def trained(self, after: int) -> GraphModule:
-        """The operators after place `after`, as they train."""
-        places = self.training.place
+        """The operators after position `after`, as they train."""
+        positions = self.training.position
         return make_subgraph(
             self.training,
             self.crossing(after),
             self.crossing(self.end),
-            [node for node in self.training.updates if places.get(node, self.end) > after],
+            [node for node in self.training.updates if positions.get(node, self.end) > after],
             self.captured.sample_limit,
         )
 
     def predicting(self, after: int) -> GraphModule:
-        """The operators after place `after`, as they predict."""
+        """The operators after position `after`, as they predict."""
         return self.frozen(after, self.end)
 
     def frozen(self, after: int, upto: int) -> GraphModule:
-        """The operators between two places, as they predict."""
+        """The operators between two positions, as they predict."""
         sources, targets = map(self._crossing_in_prediction, (after, upto))
         return make_subgraph(self.inference, sources, targets, limit=self.captured.sample_limit)
 
-    def fixed_after(self, place: int) -> set[str]:
-        """The trained parameters that a slice after `place` reads, but keeps as they are.
+    def fixed_after(self, position: int) -> set[str]:
+        """The trained parameters that a slice after `position` reads, but keeps as they are.
 
-        The part before `place` reads them too, and its recording stays valid only so.
+        The part before `position` reads them too, and its recording stays valid only so.
         """
-        twin = self._place_in_prediction(place)
+        twin = self._position_in_prediction(position)
         assert twin is not None
-        return self._reads.read_before(place, twin) & set(tensors_read([self.trained(place)]))
+        return self._reads.read_before(position, twin) & set(tensors_read([self.trained(position)]))
 
     def load(self, part: GraphModule, batch: int) -> int:
         """Trained parameters plus activations of `part`, the numerator of its capacity."""
         return count_parameters(part, self.captured.parameters) + count_activations(part, batch)
 
     def loads(self, batch: int) -> list[int]:
-        """The load of the operators after each place, without building their graph."""
+        """The load of the operators after each position, without building their graph."""
         return loads_after(self.training, self.captured.parameters, batch)
 
     def points_by_module(self, batch: int) -> dict[str, CutPoint]:
@@ -194,12 +194,12 @@ class Cutter:
         for point in self.points:
             same = points.setdefault(point.module, [])
             # Later points may leave out the first of several parameters of the module.
-            if not same or loads[point.place] == loads[same[0].place]:
+            if not same or loads[point.position] == loads[same[0].position]:
                 same.append(point)
         return {module: smallest_recording(same) for module, same in points.items()}
 
     def stages(self, upto: int, limit: int, batch: int) -> list[GraphModule]:
-        """The operators up to place `upto`, in as few stages as possible.
+        """The operators up to position `upto`, in as few stages as possible.
 
         Args:
             upto: Index of the last operator; -1 for no stages.
@@ -211,28 +211,28 @@ class Cutter:
             return []
         ends = list(self._stage_ends(upto, limit, batch))
         bounds = [-1]
-        for place, following in zip(ends, [*ends[1:], None], strict=True):
+        for position, following in zip(ends, [*ends[1:], None], strict=True):
             # Close the stage here if it would grow beyond the limit with the next stretch.
             if following is None or self._stage_load(bounds[-1], following, batch) > limit:
-                bounds.append(place)
+                bounds.append(position)
         return [self.frozen(a, b) for a, b in pairwise(bounds)]
 
     def _stage_ends(self, upto: int, limit: int, batch: int) -> Iterator[int]:
-        """The places where a stage may end, up to `upto`.
+        """The positions where a stage may end, up to `upto`.
 
         Several tensors are recorded only within a stretch that exceeds the limit otherwise.
         """
-        points = [point for point in self.points if point.place < upto]
+        points = [point for point in self.points if point.position < upto]
         previous = -1
-        for end in [*(p.place for p in points if len(p.nodes) == 1), upto]:
+        for end in [*(p.position for p in points if len(p.nodes) == 1), upto]:
             if self._stage_load(previous, end, batch) > limit:
-                yield from (p.place for p in points if previous < p.place < end)
+                yield from (p.position for p in points if previous < p.position < end)
             yield end
             previous = end
 
     def _stage_load(self, after: int, upto: int, batch: int) -> int:
-        """All parameters, also frozen ones, plus activations of the operators between places."""
-        first, last = self._place_in_prediction(after), self._place_in_prediction(upto)
+        """All parameters, also frozen ones, plus activations of the operators between positions."""
+        first, last = self._position_in_prediction(after), self._position_in_prediction(upto)
         assert first is not None
         assert last is not None
         parameters = {**self.captured.parameters, **self.captured.frozen}

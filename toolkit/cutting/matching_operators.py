@@ -94,7 +94,7 @@ class Matching:
     def _by_number(self, flow: SampleFlow) -> dict[int, list[Node]]:
         """The operators of `flow` with each number, and the samples, without copies."""
         groups = defaultdict[int, list[Node]](list)
-        for node in flow.place:
+        for node in flow.position:
             if self._source(node) is None:
                 groups[self._numbers[node]].append(node)
         return groups
@@ -124,7 +124,7 @@ class Matching:
             return None
         pairs = []
         for a, b in zip(*reads, strict=True):
-            if a in training.place and b in inference.place:
+            if a in training.position and b in inference.position:
                 pairs.append((self.unchanged(a), self.unchanged(b)))
             elif self._numbers[a] != self._numbers[b]:
                 return None

@@ -41,8 +41,8 @@ class SampleFlow:
     Attributes:
         graph: The recorded graph.
         operators: The operators whose values depend on those of the samples, in order of execution,
-            without integers and booleans. An operator's index is its place.
-        place: The place of each; -1 for the samples.
+            without integers and booleans. An operator's index is its position.
+        position: The position of each; -1 for the samples.
         updates: Operators that change a tensor of the model. They stay even if nothing reads their
             result.
     """
@@ -52,7 +52,7 @@ class SampleFlow:
         self.batch: torch.SymInt = input_node(graph).meta["val"].shape[0]
         self.updates = [n for n in graph.graph.nodes if n.op == "call_function" and is_impure(n)]
         self.operators: list[Node] = []
-        self.place = {input_node(graph): -1}
+        self.position = {input_node(graph): -1}
         self._needed = self.ancestors([output_node(graph), *self.updates])
         dependent = {input_node(graph)}
         for node in graph.graph.nodes:
@@ -60,7 +60,7 @@ class SampleFlow:
                 continue
             dependent.add(node)
             if not is_recomputed(node):
-                self.place[node] = len(self.operators)
+                self.position[node] = len(self.operators)
                 self.operators.append(node)
         self._behind: dict[Node, tuple[frozenset[Node], frozenset[Node]]] = {}
 
@@ -103,7 +103,7 @@ class SampleFlow:
         if node not in self._behind:
             activations, constants = set[Node](), set[Node]()
             for read in self.values_read(node):
-                if read in self.place:
+                if read in self.position:
                     activations.add(read)
                 else:
                     further = self.behind(read)
@@ -119,16 +119,18 @@ class SampleFlow:
         }
 
     def crossings(self) -> Iterator[tuple[Node, ...]]:
-        """The activations and samples that are needed after each place, in order of execution."""
+        """Activations and samples that are needed after each position, in order of execution."""
         last = dict[Node, int]()
-        for place, node in enumerate(self.operators):
-            last |= dict.fromkeys(self.behind(node)[0], place)
-        # The output is needed after the last place.
+        for position, node in enumerate(self.operators):
+            last |= dict.fromkeys(self.behind(node)[0], position)
+        # The output is needed after the last position.
         last[output_node(self.graph)] = len(self.operators)
         alive = {input_node(self.graph): None}
-        for place, node in enumerate(self.operators):
+        for position, node in enumerate(self.operators):
             alive[node] = None
-            alive = {activation: None for activation in alive if last.get(activation, -1) > place}
+            alive = {
+                activation: None for activation in alive if last.get(activation, -1) > position
+            }
             yield tuple(alive)
 
     def sample_axis(self, node: Node) -> int | None:

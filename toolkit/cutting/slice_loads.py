@@ -35,9 +35,9 @@ class LoadCounter:
 
 
 def loads_after(flow: SampleFlow, parameters: Mapping[str, Tensor], batch: int) -> list[int]:
-    """The load of the operators after each place; loads never rise with the place.
+    """The load of the operators after each position; loads never rise with the position.
 
-    A parameter that operators on both sides of a place read does not count: it is not trained.
+    A parameter that operators on both sides of a position read does not count: it is not trained.
 
     Args:
         flow: The training graph.

@@ -1,4 +1,4 @@
-"""The operators between two places of a recorded graph, as a graph of one input and one output.
+"""The operators between two positions of a recorded graph, as a graph of one input and one output.
 
 Where one float tensor with the samples as its first axis crosses a cut, it is recorded as it is. In
 other cases the recording of a sample is one row (batch, k): the crossing tensors one after the

@@ -1,4 +1,4 @@
-"""Which tensors of a model the operators on each side of a place read."""
+"""Which tensors of a model the operators on each side of a position read."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NEVER = (-1, -1)
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of the model. `training` and `inference`: the first and the last place that read it.
+    """A tensor of the model. `training` and `inference`: first and last position that read it.
 
     `is_updated` says whether training computes its new value without a gradient, as for running
     statistics.
@@ -22,74 +22,74 @@ class _Tensor:
     inference: tuple[int, int]
     is_updated: bool
 
-    def is_read_before(self, place: int, twin: int) -> bool:
-        """Whether an operator up to `place`, which is `twin` in the inference graph, reads it."""
-        return -1 < self.training[0] <= place or -1 < self.inference[0] <= twin
+    def is_read_before(self, position: int, twin: int) -> bool:
+        """Whether an operator up to `position`, `twin` in the inference graph, reads it."""
+        return -1 < self.training[0] <= position or -1 < self.inference[0] <= twin
 
-    def forbids(self, place: int, twin: int) -> bool:
-        """Whether no cut is possible after `place`, which is `twin` in the inference graph."""
-        read = self.training[1] > place
+    def forbids(self, position: int, twin: int) -> bool:
+        """Whether no cut is possible after `position`, which is `twin` in the inference graph."""
+        read = self.training[1] > position
         # It would be fixed and updated at once, or read in prediction but not in training.
-        split = self.is_updated and read and self.is_read_before(place, twin)
+        split = self.is_updated and read and self.is_read_before(position, twin)
         return split or (self.inference[1] > twin and not read)
 
 
 class TensorReads:
-    """The places at which the two graphs of `captured` read its tensors."""
+    """The positions at which the two graphs of `captured` read its tensors."""
 
     def __init__(self, captured: Captured, training: SampleFlow, inference: SampleFlow) -> None:
         updated = {name for node in training.updates for name in training.tensors_read(node)}
         changed = updated | captured.parameters.keys()
-        first, second = places_reading(training), places_reading(inference)
+        first, second = positions_reading(training), positions_reading(inference)
         self._tensors = {
             name: _Tensor(first.get(name, NEVER), second.get(name, NEVER), name in updated)
             for name in captured.tensors
         }
         self._trained = captured.parameters.keys()
         self._readers: list[tuple[int, str, set[str]]] = []
-        for place, node in enumerate(training.operators):
+        for position, node in enumerate(training.operators):
             # Other buffers, such as frequencies of rotary tables, are no layer's own.
             own = training.tensors_read(node) & (changed | captured.frozen.keys())
             if own:
-                self._readers.append((place, module_of(node) or min(own), own))
+                self._readers.append((position, module_of(node) or min(own), own))
 
-    def read_before(self, place: int, twin: int) -> set[str]:
-        """The trained parameters that are read up to `place`; a slice after it keeps them fixed.
+    def read_before(self, position: int, twin: int) -> set[str]:
+        """The trained parameters that are read up to `position`; a slice after it keeps them fixed.
 
-        `twin` is the same place in the inference graph.
+        `twin` is the same position in the inference graph.
         """
-        return {n for n in self._trained if self._tensors[n].is_read_before(place, twin)}
+        return {n for n in self._trained if self._tensors[n].is_read_before(position, twin)}
 
-    def are_apart(self, place: int, twin: int) -> bool:
-        """Whether a slice may begin after `place`, which is `twin` in the inference graph.
+    def are_apart(self, position: int, twin: int) -> bool:
+        """Whether a slice may begin after `position`, which is `twin` in the inference graph.
 
-        It must train something, and a layer that the part before `place` has too is better
+        It must train something, and a layer that the part before `position` has too is better
         recorded than computed with fixed weights in every step.
         """
-        if any(tensor.forbids(place, twin) for tensor in self._tensors.values()):
+        if any(tensor.forbids(position, twin) for tensor in self._tensors.values()):
             return False
-        fixed = self.read_before(place, twin)
-        later = self._readers[self._after(place) :]
+        fixed = self.read_before(position, twin)
+        later = self._readers[self._after(position) :]
         again = bool(later) and bool(fixed & later[0][2])
         return not again and any((own & self._trained) - fixed for _, _, own in later)
 
-    def module_after(self, place: int) -> str | None:
-        """The first module with parameters after `place`; None if all are on one side.
+    def module_after(self, position: int) -> str | None:
+        """The first module with parameters after `position`; None if all are on one side.
 
         If the model reads a parameter outside of all modules first, the name of that parameter.
         """
-        later = self._after(place)
+        later = self._after(position)
         return self._readers[later][1] if 0 < later < len(self._readers) else None
 
-    def _after(self, place: int) -> int:
-        """The index of the first reader after `place`."""
-        return bisect_right(self._readers, place, key=lambda reader: reader[0])
+    def _after(self, position: int) -> int:
+        """The index of the first reader after `position`."""
+        return bisect_right(self._readers, position, key=lambda reader: reader[0])
 
 
-def places_reading(flow: SampleFlow) -> dict[str, tuple[int, int]]:
-    """The first and the last place that read each tensor of the model."""
-    places: dict[str, tuple[int, int]] = {}
-    for place, node in enumerate(flow.operators):
+def positions_reading(flow: SampleFlow) -> dict[str, tuple[int, int]]:
+    """The first and the last position that read each tensor of the model."""
+    positions: dict[str, tuple[int, int]] = {}
+    for position, node in enumerate(flow.operators):
         for name in flow.tensors_read(node):
-            places[name] = places.get(name, (place, place))[0], place
-    return places
+            positions[name] = positions.get(name, (position, position))[0], position
+    return positions

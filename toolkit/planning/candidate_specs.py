@@ -50,7 +50,7 @@ def useful_cuts(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> 
     last = float(cutter.load(cutter.captured.training, batch))
     loads = cutter.loads(batch)
     for point in cutter.points_by_module(batch).values():
-        load = loads[point.place]
+        load = loads[point.position]
         if load <= APART * last:
             last = load
             yield point

@@ -76,7 +76,7 @@ def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load | None) -
     loads = cutter.loads(batch)
 
     def own(point: CutPoint) -> int:
-        return loads[point.place]
+        return loads[point.position]
 
     counted = load or own
     # One point for each slice: to count with exchanged layers is slow.

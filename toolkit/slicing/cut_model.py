@@ -50,13 +50,13 @@ def cut_as_asked(cutter: Cutter, spec: Spec, batch: int, skip: int) -> CutModel:
 
 def cut_at(cutter: Cutter, point: CutPoint, batch: int) -> CutModel:
     """The model cut at `point`. No stage needs more than the part that is trained, if possible."""
-    trained = cutter.trained(point.place)
-    stages = cutter.stages(point.place, cutter.load(trained, batch), batch)
+    trained = cutter.trained(point.position)
+    stages = cutter.stages(point.position, cutter.load(trained, batch), batch)
     return CutModel(
         recorded=f"ahead of {point.module}",
         dtype=cutter.recording,
         stages=stages,
         trained=trained,
-        predicting=cutter.predicting(point.place),
-        fixed=cutter.fixed_after(point.place),
+        predicting=cutter.predicting(point.position),
+        fixed=cutter.fixed_after(point.position),
     )

@@ -59,7 +59,7 @@ class InnerFamily:
             captured = capture(rewritten.model, self.cutter.captured.sample_shape)
         cutter = Cutter(captured, self.cutter.recording)
         # Layers are exchanged after the cut only, so that the place counts the same operators.
-        same_point = next(p for p in cutter.points if p.place == point.place)
+        same_point = next(p for p in cutter.points if p.position == point.position)
         cut = cut_at(cutter, same_point, batch)
         # An exchanged layer may be called otherwise inside; the user knows the original name.
         return rewritten, captured, replace(cut, recorded=f"ahead of {point.module}")
@@ -67,8 +67,8 @@ class InnerFamily:
     def rewritten_after(self, point: CutPoint) -> Rewritten:
         """The model with the layers after `point` exchanged."""
         captured = self.cutter.captured
-        read = set(tensors_read([self.cutter.trained(point.place)]))
-        trained = read - self.cutter.fixed_after(point.place)
+        read = set(tensors_read([self.cutter.trained(point.position)]))
+        trained = read - self.cutter.fixed_after(point.position)
         exchangeable = {
             layer.name
             for layer in weighted_layers(self.request.model, captured)
@@ -85,5 +85,5 @@ class InnerFamily:
             )
         trained = {n: v for n, v in rewritten.model.named_parameters() if v.requires_grad}
         return loads_after(SampleFlow(graph), trained, self.request.training.batch_size)[
-            point.place
+            point.position
         ]

@@ -74,13 +74,13 @@ def cut_along_time(cutter: Cutter, within: Callable[[str], bool], skip: int, spe
         )
     lstm = named[0]
     check_time_cut(cutter, lstm, skip, spec)
-    place = cutter.training.place
-    ahead = place[lstm.args[0]]  # type: ignore[index]
+    position = cutter.training.position
+    ahead = position[lstm.args[0]]  # type: ignore[index]
     with lstm_shapes_only():
         return TimeCut(
             module=module_of(lstm),
             ahead=ahead,
-            record=make_recording_graph(cutter.frozen(ahead, place[lstm]), skip),
+            record=make_recording_graph(cutter.frozen(ahead, position[lstm]), skip),
             trained=make_resuming_graph(cutter.trained(ahead), skip),
             predicting=make_resuming_graph(cutter.predicting(ahead), skip),
         )
@@ -135,7 +135,7 @@ def is_only_value_needed(cutter: Cutter, source: Node, lstm: Node) -> bool:
     """Whether only `lstm` uses `source`, and no earlier value is needed from there on."""
     flow = cutter.training
     users = [user for user in source.users if source in flow.values_read(user)]
-    return cutter.crossing(flow.place[source]) == (source,) and users == [lstm]
+    return cutter.crossing(flow.position[source]) == (source,) and users == [lstm]
 
 
 def selects_last_step(node: Node) -> bool:

@@ -55,8 +55,8 @@ def test_both_sides_of_every_cut_are_the_model(cut: Cut) -> None:
         whole = model(x)
     assert cutter.points
     for point in cutter.points:
-        activation = run(cutter.frozen(-1, point.place), x)
-        composed = run(cutter.predicting(point.place), activation)
+        activation = run(cutter.frozen(-1, point.position), x)
+        composed = run(cutter.predicting(point.position), activation)
         torch.testing.assert_close(composed, whole, rtol=1e-5, atol=1e-5, msg=point.module)
 
 
@@ -64,15 +64,15 @@ def test_both_sides_of_every_cut_are_the_model(cut: Cut) -> None:
 def test_stages_are_the_prefix_in_pieces_within_the_limit(cut: Cut, limit: int) -> None:
     model, cutter, shape = cut
     batch, x = 2, torch.randn(2, *shape)
-    places = [-1, *(point.place for point in cutter.points)]
+    places = [-1, *(point.position for point in cutter.points)]
     stretches = [cutter.load(cutter.frozen(*pair), batch) for pair in pairwise(places)]
     with torch.no_grad():
         whole = model(x)
     for point in cutter.points[-1 :: -max(1, len(cutter.points) // 4)]:
-        stages, activation = cutter.stages(point.place, limit, batch), x
+        stages, activation = cutter.stages(point.position, limit, batch), x
         for stage in stages:
             activation = run(stage, activation)
-        composed = run(cutter.predicting(point.place), activation)
+        composed = run(cutter.predicting(point.position), activation)
         torch.testing.assert_close(composed, whole, rtol=1e-5, atol=1e-5)
         loads = [cutter.load(stage, batch) for stage in stages]
         assert max(loads) <= max(limit, *stretches)
@@ -83,14 +83,14 @@ def test_sides_share_no_parameter_and_lose_none(cut: Cut) -> None:
     model, cutter, _ = cut
     total = sum(value.numel() for value in model.parameters())
     for point in cutter.points:
-        sides = (cutter.frozen(-1, point.place), cutter.trained(point.place))
+        sides = (cutter.frozen(-1, point.position), cutter.trained(point.position))
         assert sum(cutter.load(side, 0) for side in sides) == total, point.module
 
 
 def test_names_of_the_first_trained_modules(cut: Cut) -> None:
     model, cutter, _ = cut
     names = {name for name, _ in model.named_modules()}
-    places = [point.place for point in cutter.points]
+    places = [point.position for point in cutter.points]
     assert places == sorted(set(places))
     assert all(point.module in names for point in cutter.points)
 
@@ -113,7 +113,7 @@ def test_a_module_that_the_model_lacks_is_refused_with_the_cut_points() -> None:
 
 def test_stages_end_where_one_tensor_crosses_if_they_can() -> None:
     cutter = Cutter(capture(resnet20(), (3, 32, 32)))
-    last = cutter.points_by_module(32)["classifier"].place
+    last = cutter.points_by_module(32)["classifier"].position
     halves = cutter.load(cutter.captured.training, 32) // 2
     stages = cutter.stages(last, halves, 32)
     assert len(stages) > 1

@@ -294,14 +294,14 @@ def test_the_largest_slice_within_the_capacity_with_the_smallest_recording(
     (model, recording), (_, shape, _) = recorded(name, seed), MODELS[name]
     with recording:
         cutter = Cutter(capture(model, shape))
-    loads = {point.place: counted(cutter, point.place) for point in cutter.points}
+    loads = {point.position: counted(cutter, point.position) for point in cutter.points}
     full = cutter.load(cutter.captured.training, BATCH)
     assert [cutter.loads(BATCH)[place] for place in loads] == list(loads.values())
     for load in set(loads.values()):
         came = choose_cut(cutter, check_spec(f"slice:{load / full + 1e-9:.12f}"), BATCH)
-        assert loads[came.place] == load
-        assert came.recorded == min(p.recorded for p in cutter.points if loads[p.place] == load)
-        rows = cutter.frozen(-1, came.place)(samples(model, shape).to(cutter_dtype(cutter)))
+        assert loads[came.position] == load
+        assert came.recorded == min(p.recorded for p in cutter.points if loads[p.position] == load)
+        rows = cutter.frozen(-1, came.position)(samples(model, shape).to(cutter_dtype(cutter)))
         assert rows[0].numel() == came.recorded
 
 
