@@ -9,8 +9,8 @@ import click
 
 from profiles.text_formatting import counted
 from toolkit.cli.early_checks import check_data, check_model
-from toolkit.cli.options import JSON_HELP, LOSS, Shape, argument, option, takes
-from toolkit.submodels.hyperparameters import Loss
+from toolkit.cli.options import JSON_HELP, LOSS_HELP, Shape, argument, option, takes
+from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.terminal_output import show_stages
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class EvaluateOptions:
         "Shape of one sample, like 3,32,32.", type=Shape(), required=True
     )
     data: str = option("FILE.npz with x and y, or module:callable.", required=True)
-    loss: Loss = LOSS
+    loss: Loss = option(LOSS_HELP, default=TrainingConfig.loss)
     as_json: bool = option(JSON_HELP, "--json")
 
 

@@ -20,6 +20,9 @@ Options = TypeVar("Options")
 SEED = click.IntRange(0, 2**31 - 1)
 PATH = click.Path(path_type=Path)
 JSON_HELP = "Print one JSON object."
+LOSS_HELP = (
+    "Loss to minimise; ctc is for sequences whose places are not known, mse for regressions."
+)
 
 
 class Shape(click.ParamType[tuple[int, ...]]):
@@ -82,10 +85,8 @@ def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Decor
             command(options(**given))
 
         types, decorated = get_type_hints(options), with_options
-        for declared in reversed(fields(options)):  # type: ignore[arg-type]
-            decorated = _parameter(declared.name, types[declared.name], declared.metadata)(
-                decorated
-            )
+        for own in reversed(fields(options)):  # type: ignore[arg-type]
+            decorated = _parameter(own.name, types[own.name], own.metadata)(decorated)
         return decorated
 
     return decorate
@@ -125,12 +126,6 @@ class ModelOptions:
     seed: int = option("Seed of the initial weights.", default=0, type=SEED)
 
 
-LOSS = option(
-    "Loss to minimise; ctc is for sequences whose places are not known, mse for regressions.",
-    default=TrainingConfig.loss,
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """The options of local training."""
@@ -139,7 +134,7 @@ class TrainingOptions:
     learning_rate: float = option(
         "Learning rate, at least 0.", default=TrainingConfig.learning_rate
     )
-    loss: Loss = LOSS
+    loss: Loss = option(LOSS_HELP, default=TrainingConfig.loss)
     masked: bool = option("Set the logits of classes that a device has no samples of to zero.")
     optimizer: Optimizer = option(
         "Optimizer of the training step.", default=TrainingConfig.optimizer

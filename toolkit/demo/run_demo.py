@@ -59,7 +59,8 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
     with interruptible(), Processes(folder.logs) as processes:
         held_out, samples = job.distribute_data()
         status = job.federate(processes)
-        profiles = job.measure(processes)
+        logger.info("Measuring each submodel, one after another")
+        profiles = measurements.profile_fleet(folder, processes, job.members)
         baselines, memory = job.compare(processes, all_full)
     devices = device_reports(job.members, samples, status, profiles)
     result = DemoResult(
@@ -109,11 +110,6 @@ class Job:
         measurements.keep_bundles(folder, members)
         shutil.copyfile(folder.coordinator / folder.model.name, folder.model)
         return status
-
-    def measure(self, processes: Processes) -> dict[str, Profile]:
-        """Profile each submodel. Returns the profiles by submodel."""
-        logger.info("Measuring each submodel, one after another")
-        return measurements.profile_fleet(self.folder, processes, self.members)
 
     def compare(
         self, processes: Processes, all_full: bool
