@@ -12,7 +12,6 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
-from device_agent.formats.manifest import Port
 from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.onnx_runtime import OnnxSession
 from edgetailor import TrainingConfig, export, split
@@ -28,6 +27,7 @@ from exporters.programs.program import ProgramSignature
 from parameters import some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
+from training_steps import drawn
 
 CLASSES = 4
 BATCH, SAMPLES = 32, 20
@@ -174,15 +174,6 @@ def steps(
     return [split(model, spec, shape, config).program.signatures[0] for spec in specs]
 
 
-def fed(port: Port, draw: np.random.Generator, samples: int) -> np.ndarray:
-    shape = [samples if size is None else size for size in port.shape]
-    if port.kind in ("labels", "seed"):
-        return draw.integers(CLASSES, size=shape)
-    if port.kind == "scalar":
-        return np.asarray(0.1, np.float32)
-    return np.asarray(np.abs(draw.normal(0, 0.3, shape)), port.dtype)
-
-
 def after_three_steps(
     signature: ProgramSignature,
     graph: bytes,
@@ -194,8 +185,7 @@ def after_three_steps(
     """Losses and state after three steps in the agent's runtime, new state over the old."""
     file.write_bytes(graph)
     session = OnnxSession(file, threads=1)
-    draw = np.random.default_rng(seed)
-    feeds = {port.name: fed(port, draw, samples) for port in signature.inputs}
+    feeds = drawn(signature, samples, np.random.default_rng(seed))
     inputs = {port.state: port.name for port in signature.inputs if port.state is not None}
     over = {p.name: inputs[p.state] for p in signature.outputs if p.name in overwritten}
     losses = []

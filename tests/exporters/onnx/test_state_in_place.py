@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from device_agent.formats.manifest import Port
 from device_agent.runtime.onnx_runtime import OnnxSession
-from edgetailor import TrainingConfig, split
 from exporters.memory.liveness import METADATA, VIEWS, execution_order, in_place_of
 from exporters.memory.onnx_footprint import footprint
 from exporters.memory.static_shapes import at_batch
@@ -21,6 +19,7 @@ from exporters.programs.program import ProgramSignature
 from models_for_tests import INPUT_SHAPE, smooth_cnn, tied_layers
 from parameters import some_long
 from toolkit.submodels.hyperparameters import Optimizer
+from training_steps import drawn, train_step
 
 BATCH = 4
 KINDS = ("weight", "bias")
@@ -51,23 +50,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def train_signature(
-    model: nn.Module, shape: tuple[int, ...], optimizer: Optimizer = "sgd", proximal: float = 0.0
-) -> ProgramSignature:
-    training = TrainingConfig(
-        batch_size=BATCH, momentum=0.9, weight_decay=0.01, optimizer=optimizer, proximal=proximal
-    )
-    program = split(model, "full", shape, training).program
-    return next(s for s in program.signatures if s.name == "train")
-
-
-def fed(port: Port, draw: np.random.Generator) -> np.ndarray:
-    shape = [BATCH if size is None else size for size in port.shape]
-    if port.kind in ("labels", "seed"):
-        return draw.integers(4, size=shape)
-    if port.kind == "scalar":
-        return np.asarray(0.1, np.float32)
-    return np.asarray(np.abs(draw.normal(0, 0.3, shape)), port.dtype)
+def step_of(model: nn.Module, shape: tuple[int, ...], **training: object) -> ProgramSignature:
+    return train_step(model, shape, batch_size=BATCH, momentum=0.9, weight_decay=0.01, **training)
 
 
 def check_the_same_numbers(signature: ProgramSignature, graph: bytes, folder: Path) -> None:
@@ -78,7 +62,7 @@ def check_the_same_numbers(signature: ProgramSignature, graph: bytes, folder: Pa
     states = {port.state: port.name for port in signature.inputs if port.state is not None}
     names = in_place_of(graph)
     over = {p.name: states[p.state] for p in signature.outputs if p.state and p.name in names}
-    apart = {port.name: fed(port, np.random.default_rng(7)) for port in signature.inputs}
+    apart = drawn(signature, BATCH, np.random.default_rng(7))
     within = {name: value.copy() for name, value in apart.items()}
     for _ in range(3):
         expected, came = session.run(apart), session.run(within, over)
@@ -126,7 +110,7 @@ def test_new_state_over_the_old_changes_no_number(
     monkeypatch.setattr(state_in_place, "LEAST_BYTES", 0)
     torch.manual_seed(seed)
     make, shape = MODELS[name]
-    signature = train_signature(make(), shape)
+    signature = step_of(make(), shape)
     graph = to_onnx(signature)
     states = {port.state: port.name for port in signature.inputs}
     overwritten = in_place_of(graph)
@@ -141,7 +125,7 @@ def test_layers_are_updated_one_after_the_other() -> None:
     """The gradient of a small bias is an activation that must not wait for the other layers."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(128, 128), nn.Tanh()) for _ in range(4)]
-    graph = to_onnx(train_signature(nn.Sequential(*layers), (3, 128)))
+    graph = to_onnx(step_of(nn.Sequential(*layers), (3, 128)))
     order = execution_order(at_batch(onnx.load_from_string(graph), BATCH).graph)
     names = [value.name for node in order for value in node.outputs]
     updates = [name for name in names if name in {f"{n}.0.{p}+" for n in range(4) for p in KINDS}]
@@ -155,7 +139,7 @@ def test_other_optimizers(
     monkeypatch.setattr(state_in_place, "LEAST_BYTES", 0)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-    signature = train_signature(model, (6,), optimizer)
+    signature = step_of(model, (6,), optimizer=optimizer)
     graph = to_onnx(signature)
     assert set(in_place_of(graph)) == {port.name for port in signature.outputs if port.state}
     check_the_same_numbers(signature, graph, tmp_path)
@@ -168,7 +152,7 @@ def test_what_is_read_after_the_update_is_not_written_over(
     monkeypatch.setattr(state_in_place, "LEAST_BYTES", 0)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-    signature = train_signature(model, (6,), proximal=0.1)
+    signature = step_of(model, (6,), proximal=0.1)
     graph = to_onnx(signature)
     assert "0.weight+" not in in_place_of(graph)
     assert "moved:0.weight+" in in_place_of(graph)
@@ -178,7 +162,7 @@ def test_what_is_read_after_the_update_is_not_written_over(
 def test_a_large_weight_is_in_memory_once() -> None:
     """A small one may be there twice: what orders the nodes would take more than it saves."""
     model = nn.Sequential(nn.Linear(200, 300), nn.Tanh(), nn.Linear(300, 300), nn.Linear(300, 4))
-    graph = to_onnx(train_signature(model, (200,)))
+    graph = to_onnx(step_of(model, (200,)))
     assert {"0.weight+", "2.weight+", "momentum:2.weight+"} < set(in_place_of(graph))
     assert "3.weight+" not in in_place_of(graph)
     without = onnx.load_from_string(graph)

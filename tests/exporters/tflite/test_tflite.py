@@ -41,6 +41,7 @@ from refusals import refused
 from row_kinds import PICK, of
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.hyperparameters import Loss, Optimizer
+from training_steps import train_step
 from trainings import evaluate_bundle, train_bundle, training_config
 from uncovered_rows import REFUSED, check_refused
 
@@ -93,8 +94,7 @@ def test_dropout_is_as_in_onnxruntime(seed: int) -> None:
     """ONNX steps are held to PyTorch's with the same masks in test_dropout.py."""
     torch.manual_seed(seed)
     model = Dropping()
-    program = split(model, "full", DROPPING_SHAPE, TrainingConfig(momentum=0.0)).program
-    train = next(s for s in program.signatures if s.name == "train")
+    train = train_step(model, DROPPING_SHAPE, momentum=0.0)
     ours = Interpreter(model_content=to_tflite([train]), num_threads=1)
     theirs = open_session(to_onnx(train))
     values = {n: v.detach().numpy() for n, v in model.named_parameters()}
@@ -134,8 +134,7 @@ def wide_kernels() -> nn.Module:
 )
 def test_xnnpack_takes_the_step_as_a_whole(model: Callable[[], nn.Module]) -> None:
     """Otherwise what is ready before an operator that it does not take is computed and kept."""
-    program = split(model(), "full", (1, 8, 8), TRAINING).program
-    train = next(s for s in program.signatures if s.name == "train")
+    train = train_step(model(), (1, 8, 8), momentum=0.9)
     run = Interpreter(model_content=to_tflite([train]), num_threads=1)
     run.allocate_tensors()
     names = [operator["op_name"] for operator in run._get_ops_details()]

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
-from edgetailor import TrainingConfig, split
 from exporters.memory.liveness import execution_order
 from exporters.onnx.forms import (
     blocked_depthwise_gradient,
@@ -34,6 +33,7 @@ from exporters.onnx.forms.graph_rewriting import rewritten
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import Recomputation
 from form_cases import FIRST_BATCH, Case, check_by_definition, check_in_runtime, tail
+from training_steps import train_step
 
 
 class Residual(nn.Module):
@@ -380,16 +380,14 @@ def test_blocked_forms_in_the_runtime(
 def test_a_graph_without_a_fitting_convolution_has_no_blocked_form(seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.Tanh(), *tail(12))
-    program = split(model, "full", (3, 6, 6), TrainingConfig(batch_size=4)).program
-    graph = to_onnx(next(s for s in program.signatures if s.name == "train"))
+    graph = to_onnx(train_step(model, (3, 6, 6), batch_size=4))
     assert [blocked(graph, block, 4) for block in BLOCKS] == [None, None]
 
 
 def test_one_dimension_has_no_blocked_form(seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv1d(16, 32, 3), nn.Tanh(), nn.Flatten(), nn.Linear(128, 3))
-    program = split(model, "full", (16, 6), TrainingConfig(batch_size=16)).program
-    graph = to_onnx(next(s for s in program.signatures if s.name == "train"))
+    graph = to_onnx(train_step(model, (16, 6), batch_size=16))
     assert [blocked(graph, block, 16) for block in BLOCKS] == [None, None]
 
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from device_agent.formats.graph_forms import WINOGRAD, form_file
 from device_agent.runtime.onnx_runtime import OnnxSession
-from edgetailor import split
 from exporters.memory.onnx_footprint import footprint
 from exporters.onnx.forms.winograd import A, B, G, winograd, winograd_footprint
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, check, check_in_runtime, tail
 from toolkit import models
+from training_steps import train_step
 
 
 class Residual(nn.Module):
@@ -151,9 +151,7 @@ def test_convolutions_of_any_sizes(number: int, seed: int, tmp_path: Path) -> No
 
 def test_the_memory_is_that_of_the_form() -> None:
     """Transformed tiles are four times as large as their image."""
-    program = split(models.resnet20(), "slice:blocks.6", (3, 32, 32)).program
-    train = next(s for s in program.signatures if s.name == "train")
-    graph = to_onnx(train)
+    graph = to_onnx(train_step(models.resnet20(), (3, 32, 32), "slice:blocks.6"))
     plain, other = footprint(graph, 32), winograd_footprint(graph, 32)
     # The largest image has 64 channels of 8 x 8 pixels; its tiles exist before and after a
     # transposition.

@@ -2,13 +2,13 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import edgetailor
 from exporters.onnx.traced_passes.graph_passes import (
     accumulate_products,
     cancel_permutations,
@@ -17,23 +17,14 @@ from exporters.onnx.traced_passes.graph_passes import (
 )
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import operators, trace
+from training_steps import drawn, train_step
 
 aten = torch.ops.aten
 
 
-def step_of(momentum: float, weight_decay: float) -> ProgramSignature:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3))
-    training = edgetailor.TrainingConfig(momentum=momentum, weight_decay=weight_decay)
-    return edgetailor.split(model, "full", (20,), training).program.signatures[0]
-
-
-def drawn(signature: ProgramSignature) -> list[Tensor]:
-    return [
-        torch.randint(3, (5,))
-        if port.kind == "labels"
-        else torch.rand([5 if size is None else size for size in port.shape])
-        for port in signature.inputs
-    ]
+def inputs_of(signature: ProgramSignature, seed: int) -> list[Tensor]:
+    feeds = drawn(signature, 5, np.random.default_rng(seed))
+    return [torch.from_numpy(feeds[port.name]) for port in signature.inputs]
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.0, 0.1), (0.9, 0.1), (0.0, 0.0)])
@@ -41,8 +32,9 @@ def test_a_step_gets_shorter_and_computes_the_same(
     momentum: float, decay: float, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    signature = step_of(momentum, decay)
-    graph, feeds = trace(signature), drawn(signature)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3))
+    signature = train_step(model, (20,), momentum=momentum, weight_decay=decay)
+    graph, feeds = trace(signature), inputs_of(signature, seed)
     before, count = graph(*feeds), Counter(operators(graph))
     after = shorten(graph)(*feeds)
     for ours, theirs in zip(after, before, strict=True):
@@ -119,9 +111,8 @@ class Rows(nn.Module):
 
 def test_the_smaller_factor_is_scaled(seed: int) -> None:
     torch.manual_seed(seed)
-    program = edgetailor.split(Rows(), "full", (5, 6), edgetailor.TrainingConfig()).program
-    signature = next(s for s in program.signatures if s.name == "train")
-    graph, feeds = trace(signature), drawn(signature)
+    signature = train_step(Rows(), (5, 6))
+    graph, feeds = trace(signature), inputs_of(signature, seed)
     before = graph(*feeds)
     for ours, theirs in zip(shorten(graph)(*feeds), before, strict=True):
         torch.testing.assert_close(ours, theirs)

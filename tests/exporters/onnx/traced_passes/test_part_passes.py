@@ -3,31 +3,17 @@
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import edgetailor
 from exporters.onnx.traced_passes.graph_passes import shorten
-from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import operators, trace
+from training_steps import drawn, train_step
 
 TOKENS, WIDTH, HEADS = 6, 8, 2
-
-
-def steps(model: nn.Module, shape: tuple[int, ...]) -> ProgramSignature:
-    program = edgetailor.split(model, "full", shape, edgetailor.TrainingConfig()).program
-    return next(s for s in program.signatures if s.name == "train")
-
-
-def drawn(signature: ProgramSignature, batch: int) -> list[Tensor]:
-    return [
-        torch.randint(3, (batch,))
-        if port.kind == "labels"
-        else torch.rand([batch if size is None else size for size in port.shape])
-        for port in signature.inputs
-    ]
 
 
 class Attention(nn.Module):
@@ -50,9 +36,11 @@ class Attention(nn.Module):
 @pytest.mark.parametrize("of_torch", [True, False])
 def test_attention(of_torch: bool, seed: int) -> None:
     torch.manual_seed(seed)
-    signature = steps(Attention(of_torch), (TOKENS, WIDTH))
-    graph = trace(signature)
-    feeds = {batch: drawn(signature, batch) for batch in (2, 3, 7)}
+    signature = train_step(Attention(of_torch), (TOKENS, WIDTH))
+    graph, feeds = trace(signature), {}
+    for batch in (2, 3, 7):
+        arrays = drawn(signature, batch, np.random.default_rng(seed))
+        feeds[batch] = [torch.from_numpy(arrays[port.name]) for port in signature.inputs]
     before = {batch: graph(*given) for batch, given in feeds.items()}
     after = shorten(graph)
     for batch, given in feeds.items():
