@@ -1,6 +1,7 @@
 """Average pooling of images and volumes, forward and backward, for any window."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
@@ -66,7 +67,7 @@ def windows(
     ]
 
 
-def several(sizes: list[int], axes: int) -> list[int]:
+def several(sizes: Sequence[int], axes: int) -> list[int]:
     """Repeat a single size for each axis."""
     return list(sizes) * axes if len(sizes) == 1 else list(sizes)
 

@@ -8,6 +8,7 @@ import sympy
 import torch
 from ai_edge_litert import schema_py_generated as schema
 
+from exporters.decompositions.average_pooling import several
 from exporters.tflite import elementwise, reductions, shape
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Lowering, LoweringRules
@@ -222,8 +223,8 @@ def max_pool(
     """The maximum of each window. No operator here reads the indices, so they are None."""
     if any(n != 1 for n in dilation):
         raise UnsupportedError("a dilated pooling window")
-    kernel = pair(kernel)
-    stride, padding = pair(stride or kernel), pair(padding)
+    kernel = several(kernel, 2)
+    stride, padding = several(stride or kernel, 2), several(padding, 2)
     result = lowering.shape
     x = Value(lowering.dense(x, IMAGE), x.shape, IMAGE)
     widths = [[0, 0]]
@@ -247,11 +248,6 @@ def max_pool(
         filterWidth=kernel[1],
     )
     return Value(tensor, result, IMAGE), None
-
-
-def pair(sizes: Sequence[int]) -> list[int]:
-    """Repeat a single size for both axes."""
-    return list(sizes) * 2 if len(sizes) == 1 else list(sizes)
 
 
 def batch_norm(
