@@ -11,6 +11,7 @@ from safetensors.numpy import save
 from device_agent.data.local_data import LocalData
 from device_agent.formats.protocol import RoundResult
 from models_for_tests import CLASSES, INPUT_SHAPE
+from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.round_aggregation import RoundAggregation
@@ -48,16 +49,25 @@ class HostileFleet:
         return [self._known[spec, seed] for seed, spec in enumerate(specs)]
 
     def fold(self, folder: Path, updates: Sequence[Received]) -> RoundAggregation:
-        """The aggregation of `updates` of device-0, device-1, ... to the first model, done."""
+        """The aggregation of `updates` of device-0, device-1, ... to the first model, done.
+
+        It leaves out those that a coordinator would not take.
+        """
         self.federation.load(self.first)
-        store = Store(folder)
+        store, refused = Store(folder), dict[str, str]()
         try:
             store.add_result(RoundResult(round=0, accuracy=0, loss=1, updates=0), self.first)
             for number, (record, arrays) in enumerate(updates):
-                entry = store.blobs.put(save(dict(arrays)))
-                store.add_update(1, f"device-{number}", replace(record, file=entry))
+                entry, device = store.blobs.put(save(dict(arrays))), f"device-{number}"
+                try:
+                    self.federation.check((record, arrays), device)
+                except UpdateError as error:
+                    refused[device] = str(error)
+                else:
+                    store.add_update(1, device, replace(record, file=entry))
             done = RoundAggregation(self.federation, store, self.held_out, 1)
             done.run()
+            done.left_out |= refused
         finally:
             store.close()
         return done

@@ -29,12 +29,20 @@ from device_agent.formats.manifest import (
 )
 from device_agent.formats.protocol import Work
 from device_agent.formats.signed_work import split_token
-from device_agent.formats.update import RECORD, TENSORS, UpdateRecord, write_update
+from device_agent.formats.update import (
+    RECORD,
+    TENSORS,
+    UpdateRecord,
+    check_record,
+    check_tensors,
+    write_update,
+)
 from device_agent.training.bundle_training import forget
 from toolkit.aggregation.update_bounds import Scale
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.round_aggregation import Model
+from toolkit.coordinator.rounds.upload_validation import Update
 from toolkit.coordinator.server import Server
 from toolkit.web.built_page import Page
 
@@ -97,7 +105,12 @@ class VectorModel:
         )
         return {**files, MANIFEST: encode(manifest)}
 
-    def fold(self, updates: Iterable[tuple[UpdateRecord, dict[str, np.ndarray]]]) -> None:
+    def check(self, update: Update, origin: str) -> None:
+        record, arrays = update
+        check_record(record, origin)
+        check_tensors(arrays, record.tensors, origin)
+
+    def fold_checked(self, updates: Iterable[Update]) -> None:
         received = [tensors["w"] for _, tensors in updates]
         self.folded.append(len(received))
         self.weights = np.mean(received, axis=0, dtype=np.float32)
@@ -279,3 +292,14 @@ def trained(link: CoordinatorClient, folder: Path) -> tuple[Work, UpdateRecord, 
 def send(link: CoordinatorClient, round_: int, update: Path) -> None:
     link.send_tensors(round_, update / TENSORS)
     link.send_update(round_, (update / RECORD).read_bytes())
+
+
+def send_trained(link: CoordinatorClient, round_: int, folder: Path) -> None:
+    """Send the update of `link` for the open round, which is `round_`; made in a new folder."""
+    send(link, round_, trained(link, folder)[2])
+
+
+def send_all(links: Mapping[str, CoordinatorClient], round_: int, folder: Path) -> None:
+    """The same for all `links`, each in a folder of its name."""
+    for name, link in links.items():
+        send_trained(link, round_, folder / name)

@@ -249,11 +249,19 @@ class _Key:
 
     @classmethod
     def at(cls, path: Path) -> "_Key":
-        if path.exists():
+        try:
             return cls(DeviceKey.from_pem(path.read_bytes(), path), path, new=False)
-        generated = cls(DeviceKey.new(), path, new=True)
-        write_file(path, generated.key.pem(), mode=0o600)
-        return generated
+        except FileNotFoundError:
+            generated = cls(DeviceKey.new(), path, new=True)
+            write_file(path, generated.key.pem(), mode=0o600)
+            return generated
+        except OSError as error:
+            raise InputError(
+                "{path} cannot be read: {reason}.",
+                code="state.unreadable",
+                path=str(path),
+                reason=error.strerror,
+            ) from None
 
 
 def _enrol(

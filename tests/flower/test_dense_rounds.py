@@ -122,7 +122,7 @@ def served(folder: Path, number: int, seed: int) -> Iterator[list[tuple[Tensors,
                 drawn = drawn_updates(
                     federation, SPECS[number], seed + SITES * len(rounds) + number
                 )
-                site.fold(drawn)
+                site.fold_checked(drawn)
                 rounds.append((came, floating(federation)))
                 site.save()
             time.sleep(0.01)

@@ -14,9 +14,10 @@ from profiles.errors import InputError
 from profiles.progress import Report, silent
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.recover import Received as Received
-from toolkit.aggregation.recover import RecoveredUpdate, recover
+from toolkit.aggregation.recover import RecoveredUpdate, recover_checked
 from toolkit.aggregation.running_aggregation import Aggregation as Aggregation
 from toolkit.aggregation.running_aggregation import no_update
+from toolkit.aggregation.update_validation import check_update
 from toolkit.submodels.global_model import GlobalModel
 
 Strategy = Callable[[GlobalModel, Iterator[RecoveredUpdate]], Mapping[str, Tensor]]
@@ -70,22 +71,38 @@ def aggregate(
         ...
         profiles.errors.UpdateError: There is no update to aggregate. Give at least one.
     """
-    updates = _counted(updates, progress)
+    return aggregate_checked(
+        model, _checked_updates(updates, model, progress), policy, strategy, progress=progress
+    )
+
+
+def aggregate_checked(
+    model: GlobalModel,
+    updates: Iterable[Received],
+    policy: AggregationPolicy,
+    strategy: Strategy | None,
+    *,
+    progress: Report = silent,
+) -> GlobalModel:
+    """As `aggregate`, for updates that `check_update` has accepted."""
     if strategy is not None:
         return _aggregate_by(strategy, model, updates, policy)
     aggregation = Aggregation(model, policy)
     for record, arrays in updates:
-        aggregation.add(record, arrays)
+        aggregation.add_checked(record, arrays)
         del arrays  # otherwise two updates are in memory while the next one is read
     progress("computing the new model")
     return aggregation.result()
 
 
-def _counted(updates: Iterable[Received], progress: Report) -> Iterator[Received]:
-    """`updates`; each is a stage of its own."""
+def _checked_updates(
+    updates: Iterable[Received], model: GlobalModel, progress: Report
+) -> Iterator[Received]:
+    """`updates`, each checked when it is reached; each is a stage of its own."""
     numbers = itertools.count(1)  # `enumerate` would keep an update until it has the next one
     for update in updates:
         progress(f"adding update {next(numbers)}: {update[0].submodel}")
+        check_update(*update, model.tensors)
         yield update
         del update  # otherwise two updates are in memory while the next one is read
 
@@ -104,10 +121,10 @@ def _aggregate_by(
         nonlocal count
         for update in updates:
             count += 1
-            one = recover(update, model, policy)
+            recovered_update = recover_checked(update, model, policy)
             factors.add_factors(*update)
             factors.count_batches(update[0])
-            yield one
+            yield recovered_update
 
     iterator = recovered()
     new = strategy(model, iterator)

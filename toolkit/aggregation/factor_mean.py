@@ -58,8 +58,8 @@ class FactorMean:
 
     def _weigh(self, weight: float, weights: Mapping[int | None, float]) -> None:
         self.weight += weight
-        for one, more in weights.items():
-            self.weights[one] = self.weights.get(one, 0.0) + more
+        for label, more in weights.items():
+            self.weights[label] = self.weights.get(label, 0.0) + more
 
     def means(self, key: str, model: GlobalModel) -> dict[str, Tensor]:
         """The means by name. Rows that no device trained are those that devices received."""
@@ -85,13 +85,13 @@ class FactorMean:
             return
         dense = value.dense() if isinstance(value, Product) else value
         weights = torch.full(dense.shape[:1], self.weights.get(None, 0.0), dtype=torch.float64)
-        for one, weight in known.items():
-            weights[one] += weight
+        for number, weight in known.items():
+            weights[number] += weight
         for weight in sorted(set(weights.tolist())):
             if weight > 0:
                 rows = (weights == weight).nonzero().flatten().tolist()
-                place = TensorSlice(tuple(dense.shape), rows_of(dense.shape, ranges_of(rows)))
-                yield dense[rows], weight, place
+                part = TensorSlice(tuple(dense.shape), rows_of(dense.shape, ranges_of(rows)))
+                yield dense[rows], weight, part
 
     @cached_property
     def factorized(self) -> frozenset[str]:

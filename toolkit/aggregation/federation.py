@@ -15,12 +15,12 @@ from exporters.export import compile_graphs, with_forms
 from exporters.programs.program import with_preprocessing
 from exporters.runtime_graph import Graphs
 from profiles.errors import InputError, UpdateError
-from toolkit.aggregation.aggregate import Received, Strategy, aggregate
+from toolkit.aggregation.aggregate import Received, Strategy, aggregate, aggregate_checked
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.update_bounds import Scale
 from toolkit.aggregation.update_scales import scales
-from toolkit.aggregation.update_validation import is_variance
+from toolkit.aggregation.update_validation import check_update, is_variance
 from toolkit.families import recovering_family
 from toolkit.model_evaluation import evaluate, take_statistics, training_problem
 from toolkit.splitting import split
@@ -101,9 +101,9 @@ class Federation:
             InputError: The preprocessing is not for this model.
         """
         if spec not in self._submodels:
-            made = split(self.module, spec, self.input_shape, self.training)
-            program = with_preprocessing(made.program, self.preprocessing)
-            self._submodels[spec] = replace(made, program=program)
+            submodel = split(self.module, spec, self.input_shape, self.training)
+            program = with_preprocessing(submodel.program, self.preprocessing)
+            self._submodels[spec] = replace(submodel, program=program)
         return self._submodels[spec]
 
     def bundle(self, spec: str, round_: int = 1) -> dict[str, bytes]:
@@ -122,6 +122,10 @@ class Federation:
         Raises UpdateError for an update that does not fit; the model then stays unchanged.
         """
         self._follow(aggregate(self.model, updates, self.policy, self.strategy))
+
+    def fold_checked(self, updates: Iterable[Received]) -> None:
+        """As `fold`, for updates that `check` has accepted."""
+        self._follow(aggregate_checked(self.model, updates, self.policy, self.strategy))
 
     def take(self, aggregation: Aggregation) -> None:
         """Take the result of `aggregation`, of this model and policy, as the next global model.
@@ -180,11 +184,18 @@ class Federation:
         if self.training.batch_norm == "static":
             take_statistics(self.module, x if self.statistics is None else self.statistics)
             self.model = replace(self.model, tensors=global_model.from_model(self.module).tensors)
-        found = evaluate(self.module, x, y, "The held-out data", self.training.loss)
-        return found.accuracy, found.loss
+        evaluation = evaluate(self.module, x, y, "The held-out data", self.training.loss)
+        return evaluation.accuracy, evaluation.loss
+
+    def check(self, update: Received, origin: str) -> None:
+        """Raise UpdateError unless `update` fits the model; `origin` names it in the error.
+
+        It may be called while another thread folds updates: tensors keep their shapes.
+        """
+        check_update(*update, self.model.tensors, origin)
 
     def scales(self, update: Received) -> Mapping[str, Scale]:
-        """How large the numbers of `update` are. Raises UpdateError if it does not fit."""
+        """How large the numbers of `update` are, which `check` has accepted."""
         return scales(update, self.model)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:

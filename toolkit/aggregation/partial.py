@@ -176,8 +176,8 @@ def decode_partial(
             origin=origin,
             record=RECORD,
         )
-    found = _without_sums(record, model, policy)
-    everything = list(held_sums(found))
+    aggregation = _without_sums(record, model, policy)
+    everything = list(held_sums(aggregation))
     shapes = {held.label: held.shape for held in everything}
     tensors = read_sums(files[TENSORS], shapes, f"{origin}: {TENSORS}")
     for held in everything:
@@ -185,35 +185,35 @@ def decode_partial(
         assert low is not None
         held.mean.sums[held.name] = RunningSum.of(low, high)
         check_sum(held, origin)
-    return found
+    return aggregation
 
 
 def _without_sums(
     record: PartialRecord, model: GlobalModel, policy: AggregationPolicy
 ) -> Aggregation:
     """The aggregation that a checked record describes: all weights, and no tensor yet."""
-    found = Aggregation(model, policy)
-    found.updates, found.trained = record.updates, set(record.trained)
-    found.batches = dict(record.batches)
+    aggregation = Aggregation(model, policy)
+    aggregation.updates, aggregation.trained = record.updates, set(record.trained)
+    aggregation.batches = dict(record.batches)
     for entry in record.sums:
-        whole = found.shapes[entry.name]
-        found.mean.weights[entry.name] = {
-            None if one.part is None else TensorSlice(whole, one.part): one.weight
-            for one in entry.weights
+        whole = aggregation.shapes[entry.name]
+        aggregation.mean.weights[entry.name] = {
+            None if part.part is None else TensorSlice(whole, part.part): part.weight
+            for part in entry.weights
         }
     for factors in record.factors:
         family = recovering_family(parse_spec(factors.submodel))
-        group = found.group(factors.submodel, family, factors.tensors)
+        group = aggregation.group(factors.submodel, family, factors.tensors)
         group.weight = factors.weight
         group.weights = {None: factors.all_classes} if factors.all_classes else {}
         group.weights |= dict(factors.classes)
         for tensor in factors.tensors:
             group.mean.weights[tensor.name] = (
-                {_row_of(tensor.shape, one): weight for one, weight in group.weights.items()}
+                {_row_of(tensor.shape, row): weight for row, weight in group.weights.items()}
                 if tensor.by_class
                 else {None: group.weight}
             )
-    return found
+    return aggregation
 
 
 def _row_of(shape: tuple[int, ...], row: int | None) -> TensorSlice | None:
@@ -238,13 +238,13 @@ def _by_part(weights: Mapping[TensorSlice | None, float]) -> Iterator[PartWeight
     if None in weights:
         yield PartWeight(part=None, weight=weights[None])
     rows_by_rest: dict[Ranges, np.ndarray] = {}
-    for place, weight in weights.items():
-        if place is not None:
-            rest = tuple(tuple(sorted(axis)) for axis in place.ranges[1:])
-            rows = rows_by_rest.setdefault(rest, np.zeros(place.whole_shape[0]))
-            for start, stop in place.ranges[0]:
+    for part, weight in weights.items():
+        if part is not None:
+            rest = tuple(tuple(sorted(axis)) for axis in part.ranges[1:])
+            rows = rows_by_rest.setdefault(rest, np.zeros(part.whole_shape[0]))
+            for start, stop in part.ranges[0]:
                 rows[start:stop] += weight
     for rest, rows in sorted(rows_by_rest.items()):
-        for one in np.unique(rows[rows > 0]).tolist():
-            held = np.flatnonzero(rows == one).tolist()
-            yield PartWeight(part=(ranges_of(held), *rest), weight=one)
+        for row_weight in np.unique(rows[rows > 0]).tolist():
+            held = np.flatnonzero(rows == row_weight).tolist()
+            yield PartWeight(part=(ranges_of(held), *rest), weight=row_weight)

@@ -18,10 +18,17 @@ from toolkit.aggregation.partial_record import (
     PartialRecord,
     SumEntry,
 )
-from toolkit.aggregation.update_validation import COUNTER, MOST_BATCHES, check_table, class_rows
+from toolkit.aggregation.update_validation import (
+    COUNTER,
+    MOST_BATCHES,
+    check_factors,
+    check_table,
+    class_rows,
+)
 from toolkit.families import recovering_family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.submodel import shapes_of
 from toolkit.submodels.tensor_slices import TensorSlice, check_slice
 
 MOST_RECORD_BYTES = 16 << 20
@@ -189,9 +196,9 @@ class _WeightLimits:
 def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None:
     """Check where the updates hold a tensor, and how much they weigh at every element."""
     shape, name = tuple(tensor.shape), repr(entry.name)
-    limits.check(name, (one.weight for one in entry.weights))
-    for one in entry.weights:
-        if one.part is not None:
+    limits.check(name, (part.weight for part in entry.weights))
+    for part in entry.weights:
+        if part.part is not None:
             check_slice(
                 TensorEntry(
                     name=entry.name,
@@ -199,16 +206,16 @@ def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None
                     dtype="float32",
                     shape=shape,
                     stands_for=entry.name,
-                    part=one.part,
+                    part=part.part,
                 ),
                 shape,
             )
-    places = [TensorSlice(shape, one.part) for one in entry.weights if one.part is not None]
+    parts = [TensorSlice(shape, part.part) for part in entry.weights if part.part is not None]
     if (
         not entry.weights
-        or len({one.part for one in entry.weights}) < len(entry.weights)
-        or () in {one.part for one in entry.weights}
-        or sum(math.prod(place.shape) for place in places) > COVERS * tensor.numel()
+        or len({part.part for part in entry.weights}) < len(entry.weights)
+        or () in {part.part for part in entry.weights}
+        or sum(math.prod(place.shape) for place in parts) > COVERS * tensor.numel()
     ):
         raise UpdateError(
             "{origin}: the parts of {name} must be different, at least one, and cover it at most "
@@ -220,11 +227,11 @@ def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None
             times=COVERS,
         )
     share = torch.zeros(shape, dtype=torch.float64)
-    for one in entry.weights:
-        if one.part is None:
-            share += one.weight
+    for part in entry.weights:
+        if part.part is None:
+            share += part.weight
         else:
-            TensorSlice(shape, one.part).add_to(share, 1.0, one.weight)
+            TensorSlice(shape, part.part).add_to(share, 1.0, part.weight)
     limits.check(name, [float(share.max())])
 
 
@@ -242,16 +249,17 @@ def _check_factors(
             submodel=factors.submodel,
             origin=origin,
         )
+    check_factors(factors.submodel, factors.tensors, shapes_of(model.tensors))
     weights = [weight for _, weight in factors.classes]
     limits.check(origin, [factors.weight, *weights, factors.all_classes or factors.weight])
-    classes, rows = [one for one, _ in factors.classes], class_rows(factors.tensors)
+    classes, rows = [number for number, _ in factors.classes], class_rows(factors.tensors)
     others = factors.weight - factors.all_classes
     slack = ROUNDING * factors.weight
     fits = (
         -slack <= others <= factors.weight
         and (bool(classes) or others <= slack)
         and all(weight <= others + slack for weight in weights)
-        and classes == sorted({one for one in classes if one < rows})
+        and classes == sorted({number for number in classes if number < rows})
     )
     if not fits:
         raise UpdateError(

@@ -4,27 +4,24 @@ This is what a user's own aggregation starts from: `recover` turns factors, slic
 layers into full-shape tensors and says which elements the device trained.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.update import UpdateRecord
-from profiles.errors import UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.submodel_strength import strength, trainable
 from toolkit.aggregation.update_validation import check_update
 from toolkit.families import recovering_family
 from toolkit.submodels.class_rows import own_rows
-from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.spec import parse_spec
-from toolkit.submodels.submodel import Shapes, shapes_of
-from toolkit.submodels.tensor_slices import group_by_global_tensor, slice_shapes, slices_by_tensor
+from toolkit.submodels.submodel import shapes_of
+from toolkit.submodels.tensor_slices import slice_shapes, slices_by_tensor
 
 Received = tuple[UpdateRecord, Mapping[str, np.ndarray]]
 """An update as `read_update` returns it: its record, and its arrays by their bundle names."""
@@ -86,12 +83,19 @@ def recover(
         >>> recovered.tensors["w"].tolist(), recovered.weights["w"].tolist()
         ([1.0, 1.0, 0.0], [8.0, 8.0, 0.0])
     """
+    check_update(*update, model.tensors)
+    return recover_checked(update, model, policy)
+
+
+def recover_checked(
+    update: Received, model: GlobalModel, policy: AggregationPolicy
+) -> RecoveredUpdate:
+    """As `recover`, for an update that `check_update` has accepted."""
     record, arrays = update
-    check_update(record, arrays, model.tensors)
     shapes = shapes_of(model.tensors)
     table, left = own_rows(record.tensors, as_tensors(arrays), record.classes, shapes)
     family = recovering_family(parse_spec(record.submodel))
-    held = recover_tensors(family, left, table, slice_shapes(table, shapes))
+    held = family.recover(left, table, slice_shapes(table, shapes))
     weight = torch.tensor(weight_of(record, model, policy))
     where = slices_by_tensor(table, shapes)
     tensors: dict[str, Tensor] = {}
@@ -120,73 +124,3 @@ def weight_of(record: UpdateRecord, model: GlobalModel, policy: AggregationPolic
     if policy.weights == "softmax":
         gamma = strength(record.submodel, record.tensors, trainable(model.tensors))
     return policy.weight(record.samples, gamma)
-
-
-def recover_tensors(
-    family: Family, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
-) -> Mapping[str, Tensor | Product]:
-    """The global tensors, or the held parts of them, that an update of `family` stands for.
-
-    Args:
-        family: The family of the update's submodel.
-        tensors: The update's tensors by bundle name.
-        table: What each of them stands for.
-        shapes: The shape of what the update holds of each global tensor.
-
-    Raises:
-        UpdateError: If the tensors do not give all of these parts in these shapes.
-    """
-    try:
-        recovered = family.recover(tensors, table, shapes)
-    except KeyError as error:
-        name = _incomplete(family, tensors, table, shapes)
-        raise UpdateError(
-            "An update lacks the factor {factor!r} of {parameter!r}.",
-            code="update.missing-factor",
-            factor=str(error.args[0]),
-            parameter=name,
-        ) from None
-    except (RuntimeError, LookupError, ValueError) as error:
-        raise UpdateError(
-            "An update's factors do not fit the global model: {reason}.",
-            code="update.wrong-factors",
-            reason=str(error),
-        ) from None
-    named = {entry.stands_for for entry in table}
-    for odd in sorted(map(str, named ^ recovered.keys())):
-        raise UpdateError(
-            "An update has factors of {parameter!r}, but the family {family!r} does not factorize "
-            "that tensor. The update is not of the submodel that it names.",
-            code="update.unexpected-factors",
-            parameter=odd,
-            family=family.form.family,
-        )
-    for name, value in recovered.items():
-        if tuple(value.shape) != shapes[name]:
-            raise UpdateError(
-                "The factors of {parameter!r} in an update give the shape {shape}; the global "
-                "model has {expected_shape}.",
-                code="update.wrong-shape",
-                parameter=name,
-                shape=tuple(value.shape),
-                expected_shape=shapes[name],
-            )
-    return recovered
-
-
-def check_recovers(family: Family, table: Sequence[TensorEntry], shapes: Shapes) -> None:
-    """Raise UpdateError as `recover_tensors` would, from the shapes in `table` alone."""
-    tensors = {entry.name: torch.empty(entry.shape, device="meta") for entry in table}
-    recover_tensors(family, tensors, table, slice_shapes(table, shapes))
-
-
-def _incomplete(
-    family: Family, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
-) -> str | None:
-    """The global tensor that `family` cannot recover because a factor is missing."""
-    for name, entries in group_by_global_tensor(table).items():
-        try:
-            family.recover(tensors, entries, shapes)
-        except KeyError:
-            return name
-    return None

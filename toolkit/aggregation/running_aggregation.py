@@ -11,7 +11,7 @@ from device_agent.formats.update import UpdateRecord
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.factor_mean import FactorMean, Table
-from toolkit.aggregation.recover import as_tensors, check_recovers, recover_tensors, weight_of
+from toolkit.aggregation.recover import as_tensors, weight_of
 from toolkit.aggregation.update_validation import (
     MOST_BATCHES,
     batch_counters,
@@ -63,6 +63,13 @@ class Aggregation:
     def add(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
         """Add one update. Raises UpdateError if it does not fit the model."""
         check_update(record, arrays, self.model.tensors)
+        self.add_checked(record, arrays)
+
+    def add_checked(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
+        """Add an update that `check_update` has accepted.
+
+        Raises UpdateError if an update of its family and size came with other factors.
+        """
         family = recovering_family(parse_spec(record.submodel))
         self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
         self.count_batches(record)
@@ -111,9 +118,7 @@ class Aggregation:
             group.merge(theirs)
 
     def group(self, key: str, family: Family, table: Table) -> FactorMean:
-        """The factors of the submodel `key`, whose updates hold `table`. Raises UpdateError."""
-        if key not in self.factors:
-            check_recovers(family, table, self.shapes)
+        """The factors of the submodel `key`. Raises UpdateError if others do not hold `table`."""
         group = self.factors.setdefault(key, FactorMean(family, table))
         if group.table != table:
             raise UpdateError(
@@ -130,7 +135,7 @@ class Aggregation:
         for key, factors in moved.items():
             group = self.factors[key]
             table = tuple(e for e in group.table if e.name in factors)
-            for name, value in recover_tensors(group.family, factors, table, self.shapes).items():
+            for name, value in group.family.recover(factors, table, self.shapes).items():
                 assert isinstance(value, Tensor)
                 tensors[name] = check_finite(name, value)
             if self.policy.factors == "afm":
@@ -151,13 +156,13 @@ class Aggregation:
 
         Factors in `moved` stay as they are, because their tensors were composed of them.
         """
-        found = {}
+        fitted = {}
         for key, group in self.factors.items():
             known = moved.get(key, {})
             others = [e for e in group.table if e.name not in known]
             means = group.means(key, self.model)
-            found[key] = {**known, **group.family.refit(means, others, tensors)}
-        return found
+            fitted[key] = {**known, **group.family.refit(means, others, tensors)}
+        return fitted
 
     def _moved_factors(self) -> dict[str, dict[str, Tensor]]:
         """By submodel: factors by eq. 20, of the tensors that no other update of the round holds.
@@ -196,15 +201,15 @@ class Aggregation:
     def _add_group(self, key: str, group: FactorMean, table: Table) -> None:
         """Add the tensors that the mean of a group's factors stands for."""
         means = group.means(key, self.model)
-        recovered = recover_tensors(group.family, means, table, slice_shapes(table, self.shapes))
+        recovered = group.family.recover(means, table, slice_shapes(table, self.shapes))
         for name, value in recovered.items():
-            for part, weight, place in group.weighted_rows(name, value):
-                self.mean.add({name: part}, weight, {name: place} if place else None)
+            for part, weight, rows in group.weighted_rows(name, value):
+                self.mean.add({name: part}, weight, {name: rows} if rows else None)
 
     def _add_recovered(
         self, family: Family, tensors: Mapping[str, Tensor], table: Table, weight: float
     ) -> None:
-        recovered = recover_tensors(family, tensors, table, slice_shapes(table, self.shapes))
+        recovered = family.recover(tensors, table, slice_shapes(table, self.shapes))
         self.mean.add(recovered, weight, slices_by_tensor(table, self.shapes))
 
 

@@ -22,7 +22,7 @@ def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> flo
     """
     specs = parse_spec(submodel).nested()
     known = [family_named(spec.family).strength(spec) for spec in specs]
-    gamma = math.prod(one for one in known if one is not None)
+    gamma = math.prod(stated for stated in known if stated is not None)
     return gamma * share(table, shapes) if None in known else gamma
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
-from toolkit.aggregation.recover import Received, as_tensors, recover_tensors
+from toolkit.aggregation.recover import Received, as_tensors
 from toolkit.aggregation.update_bounds import Scale
-from toolkit.aggregation.update_validation import check_update, is_statistic, is_variance
+from toolkit.aggregation.update_validation import is_statistic, is_variance
 from toolkit.families import recovering_family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
@@ -18,14 +18,13 @@ from toolkit.submodels.tensor_slices import slice_shapes
 
 
 def scales(update: Received, model: GlobalModel) -> dict[str, Scale]:
-    """The scales of an update of `model`. Raises UpdateError if it does not fit the model."""
+    """The scales of an update of `model` that `check_update` has accepted."""
     record, arrays = update
-    check_update(record, arrays, model.tensors)
     spec, table = parse_spec(record.submodel), record.tensors
     family, tensors = recovering_family(spec), as_tensors(arrays)
     shapes = slice_shapes(table, shapes_of(model.tensors))
     found = {}
-    for name, value in recover_tensors(family, tensors, table, shapes).items():
+    for name, value in family.recover(tensors, table, shapes).items():
         dense = value.dense() if isinstance(value, Product) else value
         found[name] = _scale_of(name, dense, model)
     if family.averages_factors:

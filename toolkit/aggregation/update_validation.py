@@ -1,18 +1,29 @@
-"""Checks of an update against the global model, before it may be aggregated."""
+"""Checks of an update against the global model, before it may be aggregated.
+
+They are complete: aggregating an update that passed them only fails if numbers become too large.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from device_agent.formats.manifest import UPLOADED, TensorEntry
 from device_agent.formats.update import UpdateRecord, check_record, check_tensors
 from profiles.errors import SpecError, UpdateError
-from toolkit.families import check_spec
+from toolkit.families import check_spec, recovering_family
+from toolkit.submodels.family import Family
+from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import Shapes, shapes_of
-from toolkit.submodels.tensor_slices import check_slice, group_by_global_tensor, slice_shape
+from toolkit.submodels.tensor_slices import (
+    check_slice,
+    group_by_global_tensor,
+    slice_shape,
+    slice_shapes,
+)
 
 STATISTICS = ("running_mean", "running_var")
 """The names of batch norm's statistics."""
@@ -24,15 +35,20 @@ MOST_BATCHES = 10**9
 
 
 def check_update(
-    record: UpdateRecord, arrays: Mapping[str, np.ndarray], model: Mapping[str, Tensor]
+    record: UpdateRecord,
+    arrays: Mapping[str, np.ndarray],
+    model: Mapping[str, Tensor],
+    origin: str | None = None,
 ) -> None:
     """Raise UpdateError unless an update, whatever its source, fits the global tensors `model`.
 
     The table is checked before the arrays, so that nothing is computed from factors of absurd size.
+    `origin` names the update in errors.
     """
-    origin = f"The update of {record.submodel!r}"
+    origin = origin or f"The update of {record.submodel!r}"
     check_record(record, origin)
     check_table(record.submodel, record.tensors, model, origin)
+    check_factors(record.submodel, record.tensors, shapes_of(model))
     _check_classes(record, origin)
     check_tensors(arrays, record.tensors, origin)
     _check_variances(record.tensors, arrays, origin)
@@ -64,7 +80,7 @@ def _check_classes(record: UpdateRecord, origin: str) -> None:
         return
     rows = class_rows(record.tensors)
     if not record.classes or list(record.classes) != sorted(
-        {one for one in record.classes if 0 <= one < rows}
+        {number for number in record.classes if 0 <= number < rows}
     ):
         raise UpdateError(
             "{origin} must list the classes of its samples, ascending and below {classes}, the "
@@ -246,3 +262,59 @@ def _check_rank(name: str, entries: list[TensorEntry], held: tuple[int, ...], or
             numbers=numbers,
             held=held,
         )
+
+
+def check_factors(submodel: str, table: Sequence[TensorEntry], whole: Shapes) -> None:
+    """Raise UpdateError unless the family of `submodel` recovers what a checked `table` stands for.
+
+    `whole` has the shapes of the global tensors. Nothing is computed: the tensors are on PyTorch's
+    device `meta`.
+    """
+    family, shapes = recovering_family(parse_spec(submodel)), slice_shapes(table, whole)
+    tensors = {entry.name: torch.empty(entry.shape, device="meta") for entry in table}
+    try:
+        recovered = family.recover(tensors, table, shapes)
+    except KeyError as error:
+        raise UpdateError(
+            "An update lacks the factor {factor!r} of {parameter!r}.",
+            code="update.missing-factor",
+            factor=str(error.args[0]),
+            parameter=_incomplete(family, tensors, table, shapes),
+        ) from None
+    except (RuntimeError, LookupError, ValueError) as error:
+        raise UpdateError(
+            "An update's factors do not fit the global model: {reason}.",
+            code="update.wrong-factors",
+            reason=str(error),
+        ) from None
+    stood_for = {entry.stands_for for entry in table}
+    for name in sorted(map(str, stood_for ^ recovered.keys())):
+        raise UpdateError(
+            "An update has factors of {parameter!r}, but the family {family!r} does not factorize "
+            "that tensor. The update is not of the submodel that it names.",
+            code="update.unexpected-factors",
+            parameter=name,
+            family=family.form.family,
+        )
+    for name, value in recovered.items():
+        if tuple(value.shape) != shapes[name]:
+            raise UpdateError(
+                "The factors of {parameter!r} in an update give the shape {shape}; the global "
+                "model has {expected_shape}.",
+                code="update.wrong-shape",
+                parameter=name,
+                shape=tuple(value.shape),
+                expected_shape=shapes[name],
+            )
+
+
+def _incomplete(
+    family: Family, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
+) -> str | None:
+    """The global tensor that `family` cannot recover because a factor is missing."""
+    for name, entries in group_by_global_tensor(table).items():
+        try:
+            family.recover(tensors, entries, shapes)
+        except KeyError:
+            return name
+    return None

@@ -31,12 +31,12 @@ class Mean:
     ) -> None:
         """Add `tensors` with `weight` > 0. Those in `places` are parts of larger tensors."""
         for name, value in tensors.items():
-            place = (places or {}).get(name)
+            part = (places or {}).get(name)
             if name not in self.sums:
-                shape = tuple(value.shape) if place is None else place.whole_shape
+                shape = tuple(value.shape) if part is None else part.whole_shape
                 self.sums[name] = RunningSum(shape)
-            self.sums[name].add(value, weight, place)
-            self._weigh(name, place, weight)
+            self.sums[name].add(value, weight, part)
+            self._weigh(name, part, weight)
 
     def merge(self, other: "Mean") -> None:
         """Add everything that was added to `other`."""
@@ -44,8 +44,8 @@ class Mean:
             if name not in self.sums:
                 self.sums[name] = RunningSum(tuple(total.total.shape))
             self.sums[name].merge(total)
-            for place, weight in other.weights[name].items():
-                self._weigh(name, place, weight)
+            for part, weight in other.weights[name].items():
+                self._weigh(name, part, weight)
 
     def result(self) -> dict[str, Tensor]:
         """The means so far, float32; nan for elements that nothing holds."""
@@ -68,11 +68,11 @@ class Mean:
         if not weights:
             return whole
         share = torch.full(self.sums[name].total.shape, whole, dtype=torch.float64)
-        for place, weight in weights.items():
-            assert place is not None
-            place.add_to(share, 1.0, weight)
+        for part, weight in weights.items():
+            assert part is not None
+            part.add_to(share, 1.0, weight)
         return share
 
-    def _weigh(self, name: str, place: TensorSlice | None, weight: float) -> None:
+    def _weigh(self, name: str, part: TensorSlice | None, weight: float) -> None:
         weights = self.weights.setdefault(name, {})
-        weights[place] = weights.get(place, 0.0) + weight
+        weights[part] = weights.get(part, 0.0) + weight

@@ -80,7 +80,7 @@ def rollback(state: Path, round_: int) -> None:
     Updates that the open round has received are discarded: their devices train it again.
     """
     from toolkit.coordinator.storage.recoverable import MODEL
-    from toolkit.coordinator.storage.rollback import roll_back
+    from toolkit.coordinator.storage.saved_rounds import roll_back
 
     number = roll_back(state, round_)
     click.echo(

@@ -226,7 +226,9 @@ class FederationConfig(Table):
     def _data_fit(self) -> Self:
         if self.data is not None:
             wrong = misfit(
-                *(self.data, self.input_shape, "float32"),
+                self.data,
+                self.input_shape,
+                "float32",
                 labels=None,
                 regression=self.training.loss == "mse",
             )
@@ -310,7 +312,7 @@ def load_settings(path: Path, kind: type[Config]) -> Config:
     places = {key: getattr(config, key) for key in PATHS}
     folder = path.resolve().parent
     return config.model_copy(
-        update={key: folder / place for key, place in places.items() if place is not None}
+        update={key: folder / file for key, file in places.items() if file is not None}
     )
 
 

@@ -6,9 +6,10 @@ copies of the tokens.
 """
 
 import logging
-import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_urlsafe
 
 from device_agent.client.addresses import check_secret
 from device_agent.formats.atomic_files import write_file
@@ -30,23 +31,28 @@ EARLIER_LENGTH = 43
 
 @dataclass(frozen=True)
 class FederationSecrets:
-    """The key, and the operator's token."""
+    """The key, the operator's token, and the join token of each kind of devices.
+
+    `new_key`: the key is not in its file yet.
+    """
 
     key: CoordinatorKey
+    new_key: bool
     operator: str
+    tokens: Mapping[str, str]
 
 
 def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> FederationSecrets:
     """The secrets of the federation; missing tokens, and those of a new federation, are made.
 
-    Nothing is written before all are read, and the store knows a secret before its file exists.
-    `new_key` makes a key in place of one that is lost.
+    It writes nothing. `new_key` makes a key in place of one that is lost.
 
     Raises:
-        InputError: If a file is damaged, if the key is missing although devices have joined, if it
-            is another one than before, or if `new_key` is given and the key is whole.
+        InputError: If a file is damaged or cannot be read, if the key is missing although devices
+            have joined, if it is another one than before, or if `new_key` is given and the key is
+            whole.
     """
-    key, made_key = _key(config.state / KEY, store, new_key)
+    key, is_new = _key(config.state / KEY, store, new_key)
     known = store.registry.token_hashes()
     operator = _operator(config.state / OPERATOR, store.value(KNOWN_OPERATOR), bool(known))
     tokens: dict[str, str] = {}
@@ -54,63 +60,66 @@ def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> Fede
         path = token_file(config.state, kind.name)
         # Behind the first point is the key's fingerprint, which is no secret: it is written again.
         given = _read(path)
-        token = secrets.token_urlsafe(32) if given is None else given.partition(".")[0]
+        token = token_urlsafe(32) if given is None else given.partition(".")[0]
         # A token that is there before the federation knows the kind is the operator's choice.
         fits = token and hashed(token) == known.get(kind.name, hashed(token))
         if given is not None and not fits:
             raise _damaged(path)
         tokens[kind.name] = token
+    return FederationSecrets(key, is_new, operator, tokens)
+
+
+def keep_secrets(config: CoordinatorConfig, store: Store, secrets: FederationSecrets) -> None:
+    """Write what `read_secrets` gave. The store knows a secret before its file exists."""
+    key, known = secrets.key, store.registry.token_hashes()
     store.set_value(KNOWN_KEY, key.fingerprint)
-    store.set_value(KNOWN_OPERATOR, hashed(operator))
+    store.set_value(KNOWN_OPERATOR, hashed(secrets.operator))
     for kind in config.devices:
-        store.registry.set_token(kind.name, tokens[kind.name], kind.places, config.token_days)
-    if made_key is not None:
-        write_file(config.state / KEY, made_key, mode=0o600)
-    _write(config.state / OPERATOR, operator, bool(known))
-    for name, token in tokens.items():
+        token = secrets.tokens[kind.name]
+        store.registry.set_token(kind.name, token, kind.places, config.token_days)
+    if secrets.new_key:
+        write_file(config.state / KEY, key.pem(), mode=0o600)
+    _write(config.state / OPERATOR, secrets.operator, bool(known))
+    for name, token in secrets.tokens.items():
         path = token_file(config.state, name)
         _write(path, f"{token}.{key.fingerprint}", name in known)
-    return FederationSecrets(key, operator)
 
 
 def _operator(path: Path, known: str | None, began: bool) -> str:
     """The operator's token. `began`: the federation has begun before."""
     token = _read(path)
     if token is None:
-        return secrets.token_urlsafe(32)
+        return token_urlsafe(32)
     fits = hashed(token) == known if known else not began or len(token) == EARLIER_LENGTH
     if not fits:
         raise _damaged(path)
     return token
 
 
-def _key(path: Path, store: Store, new_key: bool) -> tuple[CoordinatorKey, bytes | None]:
-    """The key, and the content of its file if that has to be written."""
+def _key(path: Path, store: Store, new_key: bool) -> tuple[CoordinatorKey, bool]:
+    """The key, and whether it was made now."""
     known, joined = store.value(KNOWN_KEY), bool(store.registry.devices())
     why = (
         "Every device that has joined trusts that key only. Put the file back from a backup. To go "
         "on without it, start `edgetailor serve` with --new-key: then every device has to join "
         "again."
     )
-    key = None
-    try:
-        key = CoordinatorKey.read(path)
-    except FileNotFoundError:
-        if joined and not new_key:
-            raise InputError(
-                "{path} is missing: the coordinator's key is lost. {why}",
-                code="state.missing-coordinator-key",
-                path=path,
-                why=why,
-            ) from None
-    except ValueError:
-        if not new_key:
-            raise InputError(
-                "{path} is damaged: it has no Ed25519 key. {why}",
-                code="state.damaged-coordinator-key",
-                path=path,
-                why=why,
-            ) from None
+    content = _content(path)
+    key = None if content is None else CoordinatorKey.from_pem(content)
+    if content is None and joined and not new_key:
+        raise InputError(
+            "{path} is missing: the coordinator's key is lost. {why}",
+            code="state.missing-coordinator-key",
+            path=path,
+            why=why,
+        )
+    if content is not None and key is None and not new_key:
+        raise InputError(
+            "{path} is damaged: it has no Ed25519 key. {why}",
+            code="state.damaged-coordinator-key",
+            path=path,
+            why=why,
+        )
     same = key is not None and known in (None, key.fingerprint)
     if key is not None and not same and not new_key:
         raise InputError(
@@ -127,21 +136,35 @@ def _key(path: Path, store: Store, new_key: bool) -> tuple[CoordinatorKey, bytes
             path=path,
         )
     if key is not None and same:
-        return key, None
+        return key, False
     if joined:
         logger.warning("The coordinator has a new key: every device has to join again.")
-    made = CoordinatorKey()
-    return made, made.pem()
+    return CoordinatorKey(), True
 
 
 def _read(path: Path) -> str | None:
     """The word in the file at `path`; None if it is missing."""
+    content = _content(path)
     try:
-        return check_secret(path.read_text().strip())
-    except FileNotFoundError:
-        return None
+        return None if content is None else check_secret(content.decode().strip())
     except (UnicodeDecodeError, InputError):
         raise _damaged(path) from None
+
+
+def _content(path: Path) -> bytes | None:
+    """The content of the file at `path`; None if it is missing."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(
+            "{path} cannot be read: {reason}. It must be a file that this user may read: put it "
+            "back from a backup, or correct its permissions.",
+            code="state.unreadable",
+            path=path,
+            reason=error.strerror,
+        ) from None
 
 
 def _damaged(path: Path) -> InputError:

@@ -22,7 +22,10 @@ def federation(config: FederationConfig, report: Report = silent) -> "Federation
     if config.statistics is not None:
         labels = config.training.labels
         statistics, _ = read_samples(
-            *(config.statistics, config.input_shape, labels, "statistics"),
+            config.statistics,
+            config.input_shape,
+            labels,
+            "statistics",
             preprocessing=config.data,
         )
     model = Federation(

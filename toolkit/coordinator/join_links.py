@@ -94,19 +94,22 @@ def join_tokens(state: Path, url: str) -> list[JoinToken]:
             (DAY_S,),
         )
         known = {kind: rest for kind, *rest in rows}
-    found = []
-    for one in json.loads(settings[0])["devices"] if settings else []:
-        kind = one["name"]
+    tokens = []
+    for device_kind in json.loads(settings[0])["devices"] if settings else []:
+        kind = device_kind["name"]
         digest, count, expires, joined = known[kind]
-        found.append(
+        tokens.append(
             JoinToken(
-                *(kind, one["submodel"], count, joined),
+                kind,
+                device_kind["submodel"],
+                count,
+                joined,
                 expires=datetime.fromtimestamp(expires, UTC).date(),
                 file=token_file(state, kind),
                 link=join_link(url, _token(token_file(state, kind), digest)),
             )
         )
-    return found
+    return tokens
 
 
 def _token(path: Path, digest: str) -> str:
@@ -124,5 +127,5 @@ def _token(path: Path, digest: str) -> str:
 
 def notes(url: str) -> list[str]:
     """What keeps phones from joining at `url`, as lines for the operator."""
-    found = [] if phones_accept(url) else [NEEDS_HTTPS]
-    return found if is_built() else [*found, NO_PAGE]
+    hindrances = [] if phones_accept(url) else [NEEDS_HTTPS]
+    return hindrances if is_built() else [*hindrances, NO_PAGE]

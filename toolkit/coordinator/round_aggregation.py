@@ -1,7 +1,6 @@
 """Folding the updates of one round into the global model, without those that cannot be used."""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -20,11 +19,10 @@ from toolkit.aggregation.update_bounds import (
     excesses,
     most_samples,
 )
-from toolkit.coordinator.rounds.upload_validation import is_finite
+from toolkit.coordinator.rounds.upload_validation import Update, is_finite
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.suspicions import Suspect
 
-Update = tuple[UpdateRecord, dict[str, np.ndarray]]
 Quality = tuple[float | None, float]
 """Accuracy (None for a regression) and loss on held-out samples."""
 DAMAGED = "its tensors are missing or damaged in the coordinator's state folder"
@@ -36,11 +34,17 @@ class Model(Protocol):
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
         """The files of the bundle for the current round `round_`: name to content."""
 
-    def scales(self, update: Update) -> Scales:
-        """How large the numbers of `update` are. Raises UpdateError if it does not fit."""
+    def check(self, update: Update, origin: str) -> None:
+        """Raise UpdateError unless `update` fits the model; `origin` names it in the error.
 
-    def fold(self, updates: Iterable[Update]) -> None:
-        """Fold updates into the global model."""
+        It is called by any thread, while the rounds use the model.
+        """
+
+    def scales(self, update: Update) -> Scales:
+        """How large the numbers of `update` are, which `check` has accepted."""
+
+    def fold_checked(self, updates: Iterable[Update]) -> None:
+        """Fold updates that `check` has accepted into the global model."""
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> Quality:
         """Accuracy (None for a regression) and loss of the global model on samples."""
@@ -56,14 +60,14 @@ class Model(Protocol):
 
 
 class RoundAggregation:
-    """Folds the updates of `round_` into `model`.
+    """Folds the updates of `round_`, which were checked when they were taken, into `model`.
 
-    An update that cannot be folded is left out: it is damaged, far beyond its bounds, or the model
-    with it cannot predict or train. If none can be folded, the model stays as it was.
+    An update is left out if it is damaged or far beyond its bounds, or if the model with it cannot
+    predict or train. If none can be folded, the model stays as it was.
 
     Attributes:
         left_out: Why an update was left out, by device.
-        excess: How far each update that fits the model is beyond its references, by device.
+        excess: How far each update is beyond its references, by device.
         quality: The quality of the new model on `held_out`.
     """
 
@@ -84,31 +88,27 @@ class RoundAggregation:
         try:
             self._fold(devices)
         except EdgeTailorError:
-            self._fold_sound(devices)
+            self._fold_sound([device for device in devices if device not in self.left_out])
         return len(devices) - len(self.left_out)
 
     @property
     def suspect(self) -> Suspect | None:
         """The update in the model that is furthest beyond its references, if one stands out."""
-        inside = {d: one for d, one in self.excess.items() if d not in self.left_out}
+        inside = {d: excess for d, excess in self.excess.items() if d not in self.left_out}
         device = max(inside, key=lambda device: inside[device].times, default=None)
         if device is None or inside[device].times <= SUSPICIOUS:
             return None
         return Suspect(round=self._round, device=device, reason=str(inside[device]))
 
     def _bound(self, devices: Sequence[str]) -> None:
-        """Leave out updates that do not fit the model or are far beyond their bounds."""
-        found: dict[str, Scales] = {}
+        """Leave out updates that are far beyond their bounds."""
+        scales: dict[str, Scales] = {}
         samples = []
         for device, update in self._updates(set(devices)):
-            try:
-                found[device] = self._model.scales(update)
-            except EdgeTailorError as error:
-                self.left_out[device] = str(error)
-                continue
+            scales[device] = self._model.scales(update)
             samples.append(update[0].samples)
             del update  # otherwise two updates are in memory while the next one is read
-        self.excess = excesses(found)
+        self.excess = excesses(scales)
         for device, excess in self.excess.items():
             if excess.times > LIMIT:
                 self.left_out[device] = f"{excess}, and {LIMIT:g} times as much is the most."
@@ -116,33 +116,35 @@ class RoundAggregation:
             self._most_samples = most_samples(samples)
 
     def _fold_sound(self, devices: Sequence[str]) -> None:
-        """Fold all updates but those with which the model cannot be used."""
-        self._must_train = self._trained_before()
-        self._find_unsound(devices)
-        self._restore_model()
-        try:
-            self._fold(devices)
-        except EdgeTailorError as error:  # each alone is fine, and together they are not
-            self._fold_least(devices, str(error))
+        """Fold as many updates of `devices` as the model can be used with.
 
-    def _fold_least(self, devices: Sequence[str], reason: str) -> None:
-        """Leave out updates, the furthest beyond its references first, until the others are fine.
-
-        Twice as many each time, so that few folds are made of many updates.
+        Their numbers are within the bounds. Together with the other layers they may still be too
+        large, or divide by almost nothing: only folding shows it. The updates that are furthest
+        beyond their references are tried last.
         """
-        left = [device for device in devices if device not in self.left_out]
-        left.sort(key=lambda device: self.excess[device].times, reverse=True)
-        count = 1
-        while True:
-            self.left_out |= dict.fromkeys(left[:count], reason)
+        self._must_train = self._trained_before()
+        sound: list[str] = []
+        self._add_sound(sorted(devices, key=lambda device: self.excess[device].times), sound)
+        self._restore_model()
+        self._fold(sound)
+
+    def _add_sound(self, devices: Sequence[str], sound: list[str]) -> None:
+        """Add to `sound` those of `devices` that can be folded with it; leave the others out.
+
+        `devices` together cannot. By halves: among n updates an unsound one is found in about
+        2 log2 n folds.
+        """
+        middle = len(devices) // 2
+        for half in filter(None, (devices[:middle], devices[middle:])):
             self._restore_model()
             try:
-                self._fold(devices)
-                return
-            except EdgeTailorError:
-                if count >= len(left):
-                    raise
-            count *= 2
+                self._fold([*sound, *half])
+                sound += half
+            except EdgeTailorError as error:
+                if len(half) == 1:
+                    self.left_out.setdefault(half[0], str(error))
+                else:
+                    self._add_sound(half, sound)
 
     def _trained_before(self) -> bool:
         """Whether the model before this round trains on the samples that judge the new one.
@@ -156,38 +158,14 @@ class RoundAggregation:
             return False
         return True
 
-    def _find_unsound(self, devices: Sequence[str]) -> None:
-        """Leave out those of `devices`, which cannot be folded together, that cannot be alone.
-
-        By halves: among n updates an unsound one is found in about 2 log2 n folds.
-        """
-        middle = max(len(devices) // 2, 1)
-        for half in (devices[:middle], devices[middle:]):
-            if not half:
-                continue
-            self._restore_model()
-            try:
-                self._fold(half)
-            except EdgeTailorError as error:
-                if len(half) == 1:
-                    self.left_out.setdefault(half[0], str(error))
-                else:
-                    self._find_unsound(half)
-
     def _fold(self, devices: Iterable[str]) -> None:
         """Fold the updates of `devices` that are not left out. May raise any EdgeTailorError."""
-        updates = self._weighable_updates(set(devices))
-        first = next(updates, None)
-        empty = first is None
-        if first is not None:
-            # An iterator lets go of it. As a list, or as a variable, it would stay in memory while
-            # the others are read.
-            together = chain(iter([first]), updates)
-            del first
-            self._model.fold(together)
+        usable = {device for device in devices if device not in self.left_out}
+        if usable:
+            self._model.fold_checked(self._weighable_updates(usable))
         self.quality = self._model.evaluate(*self._held_out)
         loss = self.quality[1]
-        if empty:
+        if not usable:
             return
         if not is_finite(loss):
             raise UpdateError(
@@ -201,17 +179,10 @@ class RoundAggregation:
             self._model.check_training(*self._held_out)
 
     def _weighable_updates(self, devices: Set[str]) -> Iterator[Update]:
-        """The updates of `devices`, as they are weighed."""
-        for _, update in self._updates(devices):
-            yield self._weighable(update)
-            del update
-
-    def _weighable(self, update: Update) -> Update:
-        """`update` with no more samples than one of this round may claim."""
-        record, arrays = update
-        if record.samples <= self._most_samples:
-            return update
-        return replace(record, samples=self._most_samples), arrays
+        """The updates of `devices`, none with more samples than one of this round may claim."""
+        for _, (record, arrays) in self._updates(devices):
+            yield replace(record, samples=min(record.samples, self._most_samples)), arrays
+            del arrays  # otherwise two updates are in memory while the next one is read
 
     def _updates(self, devices: Set[str]) -> Iterator[tuple[str, Update]]:
         """The updates of `devices`, one in memory at a time; unreadable ones are left out."""

@@ -3,6 +3,7 @@
 import errno
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -38,6 +39,8 @@ LATE = "{more} updates came too late for their round; `status` names the devices
 LEFT_OUT = "{more} updates were left out; `history.json` names the devices."
 ROOM_S = 5.0
 """How often a write to a full disk is tried again, in seconds."""
+OFTEN = [10**power for power in range(7)]
+"""After so many deadlines with too few updates the log says that a round opens again."""
 CLASSES = LabelRule(None, None)
 """Classes of a model that is not known yet."""
 
@@ -60,9 +63,11 @@ class RoundWorker:
         self.failure: Exception | None = None
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
         self._on_failure, self._ready = on_failure, ready
+        coordinator.check_update = model.check
         self._quality: tuple[float | None, float] = (None, 0.0)
         self._unmade: dict[str, str] = {}
         self._exported: set[str] = set()
+        self._reopened: Counter[int] = Counter()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
@@ -126,11 +131,18 @@ class RoundWorker:
             round_, came, needed = rounds.round, len(rounds.updates), rounds.needed
             rounds.reopen()
             coordinator.store.open_round.end()
-        logger.warning(
-            "Round %d: %s came before its deadline, and a round needs at least %d. It is open for "
-            "%g s more. Updates that have come count.",
-            *(round_, counted(came, "update"), needed, rounds.deadline_s),
-        )
+        self._reopened[round_] += 1
+        times = self._reopened[round_]
+        if times in OFTEN:
+            logger.warning(
+                "Round %d: %s came before its deadline, and a round needs at least %d. It is open "
+                "for %g s more. Updates that have come count.%s",
+                round_,
+                counted(came, "update"),
+                needed,
+                rounds.deadline_s,
+                f" It has opened again {times} times." if times > 1 else "",
+            )
 
     def _load_current(self) -> None:
         """Load and publish the model that the next round starts from."""
@@ -345,11 +357,11 @@ def read_samples(
     """
     if preprocessing is not None and needs_preparation(path):
         # The output of a regression is one number: its shape is not known before the model is.
-        one = replace(labels, shape=(1,) if labels.dtype == "float32" else ())
-        arrays = prepare(path, preprocessing, shape, one, None)
+        sample_labels = replace(labels, shape=(1,) if labels.dtype == "float32" else ())
+        arrays = prepare(path, preprocessing, shape, sample_labels, None)
     else:
         arrays = read_arrays(path)
-    x, y = (np.array(as_array(found)) for found in arrays)
+    x, y = (np.array(as_array(array)) for array in arrays)
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
     check_arrays(x, y, shape, labels, f"`{key}` {path}", dtype)
     return x, y

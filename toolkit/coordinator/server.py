@@ -17,7 +17,7 @@ from device_agent.formats.protocol import Preparation
 from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig
-from toolkit.coordinator.federation_secrets import read_secrets
+from toolkit.coordinator.federation_secrets import keep_secrets, read_secrets
 from toolkit.coordinator.http.certificates import RENEWAL_S, Certificate, certificate_of
 from toolkit.coordinator.http.connection_limits import connections, most_connections
 from toolkit.coordinator.http.http_api import create_app
@@ -50,8 +50,8 @@ class Server:
         planner: Assigns submodels to devices of `auto` kinds.
         page: The page for phones, if it was built.
         listening: The server's socket. By default it makes one from `config`.
-        read_all: Compare every kept model with its hash.
-        lock: That of the state folder, if the caller has taken it already.
+        store: The state folder, if the caller has opened it already.
+        lock: That of the state folder, if the caller has only taken the lock.
         certificate: For https. By default it is read from the files that `config` names.
         ready: Whether the next round may begin.
         new_key: Make a key in place of the coordinator's key, which is lost.
@@ -72,7 +72,7 @@ class Server:
         planner: SubmodelPlanner | None = None,
         page: Page | None = None,
         listening: socket.socket | None = None,
-        read_all: bool = False,
+        store: Store | None = None,
         lock: FolderLock | None = None,
         certificate: Certificate | None = None,
         ready: Callable[[], bool] = lambda: True,
@@ -86,7 +86,7 @@ class Server:
         )
         self._socket = listening or bind(config.host, config.port, origin)
         try:
-            self._store = Store(config.state, config.keep, read_all=read_all, lock=lock)
+            self._store = store or Store(config.state, config.keep, lock=lock)
         except BaseException:
             self._socket.close()
             raise
@@ -173,7 +173,8 @@ def _coordinator(
     config: CoordinatorConfig, store: Store, planner: SubmodelPlanner | None, new_key: bool
 ) -> Coordinator:
     check_same_settings(config, store)
-    found = read_secrets(config, store, new_key)
+    secrets = read_secrets(config, store, new_key)
+    keep_secrets(config, store, secrets)
     coordinator = restore(config, store, time.monotonic, planner)
-    coordinator.operator_token, coordinator.key = found.operator, found.key
+    coordinator.operator_token, coordinator.key = secrets.operator, secrets.key
     return coordinator

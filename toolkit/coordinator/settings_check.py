@@ -52,9 +52,9 @@ def _difference(key: str, before: Any, now: Any) -> tuple[str, str]:
         parts = [(f"{key}[{n}]", *two) for n, two in enumerate(zip(before, now, strict=True))]
     else:
         parts = []
-    for place, old, new in parts:
+    for key_below, old, new in parts:
         if old != new:
-            return _difference(place, old, new)
+            return _difference(key_below, old, new)
     if before is None:
         return key, "its default"
     if key == "devices":

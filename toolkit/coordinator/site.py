@@ -87,9 +87,9 @@ def read_task(folder: Path) -> SiteTask | None:
 class SiteModel:
     """The global model of a site, for its coordinator's rounds.
 
-    `load` and `bundle` take the model of the open round from the folder. `fold` aggregates as a
-    federation does, so that the site can judge its updates, and `save`, which the coordinator calls
-    when a round is complete, hands out the round's partial aggregate.
+    `load` and `bundle` take the model of the open round from the folder. `fold_checked` aggregates
+    as a federation does, so that the site can judge its updates. `save`, which the coordinator
+    calls when a round is complete, hands out the round's partial aggregate.
     """
 
     def __init__(self, federation: Federation, folder: Path) -> None:
@@ -140,11 +140,15 @@ class SiteModel:
         else:
             self._federation.load(data)
 
-    def fold(self, updates: Iterable[Received]) -> None:
-        """Aggregate `updates`. Raises UpdateError for one that does not fit."""
+    def check(self, update: Received, origin: str) -> None:
+        """Raise UpdateError unless `update` fits the model; `origin` names it in the error."""
+        self._federation.check(update, origin)
+
+    def fold_checked(self, updates: Iterable[Received]) -> None:
+        """Aggregate `updates`, which `check` has accepted."""
         aggregation = Aggregation(self._federation.model, self._federation.policy)
         for update in updates:
-            aggregation.add(*update)
+            aggregation.add_checked(*update)
         self._files = encode_partial(aggregation)
         self._federation.take(aggregation)
 
@@ -153,7 +157,7 @@ class SiteModel:
         return self._federation.evaluate(x, y)
 
     def scales(self, update: Received) -> Mapping[str, Scale]:
-        """How large the numbers of `update` are. Raises UpdateError if it does not fit."""
+        """How large the numbers of `update` are, which `check` has accepted."""
         return self._federation.scales(update)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:

@@ -1,6 +1,7 @@
 """The start of `edgetailor serve`: port and state folder first, then what takes long to load.
 
-This module imports neither torch nor FastAPI, so that a port in use is refused at once.
+This module imports neither torch nor FastAPI, so that a port in use and a damaged state folder are
+refused at once.
 """
 
 import logging
@@ -13,10 +14,13 @@ from typing import NoReturn
 
 from device_agent.formats.atomic_files import shown
 from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_secrets import read_secrets
 from toolkit.coordinator.http.certificates import certificate_of
 from toolkit.coordinator.http.connection_limits import raise_descriptor_limit
 from toolkit.coordinator.http.server_socket import answer_preparing, bind
 from toolkit.coordinator.startup_message import startup_message
+from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.storage.folder_check import DATABASE
 from toolkit.coordinator.storage.folder_lock import claimed
 from toolkit.web.built_page import read_page
 
@@ -47,6 +51,11 @@ def serve(config_path: Path, read_all: bool = False, new_key: bool = False) -> N
         with claimed(config.state) as lock, answer_preparing(listening, certificate, page):
             port, folder = listening.getsockname()[1], shown(config.state)
             logger.info("Starting at port %d with the state folder %s.", port, folder)
+            store = None
+            # A new folder stays empty until the model is there.
+            if (config.state / DATABASE).exists():
+                store = Store(config.state, config.keep, read_all=read_all, lock=lock)
+                read_secrets(config, store, new_key)  # raises if one is damaged
             logger.info("Loading PyTorch.")
             with _uninterrupted():
                 from toolkit.coordinator.devices.submodel_assignment import make_planner
@@ -57,10 +66,12 @@ def serve(config_path: Path, read_all: bool = False, new_key: bool = False) -> N
             model = federation(config, _log_stage)
             site = SiteModel(model, config.state / SITE) if config.site else None
             server = Server(
-                *(config, site or model, config_path),
+                config,
+                site or model,
+                config_path,
                 page=page,
                 listening=listening,
-                read_all=read_all,
+                store=store,
                 lock=lock,
                 certificate=certificate,
                 ready=site.ready if site else lambda: True,
@@ -82,20 +93,20 @@ def _log_stage(stage: str) -> None:
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Handle signals at the end of the block: torch aborts if they raise an error in its import."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     came: list[int] = []
 
     def note(signum: int, frame: FrameType | None) -> None:
         came.append(signum)
         logger.info("Stopping as soon as PyTorch is loaded.")
 
-    for one in before:
-        signal.signal(one, note)
+    for signum in before:
+        signal.signal(signum, note)
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
         if came:
             signal.raise_signal(came[0])
 

@@ -53,6 +53,10 @@ class Family(ABC):
     ) -> Mapping[str, Tensor | Product]:
         """The global tensors that an update stands for.
 
+        An update is checked by calling this with tensors that have shapes and no numbers (PyTorch's
+        device `meta`). It must raise KeyError, RuntimeError or ValueError for factors that do not
+        fit together.
+
         Args:
             tensors: The uploaded tensors by their names in the bundle.
             table: What each of them stands for.

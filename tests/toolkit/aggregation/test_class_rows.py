@@ -108,11 +108,11 @@ def test_updates_without_classes_hold_every_row() -> None:
 
 
 def test_recovered_updates_have_no_weight_in_other_rows() -> None:
-    found = recover(UPDATES[1], OLD)
+    recovered = recover(UPDATES[1], OLD)
     for name in ("w", "b"):
-        close(found.weights[name][[1, 3]], np.full((2, *SHAPES[name][1:]), 5.0))
-        assert not found.weights[name][[0, 2]].any()
-        close(found.tensors[name][[0, 2]], OLD.tensors[name][[0, 2]].numpy())
+        close(recovered.weights[name][[1, 3]], np.full((2, *SHAPES[name][1:]), 5.0))
+        assert not recovered.weights[name][[0, 2]].any()
+        close(recovered.tensors[name][[0, 2]], OLD.tensors[name][[0, 2]].numpy())
 
 
 KEPT = {e.name: numbers(e.shape, 60 + i) for i, e in enumerate(cp(0, 1, [0])[0].tensors)}

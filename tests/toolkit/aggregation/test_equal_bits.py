@@ -37,7 +37,7 @@ def test_n_equal_updates_give_what_one_gives_also_in_parts(
     claims: list[int], cut: int, kind: str
 ) -> None:
     record, arrays = KINDS[kind](3)
-    one = aggregate(OLD, [(record, arrays)])
+    single = aggregate(OLD, [(record, arrays)])
     whole = Aggregation(OLD, AggregationPolicy())
     for group in (claims[:cut], claims[cut:]):
         if group:
@@ -45,7 +45,7 @@ def test_n_equal_updates_give_what_one_gives_also_in_parts(
             for n in group:
                 part.add(replace(record, samples=n), arrays)
             whole.merge(decode_partial(encode_partial(part), OLD, AggregationPolicy()))
-    assert whole.result().save() == one.save()
+    assert whole.result().save() == single.save()
 
 
 @given(values, values, samples, st.data())
@@ -54,11 +54,11 @@ def test_elements_that_all_holders_have_alike(
 ) -> None:
     """A part that some updates hold does not change what equal whole tensors give beside it."""
     whole = torch.tensor(common).reshape(2, 3)
-    mean, place = Mean(), TensorSlice((2, 3), (((0, 1),), ((0, 3),)))
+    mean, part = Mean(), TensorSlice((2, 3), (((0, 1),), ((0, 3),)))
     for weight in weights:
         mean.add({"w": whole}, float(weight))
         if data.draw(st.booleans()):
-            mean.add({"w": torch.tensor(other[:3]).reshape(1, 3)}, 3.0, {"w": place})
+            mean.add({"w": torch.tensor(other[:3]).reshape(1, 3)}, 3.0, {"w": part})
     assert mean.result()["w"][1].tolist() == whole[1].tolist()
 
 
@@ -79,7 +79,7 @@ def test_counters_advance_by_the_most_steps_of_an_update() -> None:
         {**{f"bn.{n}": v for n, v in norm.state_dict().items()}, "w": torch.ones(2)}
     )
     statistics = tuple(entry(f"bn.{n}", (2,), f"bn.{n}") for n in ("running_mean", "running_var"))
-    arrays = {one.name: np.ones(2, np.float32) for one in statistics}
+    arrays = {statistic.name: np.ones(2, np.float32) for statistic in statistics}
     trained = [
         (replace(record_of("full", 4, statistics), steps=steps), arrays)
         for steps in (3, 70, 10**18)

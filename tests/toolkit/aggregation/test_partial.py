@@ -111,8 +111,8 @@ def by_a_tree(
     while len(sites) > 1 or draw.random() < 0.3:
         above = Aggregation(model, policy)
         for _ in range(min(len(sites), draw.randint(2, 4))):
-            one = sites.pop(draw.randrange(len(sites)))
-            above.merge(decode_partial(one, model, policy))
+            site = sites.pop(draw.randrange(len(sites)))
+            above.merge(decode_partial(site, model, policy))
         sites.append(encode_partial(above))
     return decode_partial(sites[0], model, policy).result()
 
@@ -188,8 +188,8 @@ def test_one_partial_is_exact(seed: int) -> None:
     policy = AggregationPolicy(factors="act")
     updates = [drawn(spec, seed + n) for n, spec in enumerate(SPECS * 8)]  # sums have carried
     site = partial_of(updates, model, policy)
-    found = decode_partial(encode_partial(site), model, policy)
-    new, expected = found.result(), site.result()
+    decoded = decode_partial(encode_partial(site), model, policy)
+    new, expected = decoded.result(), site.result()
     for name, value in expected.tensors.items():
         assert torch.equal(new.tensors[name], value), name
     for key, factors in expected.kept.items():
@@ -232,9 +232,9 @@ def test_a_folder(tmp_path: Path, seed: int) -> None:
     updates = [drawn(spec, seed + n) for n, spec in enumerate(SPECS)]
     site = partial_of(updates, model, policy)
     write_partial(tmp_path / "site", site)
-    found = read_partial(tmp_path / "site", model, policy)
-    assert found.updates == len(updates)
-    assert_same(found.result(), aggregate(model, updates, policy))
+    read = read_partial(tmp_path / "site", model, policy)
+    assert read.updates == len(updates)
+    assert_same(read.result(), aggregate(model, updates, policy))
     with refused("file.exists"):
         write_partial(tmp_path / "site", partial_of(updates, model, policy))
     write_partial(tmp_path / "site", partial_of(updates[:1], model, policy), force=True)

@@ -34,20 +34,20 @@ POLICY = AggregationPolicy()
 
 def site() -> Aggregation:
     """A full update, one of a part of `w`, and one of factors with some classes."""
-    found = Aggregation(MODEL, POLICY)
+    aggregation = Aggregation(MODEL, POLICY)
     table = tuple(entry(name, shape, name) for name, shape in SHAPES.items())
     arrays = {name: np.abs(numbers(shape, 1)) for name, shape in SHAPES.items()}
-    found.add(record_of("full", 4, table), arrays)
+    aggregation.add(record_of("full", 4, table), arrays)
     part = (((0, CLASSES),), ((0, 2),))
     narrow = (entry("w", (CLASSES, 2), "w", part=part),)
-    found.add(record_of("width:0.5", 2, narrow), {"w": numbers((CLASSES, 2), 2)})
+    aggregation.add(record_of("width:0.5", 2, narrow), {"w": numbers((CLASSES, 2), 2)})
     factors = (
         replace(entry("w#0", (CLASSES, RANK), "w", "0"), by_class=True),
         entry("w#1", (4, RANK), "w", "1"),
     )
     values = {e.name: numbers(e.shape, 3) for e in factors}
-    found.add(replace(record_of("cp:2.0", 6, factors), classes=(0, 2)), values)
-    return found
+    aggregation.add(replace(record_of("cp:2.0", 6, factors), classes=(0, 2)), values)
+    return aggregation
 
 
 FILES = encode_partial(site())
@@ -133,8 +133,8 @@ def factors(**values: Any) -> Callable[[Record], object]:
 
 def part(ranges: Any) -> Callable[[Record], object]:
     def change(record: Record) -> None:
-        (found,) = (one for one in record["sums"] if one["name"] == "w")
-        found["weights"][-1]["part"] = ranges
+        (sum_of_w,) = (entry for entry in record["sums"] if entry["name"] == "w")
+        sum_of_w["weights"][-1]["part"] = ranges
 
     return change
 
@@ -293,11 +293,11 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_a_site_whose_training_diverged_writes_nothing() -> None:
-    found = Aggregation(MODEL, POLICY)
+    aggregation = Aggregation(MODEL, POLICY)
     table = (entry("v", (5,), "v"),)
-    found.add(record_of("full", 10**12, table), {"v": np.full(5, 1e25, np.float32)})
+    aggregation.add(record_of("full", 10**12, table), {"v": np.full(5, 1e25, np.float32)})
     with refused("partial.not-finite", tensor="v"):
-        encode_partial(found)
+        encode_partial(aggregation)
 
 
 def test_another_policy_is_refused() -> None:

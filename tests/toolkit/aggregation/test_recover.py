@@ -92,9 +92,9 @@ def median(model: GlobalModel, updates: Iterator[RecoveredUpdate]) -> Mapping[st
     """The median of each element over the updates that hold it."""
     held = list(updates)
     new = {}
-    for name in {name for one in held for name in one.tensors}:
-        values = torch.stack([one.tensors[name] for one in held if name in one.tensors])
-        weights = torch.stack([one.weights[name] for one in held if name in one.weights])
+    for name in {name for update in held for name in update.tensors}:
+        values = torch.stack([update.tensors[name] for update in held if name in update.tensors])
+        weights = torch.stack([update.weights[name] for update in held if name in update.weights])
         values[weights == 0] = torch.nan
         middle = torch.nanquantile(values, 0.5, dim=0)
         new[name] = torch.where(middle.isnan(), model.tensors[name], middle)
@@ -105,13 +105,13 @@ def numpy_median(updates: list[Received]) -> dict[str, Array]:
     parts = [in_full(update) for update in updates]
     expected = {}
     for name, old in OLD.tensors.items():
-        found = [
+        held = [
             np.where(weights[name] > 0, values[name], np.nan)
             for values, weights in parts
             if name in values
         ]
         with np.errstate(all="ignore"):
-            middle = np.nanmedian(np.stack(found), axis=0)
+            middle = np.nanmedian(np.stack(held), axis=0)
         expected[name] = np.where(np.isnan(middle), old.double().numpy(), middle)
     return expected
 
@@ -136,10 +136,10 @@ def mean(model: GlobalModel, updates: Iterator[RecoveredUpdate]) -> Mapping[str,
     """The weighted mean, as a stream."""
     sums: dict[str, Tensor] = {}
     shares: dict[str, Tensor] = {}
-    for one in updates:
-        for name, value in one.tensors.items():
-            sums[name] = sums.get(name, torch.zeros(())) + value * one.weights[name]
-            shares[name] = shares.get(name, torch.zeros(())) + one.weights[name]
+    for update in updates:
+        for name, value in update.tensors.items():
+            sums[name] = sums.get(name, torch.zeros(())) + value * update.weights[name]
+            shares[name] = shares.get(name, torch.zeros(())) + update.weights[name]
     return {name: sums[name] / shares[name] for name in sums}
 
 

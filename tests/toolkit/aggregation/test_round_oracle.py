@@ -101,10 +101,10 @@ def one_round(
     """Every device of `fleet` trains its spec, and all updates are folded."""
     folders = [folder / str(number) for number in range(len(fleet))]
     reports = [
-        trained(federation, spec, device, place)
-        for (spec, device), place in zip(fleet, folders, strict=True)
+        trained(federation, spec, device, out)
+        for (spec, device), out in zip(fleet, folders, strict=True)
     ]
-    federation.fold([read_update(place / "update") for place in folders])
+    federation.fold([read_update(out / "update") for out in folders])
     return reports
 
 

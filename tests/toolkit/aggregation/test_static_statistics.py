@@ -51,20 +51,22 @@ def samples(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     return x, draw.integers(0, 3, count)
 
 
-def statistics_of(made: Federation) -> dict[str, np.ndarray]:
-    return {n: v.numpy().copy() for n, v in made.model.tensors.items() if "running" in n}
+def statistics_of(federation_: Federation) -> dict[str, np.ndarray]:
+    return {n: v.numpy().copy() for n, v in federation_.model.tensors.items() if "running" in n}
 
 
-def by_numpy(made: Federation, chunks: list[np.ndarray]) -> dict[str, np.ndarray]:
+def by_numpy(federation_: Federation, chunks: list[np.ndarray]) -> dict[str, np.ndarray]:
     """Means and unbiased variances of what the norms see, averaged over the chunks."""
-    w = {name: value.numpy().astype(np.float64) for name, value in made.model.tensors.items()}
-    found: list[dict[str, np.ndarray]] = []
+    w = {
+        name: value.numpy().astype(np.float64) for name, value in federation_.model.tensors.items()
+    }
+    statistics: list[dict[str, np.ndarray]] = []
     for x in chunks:
         first = x @ w["first.weight"].T + w["first.bias"]
         normed = (first - first.mean(0)) / np.sqrt(first.var(0) + 1e-5)
         normed = normed * w["norm.weight"] + w["norm.bias"]
         second = np.maximum(normed, 0) @ w["second.weight"].T + w["second.bias"]
-        found.append(
+        statistics.append(
             {
                 "norm.running_mean": first.mean(0),
                 "norm.running_var": first.var(0, ddof=1),
@@ -72,17 +74,20 @@ def by_numpy(made: Federation, chunks: list[np.ndarray]) -> dict[str, np.ndarray
                 "norm2.running_var": second.var(0, ddof=1),
             }
         )
-    return {name: np.mean([one[name] for one in found], axis=0) for name in found[0]}
+    return {
+        name: np.mean([chunk_statistics[name] for chunk_statistics in statistics], axis=0)
+        for name in statistics[0]
+    }
 
 
 def test_statistics_are_those_of_the_given_samples(seed: int) -> None:
     x, _ = samples(seed, 2 * CHUNK)
-    made = Federation(f"{__name__}:two_norms", SHAPE, STATIC, statistics=x)
+    model = Federation(f"{__name__}:two_norms", SHAPE, STATIC, statistics=x)
     judged: list[dict[str, np.ndarray]] = []
     for held_out in (samples(seed + 1, 40), samples(seed + 2, 7)):
-        made.evaluate(*held_out)
-        judged.append(statistics_of(made))
-    expected = by_numpy(made, np.split(x, 2))
+        model.evaluate(*held_out)
+        judged.append(statistics_of(model))
+    expected = by_numpy(model, np.split(x, 2))
     assert judged[0].keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(judged[0][name], value, rtol=1e-4, atol=1e-5)
@@ -91,11 +96,11 @@ def test_statistics_are_those_of_the_given_samples(seed: int) -> None:
 
 def test_the_figure_is_of_a_model_with_these_statistics(seed: int) -> None:
     (x, _), (held_out, y) = samples(seed, 64), samples(seed + 1, 40)
-    made = Federation(f"{__name__}:two_norms", SHAPE, STATIC, statistics=x)
-    _, loss = made.evaluate(held_out, y)
-    made.model.load_into(made.module)
+    model = Federation(f"{__name__}:two_norms", SHAPE, STATIC, statistics=x)
+    _, loss = model.evaluate(held_out, y)
+    model.model.load_into(model.module)
     with torch.no_grad():
-        logits = made.module.eval()(torch.from_numpy(held_out)).double().numpy()
+        logits = model.module.eval()(torch.from_numpy(held_out)).double().numpy()
     logits -= logits.max(1, keepdims=True)
     expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
     assert loss == pytest.approx(expected.mean())
@@ -105,11 +110,11 @@ def test_without_samples_the_held_out_ones_serve_with_one_warning(seed: int) -> 
     x, y = samples(seed, 40)
     messages: list[str] = []
     with messages_to(messages.append):
-        made = Federation(f"{__name__}:two_norms", SHAPE, STATIC)
+        model = Federation(f"{__name__}:two_norms", SHAPE, STATIC)
         for _ in range(2):
-            made.evaluate(x, y)
-    for name, value in by_numpy(made, [x]).items():
-        np.testing.assert_allclose(statistics_of(made)[name], value, rtol=1e-4, atol=1e-5)
+            model.evaluate(x, y)
+    for name, value in by_numpy(model, [x]).items():
+        np.testing.assert_allclose(statistics_of(model)[name], value, rtol=1e-4, atol=1e-5)
     (message,) = messages
     assert "Set `statistics` to training samples" in message
 
@@ -132,10 +137,10 @@ def test_the_federations_file_names_them(tmp_path: Path, seed: int) -> None:
     (x, y), judged = samples(seed, 64), samples(seed + 1, 40)
     np.savez(tmp_path / "train.npz", x=x, y=y)
     (tmp_path / "f.toml").write_text(FILE.format('statistics = "train.npz"'))
-    made = federation(load_config(tmp_path / "f.toml"))
-    made.evaluate(*judged)
-    for name, value in by_numpy(made, [x]).items():
-        np.testing.assert_allclose(statistics_of(made)[name], value, rtol=1e-4, atol=1e-5)
+    model = federation(load_config(tmp_path / "f.toml"))
+    model.evaluate(*judged)
+    for name, value in by_numpy(model, [x]).items():
+        np.testing.assert_allclose(statistics_of(model)[name], value, rtol=1e-4, atol=1e-5)
 
     np.savez(tmp_path / "train.npz", x=x[:, :2], y=y)
     with refused("data.wrong-shape") as error:

@@ -63,13 +63,13 @@ def model_now(federation: Federation) -> nn.Module:
 def one_round(federation: Federation, fleet: Sequence[tuple[str, Device]], folder: Path) -> State:
     """The global model after every device of `fleet` trained its spec."""
     for number, (spec, device) in enumerate(fleet):
-        place = folder / str(number)
-        (place / "bundle").mkdir(parents=True)
+        out = folder / str(number)
+        (out / "bundle").mkdir(parents=True)
         for name, data in federation.bundle(spec).items():
-            (place / "bundle" / name).write_bytes(data)
-        np.savez(place / "data.npz", x=device.x, y=device.y)
+            (out / "bundle" / name).write_bytes(data)
+        np.savez(out / "data.npz", x=device.x, y=device.y)
         train_bundle(
-            place / "bundle", str(place / "data.npz"), place / "update", threads=1, seed=device.seed
+            out / "bundle", str(out / "data.npz"), out / "update", threads=1, seed=device.seed
         )
     federation.fold([read_update(folder / str(n) / "update") for n in range(len(fleet))])
     return oracles.state_of(model_now(federation))

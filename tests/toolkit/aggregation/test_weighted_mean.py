@@ -36,8 +36,8 @@ def mean_of(parts: Sequence[tuple[frozenset[str], float, int]]) -> Mean:
     return mean
 
 
-def assert_same(one: Mean, other: Mean) -> None:
-    left, right = one.result(), other.result()
+def assert_same(mean: Mean, other: Mean) -> None:
+    left, right = mean.result(), other.result()
     assert left.keys() == right.keys()
     for name, value in left.items():
         torch.testing.assert_close(value, right[name], rtol=1e-6, atol=1e-6)

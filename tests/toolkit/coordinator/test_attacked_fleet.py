@@ -81,7 +81,7 @@ def test_two_agents_train_on_while_the_third_device_sends_1e20(tmp_path: Path) -
         server.stop()
         serving.join()
     assert [agent.returncode for agent in agents] == [0, 0], said
-    assert [(one.updates, list(one.left_out)) for one in status.history[1:]] == [
+    assert [(result.updates, list(result.left_out)) for result in status.history[1:]] == [
         (2, ["board-1"]), (2, ["board-1"]),
     ]  # fmt: skip
     assert "'conv.weight' holds numbers up to 1e+20" in str(status.devices[0].note)

@@ -41,9 +41,9 @@ def coordinator(
     config = configured(tmp_path, ONE)
     store = Store(config.state)
     store.registry.set_token("desktop", TOKEN, 1, 1)
-    made = restore(config, store, clock)
-    made.minute_log = MinuteLog(clock)
-    yield made
+    restored = restore(config, store, clock)
+    restored.minute_log = MinuteLog(clock)
+    yield restored
     store.close()
 
 

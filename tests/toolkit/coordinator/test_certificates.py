@@ -39,9 +39,9 @@ def presented(port: int) -> str:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
         socket.create_connection(("127.0.0.1", port), 10) as plain,
-        context.wrap_socket(plain) as made,
+        context.wrap_socket(plain) as wrapped,
     ):
-        return hashlib.sha256(made.getpeercert(True) or b"").hexdigest()
+        return hashlib.sha256(wrapped.getpeercert(True) or b"").hexdigest()
 
 
 def pin(config: CoordinatorConfig) -> str:

@@ -169,15 +169,9 @@ def test_work_that_is_not_signed_is_waited_out(
     assert "somebody on the way has altered it" in lines[0]
 
 
-def coordinators_time(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
-    monkeypatch.setattr("toolkit.coordinator.coordinator.time", SimpleNamespace(time=lambda: now))
-
-
-def test_a_join_waits_for_the_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
-) -> None:
+def test_a_join_waits_for_the_clock(tmp_path: Path, said: list[str]) -> None:
     with running(configured(tmp_path / "c", ONE)) as server:
-        coordinators_time(monkeypatch, NOW)
+        server.coordinator.wall_clock = lambda: NOW
         bearer = full_token(server.config, "board")
         # From 1970 on it waits however long it takes.
         board = Board(60.0, after=set_after(1000, NOW))

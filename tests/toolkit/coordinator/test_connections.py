@@ -131,14 +131,14 @@ def test_an_answer_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(connection_limits, "ANSWER_S", 0.3)
     with running(configured(tmp_path / "c")) as server:
         port = int(server.url.rpartition(":")[2])
-        made = socket.socket()
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        made.connect(("127.0.0.1", port))
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", port))
         # Many answers that nobody takes, to requests that came together.
-        made.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
         assert_soon(lambda: len(server._uvicorn.server_state.connections) == 1)
         assert_soon(lambda: not server._uvicorn.server_state.connections)
-        made.close()
+        connection.close()
 
 
 @dataclass(eq=False)
@@ -160,14 +160,14 @@ class Table:
         self.made: list[Made] = []
 
     def add(self, address: str, rank: Rank = Rank.SILENT, device: str | None = None) -> Made:
-        made = Made(f"{len(self.made)} {address} {rank.name}")
-        self.made.append(made)
-        self.opened.add(made, address)
-        self.opened.rank(made, rank, device)
-        return made
+        connection = Made(f"{len(self.made)} {address} {rank.name}")
+        self.made.append(connection)
+        self.opened.add(connection, address)
+        self.opened.rank(connection, rank, device)
+        return connection
 
     def dropped(self) -> list[str]:
-        return [one.name for one in self.made if one.dropped]
+        return [connection.name for connection in self.made if connection.dropped]
 
 
 def test_who_gives_way() -> None:
@@ -195,39 +195,40 @@ def test_requests_of_devices_are_cut_off_last() -> None:
     assert table.dropped() == []
     assert table.add("b").dropped
     assert not table.add("c").dropped
-    assert [one.dropped for one in (first, *many)] == [False, True, False, False, False]
+    dropped = [connection.dropped for connection in (first, *many)]
+    assert dropped == [False, True, False, False, False]
     assert not table.add("c", Rank.IDLE).dropped
     equal = Table(4)
     kept = [equal.add(address, Rank.BUSY, address) for address in "ab"]
     assert equal.add("c").dropped
-    assert not any(one.dropped for one in kept)
+    assert not any(connection.dropped for connection in kept)
 
 
 def test_a_device_has_few_requests_at_a_time() -> None:
     table = Table(1000)
     other = table.add("a", Rank.BUSY, "device-2")
     busy = [table.add("a", Rank.BUSY, "device-1") for _ in range(MOST_BUSY + 3)]
-    assert [one.dropped for one in busy] == [True] * 3 + [False] * MOST_BUSY
+    assert [connection.dropped for connection in busy] == [True] * 3 + [False] * MOST_BUSY
     table.opened.rank(busy[3], Rank.IDLE)
     assert not table.add("a", Rank.BUSY, "device-1").dropped
     assert not other.dropped
-    for one in table.made:
-        table.opened.remove(one)
-        table.opened.remove(one)
+    for connection in table.made:
+        table.opened.remove(connection)
+        table.opened.remove(connection)
     assert not table.opened._busy
     assert not table.opened._addresses
     assert not table.opened._places
 
 
 def test_connections_wait_for_less_time_as_the_limit_comes_near() -> None:
-    table, found = Table(100), []
+    table, seconds = Table(100), []
     for _ in range(100):
         table.add("a")
-        found.append(table.opened.keep_alive_s)
-    assert found[:50] == [KEEP_ALIVE_S] * 50
-    assert found[50:] == sorted(found[50:], reverse=True)
-    assert found[74] == KEEP_ALIVE_S / 2
-    assert found[-1] == SHORTEST_KEEP_ALIVE_S
+        seconds.append(table.opened.keep_alive_s)
+    assert seconds[:50] == [KEEP_ALIVE_S] * 50
+    assert seconds[50:] == sorted(seconds[50:], reverse=True)
+    assert seconds[74] == KEEP_ALIVE_S / 2
+    assert seconds[-1] == SHORTEST_KEEP_ALIVE_S
 
 
 def test_what_counts_as_one_address() -> None:
@@ -238,17 +239,11 @@ def test_what_counts_as_one_address() -> None:
     assert network_of("no address") == "no address"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with running(configured(tmp_path / "c")) as made:
-        yield made
-
-
-def whole_answer(made: socket.socket) -> bytes:
+def whole_answer(connection: socket.socket) -> bytes:
     """An answer whose body is a JSON object."""
-    answer = made.recv(4096)
+    answer = connection.recv(4096)
     while not answer.endswith(b"}"):
-        answer += made.recv(4096)
+        answer += connection.recv(4096)
     return answer
 
 
@@ -264,23 +259,23 @@ def test_the_same_poll_takes_the_short_way(server: Server, tmp_path: Path) -> No
         await app(scope, receive, send)
 
     polls._app = counting  # type: ignore[union-attr]
-    made = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 20)
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 20)
     poll = f"GET /v1/work HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
     other = poll.replace(b"Host: x", b"Host: y")
 
     def answer(request: bytes, pieces: int = 1) -> dict[str, object]:
         size = len(request) // pieces + 1
         for begin in range(0, len(request), size):
-            made.sendall(request[begin : begin + size])
+            connection.sendall(request[begin : begin + size])
             if pieces > 1:
                 assert_soon(lambda: True)
-        with made.makefile("rb") as reader:
+        with connection.makefile("rb") as reader:
             assert reader.readline() == b"HTTP/1.1 200 OK\r\n"
             headers = dict(line.lower().split(b": ") for line in iter(reader.readline, b"\r\n"))
             assert headers[b"content-type"] == b"application/json\r\n"
-            found: dict[str, object] = json.loads(reader.read(int(headers[b"content-length"])))
-        assert 0 < float(str(found.pop("ask_again_s"))) < 10
-        return found
+            answer: dict[str, object] = json.loads(reader.read(int(headers[b"content-length"])))
+        assert 0 < float(str(answer.pop("ask_again_s"))) < 10
+        return answer
 
     first = answer(poll)
     for request in (poll, poll, other, poll, other, other):
@@ -289,12 +284,12 @@ def test_the_same_poll_takes_the_short_way(server: Server, tmp_path: Path) -> No
     assert long_way == ["/v1/work"] * 4
     answer(other, pieces=3)
     assert len(long_way) == 5
-    made.sendall(other * 2)  # together: two requests, two answers
+    connection.sendall(other * 2)  # together: two requests, two answers
     assert_soon(lambda: len(long_way) == 7)
-    made.close()
+    connection.close()
 
     again = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 20)
-    made = again
+    connection = again
     assert answer(other) == first  # also on a new connection
     assert len(long_way) == 7
     CoordinatorClient(server.url, secret).leave()
@@ -353,12 +348,14 @@ def test_polls_of_devices_that_left_are_forgotten(server: Server) -> None:
 
 def test_a_connection_stays_one_of_http(server: Server) -> None:
     """Another protocol would escape its limits, and nobody would note its end."""
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 20) as made:
-        made.sendall(
+    with socket.create_connection(
+        ("127.0.0.1", int(server.url.rpartition(":")[2])), 20
+    ) as connection:
+        connection.sendall(
             b"GET /v1/work HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
-        assert made.recv(4096).startswith(b"HTTP/1.1 401 ")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401 ")
         assert len(server.opened._places) == 1
     assert_soon(lambda: not server.opened._places)
 
@@ -366,13 +363,15 @@ def test_a_connection_stays_one_of_http(server: Server) -> None:
 def test_a_poll_with_a_body_takes_the_long_way(server: Server, tmp_path: Path) -> None:
     """Otherwise its body would be read as the next request."""
     secret = join(server.url, token(server.config, "desktop"), "desk", tmp_path / "a").secret
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 20) as made:
+    with socket.create_connection(
+        ("127.0.0.1", int(server.url.rpartition(":")[2])), 20
+    ) as connection:
         for _ in range(3):
-            made.sendall(
+            connection.sendall(
                 f"GET /v1/work HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n"
                 "Content-Length: 5\r\n\r\n".encode()
             )
-            made.sendall(b"GET /")
-            answer = whole_answer(made)
+            connection.sendall(b"GET /")
+            answer = whole_answer(connection)
             assert answer.startswith(b"HTTP/1.1 200 ")
             assert answer.count(b"HTTP/1.1") == 1

@@ -35,6 +35,7 @@ from vector_fleet import (
     joined,
     running,
     send,
+    send_trained,
     task,
     train_vector,
     trained,
@@ -44,7 +45,7 @@ from vector_fleet import (
 def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config, model, told = configured(tmp_path), VectorModel(), list[str]()
-    made: list[int] = []
+    kinds_ready: list[int] = []
     shown: list[str] = []
     up = threading.Event()
     cut = model.bundle
@@ -53,7 +54,7 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert up.wait(10)
         if round_ == 1:
             status = server.coordinator.status()
-            made.append(status.kinds_ready)
+            kinds_ready.append(status.kinds_ready)
             shown.extend(map(str, status.preparing))
         return cut(submodel, round_)
 
@@ -89,7 +90,7 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (0, 0.0, 0), (1, 1.0, 3), (2, 2.0, 3), (3, 3.0, 3),
     ]  # fmt: skip
     assert [d.rounds_trained for d in status.devices] == [ROUNDS] * 3
-    assert (status.kinds, made) == (2, [0, 1])
+    assert (status.kinds, kinds_ready) == (2, [0, 1])
     assert shown == ["preparing 1 of 2: full", "preparing 2 of 2: low-rank:0.5"]
     assert status.preparing == []
     assert all(d.bytes_up == ROUNDS * d.bytes_up // ROUNDS > 4 * SIZE for d in status.devices)
@@ -157,7 +158,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     with running(config) as server:
         links = enrol(server, tmp_path)
         for number, link in enumerate(links.values()):
-            send(link, 1, trained(link, tmp_path / f"one-{number}")[2])
+            send_trained(link, 1, tmp_path / f"one-{number}")
         first = links["desktop-1"]
         work, _, update = trained(first, tmp_path / "two")
         assert work.round == 2
@@ -175,7 +176,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
         assert [d.rounds_trained for d in status.devices] == [2, 1, 1]
         assert again[0].work().state == "wait"  # its update was not forgotten
         for number, link in enumerate(again[1:]):
-            send(link, 2, trained(link, tmp_path / f"again-{number}")[2])
+            send_trained(link, 2, tmp_path / f"again-{number}")
         assert task(again[0]).round == 3
     assert model.folded == [3]
 
@@ -188,7 +189,7 @@ def test_a_deadline_closes_a_round_with_what_it_has(tmp_path: Path) -> None:
         links = enrol(server, tmp_path)
         late = links["board-1"]
         work, _, update = trained(late, tmp_path / "late")
-        send(links["desktop-1"], 1, trained(links["desktop-1"], tmp_path / "early")[2])
+        send_trained(links["desktop-1"], 1, tmp_path / "early")
         while task(late).round == 1:
             time.sleep(0.02)
         with refused("round.closed") as caught:
@@ -264,13 +265,13 @@ def test_a_submodel_that_cannot_be_made_concerns_its_devices_only(
     with running(config, Unsplittable()) as server:
         links = enrol(server, tmp_path)
         for number, name in enumerate(("desktop-1", "desktop-2")):
-            send(links[name], 1, trained(links[name], tmp_path / f"first-{number}")[2])
+            send_trained(links[name], 1, tmp_path / f"first-{number}")
         assert task(links["board-1"]).round == 2
         board = server.coordinator.store.registry.device("board-1")
         assert board.trouble == "it has no bundle in round 1: no singular values"
         assert server.coordinator.submodel(board) == (fallback or "low-rank:0.5")
         for number, link in enumerate(links.values()):
-            send(link, 2, trained(link, tmp_path / f"second-{number}")[2])
+            send_trained(link, 2, tmp_path / f"second-{number}")
         assert task(links["desktop-1"]).round == 3
         history = server.coordinator.status().history
         assert [result.updates for result in history] == [0, 2, 3]

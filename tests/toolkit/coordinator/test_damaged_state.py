@@ -21,6 +21,8 @@ from vector_fleet import (
     joined,
     running,
     send,
+    send_all,
+    send_trained,
     task,
     trained,
 )
@@ -35,9 +37,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     with running(configured(folder)) as server:
         links = enrol(server, folder)
-        for name, link in links.items():
-            send(link, 1, trained(link, folder / name)[2])
-        send(links["desktop-1"], 2, trained(links["desktop-1"], folder / "two")[2])
+        send_all(links, 1, folder)
+        send_trained(links["desktop-1"], 2, folder / "two")
     return folder
 
 
@@ -55,9 +56,9 @@ def noise(data: bytes) -> bytes:
 def named(config: CoordinatorConfig, query: str) -> list[Path]:
     """The files whose hashes `query` gives."""
     with sqlite3.connect(config.state / DATABASE) as database:
-        found = [config.state / "files" / row[0] for row in database.execute(query)]
+        files = [config.state / "files" / row[0] for row in database.execute(query)]
     database.close()
-    return found
+    return files
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_damaged_update_is_asked_for_again(
         assert said[1] == "The update of desktop-1 is damaged: the device sends it again."
         links = [joined(server, config.state.parent / str(n)) for n in range(3)]
         for number, link in enumerate(links):
-            send(link, 2, trained(link, tmp_path / str(number))[2])
+            send_trained(link, 2, tmp_path / str(number))
         assert task(links[0]).round == 3
         assert server.coordinator.status().history[-1].updates == 3
 

@@ -191,7 +191,7 @@ def certificate(
 ) -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator")])
-    made = (
+    signed = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -209,7 +209,7 @@ def certificate(
     private = key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    path.write_bytes(private + made.public_bytes(pem))
+    path.write_bytes(private + signed.public_bytes(pem))
     return path
 
 
@@ -241,10 +241,10 @@ def test_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begins: datetime.timedelta,
     ends: datetime.timedelta, trusted: bool, says: str, remedy: str,
 ) -> None:  # fmt: skip
-    made = certificate(tmp_path, name, begins, ends)
+    path = certificate(tmp_path, name, begins, ends)
     if trusted:
-        monkeypatch.setenv("SSL_CERT_FILE", str(made))
-    with page(made) as port:
+        monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    with page(path) as port:
         url = f"https://127.0.0.1:{port}"
         tls = next(f for f in check_connection(url, None, None) if f.check == "TLS")
         with pytest.raises(ClientError) as refused:
@@ -296,8 +296,8 @@ def test_a_damaged_state(state: Path) -> None:
 def test_a_state_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for state in (tmp_path / "file", tmp_path / "file" / "below"):
-        found = [finding for finding in run_checks(None, state) if finding.check == "state"]
-        assert [(f.result, f.detail) for f in found] == [("FAIL", f"{tmp_path}/file is a file")]
+        findings = [finding for finding in run_checks(None, state) if finding.check == "state"]
+        assert [(f.result, f.detail) for f in findings] == [("FAIL", f"{tmp_path}/file is a file")]
 
 
 def test_a_full_disk_a_small_machine_and_a_broken_runtime(
@@ -346,29 +346,29 @@ def test_a_library_that_does_not_load_is_named(
     monkeypatch.setattr(library_checks, "RUN_TINY", "print('1 2.0')")
     forget_libraries(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", hide(tmp_path, library))
-    found = {finding.check: finding for finding in library_checks.check_libraries()}
-    assert (found[library].result, found["libraries"].result) == ("FAIL", "PASS")
-    assert found[library].remedy == (
+    checks = {finding.check: finding for finding in library_checks.check_libraries()}
+    assert (checks[library].result, checks["libraries"].result) == ("FAIL", "PASS")
+    assert checks[library].remedy == (
         "install the system library libstdc++.so.6; on Debian: sudo apt install libstdc++6"
     )
-    assert "libstdc++.so.6: cannot open" in found[library].detail
-    assert library not in found["libraries"].detail
+    assert "libstdc++.so.6: cannot open" in checks[library].detail
+    assert library not in checks["libraries"].detail
 
 
 def test_a_version_that_was_not_verified_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, said in (("1.31.1", "1.31.1 runs graphs"), ("1.25.0", "verified with 1.19.2, ")):
         monkeypatch.setattr(library_checks, "RUN_TINY", f"print('{version} 2.0')")
-        found = {finding.check: finding for finding in library_checks.check_libraries()}
-        assert found["onnxruntime"].result == "PASS"
-        assert said in found["onnxruntime"].detail
+        checks = {finding.check: finding for finding in library_checks.check_libraries()}
+        assert checks["onnxruntime"].result == "PASS"
+        assert said in checks["onnxruntime"].detail
 
 
 def test_a_library_that_ends_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_libraries(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", hide(tmp_path, "safetensors", CRASH))
-    found = {finding.check: finding for finding in library_checks.check_libraries()}
-    assert found["safetensors"].detail == "loading it ended with exit code -4: no output"
-    assert found["onnxruntime"].result == "PASS"
+    checks = {finding.check: finding for finding in library_checks.check_libraries()}
+    assert checks["safetensors"].detail == "loading it ended with exit code -4: no output"
+    assert checks["onnxruntime"].result == "PASS"
 
 
 @pytest.mark.parametrize("library", ["numpy", "cryptography", "msgspec", "urllib3"])
@@ -400,11 +400,11 @@ def test_a_check_that_raises_is_a_line_and_the_others_go_on(
     monkeypatch.setattr("device_agent.system.sensors.temperature_c", fails)
     monkeypatch.setattr("device_agent.system.sensors.charging", fails)
     monkeypatch.setattr("device_agent.federation.state_folder.StateFolder.identity", fails)
-    found = list(run_checks(None, state))
-    assert [finding.check for finding in found] == [
+    findings = list(run_checks(None, state))
+    assert [finding.check for finding in findings] == [
         "coordinator", "state", "disk", "libraries", "litert", "memory", "temperature", "power",
     ]  # fmt: skip
-    assert {(finding.result, finding.detail) for finding in found} == {
+    assert {(finding.result, finding.detail) for finding in findings} == {
         ("FAIL", "cannot be checked: RuntimeError: nobody foresaw this")
     }
 

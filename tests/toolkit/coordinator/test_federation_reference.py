@@ -74,7 +74,7 @@ def example(heading: str) -> str:
     """The examples of a section as a table of TOML."""
     head = "" if heading == "The federation" else f"\n{heading.partition(' for ')[0]}\n"
     examples = {key: row[3].strip("`") for key, row in rows(heading).items() if len(row) > 3}
-    return head + "".join(f"{key} = {one}\n" for key, one in examples.items())
+    return head + "".join(f"{key} = {value}\n" for key, value in examples.items())
 
 
 def test_the_example_for_csv_files_is_read(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def told() -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, told: list[str]) -> Iterator[Server]:
-    with running(configured(tmp_path_factory.mktemp("c")), say=told.append) as made:
+    with running(configured(tmp_path_factory.mktemp("c")), say=told.append) as started:
         assert_soon(lambda: bool(told))  # of round 0; from here on only requests make it say more
-        yield made
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def connected(server: Server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
 
 
-def answered(made: socket.socket) -> tuple[int, bytes]:
+def answered(connection: socket.socket) -> tuple[int, bytes]:
     """Status and body of an answer; 0 where the connection was closed without one."""
-    with made, made.makefile("rb") as reader:
+    with connection, connection.makefile("rb") as reader:
         try:
             line = reader.readline().split()
             length = 0
@@ -68,12 +68,12 @@ def head(method: str, path: str, bearer: str, *more: str) -> bytes:
 def ask(
     server: Server, method: str, path: str, bearer: str, body: bytes, kind: str = JSON
 ) -> tuple[int, dict[str, str]]:
-    made = connected(server)
-    made.sendall(
+    connection = connected(server)
+    connection.sendall(
         head(method, path, bearer, f"Content-Type: {kind}", f"Content-Length: {len(body)}")
     )
-    made.sendall(body)
-    status, data = answered(made)
+    connection.sendall(body)
+    status, data = answered(connection)
     return status, json.loads(data) if data else {}
 
 
@@ -188,10 +188,10 @@ def test_joins_that_cannot_be(
     ],
 )
 def test_paths_lead_nowhere_else(server: Server, secret: str, path: str, status: int) -> None:
-    made = connected(server)
-    made.sendall(head("GET", path, secret))
-    with made:
-        answer = made.recv(1 << 16)
+    connection = connected(server)
+    connection.sendall(head("GET", path, secret))
+    with connection:
+        answer = connection.recv(1 << 16)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     assert b"\r\nset-cookie" not in answer.lower()
 
@@ -217,9 +217,9 @@ def test_rounds_that_are_none(server: Server, secret: str, round_: str) -> None:
 )
 def test_what_is_no_http(server: Server, told: list[str], head_: bytes) -> None:
     before = list(told)
-    made = connected(server)
-    made.sendall(head_)
-    assert answered(made)[0] in (0, 400)
+    connection = connected(server)
+    connection.sendall(head_)
+    assert answered(connection)[0] in (0, 400)
     assert told == before
 
 
@@ -249,16 +249,16 @@ def test_a_body_that_does_not_end_is_cut_off(
 ) -> None:
     size = 16 * BODY_LIMIT
     length = f"Content-Length: {size}" if announced else "Transfer-Encoding: chunked"
-    made, sent = connected(server), 0
-    made.sendall(head("POST", "/v1/progress", secret if known else "nobody", length))
+    connection, sent = connected(server), 0
+    connection.sendall(head("POST", "/v1/progress", secret if known else "nobody", length))
     try:
         for piece in chunks(size):
-            made.sendall(piece)
+            connection.sendall(piece)
             sent += len(piece)
     except OSError:
         pass
     # 0: the kernel drops an answer that is not read in time
-    assert answered(made)[0] in (0, 413 if known else 401)
+    assert answered(connection)[0] in (0, 413 if known else 401)
     assert sent < size / 2
 
 
@@ -267,16 +267,20 @@ def test_all_bodies_together_are_bounded(
 ) -> None:
     monkeypatch.setattr(request_limits, "ALL_BODIES", 100_000)
     held = [connected(server) for _ in range(3)]
-    for one in held:
-        one.sendall(head("POST", "/v1/progress", secret, "Content-Length: 60000") + bytes(40_000))
+    for connection in held:
+        connection.sendall(
+            head("POST", "/v1/progress", secret, "Content-Length: 60000") + bytes(40_000)
+        )
     assert answered(held[2])[0] == 503  # the others may still come to their end
-    for one in held[:2]:
-        one.close()
+    for connection in held[:2]:
+        connection.close()
 
     def others_are_served() -> bool:
-        made = connected(server)
-        made.sendall(head("POST", "/v1/progress", secret, "Content-Length: 90000") + bytes(90_000))
-        return answered(made)[0] == 422
+        connection = connected(server)
+        connection.sendall(
+            head("POST", "/v1/progress", secret, "Content-Length: 90000") + bytes(90_000)
+        )
+        return answered(connection)[0] == 422
 
     assert_soon(others_are_served)
 
@@ -294,13 +298,13 @@ def test_nothing_of_a_strangers_body_is_kept(
             ("PUT", f"/v1/rounds/1/tensors/{64 * '0'}", 401),
             ("POST", "/v1/no-such-route", 401),
         ):
-            made = connected(server)
-            made.sendall(head(method, path, "nobody", "Content-Length: 300") + body)
-            with made.makefile("rb") as reader:
+            connection = connected(server)
+            connection.sendall(head(method, path, "nobody", "Content-Length: 300") + body)
+            with connection.makefile("rb") as reader:
                 assert int(reader.readline().split()[1]) == refusal
                 headers = b"".join(iter(reader.readline, b"\r\n")).lower()
                 assert (b"connection: close" not in headers) == kept
-            made.close()
+            connection.close()
     monkeypatch.setattr(request_limits, "ALL_BODIES", 1000)
     assert_soon(lambda: ask(server, "POST", "/docs", "", bytes(300))[0] == 405)
 
@@ -328,20 +332,20 @@ def test_a_body_that_comes_byte_by_byte(
     ended = threading.Event()
     monkeypatch.setattr(server.coordinator, "open_upload", lambda *about: Received())
     for method, path in (("POST", "/v1/progress"), ("PUT", f"/v1/rounds/1/tensors/{64 * '0'}")):
-        made = connected(server)
-        made.sendall(head(method, path, secret, "Content-Length: 9999"))
-        made.settimeout(0.1)
+        connection = connected(server)
+        connection.sendall(head(method, path, secret, "Content-Length: 9999"))
+        connection.settimeout(0.1)
         sent, answer = 0, b""
         while not answer:
             assert sent < 200
-            made.sendall(b"x")
+            connection.sendall(b"x")
             sent += 1
             try:
-                answer = made.recv(4096)
+                answer = connection.recv(4096)
             except TimeoutError:
                 continue
         assert answer.startswith(b"HTTP/1.1 408 ")
-        made.close()
+        connection.close()
     assert ended.wait(10)
 
 
@@ -350,9 +354,9 @@ def test_a_body_that_does_not_come(
 ) -> None:
     monkeypatch.setattr(request_limits, "BODY_S", 0.3)
     for method, path in (("POST", "/v1/progress"), ("PUT", f"/v1/rounds/0/tensors/{64 * '0'}")):
-        made = connected(server)
-        made.sendall(head(method, path, secret, "Content-Length: 9") + b"{")
-        status, problem = answered(made)
+        connection = connected(server)
+        connection.sendall(head(method, path, secret, "Content-Length: 9") + b"{")
+        status, problem = answered(connection)
         assert (status, json.loads(problem)["code"]) in (
             (408, "client.cut-off"),
             (409, "round.closed"),
@@ -362,9 +366,9 @@ def test_a_body_that_does_not_come(
 def test_headers_that_do_not_come(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limits, "HEADERS_S", 0.3)
     for begun in (b"", b"GET / HTTP/1.1\r\nHost:"):
-        made = connected(server)
-        made.sendall(begun)
-        assert answered(made) == (0, b"")
+        connection = connected(server)
+        connection.sendall(begun)
+        assert answered(connection) == (0, b"")
     kept = HTTPConnection(server.url.removeprefix("http://"), timeout=20)
     for _ in range(3):  # a connection that says nothing between two requests is no such thing
         kept.request("GET", "/v1/work")
@@ -385,8 +389,8 @@ def test_thousands_of_connections(
         status = CoordinatorClient(server.url, secret, patience_s=30).status()
         assert status.devices
     finally:
-        for one in held:
-            one.close()
+        for connection in held:
+            connection.close()
 
 
 def test_answers_wait_for_no_acknowledgement(server: Server, secret: str) -> None:

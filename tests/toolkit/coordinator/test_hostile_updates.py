@@ -94,5 +94,5 @@ def test_an_update_weighs_no_more_than_its_share_of_claimed_samples(
     assert not fleet.fold(tmp_path, claimed).left_out
     name = "classifier.weight"
     expected = np.average([u[1][name] for u in updates], axis=0, weights=[18000, 40, 60])
-    found = fleet.federation.model.tensors[name].numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    new = fleet.federation.model.tensors[name].numpy()
+    np.testing.assert_allclose(new, expected, rtol=1e-5, atol=1e-6)

@@ -34,9 +34,9 @@ def training_on(x: np.ndarray, asked: list[bool]) -> Callable[..., object]:
         trained = train_vector(folder, data, out, **options)
         if options["summarized"]:
             record = msgspec.json.decode((out / RECORD).read_bytes(), type=UpdateRecord)
-            found = summary_of(x)
-            assert found is not None
-            changed = msgspec.structs.replace(record, inputs=found)
+            summary = summary_of(x)
+            assert summary is not None
+            changed = msgspec.structs.replace(record, inputs=summary)
             (out / RECORD).write_bytes(msgspec.json.encode(changed))
         return trained
 
@@ -77,7 +77,7 @@ def test_owner_and_operator_are_told(tmp_path: Path, seed: int) -> None:
     told, said, status, asked = fleet(tmp_path, seed, samples(seed))
     assert asked == [True] * len(UNITS) * ROUNDS
     warned = [[line for line in lines_ if "lie far from" in line] for lines_ in said]
-    assert [len(found) for found in warned] == [0, 0, 1]  # once, not in every round
+    assert [len(lines) for lines in warned] == [0, 0, 1]  # once, not in every round
     assert said[2][-1] == f"The last round is over; {ROUNDS} updates sent since this agent started."
     noted = [line for line in told if "lie far off" in line]
     assert len(noted) == 1

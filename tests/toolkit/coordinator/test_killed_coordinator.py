@@ -116,7 +116,7 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
         registry = server.coordinator.store.registry
         assert {d.device for d in status.devices} == {"phone-1", "phone-2", "phone-3"}
         assert {d.id: d.submodel for d in registry.devices()} == {
-            one.device: one.submodel for one in enrolled.values()
+            identity.device: identity.submodel for identity in enrolled.values()
         }
     assert (status.state, [r.updates for r in status.history]) == ("finished", [0, 3, 3, 3])
     assert [d.rounds_trained for d in status.devices] == [ROUNDS] * 3

@@ -1,6 +1,10 @@
-"""Joining and leaving over real sockets: keys, tokens, lost answers, and both sides afterwards."""
+"""Joining and leaving over real sockets: keys, tokens, lost answers, and both sides afterwards.
+
+Also joins that somebody copies, that the device refuses, or that name no coordinator.
+"""
 
 import base64
+import errno
 import json
 import shutil
 import socket
@@ -13,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -26,11 +29,13 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import join, leave, machine_line
 from device_agent.federation.run_options import RunOptions
+from device_agent.federation.state_folder import Identity
 from device_agent.formats.protocol import NOT_AUTHORISED, JoinRequest, SubmodelFailure
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from log_messages import logged
-from profiles.errors import AuthorisationError
+from profiles.errors import AuthorisationError, ClientError, TrustError
 from refusals import refused as raises_code
+from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.server import Server
 from toolkit.data_table import preprocessing_of
 from vector_fleet import (
@@ -39,8 +44,10 @@ from vector_fleet import (
     Fleet,
     configured,
     documented,
+    full_token,
     running,
     send,
+    send_trained,
     task,
     token,
     trained,
@@ -54,12 +61,6 @@ def ask(server: Server, request: JoinRequest, bearer: str) -> urllib3.BaseHTTPRe
     return urllib3.request(
         "POST", f"{server.url}/v1/devices", json=asdict(request), headers=headers, timeout=30
     )
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with running(configured(tmp_path / "coordinator")) as made:
-        yield made
 
 
 def test_the_key_is_the_device(server: Server, tmp_path: Path, said: list[str]) -> None:
@@ -126,6 +127,13 @@ def test_requests_that_are_not_the_key_holders(
     assert server.coordinator.status().devices == []
 
 
+def test_a_folder_in_place_of_the_key_is_refused(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "a" / "device.key"
+    path.mkdir(parents=True)
+    with raises_code("state.unreadable", path=str(path), reason="Is a directory"):
+        join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
+
+
 @pytest.mark.parametrize("before", [[], ["new"], ["new", "new/state"]])
 def test_a_refused_join_leaves_no_new_folder(
     server: Server, tmp_path: Path, before: list[str]
@@ -179,12 +187,9 @@ def test_what_join_says_can_be_looked_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(-86400, "1999-12-31"), (86400, "2000-01-02")])
-def test_a_skewed_clock(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, shown: str
-) -> None:
+def test_a_skewed_clock(server: Server, tmp_path: Path, seconds: int, shown: str) -> None:
     noon = 946728000  # 2000-01-01 12:00 UTC
-    now = SimpleNamespace(time=lambda: noon)
-    monkeypatch.setattr("toolkit.coordinator.coordinator.time", now)
+    server.coordinator.wall_clock = lambda: noon
     clock, bearer = Clock(lambda: noon + seconds, lambda: True), token(server.config, "board")
     with raises_code("join.skewed-clock") as caught:
         join(server.url, bearer, "x", tmp_path / "a", clock=clock)
@@ -229,8 +234,8 @@ def deaf(server: Server) -> Iterator[str]:
         near, _ = listening.accept()
         far = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
         with near, far:
-            for one in (near, far):
-                one.settimeout(10)
+            for end in (near, far):
+                end.settimeout(10)
             heard = b""
             while not heard.endswith(b"}"):
                 heard += (piece := near.recv(1 << 16))
@@ -280,7 +285,7 @@ def test_leaving_cleans_both_sides(fleet: Fleet, tmp_path: Path) -> None:
         send(board, work.round, update)
     assert "board-1 has left this federation" in str(caught.value)
     for name in ("desktop-1", "desktop-2"):
-        send(links[name], 1, trained(links[name], tmp_path / name)[2])
+        send_trained(links[name], 1, tmp_path / name)
     assert task(links["desktop-1"]).round == 2  # nobody waited for it
     new = join(server.url, token(server.config, "board"), "next", tmp_path / "new")
     assert new.device == "board-2"
@@ -288,7 +293,7 @@ def test_leaving_cleans_both_sides(fleet: Fleet, tmp_path: Path) -> None:
     states = {d.device: d.state for d in server.coordinator.status().devices}
     assert (states["board-1"], states["board-2"]) == ("left", "waiting")
     for name in ("desktop-1", "desktop-2"):
-        send(links[name], 2, trained(links[name], tmp_path / f"{name}-2")[2])
+        send_trained(links[name], 2, tmp_path / f"{name}-2")
     assert task(CoordinatorClient(server.url, new.secret)).round == 3
 
 
@@ -374,8 +379,8 @@ def test_a_restart_knows_who_left(tmp_path: Path) -> None:
     with running(config) as server:
         links = {}
         for number, kind in enumerate(["desktop", "desktop", "board"]):
-            made = join(server.url, token(config, kind), kind, tmp_path / str(number))
-            links[made.device] = made.secret
+            identity = join(server.url, token(config, kind), kind, tmp_path / str(number))
+            links[identity.device] = identity.secret
         task(CoordinatorClient(server.url, links["board-1"]))
         leave(tmp_path / "2")
     with running(config) as server:
@@ -389,8 +394,8 @@ def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:
     with running(config) as server:
         links = {}
         for number, kind in enumerate(["desktop", "board"]):
-            made = join(server.url, token(config, kind), kind, tmp_path / str(number))
-            links[made.device] = CoordinatorClient(server.url, made.secret)
+            identity = join(server.url, token(config, kind), kind, tmp_path / str(number))
+            links[identity.device] = CoordinatorClient(server.url, identity.secret)
         desktop, board = links["desktop-1"], links["board-1"]
         assert task(desktop).round == task(board).round == 1
         failure = SubmodelFailure(submodel="full", failures=3, reason="out\nof memory")
@@ -401,7 +406,7 @@ def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:
         assert {d.device: d.note for d in desktop.status().devices} == {
             "desktop-1": note, "board-1": None,
         }  # fmt: skip
-        send(board, 1, trained(board, tmp_path / "one")[2])
+        send_trained(board, 1, tmp_path / "one")
         work, record, update = trained(desktop, tmp_path / "two")
         assert (work.round, record.submodel) == (2, "slice:0.2")
         assert asdict(desktop.report(failure)) == {"submodel": "slice:0.2", "round": 2}  # too late
@@ -433,9 +438,109 @@ def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:
 def test_join_says_which_data_the_federation_takes(
     tmp_path: Path, said: list[str], data: str, line: str
 ) -> None:
-    found = preprocessing_of(tomllib.loads(data))
-    config = configured(tmp_path / "c").model_copy(update={"data": found})
+    preprocessing = preprocessing_of(tomllib.loads(data))
+    config = configured(tmp_path / "c").model_copy(update={"data": preprocessing})
     with running(config) as server:
         server.coordinator.config = config
         join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
     assert line in said
+
+
+def test_a_copied_join_is_of_no_use(server: Server, tmp_path: Path) -> None:
+    bearer, key = token(server.config, "board"), DeviceKey.new()
+    request = key.join_request(bearer, "desk", MACHINE)
+    first = ask(server, request, bearer)
+    secret = first.json()["secret"]
+    for copied in (request, replace(request, name="mine", machine=MACHINE | {"cpu_count": 9})):
+        answer = ask(server, copied, bearer)
+        assert (first.status, answer.status) == (200, 403)
+        assert answer.json()["code"] == "join.used-request"
+    assert CoordinatorClient(server.url, secret).work().state == "wait"
+    (only,) = server.coordinator.status().devices
+    assert (only.device, only.name) == ("board-1", "desk")
+    # The device itself signs another one, also within the same second.
+    DeviceState(tmp_path / "a").folder.mkdir()
+    (tmp_path / "a" / "device.key").write_bytes(key.pem())
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    now = [float(request.timestamp)]
+    clock = Clock(lambda: now[0], lambda: True)
+    again = join(server.url, bearer, "desk", tmp_path / "a", sleep=sleep, clock=clock)
+    assert (again.device, slept) == ("board-1", [1])
+
+
+def test_a_copied_join_is_of_no_use_after_a_restart(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c")
+    with running(config) as server:
+        bearer = token(config, "board")
+        request = DeviceKey.new().join_request(bearer, "desk", MACHINE)
+        assert ask(server, request, bearer).status == 200
+    with running(config) as server:
+        assert ask(server, request, bearer).json()["code"] == "join.used-request"
+
+
+def test_what_joins_have_signed_is_kept_only_while_it_is_valid(server: Server) -> None:
+    used = server.coordinator.store.used_joins
+    assert [used.take(b"a", 1000, 600), used.take(b"b", 1001, 600)] == [True, True]
+    assert [used.take(b"a", 1600, 600), used.take(b"a", 1601, 600)] == [False, True]
+    with server.coordinator.store._database.transaction() as db:
+        (kept,) = db.execute("SELECT count(*) FROM meta WHERE key LIKE 'join:%'").fetchone()
+    assert kept == 2
+
+
+@pytest.mark.parametrize("cause", ["another key", "full disk", "forged words"])
+def test_a_join_that_the_device_refuses_takes_no_place(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    bearer, state = token(server.config, "board"), tmp_path / "a"
+    if cause == "another key":
+        bearer += "." + "A" * 22
+    elif cause == "forged words":
+        invites = Coordinator.invitation
+        monkeypatch.setattr(
+            Coordinator, "invitation", lambda *given: replace(invites(*given), purpose="other")
+        )
+    else:
+        monkeypatch.setattr(DeviceState, "remember", full_disk)
+    for _ in range(2):  # the only place of its kind
+        with pytest.raises((TrustError, OSError)):
+            join(server.url, bearer, "desk", state)
+        assert server.coordinator.rounds.devices == set()
+        assert not state.exists()
+    monkeypatch.undo()
+    join(server.url, token(server.config, "board"), "desk", state)
+
+
+def full_disk(state: DeviceState, identity: Identity) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_place_that_could_not_be_given_back_stays_the_devices(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(client: CoordinatorClient) -> None:
+        raise ClientError("away")
+
+    monkeypatch.setattr(DeviceState, "remember", full_disk)
+    monkeypatch.setattr(CoordinatorClient, "leave", away)
+    bearer = token(server.config, "board")
+    with pytest.raises(OSError, match="No space left"):
+        join(server.url, bearer, "desk", tmp_path / "a")
+    monkeypatch.undo()
+    assert join(server.url, bearer, "desk", tmp_path / "a").device == "board-1"
+    assert len(server.coordinator.status().devices) == 1
+
+
+def test_a_token_without_a_fingerprint_is_warned_of(
+    server: Server, tmp_path: Path, said: list[str]
+) -> None:
+    join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
+    (warning,) = [line for line in said if "fingerprint" in line]
+    assert f"has the fingerprint {server.coordinator.key.fingerprint}: " in warning
+    said.clear()
+    join(server.url, full_token(server.config, "desktop"), "pc", tmp_path / "b")
+    assert not [line for line in said if "fingerprint" in line]

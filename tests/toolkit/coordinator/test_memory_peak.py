@@ -52,7 +52,7 @@ def federation(name, units):
     encoded = store.blobs.path(bundle[MANIFEST].sha256).read_bytes()
     manifest = msgspec.json.decode(encoded, type=Manifest)
     for number in range(2):
-        send(store, bundle, encoded, manifest, number)
+        send(store, bundle, encoded, manifest, number, model)
     folding = RoundAggregation(model, store, held_out, 1)
     assert (folding.run(), folding.left_out) == (2, {})
     loss = folding.quality[1]
@@ -61,7 +61,7 @@ def federation(name, units):
     store.close()
     return peak()
 
-def send(store, bundle, encoded, manifest, number):
+def send(store, bundle, encoded, manifest, number, model):
     # The tensors as they were offered, piece by piece.
     device, _ = store.registry.enrol("token", "x", str(number), "{}", lambda kind: None)
     entry = bundle[WEIGHTS]
@@ -74,7 +74,7 @@ def send(store, bundle, encoded, manifest, number):
         while piece := file.read(1 << 16):
             assert incoming.write(piece)
         store.keep_upload(device.id, incoming)
-    check_upload(device.id, record, encoded, entry.sha256, store.blobs)
+    check_upload(device.id, record, encoded, entry.sha256, store.blobs, model.check)
     store.add_update(1, device.id, record)
 
 def keep(store, model, result):

@@ -46,9 +46,9 @@ class SlowModel(VectorModel):
             self.step = ""
             self.blocked()
 
-    def fold(self, updates: Iterator[Update]) -> None:  # type: ignore[override]
+    def fold_checked(self, updates: Iterator[Update]) -> None:  # type: ignore[override]
         self._reach("fold")
-        super().fold(updates)
+        super().fold_checked(updates)
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
         self._reach("evaluate")
@@ -66,9 +66,9 @@ def blocked() -> Blocked:
 
 @pytest.fixture
 def fleet(tmp_path: Path, blocked: Blocked) -> Iterator[LargeFleet]:
-    made = LargeFleet(tmp_path, 3, SlowModel(blocked))
-    yield made
-    made.store.close()
+    large = LargeFleet(tmp_path, 3, SlowModel(blocked))
+    yield large
+    large.store.close()
 
 
 def requests(fleet: LargeFleet) -> str:

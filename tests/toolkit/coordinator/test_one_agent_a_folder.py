@@ -21,8 +21,8 @@ FEW = CONFIG[: CONFIG.index("[[devices]]")] + '[[devices]]\nname = "board"\nsubm
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with running(configured(tmp_path / "c", FEW)) as made:
-        yield made
+    with running(configured(tmp_path / "c", FEW)) as started:
+        yield started
 
 
 def join_and_die(url: str, bearer: str, state: Path, write: int, before: bool) -> None:

@@ -12,7 +12,7 @@ from refusals import refused
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.join_links import join_tokens
 from toolkit.coordinator.server import Server
-from vector_fleet import assert_soon, configured, joined, running, send, task, token, trained
+from vector_fleet import assert_soon, configured, joined, running, send_trained, task, token
 
 OPEN = """
 model = "toolkit.models:digits_cnn"
@@ -52,14 +52,14 @@ def test_phones_join_whenever_they_come(tmp_path: Path) -> None:
         assert task(second).round == 1
         assert task(first).round == 1
         for number, link in enumerate((first, second)):
-            send(link, 1, trained(link, tmp_path / f"one-{number}")[2])
+            send_trained(link, 1, tmp_path / f"one-{number}")
         # Two updates are the quorum. The third device goes on with the second round.
         assert_soon(lambda: server.coordinator.status().round == 2)
         assert task(third).round == 2
         assert server.coordinator.status().history[1].updates == 2
         states = {d.device: d.note for d in server.coordinator.status().devices}
-        [found] = [t for t in join_tokens(server.config.state, server.url) if t.kind == "phone"]
-        assert (found.count, found.joined) == (None, 3)
+        [phones] = [t for t in join_tokens(server.config.state, server.url) if t.kind == "phone"]
+        assert (phones.count, phones.joined) == (None, 3)
     assert states["phone-1"] is None
     assert states["phone-3"] in (None, "round 1 closed before its update came")
     assert [line for line in told if "joined" in line] == [
@@ -74,7 +74,7 @@ def test_a_device_that_was_not_seen_loses_its_place_and_gets_it_back(tmp_path: P
     with running(configured(tmp_path / "c", FORGETFUL), say=told.append) as server:
         phone, board = enrol(server, tmp_path, "phone", "board")
         assert (task(phone).round, task(board).round) == (1, 1)
-        send(phone, 1, trained(phone, tmp_path / "one")[2])
+        send_trained(phone, 1, tmp_path / "one")
         # The round waits for the board, until it was not seen for an hour.
         assert server.coordinator.status().round == 1
         server.coordinator.activity["board-1"].seen_at -= 3601
@@ -83,7 +83,7 @@ def test_a_device_that_was_not_seen_loses_its_place_and_gets_it_back(tmp_path: P
         assert states["board-1"] == "absent"
         assert task(phone).round == 2
         assert board.work().state == "wait"  # it is back, from the next round on
-        send(phone, 2, trained(phone, tmp_path / "two")[2])
+        send_trained(phone, 2, tmp_path / "two")
         assert task(board).round == 3
     assert [line for line in told if line.startswith("board-1")] == [
         "board-1 (board-0) has joined: 2 places taken.",

@@ -21,9 +21,9 @@ GUIDE = (DOCS / "guides" / "phones.md").read_text()
 
 def block(language: str, file: str) -> str:
     """The code of `file` in the guide."""
-    found = re.search(rf"in `{file}`.*?```{language}\n(.*?)```", GUIDE, re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"in `{file}`.*?```{language}\n(.*?)```", GUIDE, re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 def pictures(folder: Path, seed: int) -> Path:

@@ -68,7 +68,7 @@ def test_a_round_on_pictures(tmp_path: Path, seed: int) -> None:
     assert came.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(came[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
-    assert [one.updates for one in history] == [0, 1]
+    assert [result.updates for result in history] == [0, 1]
 
 
 @pytest.mark.parametrize("classes", ['["cat", "dog"]', '["a", "b", "c", "d"]'])

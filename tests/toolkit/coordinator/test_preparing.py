@@ -23,8 +23,9 @@ from device_agent.formats.protocol import NEEDS_PROFILE, PREPARING
 from made_calibration import DEVICE
 from parameters import some_long
 from profiles.errors import ClientError, InputError
+from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.folder_lock import FolderLock
-from vector_fleet import MACHINE
+from vector_fleet import MACHINE, VectorModel, configured
 
 FLEET = """
 model = "toolkit.models:digits_cnn"
@@ -84,8 +85,8 @@ def assert_soon(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        return int(made.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +97,13 @@ def url(port: int) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, port: int) -> Path:
     """Where the coordinator works; its tokens are those of the test."""
-    made = tmp_path_factory.mktemp("coordinator")
-    np.savez(made / "digits.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.array([0, 1]))
-    (made / "fleet.toml").write_text(FLEET.format(port=port))
-    (made / "state" / "tokens").mkdir(parents=True)
+    coordinator = tmp_path_factory.mktemp("coordinator")
+    np.savez(coordinator / "digits.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.array([0, 1]))
+    (coordinator / "fleet.toml").write_text(FLEET.format(port=port))
+    (coordinator / "state" / "tokens").mkdir(parents=True)
     for kind in ("desk", "phone"):
-        (made / "state" / "tokens" / f"{kind}.token").write_text(f"token-of-{kind}\n")
-    return made
+        (coordinator / "state" / "tokens" / f"{kind}.token").write_text(f"token-of-{kind}\n")
+    return coordinator
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +259,19 @@ def test_port_and_state_folder_are_taken_before_torch_is_imported(tmp_path: Path
                 FolderLock(tmp_path / "state")
         finally:
             started.kill()
+
+
+def test_a_damaged_token_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    Server(config, VectorModel(), tmp_path / "fleet.toml").close()
+    (config.state / "operator.token").write_bytes(b"")
+    done = subprocess.run(
+        command("edgetailor", "serve", "fleet.toml"),
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "operator.token is damaged" in done.stderr
+    assert "Loading PyTorch" not in done.stderr
 
 
 @pytest.mark.parametrize("stage", some_long(["loading", "planning"], "planning"))

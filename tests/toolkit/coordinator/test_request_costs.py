@@ -105,16 +105,16 @@ def fleets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LargeFleet
 
 
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LargeFleet]]:
-    made = []
+    fleets = []
     for devices in (FEW, MANY):
         folder = tmp_path_factory.mktemp(f"fleet{devices}")
         fleet = LargeFleet(folder, devices)
         for number in range(devices - 3):  # devices that are done make the tables large
             fleet.update(folder / f"update {number}", number, number)
             upload(fleet, number)
-        made.append(fleet)
-    yield made
-    for fleet in made:
+        fleets.append(fleet)
+    yield fleets
+    for fleet in fleets:
         fleet.store.close()
 
 
@@ -122,7 +122,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LargeFleet
 def test_a_request_costs_the_same_with_twenty_times_the_devices(
     fleets: list[LargeFleet], request_: Callable[[LargeFleet, int], None]
 ) -> None:
-    found = []
+    works = []
     for fleet in fleets:
         last = len(fleet.secrets) - 2  # of the kind `desktop`
         if request_ is upload:
@@ -130,8 +130,8 @@ def test_a_request_costs_the_same_with_twenty_times_the_devices(
         fleet.coordinator.work(fleet.device(last - 1))  # imports and caches what it needs
         with counting(fleet) as work:
             request_(fleet, last if request_ is upload else last - 1)
-        found.append(work)
-    few, many = found
+        works.append(work)
+    few, many = works
     assert few.listed == many.listed == []
     assert many.steps == few.steps
     assert few.calls <= many.calls <= few.calls + 5

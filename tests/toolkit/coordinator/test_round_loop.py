@@ -34,10 +34,9 @@ from vector_fleet import (
     configured,
     joined,
     running,
-    send,
+    send_trained,
     token,
     train_vector,
-    trained,
 )
 
 LOCAL = "{}/coordinator/held_out.npz"
@@ -48,9 +47,9 @@ ONE = CONFIG[: CONFIG.rindex("[[devices]]")].replace("count = 2", 'fallback = "s
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with running(configured(tmp_path / "coordinator", ONE)) as made:
-        join(made.url, token(made.config, "desktop"), "desk", tmp_path / "state")
-        yield made
+    with running(configured(tmp_path / "coordinator", ONE)) as started:
+        join(started.url, token(started.config, "desktop"), "desk", tmp_path / "state")
+        yield started
 
 
 def desk(server: Server) -> DeviceStatus:
@@ -132,8 +131,8 @@ def test_waiting_for_other_devices_is_logged_on_both_sides(tmp_path: Path) -> No
             assert next(process.stderr).endswith("] Waiting: 1 of 3 devices has joined.\n")
             time.sleep(3)  # more than one poll: each number is said once
             enrol("board", "shed")
-            found = run("edgetailor-agent", "status", "--state", "desk", cwd=tmp_path)
-            assert found.stdout.startswith(
+            status = run("edgetailor-agent", "status", "--state", "desk", cwd=tmp_path)
+            assert status.stdout.startswith(
                 "round 0 of 3, enrolling (2 of 3 devices have joined), global accuracy 50.0%\n"
             )
             assert next(process.stderr).endswith("] Waiting: 2 of 3 devices have joined.\n")
@@ -163,7 +162,7 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
         ) -> Trained:
             on_batch()
             if not shown:
-                send(fast, 1, trained(fast, tmp_path / "one")[2])
+                send_trained(fast, 1, tmp_path / "one")
                 soon(lambda: server.coordinator.status().round == 2)
                 shown.extend(lines(server.coordinator.status()))
                 on_batch()

@@ -23,15 +23,15 @@ def test_a_round_profiles_its_training_batches(bundle: Path, tmp_path: Path) -> 
     data = write_data(tmp_path / "data.npz", count=21)  # batches of 4, 4, 4, 4 and 5, twice
     train_bundle(bundle, str(data), tmp_path / "update", threads=1, profiled=True)
     record, _ = read_update(tmp_path / "update")
-    found = record.profile
-    assert found is not None
-    assert (found.method.source, found.method.warm_up_runs, found.method.threads) == (
+    profile = record.profile
+    assert profile is not None
+    assert (profile.method.source, profile.method.warm_up_runs, profile.method.threads) == (
         "training", 1, 1,
     )  # fmt: skip
-    [phase] = found.phases
+    [phase] = profile.phases
     assert (phase.role, phase.name) == ("train", "personal_step + factor_step")
-    assert phase.steady.runs == found.method.runs == record.steps - 1
-    assert found.peak_bytes is not None
+    assert phase.steady.runs == profile.method.runs == record.steps - 1
+    assert profile.peak_bytes is not None
 
 
 def test_alone_a_record_holds_no_times(bundle: Path, tmp_path: Path) -> None:

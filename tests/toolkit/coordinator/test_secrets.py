@@ -36,13 +36,13 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(used: Path, tmp_path: Path, request: pytest.FixtureRequest) -> CoordinatorConfig:
     """A copy of it, also as an earlier version left it."""
     shutil.copytree(used, tmp_path, dirs_exist_ok=True)
-    made = configured(tmp_path / "c", ONE)
+    copied = configured(tmp_path / "c", ONE)
     if request.param != "now":
-        store = Store(made.state)
+        store = Store(copied.state)
         with store._database.transaction() as db:
             db.execute("DELETE FROM meta WHERE key IN ('key', 'operator')")
         store.close()
-    return made
+    return copied
 
 
 def start(config: CoordinatorConfig, new_key: bool = False) -> Server:
@@ -85,6 +85,19 @@ def test_what_is_cut_is_refused_by_its_name(
         start(config)
     assert "backup" in str(error.value)
     assert content(config) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "new_key"), [(KEY, False), (KEY, True), (OPERATOR, False), (TOKEN, False)]
+)
+def test_a_folder_in_place_of_a_secret_is_refused_by_its_name(
+    config: CoordinatorConfig, name: str, new_key: bool
+) -> None:
+    path = config.state / name
+    path.unlink()
+    path.mkdir()
+    with refused("state.unreadable", path=str(path), reason="Is a directory"):
+        start(config, new_key)
 
 
 def test_a_fingerprint_without_a_token_is_damage(config: CoordinatorConfig) -> None:

@@ -48,13 +48,13 @@ def test_sites_are_one_federation(tmp_path: Path, seed: int) -> None:
             assert site.ready()
             site.bundle("full", round_)
             assert partial_for(folder, task) is None
-            found = drawn_updates(federation, SPECS, seed + 10 * round_ + number)
-            site.fold(found)
+            drawn = drawn_updates(federation, SPECS, seed + 10 * round_ + number)
+            site.fold_checked(drawn)
             site.save()
             files = partial_for(folder, task)
             assert files is not None
             partials.append(files)
-            updates += found
+            updates += drawn
         taken(above, partials)
         flat.fold(updates)
         for name, value in flat.model.tensors.items():
@@ -79,7 +79,7 @@ def test_a_restarted_site_continues_its_round(tmp_path: Path, seed: int) -> None
     again = SiteModel(federation, tmp_path)
     again.load(before)
     assert again.ready()
-    again.fold(drawn_updates(above, SPECS, seed))
+    again.fold_checked(drawn_updates(above, SPECS, seed))
     again.save()
     files = partial_for(tmp_path, task)
     assert files is not None
@@ -122,7 +122,7 @@ def test_a_dense_round_gives_the_own_model(tmp_path: Path, seed: int) -> None:
     give_task(tmp_path, task, save(floating(above)))
     site.bundle("full", 1)
     updates = drawn_updates(federation, SPECS, seed)
-    site.fold(updates)
+    site.fold_checked(updates)
     site.save()
     files = partial_for(tmp_path, task)
     assert files is not None
@@ -141,7 +141,7 @@ def test_kept_factors_follow_the_model_from_above(tmp_path: Path, seed: int) -> 
         task = SiteTask(name=f"run-{round_}", round=round_, dense=True)
         give_task(tmp_path, task, save(floating(federation)))
         site.bundle("cp:1.0", round_)
-        site.fold(drawn_updates(federation, ["cp:1.0"], seed + round_))
+        site.fold_checked(drawn_updates(federation, ["cp:1.0"], seed + round_))
         before = site.save()
     change = np.random.default_rng(seed)
     moved = {
@@ -177,8 +177,8 @@ def test_a_noisy_variance_becomes_zero(seed: int) -> None:
     name = next(name for name in federation.model.tensors if name.endswith("running_var"))
     noise = np.random.default_rng(seed).normal(size=federation.model.tensors[name].shape)
     federation.adopt({name: torch.from_numpy(noise)})
-    found = federation.model.tensors[name]
-    np.testing.assert_array_equal(found.numpy(), np.maximum(noise, 0).astype(np.float32))
+    adopted = federation.model.tensors[name]
+    np.testing.assert_array_equal(adopted.numpy(), np.maximum(noise, 0).astype(np.float32))
 
 
 @pytest.mark.parametrize("tensors", [{"other": torch.zeros(1)}, {"conv.weight": torch.zeros(1)}])

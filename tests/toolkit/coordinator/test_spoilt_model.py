@@ -90,11 +90,11 @@ def test_the_round_starts_again_from_the_model_before_without_the_suspect(
         (warning,) = status.warnings
         assert warning in told
         assert "model of round 1. The update of board-1 (machine 2) in round 2" in warning
-        devices = {one.device: one for one in status.devices}
+        devices = {device.device: device for device in status.devices}
         assert devices["board-1"].state == LEFT_OUT
         assert "'w' holds numbers up to 50" in str(devices["board-1"].note)
     with running(config, Bounded()) as server:  # it all survives a restart
-        devices = {one.device: one for one in server.coordinator.status().devices}
+        devices = {device.device: device for device in server.coordinator.status().devices}
         assert devices["board-1"].state == LEFT_OUT
         assert server.coordinator.status().warnings == [warning]
         honest = {f"desktop-{n}": joined(server, tmp_path / str(n - 1)) for n in (1, 2)}
@@ -129,7 +129,7 @@ def test_without_a_suspect_nobody_is_left_out_and_it_goes_back_step_by_step(tmp_
             diverge(links["desktop-2"], 3)
             assert_soon(lambda: bool(server.coordinator.status().warnings))
             diverge(links["board-1"], 3, "low-rank:0.5")
-        assert sum("There is no earlier model" in one for one in told) == 1
+        assert sum("There is no earlier model" in line for line in told) == 1
         send_all(links, tmp_path / "again")
         assert task(links["board-1"]).round == 4
 

@@ -86,7 +86,9 @@ def through(url: str, device: Device, come: int = 0) -> tuple[CoordinatorClient,
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         # As after a second: what went through has reached the coordinator's disk.
-        assert_soon(lambda: sum(one.stat().st_size for one in device.incoming) >= come * len(slept))
+        assert_soon(
+            lambda: sum(file.stat().st_size for file in device.incoming) >= come * len(slept)
+        )
 
     secret = device.link._pool.headers["Authorization"].removeprefix("Bearer ")
     return CoordinatorClient(url, secret, sleep=sleep), slept
@@ -231,15 +233,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
 
 def begun(device: Device, sha256: str, offset: int | str, body: bytes, size: int) -> socket.socket:
     """A connection that has sent the beginning of a PUT of `size` bytes."""
-    made = socket.create_connection(("127.0.0.1", int(device.server.url.rpartition(":")[2])))
-    made.settimeout(20)
+    connection = socket.create_connection(("127.0.0.1", int(device.server.url.rpartition(":")[2])))
+    connection.settimeout(20)
     head = (
         f"PUT /v1/rounds/1/tensors/{sha256} HTTP/1.1", "Host: x",
         f"Authorization: {device.link._pool.headers['Authorization']}",
         f"Upload-Offset: {offset}", f"Content-Length: {size}", "", "",
     )  # fmt: skip
-    made.sendall("\r\n".join(head).encode() + body)
-    return made
+    connection.sendall("\r\n".join(head).encode() + body)
+    return connection
 
 
 def answer(sending: socket.socket) -> bytes:
@@ -262,11 +264,11 @@ def test_200_uploads_of_one_device_at_a_time(device: Device) -> None:
     device.link.send_tensors(1, device.tensors)
     assert device.incoming == []
     # A device has so many requests at a time, and one of them sent the last tensors.
-    for one in connections[1 - MOST_BUSY :]:
-        one.sendall(bytes(1000))
-        assert b"upload.superseded" in answer(one)
-    for one in connections:
-        one.close()
+    for connection in connections[1 - MOST_BUSY :]:
+        connection.sendall(bytes(1000))
+        assert b"upload.superseded" in answer(connection)
+    for connection in connections:
+        connection.close()
     assert device.incoming == []
     device.finish()
 

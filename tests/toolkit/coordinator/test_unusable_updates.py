@@ -1,4 +1,7 @@
-"""Updates that were accepted and cannot be folded: left out with the reason, and nothing ends."""
+"""Updates that do not fit are refused when they are sent; those that cannot be folded are left out.
+
+Each is named with its reason, and nothing ends.
+"""
 
 import json
 import os
@@ -14,8 +17,11 @@ from safetensors.numpy import load_file
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.update import TENSORS, write_update
 from large_fleet import LargeFleet
+from profiles.errors import UpdateError
+from refusals import refused
 from toolkit.coordinator.round_aggregation import DAMAGED
 from toolkit.coordinator.rounds import upload_validation
+from toolkit.coordinator.rounds.upload_validation import Update
 from vector_fleet import (
     SIZE,
     VectorModel,
@@ -24,6 +30,8 @@ from vector_fleet import (
     joined,
     running,
     send,
+    send_all,
+    send_trained,
     task,
     trained,
 )
@@ -69,13 +77,25 @@ def test_tensors_that_are_lost_after_they_were_accepted(tmp_path: Path, spoil: S
         assert again.coordinator.status().history == status.history
 
 
+def test_what_does_not_fit_the_model_is_refused_when_it_is_sent(tmp_path: Path) -> None:
+    class Strict(VectorModel):
+        def check(self, update: Update, origin: str) -> None:
+            raise UpdateError("{origin} does not fit.", code="update.wrong-rank", origin=origin)
+
+    with running(configured(tmp_path), Strict()) as server:
+        link = enrol(server, tmp_path)["desktop-1"]
+        with refused("update.wrong-rank") as caught:
+            send_trained(link, 1, tmp_path / "one")
+        assert str(caught.value) == "desktop-1 does not fit."
+        assert server.coordinator.rounds.updates == {}
+
+
 @pytest.mark.parametrize("those", [["board-1"], ["desktop-1", "desktop-2", "board-1"]])
 def test_updates_by_which_the_model_diverges(tmp_path: Path, those: list[str]) -> None:
     config, told = configured(tmp_path), list[str]()
     with running(config, VectorModel(), told.append) as server:
         links = enrol(server, tmp_path)
-        for name, link in links.items():
-            send(link, 1, trained(link, tmp_path / name)[2])
+        send_all(links, 1, tmp_path)
         for name, link in links.items():
             _, record, update = trained(link, tmp_path / f"{name}-2")
             if name in those:
@@ -107,8 +127,7 @@ def test_updates_that_diverge_only_together(tmp_path: Path) -> None:
 
     with running(configured(tmp_path), Touchy()) as server:
         links = enrol(server, tmp_path)
-        for name, link in links.items():
-            send(link, 1, trained(link, tmp_path / name)[2])
+        send_all(links, 1, tmp_path)
         assert task(links["board-1"]).round == 2
         last = server.coordinator.status().history[-1]
     assert (last.updates, last.loss, len(last.left_out)) == (1, 1.0, 2)
@@ -167,7 +186,7 @@ def test_tensors_sent_during_the_check_of_an_update(
         assert fingerprint_file(update / TENSORS).sha256 in kept
         assert fingerprint_file(tmp_path / "other").sha256 not in kept
         for name in ("desktop-2", "board-1"):
-            send(links[name], 1, trained(links[name], tmp_path / name)[2])
+            send_trained(links[name], 1, tmp_path / name)
         assert task(link).round == 2
         last = server.coordinator.status().history[-1]
     assert (last.updates, last.left_out) == (3, {})

@@ -37,6 +37,7 @@ from vector_fleet import (
     documented,
     running,
     send,
+    send_trained,
     token,
     trained,
 )
@@ -207,7 +208,7 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
         bearer = token(config, "phone")
         last = join(server.url, bearer, "mine", tmp_path / "a", measure=measured)
         link = CoordinatorClient(server.url, last.secret)
-        send(link, 1, trained(link, tmp_path / "one")[2])
+        send_trained(link, 1, tmp_path / "one")
         assert_soon(lambda: link.work().state == "finished")
         (tmp_path / "a" / "device.json").unlink()  # who was in it may still come back
         join(server.url, bearer, "mine", tmp_path / "a", measure=unasked)

@@ -2,7 +2,6 @@
 
 import base64
 from dataclasses import replace
-from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -30,20 +29,13 @@ class CoordinatorKey:
         self.fingerprint = key_fingerprint(self.public)
 
     @classmethod
-    def read(cls, path: Path) -> "CoordinatorKey":
-        """The key in the file `path`.
-
-        Raises:
-            FileNotFoundError: There is no file.
-            ValueError: The file holds no such key.
-        """
+    def from_pem(cls, content: bytes) -> "CoordinatorKey | None":
+        """The key in a PEM file with this content; None if it holds no such key."""
         try:
-            key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-        except (TypeError, UnsupportedAlgorithm):
-            key = None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise ValueError(f"{path} has no Ed25519 key")
-        return cls(key)
+            key = serialization.load_pem_private_key(content, password=None)
+        except (TypeError, ValueError, UnsupportedAlgorithm):
+            return None
+        return cls(key) if isinstance(key, Ed25519PrivateKey) else None
 
     def pem(self) -> bytes:
         """The private key as a PEM file (PKCS #8, not encrypted)."""

@@ -34,9 +34,9 @@ class ByteRange:
         A header that is not one range from a start is ignored, as the RFC allows. Raises
         RefusalError (416) for a range after the file's end.
         """
-        found = _ONE_RANGE.fullmatch(range_ or "")
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
-        if not found or first > last or if_range not in (None, tag):
+        match = _ONE_RANGE.fullmatch(range_ or "")
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not match or first > last or if_range not in (None, tag):
             return cls(0, size, size, whole=True)
         if first >= size:
             raise RefusalError(
@@ -47,7 +47,7 @@ class ByteRange:
                 size_bytes=size,
                 start=first,
             )
-        end = min(last + 1, size) if found[2] else size
+        end = min(last + 1, size) if match[2] else size
         return cls(first, end - first, size, whole=False)
 
     @property

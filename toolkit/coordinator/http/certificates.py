@@ -90,8 +90,8 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def _own_fingerprint(path: Path) -> str | None:
-    found = x509.load_pem_x509_certificate(path.read_bytes())
-    return found.fingerprint(hashes.SHA256()).hex() if found.issuer == found.subject else None
+    own = x509.load_pem_x509_certificate(path.read_bytes())
+    return own.fingerprint(hashes.SHA256()).hex() if own.issuer == own.subject else None
 
 
 def certificate_of(config: CoordinatorConfig) -> Certificate | None:
@@ -129,7 +129,7 @@ def new_certificate(folder: Path, names: Sequence[str]) -> str:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     now = datetime.datetime.now(datetime.UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -151,7 +151,7 @@ def new_certificate(folder: Path, names: Sequence[str]) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / KEY, pem, mode=0o600)
-        write_file(folder / CERTIFICATE, made.public_bytes(serialization.Encoding.PEM))
+        write_file(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
     except OSError as error:
         raise InputError(
             "{path} cannot be written ({reason}): give another folder.",
@@ -159,7 +159,7 @@ def new_certificate(folder: Path, names: Sequence[str]) -> str:
             path=str(folder),
             reason=error.strerror,
         ) from None
-    return made.fingerprint(hashes.SHA256()).hex()
+    return certificate.fingerprint(hashes.SHA256()).hex()
 
 
 def _general(name: str) -> x509.GeneralName:

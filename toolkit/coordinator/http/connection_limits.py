@@ -165,19 +165,21 @@ class Handshake(asyncio.Protocol):
 
     async def _shake(self) -> None:
         try:
-            made = await asyncio.get_running_loop().start_tls(
-                *(self._transport, self, self._tls),
+            transport = await asyncio.get_running_loop().start_tls(
+                self._transport,
+                self,
+                self._tls,
                 server_side=True,
                 ssl_handshake_timeout=HEADERS_S,
             )
         except (OSError, asyncio.CancelledError):
-            made = None
+            transport = None
         self._opened.remove(self)
-        if made is None or made.is_closing():
+        if transport is None or transport.is_closing():
             self._transport.abort()
             return
-        made.set_protocol(self._connection)
-        self._connection.connection_made(made)
+        transport.set_protocol(self._connection)
+        self._connection.connection_made(transport)
         if self._early:
             self._connection.data_received(self._early)
 

@@ -93,54 +93,54 @@ class OpenConnections:
     def _used(self) -> int:
         return len(self._places) + self._files
 
-    def add(self, one: Held, address: str) -> None:
+    def add(self, connection: Held, address: str) -> None:
         """Take the new connection `one`. If there are too many, close some, perhaps this one."""
         network = network_of(address)
         while self._used >= self.most():
             victim = self._victim(network)
-            self._close(victim or one, network)
+            self._close(victim or connection, network)
             if victim is None:
                 return
-        self._put(one, _Place(network, Rank.SILENT))
+        self._put(connection, _Place(network, Rank.SILENT))
 
-    def rank(self, one: Held, rank: Rank, device: str | None = None) -> None:
+    def rank(self, connection: Held, rank: Rank, device: str | None = None) -> None:
         """Note what `one` does now, and for which device it is busy."""
-        place = self._places.get(one)
-        if place is None or (place.rank, place.device) == (rank, device):
+        held = self._places.get(connection)
+        if held is None or (held.rank, held.device) == (rank, device):
             return
-        self.remove(one)
-        self._put(one, _Place(place.address, rank, device))
+        self.remove(connection)
+        self._put(connection, _Place(held.address, rank, device))
         if device is not None and len(self._busy[device]) > MOST_BUSY:
-            self._close(next(iter(self._busy[device])), place.address)
-        while self._used > self.most() and one in self._places:
-            self._close(self._victim(place.address) or one, place.address)
+            self._close(next(iter(self._busy[device])), held.address)
+        while self._used > self.most() and connection in self._places:
+            self._close(self._victim(held.address) or connection, held.address)
 
-    def remove(self, one: Held) -> None:
+    def remove(self, connection: Held) -> None:
         """Forget a connection that has ended. Repeating it changes nothing."""
-        place = self._places.pop(one, None)
-        if place is None:
+        held = self._places.pop(connection, None)
+        if held is None:
             return
-        self._files -= place.rank is Rank.BUSY
-        address = self._addresses[place.address]
-        del address.by_rank[place.rank][one]
+        self._files -= held.rank is Rank.BUSY
+        address = self._addresses[held.address]
+        del address.by_rank[held.rank][connection]
         if not address.used:
-            del self._addresses[place.address]
-        if place.device is not None:
-            del self._busy[place.device][one]
-            if not self._busy[place.device]:
-                del self._busy[place.device]
+            del self._addresses[held.address]
+        if held.device is not None:
+            del self._busy[held.device][connection]
+            if not self._busy[held.device]:
+                del self._busy[held.device]
 
-    def _put(self, one: Held, place: _Place) -> None:
-        self._places[one] = place
-        self._files += place.rank is Rank.BUSY
-        self._addresses.setdefault(place.address, _Address()).by_rank[place.rank][one] = None
-        if place.device is not None:
-            self._busy.setdefault(place.device, {})[one] = None
+    def _put(self, connection: Held, held: _Place) -> None:
+        self._places[connection] = held
+        self._files += held.rank is Rank.BUSY
+        self._addresses.setdefault(held.address, _Address()).by_rank[held.rank][connection] = None
+        if held.device is not None:
+            self._busy.setdefault(held.device, {})[connection] = None
 
     def _victim(self, newcomer: str) -> Held | None:
         """The connection to close for one of the address `newcomer`; None: rather the new one."""
         for rank in Rank:
-            having = [name for name, one in self._addresses.items() if one.by_rank[rank]]
+            having = [name for name, entry in self._addresses.items() if entry.by_rank[rank]]
             if not having:
                 continue
             network = max(having, key=lambda name: self._addresses[name].used)
@@ -151,30 +151,30 @@ class OpenConnections:
             return next(iter(address.by_rank[rank]))
         return None
 
-    def _close(self, one: Held, network: str) -> None:
+    def _close(self, connection: Held, network: str) -> None:
         """Close `one`; `network` is its address if it is not listed yet."""
         self.closed += 1
         if self._log.begins("", CLOSED):
-            place = self._places.get(one)
+            held = self._places.get(connection)
             logger.warning(
                 "There are too many connections for %s open files: closed one from %s. If these "
                 "are your devices, raise the limit of open files (`ulimit -n`, or LimitNOFILE of "
                 "the service).",
                 f"{self.most():,}",
-                network if place is None else place.address,
+                network if held is None else held.address,
             )
-        self.remove(one)
-        one.drop()
+        self.remove(connection)
+        connection.drop()
 
 
 def network_of(address: str) -> str:
     """What counts as one address: in IPv6, where everybody has many, the network of 64 bits."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv4Address):
+    if isinstance(parsed, ipaddress.IPv4Address):
         return address
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))

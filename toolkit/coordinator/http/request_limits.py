@@ -108,8 +108,8 @@ class RequestLimits:
                 "A request failed: %s: %s.", error.filename or "a file", error.strerror or error
             )
         else:
-            place = write_traceback("edgetailor")
-            logger.error("A request failed because of a fault in this program. Details: %s", place)
+            path = write_traceback("edgetailor")
+            logger.error("A request failed because of a fault in this program. Details: %s", path)
 
 
 def _then(body: bytes, receive: Receive) -> Receive:

@@ -39,13 +39,13 @@ def bind(host: str, port: int, origin: Path) -> socket.socket:
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        made = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise _not_bound(error, host, port, origin) from None
     # Connections inherit this. asyncio sets it only on sockets that it made itself. Without it an
     # answer's body waits 40 ms for the acknowledgement of its headers.
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def uvicorn_server(

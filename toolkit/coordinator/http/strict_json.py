@@ -45,5 +45,5 @@ def described(message: type[Any]) -> dict[str, Any]:
 
 def schemas(messages: list[type[Any]]) -> dict[str, Any]:
     """The schemas of `messages`, by name."""
-    _, found = msgspec.json.schema_components(messages, ref_template=SCHEMAS)
-    return found
+    _, components = msgspec.json.schema_components(messages, ref_template=SCHEMAS)
+    return components

@@ -17,8 +17,8 @@ def falling(results: Sequence[RoundResult]) -> str | None:
     last = results[-FALLS - 1 :]
     if len(last) <= FALLS:
         return None
-    accuracies = [one.accuracy for one in last if one.accuracy is not None]
-    quality = accuracies if len(accuracies) == len(last) else [-one.loss for one in last]
+    accuracies = [result.accuracy for result in last if result.accuracy is not None]
+    quality = accuracies if len(accuracies) == len(last) else [-result.loss for result in last]
     if not all(after < before for before, after in pairwise(quality)):
         return None
     return (

@@ -1,10 +1,11 @@
 """Checks on an upload: its size, its place in the round and its files.
 
-What an update must be in itself is checked by `device_agent/formats/update.py`; what it must be to
-enter the global model, by `toolkit/aggregation/update_validation.py`.
+What an update must be to enter the global model is checked by
+`toolkit/aggregation/update_validation.py`.
 """
 
 import math
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -18,13 +19,15 @@ from device_agent.formats.update import (
     TENSORS,
     UpdateRecord,
     check_matches_bundle,
-    check_record,
-    check_tensors,
     decode_record,
 )
 from profiles.errors import UpdateError
 from toolkit.coordinator.refusals import RefusalError, conflict, unusable, unusable_because
 from toolkit.coordinator.storage.blobs import Blobs
+
+Update = tuple[UpdateRecord, dict[str, np.ndarray]]
+CheckUpdate = Callable[[Update, str], None]
+"""(update, what errors call it): raises UpdateError unless the update fits the global model."""
 
 HEADROOM = 64 << 10
 """Bytes that the header of a tensor file may take in addition to the tensors."""
@@ -83,11 +86,17 @@ def read_record(body: bytes) -> UpdateRecord:
 
 
 def check_upload(
-    device: str, record: UpdateRecord, manifest: bytes, upload: str | None, blobs: Blobs
+    device: str,
+    record: UpdateRecord,
+    manifest: bytes,
+    upload: str | None,
+    blobs: Blobs,
+    check: CheckUpdate,
 ) -> None:
-    """Raise RefusalError unless `record` and the tensors that came before it are usable.
+    """Raise RefusalError unless `record` and the tensors that came before it can be folded.
 
-    `upload` is the hash of these tensors; None if none came.
+    `upload` is the hash of these tensors; None if none came. Nothing of this is checked again when
+    the round is folded.
     """
     if upload is None or upload != record.file.sha256:
         raise conflict(
@@ -100,7 +109,6 @@ def check_upload(
         )
     path = blobs.path(upload)
     try:
-        check_record(record, device)
         check_matches_bundle(record, msgspec.json.decode(manifest, type=Manifest), device)
         if path.stat().st_size != record.file.size:
             raise UpdateError(
@@ -111,7 +119,7 @@ def check_upload(
                 received_bytes=path.stat().st_size,
                 device=device,
             )
-        check_tensors(load_file(path), record.tensors, device)
+        check((record, load_file(path)), device)
     except SafetensorError as error:
         raise unusable_because(
             UpdateError(

@@ -40,11 +40,11 @@ def backup(state: Path, out: Path, force: bool = False) -> None:
     refuse_existing(out, force)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with _told(out), new_folder(out, CONTENTS) as made:
-                _copy(state, made)
-                check_folder(made)
-                _write_contents(made)
-                _check_contents(made)
+            with _told(out), new_folder(out, CONTENTS) as temporary:
+                _copy(state, temporary)
+                check_folder(temporary)
+                _write_contents(temporary)
+                _check_contents(temporary)
             return
         except FileNotFoundError:  # the end of a round has removed a file
             if attempt == ATTEMPTS:
@@ -72,10 +72,10 @@ def restore(copy: Path, state: Path) -> None:
         _check_contents(copy)
         with reading(copy):  # is it a database of this version?
             pass
-        with _told(state), new_folder(state, DATABASE) as made:
+        with _told(state), new_folder(state, DATABASE) as temporary:
             for name in _contents(copy):
-                copy_file(copy / name, made / name)
-            check_folder(made)
+                copy_file(copy / name, temporary / name)
+            check_folder(temporary)
 
 
 @contextmanager
@@ -109,27 +109,27 @@ def _check_replaceable(out: Path) -> None:
         )
 
 
-def _copy(state: Path, made: Path) -> None:
+def _copy(state: Path, temporary: Path) -> None:
     """Copy the database at one moment, then the files that it names."""
-    with reading(state) as source, closing(sqlite3.connect(made / DATABASE)) as target:
+    with reading(state) as source, closing(sqlite3.connect(temporary / DATABASE)) as target:
         try:
             source.backup(target)
         except sqlite3.OperationalError as error:
-            raise_if_full(error, made / DATABASE)
+            raise_if_full(error, temporary / DATABASE)
             raise
         files = [name for (name,) in target.execute(REFERENCED)]
         marker = Marker.of(target)
-    os.chmod(made / DATABASE, 0o600)
+    os.chmod(temporary / DATABASE, 0o600)
     for sha256 in files:
-        _copy_blob(state, made, sha256)
-    marker.write(made)
+        _copy_blob(state, temporary, sha256)
+    marker.write(temporary)
     if marker.model is not None:
-        copy_file(made / FILES / marker.model, made / MODEL)
+        copy_file(temporary / FILES / marker.model, temporary / MODEL)
     for name in TOKENS:
         for path in _files(state / name):
-            copy_file(path, made / path.relative_to(state))
+            copy_file(path, temporary / path.relative_to(state))
     if (state / HISTORY).exists():
-        copy_file(state / HISTORY, made / HISTORY)
+        copy_file(state / HISTORY, temporary / HISTORY)
 
 
 def _copy_blob(state: Path, made: Path, sha256: str) -> None:
@@ -150,17 +150,20 @@ def _copy_blob(state: Path, made: Path, sha256: str) -> None:
         )
 
 
-def _write_contents(made: Path) -> None:
-    files = {str(path.relative_to(made)): fingerprint_file(path).sha256 for path in _files(made)}
+def _write_contents(temporary: Path) -> None:
+    files = {
+        str(path.relative_to(temporary)): fingerprint_file(path).sha256
+        for path in _files(temporary)
+    }
     document = {"version": 1, "files": files}
-    write_file(made / CONTENTS, json.dumps(document, indent=1).encode() + b"\n")
+    write_file(temporary / CONTENTS, json.dumps(document, indent=1).encode() + b"\n")
 
 
 def _contents(copy: Path) -> dict[str, str]:
     """The files of a backup with their SHA-256. Raises InputError if it is none."""
     try:
         document = json.loads((copy / CONTENTS).read_bytes())
-        found = {str(name): str(sha256) for name, sha256 in document["files"].items()}
+        files = {str(name): str(sha256) for name, sha256 in document["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(
             "{path} is not a backup: it has no readable {contents}. Give a folder that "
@@ -169,14 +172,14 @@ def _contents(copy: Path) -> dict[str, str]:
             path=str(copy),
             contents=CONTENTS,
         ) from None
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in found):
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
         raise InputError(
             "{contents} names files outside of its folder. Give another backup.",
             code="backup.unsafe-name",
             path=str(copy),
             contents=copy / CONTENTS,
         )
-    return found
+    return files
 
 
 def _check_contents(copy: Path) -> None:
@@ -191,8 +194,8 @@ def _check_contents(copy: Path) -> None:
             )
 
 
-def _files(place: Path) -> Iterator[Path]:
-    if place.is_file():
-        yield place
-    elif place.is_dir():
-        yield from (path for path in sorted(place.rglob("*")) if path.is_file())
+def _files(root: Path) -> Iterator[Path]:
+    if root.is_file():
+        yield root
+    elif root.is_dir():
+        yield from (path for path in sorted(root.rglob("*")) if path.is_file())

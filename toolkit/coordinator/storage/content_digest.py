@@ -27,7 +27,7 @@ def schema(connection: sqlite3.Connection) -> str:
     ]
     for table in _tables(connection):
         statements += triggers(connection, table)
-    return "".join(f"{one};\n" for one in statements)
+    return "".join(f"{statement};\n" for statement in statements)
 
 
 def triggers(connection: sqlite3.Connection, table: str) -> list[str]:

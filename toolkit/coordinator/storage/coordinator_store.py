@@ -29,13 +29,12 @@ from toolkit.coordinator.storage.federation_marker import Marker, read_marker
 from toolkit.coordinator.storage.folder_check import DATABASE, check_folder
 from toolkit.coordinator.storage.folder_lock import FolderLock, locked
 from toolkit.coordinator.storage.incoming_files import IncomingFile, IncomingFiles
-from toolkit.coordinator.storage.open_round import OpenRound
+from toolkit.coordinator.storage.joins import UsedJoins
+from toolkit.coordinator.storage.open_round import OpenRound, StoppedDevices
 from toolkit.coordinator.storage.recoverable import FILES, MODEL, has_hash
 from toolkit.coordinator.storage.retention import Keep
 from toolkit.coordinator.storage.schema_upgrade import columns
-from toolkit.coordinator.storage.stopped_devices import StoppedDevices
 from toolkit.coordinator.storage.suspicions import Suspect, Suspicions
-from toolkit.coordinator.storage.used_joins import UsedJoins
 
 logger = logging.getLogger(__name__)
 
@@ -160,17 +159,17 @@ class Store:
 
         Also empty if one of their files is missing or damaged, so that they are made again.
         """
-        found: dict[str, Bundle] = {}
+        bundles: dict[str, Bundle] = {}
         with self._database.transaction() as db:
             rows = db.execute(
                 "SELECT submodel, name, size, sha256 FROM bundles WHERE round = ?", (round_,)
             ).fetchall()
         for submodel, name, size, sha256 in rows:
-            found.setdefault(submodel, {})[name] = FileEntry(size=size, sha256=sha256)
+            bundles.setdefault(submodel, {})[name] = FileEntry(size=size, sha256=sha256)
         whole = all(
-            self.blobs.is_whole(e.sha256) for files in found.values() for e in files.values()
+            self.blobs.is_whole(e.sha256) for files in bundles.values() for e in files.values()
         )
-        return found if whole else {}
+        return bundles if whole else {}
 
     def keep_upload(self, device: str, received: IncomingFile) -> FileEntry:
         """Keep the received tensors of `device`; they replace those that it sent before."""
@@ -188,9 +187,8 @@ class Store:
     def upload(self, device: str) -> str | None:
         """SHA-256 of the tensors that `device` sent last in this round, or None."""
         with self._database.transaction() as db:
-            row = db.execute("SELECT sha256 FROM uploads WHERE device = ?", (device,))
-            found = row.fetchone()
-        return None if found is None else str(found[0])
+            row = db.execute("SELECT sha256 FROM uploads WHERE device = ?", (device,)).fetchone()
+        return None if row is None else str(row[0])
 
     @contextmanager
     def checking(self, device: str) -> Iterator[str | None]:
@@ -217,13 +215,15 @@ class Store:
 
     def drop_damaged(self, round_: int) -> list[str]:
         """Remove the updates of `round_` with missing or damaged tensors; returns their devices."""
-        found = [device for device, sha, _ in self.updates(round_) if not self.blobs.is_whole(sha)]
+        damaged = [
+            device for device, sha, _ in self.updates(round_) if not self.blobs.is_whole(sha)
+        ]
         with self._database.transaction() as db:
             db.executemany(
                 "DELETE FROM updates WHERE round = ? AND device = ?",
-                [(round_, device) for device in found],
+                [(round_, device) for device in damaged],
             )
-        return found
+        return damaged
 
     def updates(self, round_: int) -> list[tuple[str, str, bytes]]:
         """(device, hash of its tensors, update.json) of `round_`, ordered by device."""
@@ -244,8 +244,10 @@ class Store:
                 "SELECT record FROM updates WHERE device = ? ORDER BY round", (device,)
             ).fetchall()
         records = (msgspec.json.decode(record, type=UpdateRecord) for (record,) in rows)
-        found = [record.profile for record in records if record.profile is not None]
-        return [one for one in found if same_hardware(one.machine, found[-1].machine)]
+        profiles = [record.profile for record in records if record.profile is not None]
+        return [
+            profile for profile in profiles if same_hardware(profile.machine, profiles[-1].machine)
+        ]
 
     def rounds_trained(self) -> dict[str, int]:
         """The number of updates by device."""
@@ -270,8 +272,13 @@ class Store:
                     "INSERT OR REPLACE INTO history (round, accuracy, loss, updates, model, size, "
                     "left_out, started_from) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     (
-                        *(result.round, result.accuracy, result.loss, result.updates),
-                        *(entry.sha256, entry.size, json.dumps(result.left_out)),
+                        result.round,
+                        result.accuracy,
+                        result.loss,
+                        result.updates,
+                        entry.sha256,
+                        entry.size,
+                        json.dumps(result.left_out),
                         before and before[0],
                     ),
                 )
@@ -322,12 +329,12 @@ class Store:
         with self._database.transaction() as db:
             (round_,) = db.execute(schema.CURRENT_ROUND).fetchone()
             rows = db.execute("SELECT round, started_from, kept, model FROM history").fetchall()
-        origins: dict[int, int | None] = {one: origin for one, origin, _, _ in rows}
-        there = {one for one, _, kept, model in rows if kept and self.blobs.is_whole(model)}
-        found = origins[round_]
-        while found is not None and found not in there:
-            found = origins[found]
-        return found
+        origins: dict[int, int | None] = {number: origin for number, origin, _, _ in rows}
+        there = {number for number, _, kept, model in rows if kept and self.blobs.is_whole(model)}
+        earlier = origins[round_]
+        while earlier is not None and earlier not in there:
+            earlier = origins[earlier]
+        return earlier
 
     def rollback(self, target: int, suspect: Suspect | None = None) -> int:
         """Let the next round start from the model of `target`, and return the next round's number.

@@ -31,8 +31,8 @@ def check_database(path: Path) -> Marker | None:
             return _checked(path)
         # SQLite undoes the transaction that a kill has interrupted as soon as it opens the file.
         with tempfile.TemporaryDirectory(prefix="edgetailor-") as folder:
-            for one in (path, journal):
-                shutil.copy(one, folder)
+            for file in (path, journal):
+                shutil.copy(file, folder)
             _connect(Path(folder) / path.name, "rw").close()
             return _checked(Path(folder) / path.name)
     # SQLite's messages quote the file, which may then not be UTF-8.
@@ -56,9 +56,9 @@ def _checked(path: Path) -> Marker | None:
         if not tables and not version:
             return None
         check_version(path.parent, connection)
-        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(" ".join(found.split()))
+        (problem,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if problem != "ok":
+            raise sqlite3.DatabaseError(" ".join(problem.split()))
         if schema.statements(connection) != schema.expected_statements(version):
             raise sqlite3.DatabaseError("its tables are not those of this program")
         if not content_digest.matches(connection):

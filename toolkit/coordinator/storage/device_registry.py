@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from device_agent.formats.protocol import UNKNOWN_TOKEN
 from toolkit.coordinator.refusals import forbidden
 from toolkit.coordinator.storage.database import Database
-from toolkit.coordinator.storage.join_token import Token
+from toolkit.coordinator.storage.joins import Token
 
 DAY_S = 86400
 TOKEN_UNKNOWN = "join.unknown-token"
@@ -143,8 +143,13 @@ class Registry:
                         "INSERT INTO devices (id, kind, name, secret, public_key, machine, "
                         "submodel) VALUES (?, ?, ?, ?, ?, ?, ?)",
                         (
-                            *(device.id, device.kind, name, device.secret_hash, public_key),
-                            *(machine, device.submodel),
+                            device.id,
+                            device.kind,
+                            name,
+                            device.secret_hash,
+                            public_key,
+                            machine,
+                            device.submodel,
                         ),
                     )
                 else:

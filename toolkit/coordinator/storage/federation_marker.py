@@ -34,8 +34,8 @@ class Marker:
     def of(cls, connection: sqlite3.Connection) -> Self:
         """The marker that belongs to this database."""
         meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-        found = connection.execute(schema.CURRENT_MODEL).fetchone()
-        return cls(meta["id"], int(meta["generation"]), *(found or (None, None)))
+        current = connection.execute(schema.CURRENT_MODEL).fetchone()
+        return cls(meta["id"], int(meta["generation"]), *(current or (None, None)))
 
     def write(self, folder: Path) -> None:
         """Write the marker of the state folder `folder`."""

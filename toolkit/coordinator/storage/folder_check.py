@@ -42,19 +42,20 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
             code="state.is-backup",
             path=str(folder),
         )
-    found, marker = check_database(folder / DATABASE), read_marker(folder)
-    if found is None:
+    expected, marker = check_database(folder / DATABASE), read_marker(folder)
+    if expected is None:
         _check_new(folder)
         return
     if marker is None and (folder / MARKER).exists():
         logger.warning("%s is damaged. It is written again.", folder / MARKER)
     if marker is not None:
-        _check_not_older(folder, found, marker)
+        _check_not_older(folder, expected, marker)
     if (
         needs_model
-        and found.model is not None
+        and expected.model is not None
         and not any(
-            has_hash(path, found.model) for path in (folder / FILES / found.model, folder / MODEL)
+            has_hash(path, expected.model)
+            for path in (folder / FILES / expected.model, folder / MODEL)
         )
     ):
         raise InputError(
@@ -62,8 +63,8 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
             "it. Nothing was changed. Put a copy back, or go back to another round (`edgetailor "
             "rounds`, `edgetailor rollback`). {remedy}",
             code="state.damaged-model",
-            path=str(folder / FILES / found.model),
-            round=found.round,
+            path=str(folder / FILES / expected.model),
+            round=expected.round,
             model=MODEL,
             remedy=recoverable(folder),
         )
@@ -87,8 +88,8 @@ def _check_new(folder: Path) -> None:
         )
 
 
-def _check_not_older(folder: Path, found: Marker, marker: Marker) -> None:
-    if found.id != marker.id:
+def _check_not_older(folder: Path, database: Marker, marker: Marker) -> None:
+    if database.id != marker.id:
         raise InputError(
             "{database} is the database of another federation than the other files of the folder "
             "({marker}). Nothing was changed. Put the right one back, or set another `state` "
@@ -98,7 +99,7 @@ def _check_not_older(folder: Path, found: Marker, marker: Marker) -> None:
             database=folder / DATABASE,
             marker=MARKER,
         )
-    if found.generation < marker.generation:
+    if database.generation < marker.generation:
         raise InputError(
             "{database} is older than the other files of the folder: it ends with round {round}, "
             "{marker} says round {expected_round}; or devices have joined since. Nothing was "
@@ -106,7 +107,7 @@ def _check_not_older(folder: Path, found: Marker, marker: Marker) -> None:
             "rounds and devices that joined later are then lost. {remedy}",
             code="state.older-database",
             path=str(folder),
-            round=found.round,
+            round=database.round,
             expected_round=marker.round,
             database=folder / DATABASE,
             marker=MARKER,

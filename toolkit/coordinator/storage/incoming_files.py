@@ -67,17 +67,17 @@ class IncomingFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        found = self._digest.hexdigest()
-        if found != self.sha256:
+        sha256 = self._digest.hexdigest()
+        if sha256 != self.sha256:
             raise conflict(
                 "The tensors came with SHA-256 {found} instead of {expected}. They were "
                 "discarded: send them again from the start.",
                 code=UPLOAD_ALTERED,
                 size=self.size,
-                found=found[:12],
+                found=sha256[:12],
                 expected=self.sha256[:12],
             )
-        return FileEntry(size=self.size, sha256=found)
+        return FileEntry(size=self.size, sha256=sha256)
 
     def end(self) -> None:
         """Let no request write any more; what has come stays."""
@@ -129,11 +129,11 @@ class IncomingFiles:
         self._left: dict[str, Path] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
-            found = _PART.fullmatch(path.name)
-            if found is None:  # its process was stopped between two renames
+            part = _PART.fullmatch(path.name)
+            if part is None:  # its process was stopped between two renames
                 path.unlink()
             else:
-                self._left[found["device"]] = path
+                self._left[part["device"]] = path
 
     def received(self, device: str, sha256: str) -> int:
         """How many bytes of this file have come. Ends a request that is still sending."""
@@ -162,9 +162,9 @@ class IncomingFiles:
             path = self._folder / f"{device}.{sha256}"
             self._remove(device, keep=path if offset else None)
             same = before is not None and before.path == path and offset > 0
-            made = IncomingFile(path, sha256, limit, before if same else None)
-            self._last[device], self._left[device] = made, path
-            return made
+            file = IncomingFile(path, sha256, limit, before if same else None)
+            self._last[device], self._left[device] = file, path
+            return file
 
     def drop(self, device: str) -> None:
         """Remove the file of `device`, and end the request that sends it."""
@@ -181,10 +181,10 @@ class IncomingFiles:
                 self._remove(device)
 
     def _end(self, device: str) -> IncomingFile | None:
-        found = self._last.pop(device, None)
-        if found is not None:
-            found.end()
-        return found
+        file = self._last.pop(device, None)
+        if file is not None:
+            file.end()
+        return file
 
     def _size(self, device: str, sha256: str) -> int:
         try:

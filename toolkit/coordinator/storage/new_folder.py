@@ -28,17 +28,17 @@ def new_folder(out: Path, last: str) -> Iterator[Path]:
     filled = out.is_dir() and is_empty(out)
     parent = out if filled else out.parent
     parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}."))
+    temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}."))
     try:
-        with _in_use(made):
-            yield made
+        with _in_use(temporary):
+            yield temporary
             if filled:
-                _move_content(made, out, last)
+                _move_content(temporary, out, last)
             else:
-                _replace(made, out)
+                _replace(temporary, out)
         _remove_leftovers(parent, out.name)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def is_empty(folder: Path) -> bool:
@@ -64,8 +64,8 @@ def copy_file(source: Path, target: Path) -> None:
 
 def check_apart(state: Path, out: Path) -> None:
     """Raise InputError if `out` is the folder `state`, is in it or contains it."""
-    one, other = state.resolve(), out.resolve()
-    if one.is_relative_to(other) or other.is_relative_to(one):
+    state_path, out_path = state.resolve(), out.resolve()
+    if state_path.is_relative_to(out_path) or out_path.is_relative_to(state_path):
         raise InputError(
             "{path} is {state}, is in it or contains it: give a place outside of it. Nothing was "
             "changed.",
@@ -95,8 +95,8 @@ def _remove_leftovers(parent: Path, name: str) -> None:
                 shutil.rmtree(path)
 
 
-def _move_content(made: Path, out: Path, last: str) -> None:
-    paths = sorted(made.iterdir(), key=lambda path: (path.name == last, path.name))
+def _move_content(temporary: Path, out: Path, last: str) -> None:
+    paths = sorted(temporary.iterdir(), key=lambda path: (path.name == last, path.name))
     for path in paths:
         if path.name == last:
             sync_folder(out)
@@ -104,13 +104,13 @@ def _move_content(made: Path, out: Path, last: str) -> None:
     sync_folder(out)
 
 
-def _replace(made: Path, out: Path) -> None:
+def _replace(temporary: Path, out: Path) -> None:
     """Let the complete folder `made` take the place of `out`."""
     if out.exists():
         old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old."))
         os.replace(out, old / "was")
-        os.replace(made, out)
+        os.replace(temporary, out)
         shutil.rmtree(old)
     else:
-        os.replace(made, out)
+        os.replace(temporary, out)
     sync_folder(out.parent)

@@ -1,8 +1,11 @@
-"""What a restart must not change about the open round: its deadline and who has failed in it."""
+"""What a restart must not change: the deadline of the open round, and for whom it does not wait."""
 
 import sqlite3
 
 from toolkit.coordinator.storage.database import Database
+
+_PREFIX = "stopped:"
+"""Before a device's id, in the keys of the table `meta`."""
 
 
 class OpenRound:
@@ -42,3 +45,26 @@ def forget(db: sqlite3.Connection) -> None:
     """Forget the open round, in the transaction of `db`."""
     db.execute("DELETE FROM openings")
     db.execute("DELETE FROM failures")
+
+
+class StoppedDevices:
+    """Which devices have said that they stop, and why."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def note(self, device: str, reason: str) -> None:
+        """Note that `device` has stopped for `reason`."""
+        with self._database.transaction() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_PREFIX + device, reason))
+
+    def forget(self, device: str) -> None:
+        """Forget that `device` has stopped."""
+        with self._database.transaction() as db:
+            db.execute("DELETE FROM meta WHERE key = ?", (_PREFIX + device,))
+
+    def reasons(self) -> dict[str, str]:
+        """The reason of each device that has stopped."""
+        with self._database.transaction() as db:
+            rows = db.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{_PREFIX}%",))
+            return {key.removeprefix(_PREFIX): reason for key, reason in rows}

@@ -23,13 +23,13 @@ def publish(
     it may be newer than the database.
     """
     path, wanted = folder / MODEL, fingerprint(model).sha256
-    found = fingerprint_file(path).sha256 if path.exists() else None
-    if found is not None and found not in models.values():
-        aside = folder / f"{path.stem}-{found[:12]}{path.suffix}"
+    published = fingerprint_file(path).sha256 if path.exists() else None
+    if published is not None and published not in models.values():
+        aside = folder / f"{path.stem}-{published[:12]}{path.suffix}"
         os.replace(path, aside)
         logger.warning("%s is the model of no round here: moved to %s.", path, aside.name)
-    if found != wanted:
+    if published != wanted:
         write_file(path, model)
-    entries = [{**asdict(one), "model": models[one.round]} for one in results]
+    entries = [{**asdict(result), "model": models[result.round]} for result in results]
     document = {"version": 1, "history": entries}
     write_file(folder / HISTORY, json.dumps(document, indent=1).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""The rounds of a state folder, for the commands that may run beside `serve`."""
+"""The rounds of a state folder: read them, also beside `serve`, or go back to one."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -9,10 +9,12 @@ from pathlib import Path
 from device_agent.formats.atomic_files import check_file_place, write_file
 from profiles.errors import InputError
 from toolkit.coordinator.storage import retention, schema
+from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.database import BUSY_S
 from toolkit.coordinator.storage.database_check import check_version
 from toolkit.coordinator.storage.folder_check import DATABASE
 from toolkit.coordinator.storage.new_folder import check_apart
+from toolkit.coordinator.storage.published_files import publish
 from toolkit.coordinator.storage.recoverable import FILES, has_hash
 
 
@@ -56,7 +58,12 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
         ).fetchall()
     return [
         SavedRound(
-            *(round_, accuracy, loss, updates, model, bool(kept)),
+            round=round_,
+            accuracy=accuracy,
+            loss=loss,
+            updates=updates,
+            model=model,
+            kept=bool(kept),
             lost=bool(kept) and not (folder / FILES / model).is_file(),
             started_from=start,
             best=best == (round_,),
@@ -81,7 +88,7 @@ def export_model(folder: Path, round_: int, out: Path, force: bool = False) -> N
 
 def model_file(folder: Path, round_: int) -> Path:
     """The file of the global model after `round_`. Raises InputError if it is not there."""
-    known = {one.round: one for one in saved_rounds(folder)}
+    known = {saved.round: saved for saved in saved_rounds(folder)}
     if round_ not in known:
         last = f"The last round that is over is {max(known)}." if known else "No round is over."
         raise InputError(
@@ -93,7 +100,7 @@ def model_file(folder: Path, round_: int) -> Path:
         )
     path = folder / FILES / known[round_].model
     if not known[round_].kept:
-        kept = [one.round for one in known.values() if one.kept]
+        kept = [saved.round for saved in known.values() if saved.kept]
         raise InputError(
             "The model of round {round} was removed, as `keep` in the federation's file says. "
             "Kept are {kept}.",
@@ -110,6 +117,26 @@ def model_file(folder: Path, round_: int) -> Path:
             round=round_,
         )
     return path
+
+
+def roll_back(folder: Path, target: int) -> int:
+    """Let the next round of the federation in `folder` start from the model of round `target`.
+
+    Returns:
+        The number of that next round.
+
+    Raises:
+        InputError: If `serve` runs on the folder, or if the model of `target` is not there.
+    """
+    model = model_file(folder, target)
+    # The current model may be damaged: going back is a way out then.
+    store = Store(folder, needs_model=False)
+    try:
+        number = store.rollback(target)
+        publish(folder, model.read_bytes(), store.history(), store.models())
+    finally:
+        store.close()
+    return number
 
 
 @contextmanager

@@ -97,6 +97,6 @@ def expected_statements(version: int) -> list[tuple[str, str, str, str]]:
     connection = sqlite3.connect(":memory:")
     content_digest.install(connection)
     create(connection, version)
-    found = statements(connection)
+    expected = statements(connection)
     connection.close()
-    return found
+    return expected

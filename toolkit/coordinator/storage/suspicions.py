@@ -47,8 +47,8 @@ class Suspicions:
     def suspect(self, round_: int | None) -> Suspect | None:
         """The device that may have spoilt the model of `round_`, if one stands out."""
         with self._database.transaction() as db:
-            found = _read(db, SUSPECT, Suspect)
-        return found if found is not None and found.round == round_ else None
+            suspect = _read(db, SUSPECT, Suspect)
+        return suspect if suspect is not None and suspect.round == round_ else None
 
     def leave_out(self, suspect: Suspect, db: sqlite3.Connection) -> None:
         """Leave its device out of all later rounds, in the transaction of `db`."""
@@ -63,8 +63,8 @@ class Suspicions:
     def spoilt(self, last: int) -> list[str]:
         """What was noted since the round `last` was over."""
         with self._database.transaction() as db:
-            found = _read(db, WENT_BACK, WentBack)
-        return [found.text] if found is not None and found.after == last else []
+            went_back = _read(db, WENT_BACK, WentBack)
+        return [went_back.text] if went_back is not None and went_back.after == last else []
 
 
 Kept = TypeVar("Kept")

@@ -18,9 +18,17 @@ from device_agent.formats.protocol import RoundResult
 from refusals import refused
 from toolkit.coordinator.storage.backup import backup, restore
 from toolkit.coordinator.storage.coordinator_store import Store
-from toolkit.coordinator.storage.rollback import roll_back
-from toolkit.coordinator.storage.saved_rounds import export_model, saved_rounds
-from vector_fleet import VectorModel, configured, enrol, joined, running, send, task, trained
+from toolkit.coordinator.storage.saved_rounds import export_model, roll_back, saved_rounds
+from vector_fleet import (
+    VectorModel,
+    configured,
+    enrol,
+    joined,
+    running,
+    send_all,
+    send_trained,
+    task,
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +37,11 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("copied")
     with running(configured(folder / "c")) as server:
         links = enrol(server, folder)
-        for name, link in links.items():
-            send(link, 1, trained(link, folder / name)[2])
-        send(links["desktop-1"], 2, trained(links["desktop-1"], folder / "two")[2])
+        send_all(links, 1, folder)
+        send_trained(links["desktop-1"], 2, folder / "two")
         backup(folder / "c" / "state", folder / "backup")
         for name in ("desktop-2", "board-1"):
-            send(links[name], 2, trained(links[name], folder / f"{name}-2")[2])
+            send_trained(links[name], 2, folder / f"{name}-2")
         task(links["board-1"])
     return folder
 
@@ -49,7 +56,7 @@ def test_a_restored_federation_continues(copied: Path, tmp_path: Path) -> None:
         assert task(links[1]).round == 2
         assert links[0].work().state == "wait"  # its update is in the backup
         for number in (1, 2):
-            send(links[number], 2, trained(links[number], tmp_path / str(number))[2])
+            send_trained(links[number], 2, tmp_path / str(number))
         assert task(links[0]).round == 3
     assert model.folded == [3]
     expected = np.full(1000, 2, np.float32)
@@ -200,7 +207,7 @@ def test_a_lost_model_of_an_earlier_round_does_not_end_backups(tmp_path: Path, h
     store.close()
     path.unlink() if how == "missing" else path.write_bytes(b"?")
     Store(tmp_path / "state").close()  # what `serve` begins with
-    assert [one.kept for one in saved_rounds(tmp_path / "state")] == [True, False, True]
+    assert [saved.kept for saved in saved_rounds(tmp_path / "state")] == [True, False, True]
     backup(tmp_path / "state", tmp_path / "b")
 
 

@@ -60,8 +60,8 @@ def work(folder: Path, report: Connection, job: Job | None) -> None:
         total = load(store.model() or b"")["w"]
         for _, sha256, _ in store.updates(round_):
             total = total + load(store.blobs.path(sha256).read_bytes())["w"]
-        found = RoundResult(round=round_, accuracy=0.5, loss=1.0, updates=len(DEVICES))
-        store.add_result(found, save({"w": total}))
+        result = RoundResult(round=round_, accuracy=0.5, loss=1.0, updates=len(DEVICES))
+        store.add_result(result, save({"w": total}))
         report.send(("result", round_, None))
     store.close()
 
@@ -79,8 +79,10 @@ def check(folder: Path, reported: Reports) -> None:
     last = connection.execute("SELECT max(round) FROM history").fetchone()[0]
     connection.close()
     updates = {(round_, device) for round_, device, _ in rows} | set(past)
-    assert {one[1] for one in reported if one[0] == "result"} <= set(range((last or -1) + 1)) | {0}
-    assert {one[1:] for one in reported if one[0] == "update"} <= updates
+    assert {report[1] for report in reported if report[0] == "result"} <= set(
+        range((last or -1) + 1)
+    ) | {0}
+    assert {report[1:] for report in reported if report[0] == "update"} <= updates
     for round_, sha256 in models.items():
         data = (folder / "files" / sha256).read_bytes()
         assert hashlib.sha256(data).hexdigest() == sha256
@@ -96,9 +98,9 @@ def check(folder: Path, reported: Reports) -> None:
 def last_round(folder: Path) -> int:
     """The last round that a kill has left in `folder`."""
     store = Store(folder)
-    found = store.history()[-1].round
+    last = store.history()[-1].round
     store.close()
-    return found
+    return last
 
 
 def run(folder: Path, job: Job | None, kill_after_s: float | None = None) -> tuple[int, Reports]:

@@ -30,10 +30,10 @@ from vector_fleet import (
     joined,
     messages_to,
     running,
-    send,
+    send_all,
+    send_trained,
     task,
     token,
-    trained,
 )
 
 DATABASE = "state.sqlite3"
@@ -50,11 +50,10 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     with running(configured(folder / "live")) as server:
         links = enrol(server, folder / "devices")
-        for name, link in links.items():
-            send(link, 1, trained(link, folder / name)[2])
+        send_all(links, 1, folder)
         task(links["desktop-1"])
         shutil.copytree(folder / "live", folder / "earlier")
-        send(links["desktop-1"], 2, trained(links["desktop-1"], folder / "two")[2])
+        send_trained(links["desktop-1"], 2, folder / "two")
         shutil.copytree(folder / "live", folder / "late")
     return folder
 
@@ -223,7 +222,7 @@ def test_a_database_of_an_earlier_round_never_replaces_a_later_model(
         for number in (1, 2):
             state = killed / "devices" / str(number)
             link = joined(server, state)
-            send(link, 2, trained(link, tmp_path / str(number))[2])
+            send_trained(link, 2, tmp_path / str(number))
         task(link)
     later = (config.state / MODEL).read_bytes()
     shutil.copy(first / DATABASE, config.state / DATABASE)

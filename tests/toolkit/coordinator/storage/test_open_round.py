@@ -9,7 +9,7 @@ from device_agent.formats.protocol import SubmodelFailure
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.round_worker import RoundWorker
 from toolkit.coordinator.server import Server
-from vector_fleet import CONFIG, VectorModel, configured, enrol, running, send, task, trained
+from vector_fleet import CONFIG, VectorModel, configured, enrol, running, send_trained, task
 
 DEADLINE = "deadline_s = 6\nmin_updates = 1\n[training]"
 
@@ -47,7 +47,7 @@ def opened(folder: Path) -> None:
     ) as server:
         links = enrol(server, folder)
         task(links["board-1"])
-        send(links["desktop-1"], 1, trained(links["desktop-1"], folder / "one")[2])
+        send_trained(links["desktop-1"], 1, folder / "one")
         server.coordinator.store.open_round.end()
 
 

@@ -17,10 +17,19 @@ from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.storage.backup import backup
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.retention import FULL_RECORDS, Keep
-from toolkit.coordinator.storage.rollback import roll_back
-from toolkit.coordinator.storage.saved_rounds import export_model, saved_rounds
+from toolkit.coordinator.storage.saved_rounds import export_model, roll_back, saved_rounds
 from updates import record_of
-from vector_fleet import VectorModel, assert_soon, configured, enrol, joined, running, send, trained
+from vector_fleet import (
+    VectorModel,
+    assert_soon,
+    configured,
+    enrol,
+    joined,
+    running,
+    send,
+    send_trained,
+    trained,
+)
 
 ACCURACIES = [0.1, 0.9, 0.5, 0.6, 0.7]
 ADD_DEVICE = (
@@ -55,19 +64,19 @@ def filled(folder: Path, keep: Keep, accuracies: list[float | None] | None = Non
     ("keep", "kept"), [("all", [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (1, [1, 4]), ("best", [1, 4])]
 )
 def test_the_models_that_are_kept(tmp_path: Path, keep: Keep, kept: list[int]) -> None:
-    found = saved_rounds(filled(tmp_path, keep))
-    assert [one.round for one in found if one.kept] == kept
-    assert [one.round for one in found if one.best] == [1]
+    saved = saved_rounds(filled(tmp_path, keep))
+    assert [entry.round for entry in saved if entry.kept] == kept
+    assert [entry.round for entry in saved if entry.best] == [1]
     files = {path.name for path in (tmp_path / "files").iterdir()}
     assert files == {hashlib.sha256(model_of(round_)).hexdigest() for round_ in kept}
-    assert [one.model for one in found] == [
+    assert [entry.model for entry in saved] == [
         hashlib.sha256(model_of(round_)).hexdigest() for round_ in range(5)
     ]
 
 
 def test_the_best_round_of_a_regression_has_the_lowest_loss(tmp_path: Path) -> None:
     filled(tmp_path, 1, [None, None, None])
-    assert [one.round for one in saved_rounds(tmp_path) if one.best] == [2]
+    assert [saved.round for saved in saved_rounds(tmp_path) if saved.best] == [2]
 
 
 def test_a_model_is_exported_while_the_folder_is_in_use(tmp_path: Path) -> None:
@@ -101,7 +110,7 @@ def test_a_rollback_from_a_damaged_model(tmp_path: Path) -> None:
     store.add_result(result(5, 0.8), b"model 5")
     assert store.model() == b"model 5"
     store.close()
-    assert [one.started_from for one in saved_rounds(state)] == [None, 0, 1, 2, 3, 1]
+    assert [saved.started_from for saved in saved_rounds(state)] == [None, 0, 1, 2, 3, 1]
 
 
 def test_a_rollback_of_a_federation(tmp_path: Path) -> None:
@@ -110,7 +119,7 @@ def test_a_rollback_of_a_federation(tmp_path: Path) -> None:
         links = enrol(server, tmp_path)
         for round_ in (1, 2):
             for name, link in links.items():
-                send(link, round_, trained(link, tmp_path / f"{name}-{round_}")[2])
+                send_trained(link, round_, tmp_path / f"{name}-{round_}")
         first = links["desktop-1"]
         old = trained(first, tmp_path / "third")[2]
         send(first, 3, old)
@@ -130,9 +139,9 @@ def test_a_rollback_of_a_federation(tmp_path: Path) -> None:
         with refused("round.other-bundle"):
             send(links["0"], 3, old)
         for name, link in links.items():
-            send(link, 3, trained(link, tmp_path / f"again-{name}")[2])
+            send_trained(link, 3, tmp_path / f"again-{name}")
         assert_soon(lambda: len(server.coordinator.status().history) == 4)
-        losses = [one.loss for one in server.coordinator.status().history]
+        losses = [result.loss for result in server.coordinator.status().history]
     assert losses == [0, 1, 2, 2]  # the mean of the weights: round 3 trained the model of round 1
 
 
@@ -192,7 +201,7 @@ def flip(state: Path, round_: int) -> None:
 
 def kept_at_start(state: Path, read_all: bool = False) -> list[int]:
     Store(state, read_all=read_all).close()
-    return [one.round for one in saved_rounds(state) if one.kept]
+    return [saved.round for saved in saved_rounds(state) if saved.kept]
 
 
 def test_a_start_reads_the_newest_and_the_best_model(tmp_path: Path) -> None:

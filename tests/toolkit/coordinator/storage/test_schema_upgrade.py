@@ -25,25 +25,25 @@ DUMP = Path(__file__).with_name("state_5.sql")
 
 @pytest.fixture
 def config(tmp_path: Path) -> CoordinatorConfig:
-    made = configured(tmp_path, TWO_KINDS.format(2))
-    (made.state / "files").mkdir(parents=True)
-    connection = sqlite3.connect(made.state / "state.sqlite3")
+    earlier = configured(tmp_path, TWO_KINDS.format(2))
+    (earlier.state / "files").mkdir(parents=True)
+    connection = sqlite3.connect(earlier.state / "state.sqlite3")
     connection.executescript(DUMP.read_text())
     for round_, name in connection.execute("SELECT round, model FROM history").fetchall():
         model = VectorModel()
         model.weights += np.float32(round_ / 2)
-        (made.state / "files" / name).write_bytes(model.save())
+        (earlier.state / "files" / name).write_bytes(model.save())
     connection.close()
-    return made
+    return earlier
 
 
 def rows(folder: Path) -> dict[str, list[Any]]:
     connection = sqlite3.connect(folder / "state.sqlite3")
     names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    found = {name: connection.execute(f"SELECT * FROM {name}").fetchall() for (name,) in names}
-    found["version"] = connection.execute("PRAGMA user_version").fetchall()
+    tables = {name: connection.execute(f"SELECT * FROM {name}").fetchall() for (name,) in names}
+    tables["version"] = connection.execute("PRAGMA user_version").fetchall()
     connection.close()
-    return found
+    return tables
 
 
 def test_what_is_counted_gets_columns_and_nothing_else_changes(config: CoordinatorConfig) -> None:
@@ -94,7 +94,10 @@ def test_an_interrupted_upgrade_leaves_the_earlier_version(
         with pytest.raises(ZeroDivisionError):
             Store(config.state)
     assert rows(config.state) == before
-    assert [one.round for one in saved_rounds(config.state)] == [0, 1]  # it changes nothing either
+    assert [saved.round for saved in saved_rounds(config.state)] == [
+        0,
+        1,
+    ]  # it changes nothing either
     assert rows(config.state) == before
     Store(config.state).close()
 

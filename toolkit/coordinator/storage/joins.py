@@ -1,10 +1,15 @@
-"""A join token: how long it admits devices, and how many."""
+"""What limits joins: how long a token admits devices and how many, and each request only once."""
 
+import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from profiles.text_formatting import counted
 from toolkit.coordinator.refusals import forbidden
+from toolkit.coordinator.storage.database import Database
+
+_PREFIX = "join:"
+"""Before the hash of what was signed, in the keys of the table `meta`."""
 
 
 @dataclass(frozen=True)
@@ -38,3 +43,27 @@ class Token:
                 devices=self.count,
                 counted=counted(self.count, "device"),
             )
+
+
+class UsedJoins:
+    """What devices have signed to join, for as long as it could be repeated.
+
+    Somebody who has copied a request must not get the device's secret with it.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take(self, signed: bytes, now: float, valid_s: float) -> bool:
+        """Note the text `signed` of a join. Returns whether it is new.
+
+        Those are forgotten that were noted `valid_s` seconds before `now`.
+        """
+        key = _PREFIX + hashlib.sha256(signed).hexdigest()
+        with self._database.transaction() as db:
+            db.execute(
+                "DELETE FROM meta WHERE key LIKE ? AND CAST(value AS REAL) < ?",
+                (f"{_PREFIX}%", now - valid_s),
+            )
+            row = db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, str(now)))
+            return row.rowcount == 1

@@ -1,0 +1,87 @@
+"""Devices that cannot train, or that stop: no round waits for them."""
+
+import logging
+
+from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.protocol import DIVERGED, STOPPED, Fallback, Stopped, SubmodelFailure
+from profiles.text_formatting import counted
+from toolkit.coordinator.devices.join_validation import TROUBLE_LENGTH, shortened
+from toolkit.coordinator.federation_state import FederationState
+from toolkit.coordinator.storage.device_registry import Device, label
+
+logger = logging.getLogger(__name__)
+
+CODE_LENGTH = 64
+"""Most characters of a code that a device reports."""
+TROUBLES = "{more} reports of trouble from {who}."
+STOPS = "{who} has stopped {more} times."
+
+
+class DeviceTroubles(FederationState):
+    """What devices report when they cannot go on."""
+
+    def submodel_failed(self, device: Device, failure: SubmodelFailure) -> Fallback:
+        """Note that `device` cannot train its submodel, and stop waiting for it in this round.
+
+        From the next round on the device gets the fallback of its kind, if the config names one.
+        If no other device is in the open round, that round opens again with the fallback. Repeating
+        the report changes nothing. A training that diverged needs no smaller submodel.
+        """
+        fallback, from_ = self.config.kind(device.kind).fallback, device.fallback_from
+        diverged = failure.code in DIVERGED
+        with self.lock:
+            if failure.submodel == self.submodel(device):
+                times = counted(failure.failures, "time")
+                trouble = f"{failure.submodel} failed {times}: {failure.reason}"
+                if diverged and failure.round in (0, self.rounds.round):
+                    self.rounds.note_diverged(device.id)
+                # What it says now is newer than that an earlier round closed without it.
+                self.activity[device.id].missed = None
+                from_ = self.excuse(device, trouble, shrink=not diverged)
+        self.changed.set()
+        return Fallback(submodel=None if from_ is None else fallback, round=from_ or 0)
+
+    def excuse(self, device: Device, trouble: str, shrink: bool = True) -> int | None:
+        """Stop waiting for `device` in the open round because of `trouble`; needs the lock.
+
+        With `shrink` it gets the fallback of its kind. Returns the first round with that, or None.
+        """
+        from_ = device.fallback_from
+        if self.rounds.waits_for(device.id):
+            self.store.open_round.note_failure(self.rounds.round, device.id)
+        self.rounds.excuse(device.id)
+        self.note_reopening()
+        if shrink and from_ is None and self.config.kind(device.kind).fallback is not None:
+            from_ = self.rounds.round + 1
+        trouble = shortened(trouble, TROUBLE_LENGTH)
+        self.store.registry.note_trouble(device.id, trouble, from_)
+        about = f"{device.id} ({self.submodel(device)})"
+        if trouble != device.trouble and self.minute_log.begins(about, TROUBLES):
+            logger.warning("%s: %s", label(device), trouble)
+        return from_
+
+    def stopped(self, device: Device, stopped: Stopped) -> None:
+        """Note that `device` ends its work. No round waits for it until it asks for work again."""
+        reason = shortened(stopped.reason, TROUBLE_LENGTH)
+        with self.lock:
+            activity = self.activity[device.id]
+            activity.state, activity.note = STOPPED, reason
+            self.rounds.stop(device.id)
+            self.store.stopped.note(device.id, reason)
+            self.note_reopening()
+            told, activity.told = activity.told, reason
+        # A service that is started again and again for the same end is one line.
+        if reason != told and self.minute_log.begins(device.id, STOPS):
+            code = shortened(stopped.code, CODE_LENGTH)
+            logger.warning("%s has stopped: %s (%s)", label(device), reason, code)
+        self.changed.set()
+
+    def resume(self, device: Device) -> None:
+        """Count on a `device` that had stopped, also in the open round; needs the lock."""
+        bundle = self.bundles.get(self.submodel(device), {})
+        failed = device.id in self.store.open_round.failures(self.rounds.round)
+        offer = bundle[MANIFEST].sha256 if bundle and not failed else None
+        self.rounds.resume(device.id, offer)
+        self.activity[device.id].state, self.activity[device.id].note = "waiting", None
+        self.store.stopped.forget(device.id)
+        self.changed.set()

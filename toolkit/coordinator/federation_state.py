@@ -1,0 +1,81 @@
+"""The state of one federation, which all requests of devices and the round worker share."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from device_agent.formats.protocol import InputSummary, Preparation
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
+from toolkit.coordinator.devices.device_activity import DeviceActivity
+from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
+from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.minute_log import MinuteLog
+from toolkit.coordinator.rounds.round_state import Rounds
+from toolkit.coordinator.rounds.upload_validation import CheckUpdate
+from toolkit.coordinator.storage.coordinator_store import Bundle, Store
+from toolkit.coordinator.storage.device_registry import Device
+
+
+@dataclass
+class FederationState:
+    """One federation.
+
+    Attributes:
+        config: The federation's file.
+        store: The state that survives a restart.
+        rounds: The state of the rounds.
+        clock: Seconds of a clock that never jumps.
+        wall_clock: Seconds since 1970.
+        planner: Assigns submodels to devices of `auto` kinds. None while it is being made.
+        operator_token: Admits the operator to `status`.
+        key: Signs the work of devices.
+        bundles: The bundles of the next or open round, by submodel.
+        bundles_made: Submodels of the next round whose bundle is made, before all of them are.
+        preparations: What is being made now, by task.
+        activity: What each device was last seen doing.
+        lock: Protects `rounds`, `bundles`, `bundles_made`, `preparations` and `activity`.
+        changed: Wakes the round worker, for example after an update.
+        closed_connections: How many were closed because there were too many.
+        minute_log: Bounds what devices and strangers can make the log say.
+        inputs: What the held-out samples are like, which devices compare theirs with.
+        check_update: Raises UpdateError unless an update fits the global model; the round worker
+            sets it.
+    """
+
+    config: CoordinatorConfig
+    store: Store
+    rounds: Rounds
+    clock: Callable[[], float] = time.monotonic
+    planner: SubmodelPlanner | None = None
+    operator_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    key: CoordinatorKey = field(default_factory=CoordinatorKey, repr=False)
+    bundles: dict[str, Bundle] = field(default_factory=dict)
+    bundles_made: set[str] = field(default_factory=set)
+    preparations: dict[str, Preparation] = field(default_factory=dict)
+    activity: dict[str, DeviceActivity] = field(default_factory=dict)
+    wall_clock: Callable[[], float] = time.time
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    changed: threading.Event = field(default_factory=threading.Event, repr=False)
+    closed_connections: Callable[[], int] = lambda: 0
+    minute_log: MinuteLog = field(default_factory=MinuteLog, repr=False)
+    inputs: InputSummary | None = None
+    check_update: CheckUpdate | None = None
+
+    def submodel(self, device: Device) -> str:
+        """The submodel of `device` in the round that is open or opens next."""
+        return self._submodel_of(*device.group)
+
+    def _submodel_of(self, kind_name: str, planned: str | None, fallback_from: int | None) -> str:
+        """The submodel of the devices of one group."""
+        kind = self.config.kind(kind_name)
+        replaced = fallback_from is not None and self.rounds.done + 1 >= fallback_from
+        if replaced and kind.fallback is not None:
+            return kind.fallback
+        return planned or kind.submodel
+
+    def note_reopening(self) -> None:
+        """Give the open round a new deadline if nobody is left in it: it opens again."""
+        if self.rounds.phase == "aggregating" and not self.rounds.updates:
+            self.store.open_round.end()

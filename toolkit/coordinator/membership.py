@@ -1,0 +1,277 @@
+"""Devices join, come back, leave, and lose their places when they are absent for long."""
+
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from device_agent.formats.protocol import (
+    ABSENT,
+    JOIN_TOKEN,
+    LEFT,
+    NOT_AUTHORISED,
+    Invitation,
+    JoinReply,
+    JoinRequest,
+)
+from profiles.text_formatting import counted
+from toolkit.coordinator.devices.device_activity import DeviceActivity
+from toolkit.coordinator.devices.join_proof import VALID_S, check_possession, used_join
+from toolkit.coordinator.devices.join_validation import check_machine, check_name
+from toolkit.coordinator.devices.planned_submodel import planned_submodel
+from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.coordinator.federation_state import FederationState
+from toolkit.coordinator.refusals import RefusalError, conflict, forbidden
+from toolkit.coordinator.rounds.expected_traffic import round_traffic
+from toolkit.coordinator.storage.device_registry import (
+    TOKEN_UNKNOWN,
+    USED_UP,
+    Device,
+    Registry,
+    hashed,
+    label,
+)
+
+logger = logging.getLogger(__name__)
+
+MEMBERSHIP = "{more} devices have joined or left."
+
+
+class Membership(FederationState):
+    """Who takes part in the federation."""
+
+    def check_join_token(self, token: str) -> None:
+        """Raise RefusalError (403) unless `token` is one of this federation's join tokens."""
+        if self.is_operator(token):
+            raise _operator_joins(self.config.devices)
+        self.store.registry.check_token(token)
+
+    def invitation(self, token: str) -> Invitation:
+        """What the holder of this join token is asked to take part in."""
+        config = self.config
+        kind = config.kind(self.store.registry.kind(token))
+        with self.lock:
+            bundle = self.bundles.get(kind.submodel, {})
+        return self.key.invites(
+            Invitation(
+                title=config.title,
+                purpose=config.purpose,
+                contact=config.contact,
+                rounds=config.rounds,
+                round_s=config.deadline_s,
+                **round_traffic(bundle, self.store.blobs),
+            )
+        )
+
+    def join(self, token: str, request: JoinRequest) -> JoinReply:
+        """Enrol a device, or give one that joins again a new secret.
+
+        Raises:
+            RefusalError: 403 for an unusable token, a wrong signature or clock, or a request that
+                was used before. 409 for a new device after the last round, for one without a
+                profile that needs one, and for one that no submodel fits. 422 for a malformed name,
+                key, machine or profile. 503 for one that needs a plan while the planner is being
+                made.
+        """
+        self.check_join_token(token)
+        name = check_name(request.name)
+        machine = check_machine(request.machine)
+        now = self.wall_clock()
+        signed = check_possession(token, request, now)
+        with self._saying_if_finished():
+            ahead = self._plan_ahead(token, request)
+        with self.lock:
+            if not self.store.used_joins.take(signed, now, VALID_S):
+                raise used_join()
+            with self._saying_if_finished():
+                device, secret = self.store.registry.enrol(
+                    token,
+                    name,
+                    request.public_key,
+                    machine,
+                    lambda kind: ahead[kind] if kind in ahead else self._plan(kind, request),
+                )
+            if device.id not in self.rounds.devices:
+                self._enter(device, "has joined")
+        self.changed.set()
+        submodel, key = self.submodel(device), self.key.public
+        data = self.config.data
+        return JoinReply(
+            device=device.id,
+            secret=secret,
+            submodel=submodel,
+            key=key,
+            preprocessing=None if data is None else msgspec.to_builtins(data),
+            sample_shape=list(self.config.input_shape),
+            label_type=self.config.training.labels.dtype,
+        )
+
+    def _plan_ahead(self, token: str, request: JoinRequest) -> dict[str, str | None]:
+        """The submodel of a new device, by the kind of its token; empty for a known device.
+
+        It is called without the lock: a plan may take long, and other devices poll meanwhile.
+        """
+        kind = self.store.registry.kind_if_new(token, request.public_key)
+        return {} if kind is None else {kind: self._plan(kind, request)}
+
+    @contextmanager
+    def _saying_if_finished(self) -> Iterator[None]:
+        """Refuse a new device because the rounds are over, rather than because no place is free."""
+        try:
+            yield
+        except RefusalError as refusal:
+            if refusal.code == USED_UP and self.rounds.phase == "finished":
+                raise self._finished() from None
+            raise
+
+    def _plan(self, kind_name: str, request: JoinRequest) -> str | None:
+        """The submodel planned for a new device; None if its kind names one."""
+        if self.rounds.phase == "finished":
+            raise self._finished()
+        kind = self.config.kind(kind_name)
+        return planned_submodel(kind, request.profile, self.planner) if kind.planned else None
+
+    def _finished(self) -> RefusalError:
+        return conflict(
+            "This federation is over: all of its rounds ({rounds}) are done, so there is nothing "
+            "left to train.",
+            code="federation.finished",
+            rounds=self.rounds.total,
+        )
+
+    def authenticate(self, secret: str) -> Device:
+        """The device with this secret. Raises RefusalError (401) if there is none."""
+        device = self.store.registry.device_with(secret)
+        if device is None:
+            raise _unknown_secret(secret, self.store.registry)
+        if device.has_left:
+            device = self._back(device)
+        self.note_seen(device)
+        return device
+
+    def member_with(self, secret: str) -> Device | None:
+        """The member with this secret, found without waiting for anything; None if there is none.
+
+        A device that has left may come back: `authenticate` knows.
+        """
+        device = self.store.registry.device_with(secret)
+        if device is None or device.has_left:
+            return None
+        self.note_seen(device)
+        return device
+
+    def note_seen(self, device: Device) -> None:
+        """Note that a request of `device` came."""
+        self.activity[device.id].seen_at = self.clock()  # one assignment: it needs no lock
+
+    def _back(self, device: Device) -> Device:
+        """A forgotten `device`, a member again. Raises RefusalError (401) if it cannot be one."""
+        again = "join again with a token"
+        if not device.forgotten:
+            raise RefusalError(
+                "{device} has left this federation: {remedy}.",
+                status=401,
+                code=NOT_AUTHORISED,
+                device=device.id,
+                remedy=again,
+            )
+        with self.lock:
+            if not self.store.registry.come_back(device.id):
+                raise RefusalError(
+                    "{device} was not seen for so long that another device has its place: "
+                    "{remedy}.",
+                    status=401,
+                    code=NOT_AUTHORISED,
+                    device=device.id,
+                    remedy=again,
+                )
+            self._enter(device, "is back")
+        self.changed.set()
+        return self.store.registry.device(device.id)
+
+    def _enter(self, device: Device, what: str) -> None:
+        self.rounds.enrol(device.id)
+        self.activity[device.id] = DeviceActivity(self.clock())
+        self._log_membership(device, what)
+
+    def leave(self, device: Device) -> None:
+        """End the membership of `device`: its secret is void and its place is free."""
+        with self.lock:
+            self._remove(device)
+            self.activity[device.id] = DeviceActivity(self.clock(), LEFT)
+            self._log_membership(device, "has left")
+            for dropped in self.store.registry.drop_left(device.kind):
+                del self.activity[dropped]
+        self.changed.set()
+
+    def forget_absent(self) -> None:
+        """Free the places of the devices that were not seen for the time that the config allows.
+
+        One that comes back later is a member again, if a place is free then.
+        """
+        limit = self.config.forget_after
+        if limit is None:
+            return
+        with self.lock:
+            oldest = self.clock() - limit
+            for name in [n for n in self.rounds.devices if self.activity[n].seen_at < oldest]:
+                device = self.store.registry.device(name)
+                self._remove(device, forgotten=True)
+                self.activity[name].state, self.activity[name].note = ABSENT, None
+                self._log_membership(device, "was not seen for long and lost its place")
+
+    def _remove(self, device: Device, forgotten: bool = False) -> None:
+        """End the membership of `device`; needs the lock."""
+        self.store.registry.leave(device.id, forgotten)
+        self.rounds.leave(device.id)
+        self.store.stopped.forget(device.id)
+        self.store.incoming.drop(device.id)
+        self.note_reopening()
+
+    def _log_membership(self, device: Device, what: str) -> None:
+        if not self.minute_log.begins(f"{device.id} {what}", MEMBERSHIP):
+            return
+        taken, places = len(self.rounds.devices), self.config.places
+        of = counted(taken, "place") if places is None else f"{taken} of {counted(places, 'place')}"
+        logger.info("%s %s: %s taken.", label(device), what, of)
+
+    def is_operator(self, token: str) -> bool:
+        """Whether `token` is the operator's, which admits to `status`."""
+        return secrets.compare_digest(hashed(token), hashed(self.operator_token))
+
+
+def _operator_joins(kinds: Sequence[DeviceKind]) -> RefusalError:
+    """The refusal of the operator's token at a join. It names the tokens of `kinds`."""
+    tokens = " or ".join(f"tokens/{kind.name}.token" for kind in kinds)
+    return forbidden(
+        "This is the operator's token, which only reads the status. Join with a join token: "
+        "{tokens} in the coordinator's state folder.",
+        code="join.operator-token",
+        tokens=tokens,
+    )
+
+
+def _unknown_secret(secret: str, registry: Registry) -> RefusalError:
+    """Why no device has `secret`. If it is a join token, the answer says what it is for."""
+    try:
+        kind, places = registry.free_places(secret)
+    except RefusalError as refusal:
+        if refusal.code != TOKEN_UNKNOWN:
+            return refusal
+        return RefusalError(
+            "No device here has this secret: join again with a token of this coordinator "
+            "(`edgetailor-agent join URL --token-file FILE --replace`).",
+            status=401,
+            code=NOT_AUTHORISED,
+        )
+    devices = "any number of devices" if places is None else counted(places, "device")
+    return RefusalError(
+        "This is a join token, good for {devices} of kind {kind!r}.",
+        status=401,
+        code=JOIN_TOKEN,
+        kind=kind,
+        places=places,
+        devices=devices,
+    )

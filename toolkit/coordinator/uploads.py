@@ -1,0 +1,104 @@
+"""Updates of the open round: their tensors come first, in pieces, then their record."""
+
+import logging
+
+from msgspec import UnsetType
+
+from device_agent.formats.input_summary import far_off
+from device_agent.formats.manifest import MANIFEST, encode
+from device_agent.formats.protocol import Receipt, Upload
+from device_agent.formats.update import UpdateRecord
+from toolkit.coordinator.federation_state import FederationState
+from toolkit.coordinator.rounds import upload_validation
+from toolkit.coordinator.storage.device_registry import Device, hashed, label
+from toolkit.coordinator.storage.incoming_files import IncomingFile
+
+logger = logging.getLogger(__name__)
+
+
+class Uploads(FederationState):
+    """What devices send for the open round."""
+
+    def upload(self, device: Device, round_: int, sha256: str) -> Upload:
+        """How much of the tensors with this hash has come. Ends a request that still sends them.
+
+        Raises RefusalError (409) if the round takes no update from this device.
+        """
+        self._check_round(device, round_)
+        # Read again: a file that the disk damaged has to be sent once more.
+        complete = self.store.upload(device.id) == sha256 and self.store.blobs.is_whole(sha256)
+        received = 0 if complete else self.store.incoming.received(device.id, sha256)
+        return Upload(received=received, complete=complete)
+
+    def open_upload(self, device: Device, round_: int, sha256: str, offset: int) -> IncomingFile:
+        """The file for the tensors of `device` after their first `offset` bytes.
+
+        It is limited to what the device's bundle can need. Raises RefusalError (409) if the round
+        takes no update from this device, or if other than `offset` bytes have come.
+        """
+        with self.lock:
+            self.rounds.check_round(device.id, round_)
+            manifest = self._manifest(device)
+        limit = upload_validation.size_limit(manifest)
+        return self.store.incoming.open(device.id, sha256, offset, limit)
+
+    def keep_upload(self, device: Device, round_: int, received: IncomingFile) -> None:
+        """Keep the received tensors until their update.json comes.
+
+        Raises RefusalError (409) if they were altered, or if the round has closed.
+        """
+        self._check_round(device, round_)
+        self.store.keep_upload(device.id, received)
+
+    def _check_round(self, device: Device, round_: int) -> None:
+        with self.lock:
+            self.rounds.check_round(device.id, round_)
+
+    def take_update(self, device: Device, round_: int, body: bytes) -> Receipt:
+        """Take the update that `body` (its update.json) describes. It may be sent again.
+
+        Raises:
+            RefusalError: 409 for another round, another bundle, a second update or tensors that
+                were not sent. 422 for an update that cannot be used.
+        """
+        assert self.check_update is not None
+        record = upload_validation.read_record(body)
+        digest = hashed(encode(record).decode())
+        with self.lock:
+            new = self.rounds.check(device.id, round_, record.bundle, digest)
+            manifest = self._manifest(device)
+        if new:
+            with self.store.checking(device.id) as sent:
+                # Without the lock, because it reads the whole file: hence the second `check`.
+                upload_validation.check_upload(
+                    device.id, record, manifest, sent, self.store.blobs, self.check_update
+                )
+                with self.lock:
+                    self.rounds.check(device.id, round_, record.bundle, digest)
+                    self.store.add_update(round_, device.id, record)
+                    self.rounds.take(device.id, round_, record.bundle, digest)
+                    activity = self.activity[device.id]
+                    activity.loss, activity.missed = record.loss_last, None
+                    activity.told = None
+                    self._compare_inputs(device, record)
+            self.changed.set()
+        return Receipt(round=round_)
+
+    def _compare_inputs(self, device: Device, record: UpdateRecord) -> None:
+        """Note how the inputs of `device` differ from the coordinator's samples; needs the lock."""
+        differences = None
+        if self.inputs is not None and not isinstance(record.inputs, UnsetType):
+            differences = far_off(record.inputs, self.inputs)
+        activity = self.activity[device.id]
+        before, activity.inputs = (
+            activity.inputs,
+            (differences and f"its inputs lie far off: {differences}"),
+        )
+        if activity.inputs not in (None, before):
+            logger.warning(
+                "%s: %s (`held_out`). Check the unit of its sensor.", label(device), activity.inputs
+            )
+
+    def _manifest(self, device: Device) -> bytes:
+        entry = self.bundles[self.submodel(device)][MANIFEST]
+        return self.store.blobs.path(entry.sha256).read_bytes()
