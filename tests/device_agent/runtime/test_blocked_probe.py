@@ -9,12 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from device_agent.federation.device_state import DeviceState
-from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file, form_of
-from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol import FileOffer
 from device_agent.formats.update import read_update
 from device_agent.runtime import blocked_probe, graph_form
 from device_agent.runtime.blocked_probe import FOLDER, best_form, block_size, runs
@@ -104,33 +100,6 @@ def test_the_form_that_is_opened(bundle: Path, told: pytest.MonkeyPatch, block: 
     form = "train.onnx" if block is None else f"train.nchwc{block}.onnx"
     assert best_form(bundle / "train.onnx").name == form
     assert best_form(bundle / "another.onnx").name == "another.onnx"
-
-
-@pytest.mark.parametrize("block", [None, *BLOCKS])
-def test_other_forms_are_not_fetched(
-    bundle: Path, told: pytest.MonkeyPatch, tmp_path: Path, block: int | None
-) -> None:
-    say(told, block)
-    offers, sources = [], {}
-    for path in bundle.iterdir():
-        entry = fingerprint_file(path)
-        offers.append(FileOffer(name=path.name, size=entry.size, sha256=entry.sha256))
-        sources[entry.sha256] = path
-    fetched = []
-
-    def fetch(offer: FileOffer, to: Path) -> None:
-        fetched.append(offer.name)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(sources[offer.sha256].read_bytes())
-
-    state = DeviceState(tmp_path)
-    state.collect(offers, fetch)
-    assert {form_of(name) for name in fetched} - {None} == (
-        {blocked_form(block)} if block else set()
-    )
-    assert sorted(fetched) == sorted(path.name for path in state.bundle.iterdir())
-    assert MANIFEST in fetched
-    assert open_bundle(state.bundle).manifest.submodel == "full"
 
 
 @NO_BLOCKS

@@ -37,6 +37,13 @@ from form_cases import with_negative_kernels
 from toolkit.submodels.global_model import from_model
 
 SHAPE, CLASSES = (3, 9, 8), 4
+FORMS = (
+    (None, True, WINOGRAD),
+    (None, False, None),
+    (16, True, "nchwc16"),
+    (8, False, "nchwc8"),
+)
+"""The block of a runtime, whether Winograd's form is faster, and the form that the device runs."""
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +128,7 @@ def test_the_graphs_that_are_opened(
     folder: Path, say: Callable[[int | None, bool], None], tmp_path: Path
 ) -> None:
     opened = open_bundle(folder)
-    cases = [(None, True, WINOGRAD), (None, False, None), (16, True, "nchwc16")]
-    cases.append((8, False, "nchwc8"))
-    for block, faster, form in cases:
+    for block, faster, form in FORMS:
         say(block, faster)
         assert form_of(graph_of(in_device_form(opened))) == form
     say(None, True)
@@ -140,12 +145,21 @@ def test_other_forms_are_not_fetched(
         entry = fingerprint_file(path)
         offers.append(FileOffer(name=path.name, size=entry.size, sha256=entry.sha256))
         sources[entry.sha256] = path
-    for faster, expected in ((True, {None, WINOGRAD}), (False, {None})):
-        say(None, faster)
-        state = DeviceState(tmp_path / str(faster))
-        (tmp_path / str(faster) / "files").mkdir(parents=True)
-        state.collect(offers, lambda offer, to: to.write_bytes(sources[offer.sha256].read_bytes()))
-        assert {form_of(path.name) for path in state.bundle.iterdir()} == expected
+    fetched: list[str] = []
+
+    def fetch(offer: FileOffer, to: Path) -> None:
+        fetched.append(offer.name)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_bytes(sources[offer.sha256].read_bytes())
+
+    for block, faster, form in FORMS:
+        say(block, faster)
+        fetched.clear()
+        state = DeviceState(tmp_path / f"{block}-{faster}")
+        state.collect(offers, fetch)
+        assert {form_of(name) for name in fetched} == {None, form}
+        assert sorted(fetched) == sorted(path.name for path in state.bundle.iterdir())
+        assert open_bundle(state.bundle).manifest.submodel == "full"
 
 
 def test_a_form_that_does_not_fit_is_not_used(
