@@ -151,7 +151,7 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, shown = list[str](), list[str]()
-    config = configured(tmp_path / "coordinator", f"deadline_s = 0.2\n{TWO}")
+    config = configured(tmp_path / "coordinator", f"deadline_s = 2\n{TWO}")
     with running(config, say=told.append) as server:
         for name in ("slow", "fast"):
             join(server.url, token(config, "desktop"), name, tmp_path / name)
