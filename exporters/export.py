@@ -97,57 +97,57 @@ def compile_graphs(
 
 
 def compile_units(
-    program: Program, report: Report, format: Format, store: GraphCache | None
+    program: Program, report: Report, file_format: Format, store: GraphCache | None
 ) -> list[GraphUnit]:
     """The graphs of `program` by what shares a file: each ONNX signature alone, TFLite's together.
 
     Units are cached one by one, so that submodels share the signatures that they have in common.
     """
-    if program.int8 and format != "onnx":
+    if program.int8 and file_format != "onnx":
         raise ExportError(
             "{submodel} has 8-bit weights, which only ONNX graphs can hold. Export it with "
             "--format onnx, or without frozen=int8.",
             code="export.eight-bit-needs-onnx",
             submodel=program.submodel,
-            format=format,
+            format=file_format,
         )
     signatures = program.signatures
     chosen = [s.recompute for s in signatures if s.recompute is not None]
-    if format != "onnx" and any(recompute.most_work is None for recompute in chosen):
+    if file_format != "onnx" and any(recompute.most_work is None for recompute in chosen):
         raise ExportError(
             "{submodel} computes activations again, which only ONNX graphs can do. Export it with "
             "--format onnx, or without recompute=yes.",
             code="export.recomputation-needs-onnx",
             submodel=program.submodel,
-            format=format,
+            format=file_format,
         )
-    together = [signatures] if format == "tflite" else [(signature,) for signature in signatures]
-    return [compile_unit(program, part, report, format, store) for part in together]
+    together = [signatures] if file_format == "tflite" else [(s,) for s in signatures]
+    return [compile_unit(program, part, report, file_format, store) for part in together]
 
 
 def compile_unit(
     program: Program,
     signatures: tuple[ProgramSignature, ...],
     report: Report,
-    format: Format,
+    file_format: Format,
     store: GraphCache | None,
 ) -> GraphUnit:
     """The graphs of `signatures` of `program`, from the cache if it has them."""
     part = replace(program, signatures=signatures)
-    key = None if store is None else graphs_key(program, signatures, format)
+    key = None if store is None else graphs_key(program, signatures, file_format)
     if store is None or key is None:
-        return GraphUnit(part, None, lower(part, report, format), reused=False)
+        return GraphUnit(part, None, lower(part, report, file_format), reused=False)
     known = store.load(key)
     if known is not None:
         return GraphUnit(part, key, known, reused=True)
-    graphs = lower(part, report, format)
+    graphs = lower(part, report, file_format)
     store.store(key, graphs)
     return GraphUnit(part, key, graphs, reused=False)
 
 
-def lower(program: Program, report: Report, format: Format) -> dict[str, Graph]:
+def lower(program: Program, report: Report, file_format: Format) -> dict[str, Graph]:
     """The graphs of `program`, without the cache; raises as `compile_graphs`."""
-    if format == "onnx":
+    if file_format == "onnx":
         return onnx_writer.compile_graphs(program, report)
     try:  # the writer needs packages of the extra `tflite`
         from exporters.tflite import tflite_writer
@@ -301,15 +301,15 @@ def keep_verdicts(
 
 
 def verify_units(
-    units: Sequence[GraphUnit], graphs: Graphs, values: Mapping[str, Tensor], format: Format
+    units: Sequence[GraphUnit], graphs: Graphs, values: Mapping[str, Tensor], file_format: Format
 ) -> list[Verdict]:
     """The worst verdict of each of `units`; `graphs` hold the bundle's constants."""
-    return [verify(unit.program, graphs, values, partial(traced, format)) for unit in units]
+    return [verify(unit.program, graphs, values, partial(traced, file_format)) for unit in units]
 
 
-def traced(format: Format, signature: ProgramSignature) -> TracedGraph:
+def traced(file_format: Format, signature: ProgramSignature) -> TracedGraph:
     """Trace a signature again whose graph comes from the cache."""
-    if format == "onnx":
+    if file_format == "onnx":
         return onnx_writer.lower(signature)[1]
     from exporters.tflite import tflite_writer
 
