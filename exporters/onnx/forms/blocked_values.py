@@ -17,9 +17,18 @@ FIRST = -(2**31)
 class BlockedValues(GraphRewriting):
     """What the rules of the blocked layout share while they rewrite one graph.
 
-    `images` has the blocked form of each value that has one, `dropped` the values whose plain form
-    nobody computes any more, and `restored` the plain forms that were computed from blocked ones.
-    `from_lengths` has what follows from the number of samples; see `blocked_batches.py`.
+    Attributes:
+        block: Channels in a block.
+        batch: The number of samples that the form is made for.
+        held: Values that follow from constants alone.
+        images: The blocked form of each value that has one.
+        made_again: Blocked forms of the graph's inputs for the backward pass.
+        dropped: Values whose plain form nobody computes any more.
+        restored: Plain forms that were computed from blocked ones.
+        convolutions: Operator, image and weight of the convolutions so far.
+        filters: By weight, and whether its channels are exchanged.
+        from_lengths: What follows from the number of samples; see `blocked_batches.py`.
+        lengths: The sizes of the graph's inputs.
     """
 
     prefix = "blocked"
