@@ -1,6 +1,6 @@
-"""Convolutions in ONNX Runtime's blocked layout, and what they compute besides.
+"""Convolutions in ONNX Runtime's blocked layout, and the sums and ReLUs that join them.
 
-A blocked convolution adds a vector and an image to its result, and applies a ReLU, in one pass.
+A blocked convolution adds a vector and an image to its result and applies a ReLU in one pass.
 """
 
 import numpy as np
