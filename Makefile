@@ -12,11 +12,12 @@ ARM64 := .venv-arm64
 AVX512 := .venv-avx512
 FLOWER := .venv-flower
 LOGS := .venv-logs
+PYTHONS ?= 3.11 3.12 3.13 3.14
 STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-avx512 test-flower test-logs
+.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-avx512 test-flower test-logs test-pythons coverage
 .PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-zoo
 
 help: ## list the targets
@@ -72,6 +73,26 @@ test-logs: ## logs of simulations in MLflow and TensorBoard, in an environment o
 	  -c $(LOGS)/torch.txt -e '.[mlflow,tensorboard]' pytest hypothesis
 	OMP_NUM_THREADS=1 $(LOGS)/bin/python -m pytest -m logs -p no:cacheprovider \
 	  tests/toolkit/simulation $(ARGS)
+
+# Each in an environment of its own. Shims of pyenv are there without their version, too.
+test-pythons: ## run the tests on each Python of PYTHONS="3.11 3.12 3.13 3.14" that is installed; ARGS
+	@failed=; for version in $(PYTHONS); do \
+	  python=; for candidate in python$$version $$HOME/.pyenv/versions/$$version.*/bin/python$$version; do \
+	    $$candidate -c '' 2>/dev/null && python=$$candidate && break; done; \
+	  test -n "$$python" || { echo "Python $$version is not installed: skipped"; continue; }; \
+	  echo "Python $$version: $$($$python --version)"; \
+	  $$python -m venv .venv-pythons/$$version && \
+	  .venv-pythons/$$version/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -c constraints.txt -e '.[dev]' && \
+	  OMP_NUM_THREADS=1 .venv-pythons/$$version/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) || \
+	  failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "failed on Python$$failed" >&2; exit 1; }
+
+COVERAGE := .cache/coverage
+coverage: setup ## run the tests and print the coverage of lines and branches by module; ARGS
+	rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal $(ARGS) ; result=$$?; \
+	$(BIN)/coverage combine --quiet && $(BIN)/coverage report --sort=cover; exit $$result
 
 # The agent's tests that need no bundles and no other part of the project.
 TORCH_FREE := tests/profiles $(addprefix tests/device_agent/, client system test_log_format.py \

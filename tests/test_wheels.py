@@ -42,7 +42,7 @@ def test_the_verified_versions_are_those_that_tests_run_on() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("version", ["3.11", "3.13"])
+@pytest.mark.parametrize("version", ["3.11", "3.13", "3.14"])
 def test_every_dependency_has_a_wheel_for_arm(tmp_path: Path, version: str) -> None:
     done = subprocess.run(
         [

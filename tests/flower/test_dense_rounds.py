@@ -56,11 +56,11 @@ class Unbundled(Federation):
 def built(seed: int) -> tuple[Federation, GlobalModel]:
     """A federation and its first model."""
     training = TrainingConfig(batch_size=8)
-    found = Unbundled("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
-    return found, found.model
+    federation = Unbundled("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
+    return federation, federation.model
 
 
-def made(seed: int) -> Federation:
+def federation_of(seed: int) -> Federation:
     federation, federation.model = built(seed)
     return federation
 
@@ -97,9 +97,9 @@ class Grid:
             return app(copy.deepcopy(message), self.contexts[node])
 
         with ThreadPoolExecutor(SITES) as pool:
-            found = [one for one in pool.map(answer, messages) if one is not None]
-        self.replies += found
-        return found
+            replies = [reply for reply in pool.map(answer, messages) if reply is not None]
+        self.replies += replies
+        return replies
 
 
 def has_model(message: Message) -> bool:
@@ -109,7 +109,7 @@ def has_model(message: Message) -> bool:
 @contextmanager
 def served(folder: Path, number: int, seed: int) -> Iterator[list[tuple[Tensors, Tensors]]]:
     """A site; gives the model from above and its own model of every round."""
-    federation, over = made(50 + number), threading.Event()
+    federation, over = federation_of(50 + number), threading.Event()
     site, rounds = SiteModel(federation, folder / str(number) / SITE), []
     for spec in SPECS[number]:
         federation.submodel(spec)  # no other thread may draw numbers while a model is recorded
@@ -147,7 +147,7 @@ class Run:
         self.columns: list[dict[str, float]] = []
         self.grid = Grid(folder, config, node)
         self.grid.missing = set(list(self.grid.contexts)[:missing])
-        above = made(1)
+        above = federation_of(1)
 
         def keep(_: int, columns: dict[str, float]) -> MetricRecord:
             self.models.append(floating(above))
@@ -170,7 +170,7 @@ def clipped(before: Tensors, after: Tensors, norm: float) -> Tensors:
 
 
 def mean(models: list[Tensors]) -> Tensors:
-    return {name: np.mean([one[name] for one in models], axis=0) for name in models[0]}
+    return {name: np.mean([model[name] for model in models], axis=0) for name in models[0]}
 
 
 def assert_close(came: Tensors, expected: Tensors, atol: float) -> None:
@@ -181,7 +181,7 @@ def assert_close(came: Tensors, expected: Tensors, atol: float) -> None:
 
 def test_the_mean_of_the_sites(tmp_path: Path, seed: int) -> None:
     run = Run(tmp_path, seed)
-    assert [one["sites"] for one in run.columns] == [0, SITES, SITES]
+    assert [row["sites"] for row in run.columns] == [0, SITES, SITES]
     for round_ in range(ROUNDS):
         came, own = zip(*(site[round_] for site in run.sites), strict=True)
         for model in came:
@@ -219,7 +219,7 @@ def test_noise(tmp_path: Path, seed: int) -> None:
     # Six deviations of the estimates from n numbers.
     assert abs(noise.std() / deviation - 1) < 6 / np.sqrt(2 * noise.size)
     assert abs(noise.mean()) < 6 * deviation / np.sqrt(noise.size)
-    spent = [one["epsilon"] for one in run.columns]
+    spent = [row["epsilon"] for row in run.columns]
     assert spent[0] == 0
     for releases, epsilon in enumerate(spent[1:], 1):
         assert 0.8 * gaussian_epsilon(releases, multiplier, 1e-6) < epsilon
@@ -238,11 +238,13 @@ def test_secure_sum(tmp_path: Path, seed: int) -> None:
     for round_ in range(ROUNDS):
         own = [site[round_][1] for site in run.sites]
         assert_close(run.models[round_ + 1], mean(own), atol=quantum(True))
-    assert all(not record for one in run.grid.replies for record in arrays_of(one))
+    assert all(not record for reply in run.grid.replies for record in arrays_of(reply))
     masked = [
-        np.concatenate([bytes_to_ndarray(b).ravel() for b in one.content[SECURE]["masked_params"]])
-        for one in run.grid.replies
-        if "masked_params" in one.content[SECURE]
+        np.concatenate(
+            [bytes_to_ndarray(b).ravel() for b in reply.content[SECURE]["masked_params"]]
+        )
+        for reply in run.grid.replies
+        if "masked_params" in reply.content[SECURE]
     ]
     assert len(masked) == SITES * ROUNDS
     for numbers in masked:
@@ -263,8 +265,8 @@ def test_masks_are_a_key_stream(seed: int) -> None:
     secret = np.random.default_rng(seed).bytes(44)
     stream = ChaCha20.new(key=sha256(secret).digest(), nonce=bytes(8)).encrypt(bytes(4 * 14))
     expected = np.frombuffer(stream, "<u4") % 2**20
-    found = draw_masks(secret, 2**20, [(1,), (), (3, 4)])
-    np.testing.assert_array_equal(np.concatenate([one.ravel() for one in found]), expected)
+    masks = draw_masks(secret, 2**20, [(1,), (), (3, 4)])
+    np.testing.assert_array_equal(np.concatenate([mask.ravel() for mask in masks]), expected)
 
 
 def test_flower_draws_masks_from_the_whole_secret(seed: int) -> None:
@@ -272,8 +274,8 @@ def test_flower_draws_masks_from_the_whole_secret(seed: int) -> None:
     words = np.random.default_rng(seed).bytes(8)
     for name in USERS:
         draw = import_module(name).pseudo_rand_gen
-        (one,), (other,) = (draw(s, 2**32, [(5,)]) for s in (words, words[4:] + words[:4]))
-        assert (one != other).any()
+        (mask,), (other,) = (draw(s, 2**32, [(5,)]) for s in (words, words[4:] + words[:4]))
+        assert (mask != other).any()
 
 
 def test_a_site_that_leaves_a_secure_round(tmp_path: Path, seed: int) -> None:
@@ -299,7 +301,7 @@ def test_local_noise(tmp_path: Path, seed: int) -> None:
     node = {"epsilon": epsilon, "delta": delta, "clipping-norm": norm}
     run = Run(tmp_path, seed, node=node)
     deviation = 2 * norm * np.sqrt(2 * np.log(1.25 / delta)) / epsilon
-    replies = {one.metadata.src_node_id - 100: one for one in run.grid.replies[:SITES]}
+    replies = {reply.metadata.src_node_id - 100: reply for reply in run.grid.replies[:SITES]}
     for number, site in enumerate(run.sites):
         (sent,) = arrays_of(replies[number])
         own = clipped(*site[0], norm)

@@ -32,9 +32,9 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def until(found: Callable[[], object], what: str) -> None:
+def until(condition: Callable[[], object], what: str) -> None:
     end = time.monotonic() + LIMIT_S
-    while not found():
+    while not condition():
         assert time.monotonic() < end, f"waited {LIMIT_S:g} s until {what}"
         time.sleep(0.1)
 
@@ -68,17 +68,17 @@ class Processes:
 
 @contextmanager
 def processes(folder: Path) -> Iterator[Processes]:
-    found = Processes(folder)
+    started = Processes(folder)
     try:
-        yield found
+        yield started
     except BaseException:
         for path in sorted(folder.glob("*.log")):
             print(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}")
         raise
     finally:
-        for process in found.running.values():
+        for process in started.running.values():
             process.terminate()
-        for process in found.running.values():
+        for process in started.running.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(10)
             process.kill()
@@ -148,6 +148,17 @@ def agents_done(running: Processes) -> bool:
 
 def start_site(running: Processes, number: int) -> None:
     running.start(f"site-{number}", command("edgetailor", "serve", f"site-{number}.toml"))
+
+
+def start_sites(running: Processes) -> None:
+    """All sites with their agents, and the file of the federation above them."""
+    write_file(running.folder, "top", 0, SITES)
+    ports = [free_port() for _ in range(SITES)]
+    for number, port in enumerate(ports):
+        write_file(running.folder, f"site-{number}", port, 1, "site = true")
+        start_site(running, number)
+    for number, port in enumerate(ports):
+        start_agents(running, f"site-{number}", port, AGENTS * number, 1)
 
 
 def start_flower(running: Processes, timeout: float, keys: str = "") -> None:
@@ -237,13 +248,7 @@ def test_three_sites_are_one_coordinator(tmp_path: Path, seed: int) -> None:
         start_agents(running, "one", port, 0, SITES)
         until(lambda: agents_done(running), "the coordinator's last round is over")
     with processes(tmp_path) as running:
-        write_file(tmp_path, "top", 0, SITES)
-        ports = [free_port() for _ in range(SITES)]
-        for number, port in enumerate(ports):
-            write_file(tmp_path, f"site-{number}", port, 1, "site = true")
-            start_site(running, number)
-        for number, port in enumerate(ports):
-            start_agents(running, f"site-{number}", port, AGENTS * number, 1)
+        start_sites(running)
         start_flower(running, timeout=600)
         until(round_file(tmp_path, ROUNDS).exists, "Flower's last round is over")
     came = load_file(round_file(tmp_path, ROUNDS))
@@ -271,12 +276,7 @@ def test_whole_models_are_averaged(
     """Oracle: the mean of the models in the sites' state folders, clipped by numpy."""
     write_data(tmp_path, seed)
     with processes(tmp_path) as running:
-        write_file(tmp_path, "top", 0, SITES)
-        for number in range(SITES):
-            port = free_port()
-            write_file(tmp_path, f"site-{number}", port, 1, "site = true")
-            start_site(running, number)
-            start_agents(running, f"site-{number}", port, AGENTS * number, 1)
+        start_sites(running)
         start_flower(running, 600, keys)
         until(round_file(tmp_path, ROUNDS).exists, "Flower's last round is over")
         until(lambda: agents_done(running), "the sites' last rounds are over")
@@ -290,7 +290,7 @@ def test_whole_models_are_averaged(
         assert length > 0
         changes.append({n: v * min(1.0, norm / length) for n, v in change.items()})
     for name in changes[0]:
-        expected = start[name] + np.mean([one[name] for one in changes], axis=0)
+        expected = start[name] + np.mean([change[name] for change in changes], axis=0)
         np.testing.assert_allclose(came[name], expected, rtol=1e-5, atol=atol, err_msg=name)
     lines = (tmp_path / "top" / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["sites"] for line in lines] == [0] + [SITES] * ROUNDS
@@ -299,13 +299,7 @@ def test_whole_models_are_averaged(
 def test_a_killed_site_loses_its_round_only(tmp_path: Path, seed: int) -> None:
     write_data(tmp_path, seed)
     with processes(tmp_path) as running:
-        write_file(tmp_path, "top", 0, SITES)
-        ports = [free_port() for _ in range(SITES)]
-        for number, port in enumerate(ports):
-            write_file(tmp_path, f"site-{number}", port, 1, "site = true")
-            start_site(running, number)
-        for number, port in enumerate(ports):
-            start_agents(running, f"site-{number}", port, AGENTS * number, 1)
+        start_sites(running)
         start_flower(running, timeout=90)
         until(round_file(tmp_path, 1).exists, "the first round is over")
         running.kill("site-0")
@@ -313,5 +307,5 @@ def test_a_killed_site_loses_its_round_only(tmp_path: Path, seed: int) -> None:
         start_site(running, 0)
         until(round_file(tmp_path, ROUNDS).exists, "the last round is over")
     lines = (tmp_path / "top" / "history.jsonl").read_text().splitlines()
-    found = [(one["round"], one["sites"], one["updates"]) for one in map(json.loads, lines)]
-    assert found == [(0, 0, 0), (1, 3, 15), (2, 2, 10), (3, 3, 15)]
+    rounds = [(line["round"], line["sites"], line["updates"]) for line in map(json.loads, lines)]
+    assert rounds == [(0, 0, 0), (1, 3, 15), (2, 2, 10), (3, 3, 15)]
