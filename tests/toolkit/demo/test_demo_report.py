@@ -126,11 +126,11 @@ def test_the_charts_are_a_png(tmp_path: Path) -> None:
 
 
 def test_the_charts_show_every_figure() -> None:
-    found = result(device("desktop-1", "full"), device("board-2", "slice:units.2"))
+    demo = result(device("desktop-1", "full"), device("board-2", "slice:units.2"))
     accuracy, memory, traffic = Figure().subplots(1, 3)
-    draw_accuracy(accuracy, found)
-    draw_memory(memory, found)
-    draw_traffic(traffic, found)
+    draw_accuracy(accuracy, demo)
+    draw_memory(memory, demo)
+    draw_traffic(traffic, demo)
     curves = {line.get_label().partition(":")[0]: line.get_ydata() for line in accuracy.lines}
     assert curves.keys() == {"mixed fleet", "all devices full", "each device alone"}
     assert list(curves["mixed fleet"]) == [0.1, 0.8, 0.975]
@@ -141,21 +141,21 @@ def test_the_charts_show_every_figure() -> None:
 
 
 def test_memory_that_could_not_be_measured_is_not_drawn_as_nothing() -> None:
-    found = replace(result(device("d", "full")), larger_model=(TrainingMemory("full", None),))
+    demo = replace(result(device("d", "full")), larger_model=(TrainingMemory("full", None),))
     axes = Figure().subplots()
-    draw_memory(axes, found)
+    draw_memory(axes, demo)
     assert axes.texts[1].get_text() == "not measurable"
-    assert not any("MB above" in line for line in demo_table.comparisons(found))
+    assert not any("MB above" in line for line in demo_table.comparisons(demo))
 
 
 def test_a_fleet_of_full_models_is_compared_with_devices_alone_only() -> None:
     mixed = result(device("desktop-1", "full"))
-    found = replace(mixed, all_full=True, baselines=replace(mixed.baselines, all_full=None))
+    demo = replace(mixed, all_full=True, baselines=replace(mixed.baselines, all_full=None))
     axes = Figure().subplots()
-    draw_accuracy(axes, found)
+    draw_accuracy(axes, demo)
     labels = {line.get_label().partition(":")[0] for line in axes.lines}
     assert labels == {"all devices full", "each device alone"}
-    assert demo_table.comparisons(found)[0].startswith("each device alone")
+    assert demo_table.comparisons(demo)[0].startswith("each device alone")
 
 
 def test_why_cp_counts_more_parameters_is_explained() -> None:

@@ -24,26 +24,26 @@ def test_fit_of_low_rank_factors(seed: int) -> None:
         dense = weights.tensors[f"{layer}.weight"].numpy()
         composed = dense_of(values[f"{layer}.u.weight"], values[f"{layer}.v.weight"])
         lost[layer], norms[layer] = np.linalg.norm(dense - composed), np.linalg.norm(dense)
-    found = fit(submodel, submodel.cut(weights), weights)
-    assert found is not None
+    approximation = fit(submodel, submodel.cut(weights), weights)
+    assert approximation is not None
     parts = {layer: 1 - lost[layer] / norms[layer] for layer in lost}
     worst = min(parts, key=parts.__getitem__)
     whole = 1 - np.linalg.norm(list(lost.values())) / np.linalg.norm(list(norms.values()))
-    assert found.all == pytest.approx(whole, abs=1e-5)
-    assert found.least == pytest.approx(parts[worst], abs=1e-5)
-    assert found.tensor == f"{worst}.weight"
-    assert str(found) == f"fit of the factors {whole:.2f}, least {parts[worst]:.2f} for " + repr(
-        f"{worst}.weight"
-    )
+    assert approximation.all == pytest.approx(whole, abs=1e-5)
+    assert approximation.least == pytest.approx(parts[worst], abs=1e-5)
+    assert approximation.tensor == f"{worst}.weight"
+    assert str(
+        approximation
+    ) == f"fit of the factors {whole:.2f}, least {parts[worst]:.2f} for " + repr(f"{worst}.weight")
 
 
 def test_weights_that_the_factors_hold_all_of(seed: int) -> None:
     torch.manual_seed(seed)
     model = smooth_cnn()
     zeros = GlobalModel({n: torch.zeros_like(v) for n, v in model.state_dict().items()})
-    found = fit(submodel := split(model, "cp:2.0", INPUT_SHAPE), submodel.cut(zeros), zeros)
-    assert found is not None
-    assert (found.all, found.least) == (1, 1)
+    approximation = fit(submodel := split(model, "cp:2.0", INPUT_SHAPE), submodel.cut(zeros), zeros)
+    assert approximation is not None
+    assert (approximation.all, approximation.least) == (1, 1)
 
 
 def test_nothing_is_said_where_nothing_is_factorized() -> None:

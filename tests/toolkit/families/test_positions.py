@@ -193,19 +193,19 @@ def test_a_device_trains_and_judges_as_pytorch(
         base=base.fingerprint(),
         format=format,
     )
-    found = evaluate_bundle(tmp_path / "bundle", (local.x, local.y), threads=1)
+    evaluation = evaluate_bundle(tmp_path / "bundle", (local.x, local.y), threads=1)
     output, y = output_of(model, local.x), torch.from_numpy(local.y)
-    assert found.loss == pytest.approx(float(kind.truth(output, y)), rel=1e-5)
+    assert evaluation.loss == pytest.approx(float(kind.truth(output, y)), rel=1e-5)
     if kind.loss in ("mse", "ctc"):
-        assert (found.correct, found.accuracy) == (None, None)
+        assert (evaluation.correct, evaluation.accuracy) == (None, None)
     else:
-        assert found.counted == np.count_nonzero(local.y != -100) < local.y.size
-        assert found.correct == np.count_nonzero(chosen(output) == local.y)
-        assert found.accuracy == found.correct / found.counted
+        assert evaluation.counted == np.count_nonzero(local.y != -100) < local.y.size
+        assert evaluation.correct == np.count_nonzero(chosen(output) == local.y)
+        assert evaluation.accuracy == evaluation.correct / evaluation.counted
     judged = evaluate(copy.deepcopy(model), local.x, local.y, loss=kind.loss)
-    assert (judged.samples, judged.counted) == (found.samples, found.counted)
-    assert judged.accuracy == found.accuracy
-    assert judged.loss == pytest.approx(found.loss, rel=1e-5)
+    assert (judged.samples, judged.counted) == (evaluation.samples, evaluation.counted)
+    assert judged.accuracy == evaluation.accuracy
+    assert judged.loss == pytest.approx(evaluation.loss, rel=1e-5)
 
     data = (local.x, local.y)
     train_bundle(tmp_path / "bundle", data, tmp_path / "update", threads=1, seed=local.seed)
@@ -213,8 +213,8 @@ def test_a_device_trains_and_judges_as_pytorch(
     for tensor, value in train(model, local, kind.truth).items():
         error = float((torch.from_numpy(came[tensor]) - value).norm() / value.norm())
         assert error < 1e-4, f"{tensor}: {error:.1e}"
-    made = synthetic(open_bundle(tmp_path / "bundle"), 3)
-    assert (made.y.shape, made.y.dtype) == ((3, *kind.labels), local.y.dtype)
+    generated = synthetic(open_bundle(tmp_path / "bundle"), 3)
+    assert (generated.y.shape, generated.y.dtype) == ((3, *kind.labels), local.y.dtype)
 
 
 @pytest.mark.long
@@ -304,14 +304,18 @@ def test_validation_counts_labels(seed: int, tmp_path: Path) -> None:
     out = tmp_path / "update"
     train_bundle(tmp_path / "bundle", data, out, threads=1, seed=local.seed, validation=0.4)
     record, came = read_update(out)
-    found = record.validation[-1]
+    evaluation = record.validation[-1]
     model = kind.build()
     model.load_state_dict({n: torch.from_numpy(v) for n, v in came.items()})
     own = held_out(SAMPLES, 0.4)
     right = np.count_nonzero(chosen(output_of(model, local.x[own])) == local.y[own])
     counted = np.count_nonzero(local.y[own] != -100)
-    assert (found.samples, found.counted, found.correct) == (len(own), counted, right)
-    assert str(found) == f"loss {found.loss:.4f}, accuracy {right / counted:.1%}"
+    assert (evaluation.samples, evaluation.counted, evaluation.correct) == (
+        len(own),
+        counted,
+        right,
+    )
+    assert str(evaluation) == f"loss {evaluation.loss:.4f}, accuracy {right / counted:.1%}"
 
 
 @pytest.mark.parametrize(
@@ -326,8 +330,8 @@ def test_validation_counts_labels(seed: int, tmp_path: Path) -> None:
 def test_accuracy_is_a_share_of_the_labels_that_count(
     correct: int | None, counted: int | None, accuracy: float | None, text: str
 ) -> None:
-    found = Evaluation(samples=4, loss=1.0, correct=correct, counted=counted)
-    assert (found.accuracy, str(found)) == (accuracy, text)
+    evaluation = Evaluation(samples=4, loss=1.0, correct=correct, counted=counted)
+    assert (evaluation.accuracy, str(evaluation)) == (accuracy, text)
 
 
 def test_large_outputs_are_judged_in_small_pieces(

@@ -48,9 +48,9 @@ def federation(seed: int) -> Federation:
         optimizer="adamw",
         proximal=PROXIMAL,
     )
-    made = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
-    made.model.load_into(made.module)
-    return made
+    fleet = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
+    fleet.model.load_into(fleet.module)
+    return fleet
 
 
 def local_data(seed: int, folder: Path) -> tuple[Device, str]:
@@ -61,9 +61,9 @@ def local_data(seed: int, folder: Path) -> tuple[Device, str]:
     return Device(x, y, seed=5), str(folder / "data.npz")
 
 
-def written(made: Federation, spec: str, folder: Path) -> Path:
+def written(fleet: Federation, spec: str, folder: Path) -> Path:
     folder.mkdir()
-    for name, data in made.bundle(spec).items():
+    for name, data in fleet.bundle(spec).items():
         (folder / name).write_bytes(data)
     return folder
 
@@ -94,41 +94,41 @@ def loss_of(model: nn.Module, device: Device) -> float:
 
 
 def test_a_round_of_a_regression(seed: int, tmp_path: Path) -> None:
-    made = federation(seed)
+    fleet = federation(seed)
     for number in count(seed):
         device, data = local_data(number, tmp_path)
-        if settled(made.module, device):
+        if settled(fleet.module, device):
             break
-    expected, before = round_of(made.module, device), loss_of(made.module, device)
-    bundle = written(made, "full", tmp_path / "bundle")
+    expected, before = round_of(fleet.module, device), loss_of(fleet.module, device)
+    bundle = written(fleet, "full", tmp_path / "bundle")
     judged = evaluate_bundle(bundle, data, threads=1)
     assert (judged.samples, judged.correct) == (SAMPLES, None)
     assert judged.loss == pytest.approx(before, rel=1e-5)
     assert synthetic(open_bundle(bundle), 5).y.shape == (5, CLASSES)
 
     train_bundle(bundle, data, tmp_path / "update", threads=1, seed=device.seed)
-    made.fold([read_update(tmp_path / "update")])
-    accuracy, loss = made.evaluate(device.x, device.y)
-    came = oracles.state_of(made.module)
+    fleet.fold([read_update(tmp_path / "update")])
+    accuracy, loss = fleet.evaluate(device.x, device.y)
+    came = oracles.state_of(fleet.module)
     assert accuracy is None
-    assert loss == pytest.approx(loss_of(made.module, device), rel=1e-5)
+    assert loss == pytest.approx(loss_of(fleet.module, device), rel=1e-5)
     for name, value in expected.items():
         assert float((came[name] - value).norm()) <= 1e-4 * float(value.norm()), name
     with refused("data.wrong-shape", shape=[21, 2], expected=[CLASSES]):
-        made.evaluate(device.x, device.y[:, :2])
+        fleet.evaluate(device.x, device.y[:, :2])
 
 
 @pytest.mark.long
 def test_a_slice_judges_on_its_recordings(seed: int, tmp_path: Path) -> None:
     """A classification. The last batch of the 21 samples is smaller and counts by its size."""
-    made = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, TrainingConfig(8), seed=seed)
+    fleet = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, TrainingConfig(8), seed=seed)
     device, _ = local_data(seed, tmp_path)
     y = np.random.default_rng(seed).integers(CLASSES, size=SAMPLES)
     np.savez(tmp_path / "classes.npz", x=device.x, y=y)
-    bundle = written(made, "slice:residual", tmp_path / "bundle")
+    bundle = written(fleet, "slice:residual", tmp_path / "bundle")
     judged = evaluate_bundle(bundle, str(tmp_path / "classes.npz"), threads=1)
     with torch.no_grad():
-        logits = made.module.eval()(torch.from_numpy(device.x))
+        logits = fleet.module.eval()(torch.from_numpy(device.x))
     assert judged.correct == np.count_nonzero(logits.argmax(1).numpy() == y)
     assert judged.loss == pytest.approx(float(cross_entropy(logits, torch.from_numpy(y))), rel=1e-5)
 

@@ -56,12 +56,12 @@ def statistics(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_a_round_without_statistics_and_absent_classes(seed: int, tmp_path: Path) -> None:
-    made, device = federation(seed), local_data(seed)
-    made.model.load_into(made.module)
-    first, expected = oracles.state_of(made.module), masked_round(made.module, device)
+    fleet, device = federation(seed), local_data(seed)
+    fleet.model.load_into(fleet.module)
+    first, expected = oracles.state_of(fleet.module), masked_round(fleet.module, device)
     bundle = tmp_path / "bundle"
     bundle.mkdir()
-    for name, data in made.bundle("full").items():
+    for name, data in fleet.bundle("full").items():
         (bundle / name).write_bytes(data)
     np.savez(tmp_path / "data.npz", x=device.x, y=device.y)
     data_file = str(tmp_path / "data.npz")
@@ -70,9 +70,9 @@ def test_a_round_without_statistics_and_absent_classes(seed: int, tmp_path: Path
     assert not [t["name"] for t in record["tensors"] if "running" in t["name"]]
     assert record["classes"] == list(PRESENT)
 
-    made.fold([read_update(tmp_path / "update")])
-    made.model.load_into(made.module)
-    came = oracles.state_of(made.module)
+    fleet.fold([read_update(tmp_path / "update")])
+    fleet.model.load_into(fleet.module)
+    came = oracles.state_of(fleet.module)
     absent = [c for c in range(CLASSES) if c not in PRESENT]
     for name in ("classifier.weight", "classifier.bias"):
         expected[name][absent] = first[name][absent]  # rows of these classes are not averaged
@@ -82,8 +82,8 @@ def test_a_round_without_statistics_and_absent_classes(seed: int, tmp_path: Path
         else:
             assert float((came[name] - value).norm()) <= 1e-4 * float(value.norm()), name
 
-    made.evaluate(device.x, device.y)
-    model = copy.deepcopy(made.module).train()
+    fleet.evaluate(device.x, device.y)
+    model = copy.deepcopy(fleet.module).train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()
@@ -91,7 +91,7 @@ def test_a_round_without_statistics_and_absent_classes(seed: int, tmp_path: Path
     with torch.no_grad():
         model(torch.from_numpy(device.x))
     for name, value in statistics(model.state_dict()).items():
-        torch.testing.assert_close(made.model.tensors[name], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(fleet.model.tensors[name], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
@@ -102,15 +102,15 @@ def test_a_round_of_steps(spec: str, steps: int, seed: int, tmp_path: Path) -> N
     training = TrainingConfig(
         batch_size=plan.batch_size, steps=steps, learning_rate=plan.rate, weight_decay=0.01
     )
-    made = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
+    fleet = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
     device = local_data(seed)
-    for name, data in made.bundle(spec).items():
+    for name, data in fleet.bundle(spec).items():
         (tmp_path / name).write_bytes(data)
     trained = train_bundle(
         tmp_path, (device.x, device.y), tmp_path / "update", threads=1, seed=device.seed
     )
     assert trained.record.steps == steps
-    model = made.module
+    model = fleet.module
     assert isinstance(model, nn.Sequential)
     expected = (
         oracles.train_full(model, device, plan)

@@ -55,7 +55,7 @@ def test_processes_find_what_one_finds(cache: Path) -> None:
     told: list[Preparation] = []
     search = Search(SOURCE, None, told.append, threading.Event(), SPECS, processes=2)
     known, impossible = search.run()
-    assert [str(one) for one in told] == [
+    assert [str(entry) for entry in told] == [
         f"planning {number} of 3: {spec}" for number, spec in enumerate(SPECS, 1)
     ]
     module, _ = load_global(SOURCE.reference)
@@ -72,16 +72,16 @@ def test_processes_find_what_one_finds(cache: Path) -> None:
 def test_what_no_device_may_hold_is_not_exported(cache: Path) -> None:
     module, _ = load_global(SOURCE.reference)
     down = {
-        spec: one.work.down
+        spec: entry.work.down
         for spec in (SMALL, LARGE)
-        if isinstance(one := Workloads(module, SAMPLE_SHAPE, SOURCE.training).of(spec), Known)
+        if isinstance(entry := Workloads(module, SAMPLE_SHAPE, SOURCE.training).of(spec), Known)
     }
     for path in cache.glob("*.json"):
         path.unlink()
     between = (down[SMALL] + down[LARGE]) // 2
     stopping = threading.Event()
     known, impossible = Search(SOURCE, between, print, stopping, (LARGE, SMALL), 1).run()
-    assert [one.submodel for one in known] == [SMALL]
+    assert [entry.submodel for entry in known] == [SMALL]
     (large,) = impossible
     assert isinstance(large, Impossible)
     assert large.submodel == LARGE
@@ -90,8 +90,8 @@ def test_what_no_device_may_hold_is_not_exported(cache: Path) -> None:
         path.unlink()
     # The smallest is known in any case: a refused device is told what it lacks.
     known, impossible = Search(SOURCE, 1, print, stopping, (LARGE, SMALL), 1).run()
-    assert [one.submodel for one in known] == [SMALL]
-    assert [one.submodel for one in impossible] == [LARGE]
+    assert [entry.submodel for entry in known] == [SMALL]
+    assert [entry.submodel for entry in impossible] == [LARGE]
 
 
 def test_a_search_can_be_stopped(cache: Path) -> None:

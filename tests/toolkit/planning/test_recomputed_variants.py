@@ -32,22 +32,25 @@ def test_what_fits_only_with_recomputation_is_chosen_with_its_price(deep: nn.Mod
     plenty = planned(deep, 1000 * MB)
     assert [row.candidate.submodel for row in plenty.plan.rows] == ["full"]
     full = plenty.plan.rows[0].candidate
-    found = planned(deep, full.memory.upper - 1)
-    assert found.plan.chosen is not None
-    assert found.plan.chosen.submodel == "full,recompute=yes"
-    assert [row.candidate.submodel for row in found.plan.rows] == ["full,recompute=yes", "full"]
-    assert found.plan.chosen.strength == 1
+    recomputed = planned(deep, full.memory.upper - 1)
+    assert recomputed.plan.chosen is not None
+    assert recomputed.plan.chosen.submodel == "full,recompute=yes"
+    assert [row.candidate.submodel for row in recomputed.plan.rows] == [
+        "full,recompute=yes",
+        "full",
+    ]
+    assert recomputed.plan.chosen.strength == 1
     note = re.fullmatch(
         r"full,recompute=yes trains what full trains, with ([\d.]+) MB less memory and "
         r"(\d+)% more time",
-        found.notes[0],
+        recomputed.notes[0],
     )
     assert note is not None
-    saved = full.memory.value - found.plan.chosen.memory.value
+    saved = full.memory.value - recomputed.plan.chosen.memory.value
     assert saved / MB == pytest.approx(float(note[1]), abs=0.06)
     assert full.step is not None
-    assert found.plan.chosen.step is not None
-    share = found.plan.chosen.step.value / full.step.value - 1
+    assert recomputed.plan.chosen.step is not None
+    share = recomputed.plan.chosen.step.value / full.step.value - 1
     assert 100 * share == pytest.approx(float(note[2]), abs=0.6)
     assert 0 < share < 1 / 3
     # Far below, it is not even tried.
@@ -56,12 +59,12 @@ def test_what_fits_only_with_recomputation_is_chosen_with_its_price(deep: nn.Mod
 
 def test_a_variant_that_was_asked_for_has_one_row(deep: nn.Module) -> None:
     specs = ["full", "full,recompute=yes"]
-    found = et.plan(deep, SHAPE, DEVICE, memory=round(70 * MB), specs=specs).plan
-    assert found.chosen is None
-    assert sorted(row.candidate.submodel for row in found.rows) == specs
+    recomputed = et.plan(deep, SHAPE, DEVICE, memory=round(70 * MB), specs=specs).plan
+    assert recomputed.chosen is None
+    assert sorted(row.candidate.submodel for row in recomputed.rows) == specs
 
 
-def made(submodel: str, strength: float, memory: float, traffic: int = 1) -> Candidate:
+def candidate(submodel: str, strength: float, memory: float, traffic: int = 1) -> Candidate:
     figure = Figure(memory, memory)
     return Candidate(
         submodel=submodel, strength=strength, memory=figure, step=None, traffic=traffic
@@ -70,27 +73,27 @@ def made(submodel: str, strength: float, memory: float, traffic: int = 1) -> Can
 
 def test_only_stronger_submodels_that_memory_alone_excludes_are_tried() -> None:
     rows = [
-        made("full", 1.0, 190),
-        made("low-rank:0.9", 0.9, 210),  # more than twice the budget
-        made("width:0.8", 0.8, 150, traffic=9),  # sends too much
-        made("slice:0.7,recompute=yes", 0.7, 120),
-        made("slice:0.6+low-rank:0.5", 0.6, 110),
-        made("width:0.5", 0.5, 90),
-        made("width:0.4", 0.4, 110),
-        made("slice:0.65,recompute=no", 0.65, 120),
+        candidate("full", 1.0, 190),
+        candidate("low-rank:0.9", 0.9, 210),  # more than twice the budget
+        candidate("width:0.8", 0.8, 150, traffic=9),  # sends too much
+        candidate("slice:0.7,recompute=yes", 0.7, 120),
+        candidate("slice:0.6+low-rank:0.5", 0.6, 110),
+        candidate("width:0.5", 0.5, 90),
+        candidate("width:0.4", 0.4, 110),
+        candidate("slice:0.65,recompute=no", 0.65, 120),
     ]
     plan = choose(rows, Budgets(memory=100, traffic=5))
     assert plan.chosen is rows[5]
-    found = ["full,recompute=yes", "slice:0.6+low-rank:0.5,recompute=yes"]
-    assert worth_recomputing(plan) == found
-    variants = [made(found[0], 1.0, 190), made(found[1], 0.6, 100)]
+    recomputed = ["full,recompute=yes", "slice:0.6+low-rank:0.5,recompute=yes"]
+    assert worth_recomputing(plan) == recomputed
+    variants = [candidate(recomputed[0], 1.0, 190), candidate(recomputed[1], 0.6, 100)]
     assert saving(plan, variants) == variants[1:]
 
 
 def test_a_variant_that_saves_nothing_says_so() -> None:
     """Its bound may be lower all the same, so that it is in the plan."""
     step, same = Figure(2.0, 2.0), Figure(100, 120)
-    full = replace(made("full", 1.0, 0), memory=same, step=step)
+    full = replace(candidate("full", 1.0, 0), memory=same, step=step)
     variant = replace(full, submodel="full,recompute=yes", memory=Figure(100, 110))
     [note] = trades(choose([full, variant], Budgets(memory=115)))
     assert note == (

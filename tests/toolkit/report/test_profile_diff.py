@@ -83,14 +83,14 @@ def times(median_s: float, spread: float) -> Profile:
     ],
 )
 def test_a_time_counts_beyond_its_spread(median_s: float, spread: float, verdict: str) -> None:
-    found = compare(full(), times(median_s, spread), 0.05)
-    assert [change.verdict for change in found.changes] == ["same", verdict, "same", "same"]
+    comparison = compare(full(), times(median_s, spread), 0.05)
+    assert [change.verdict for change in comparison.changes] == ["same", verdict, "same", "same"]
     if verdict == "worse":
         with refused("report.regression", submodel="full") as caught:
-            require_no_regression(found)
+            require_no_regression(comparison)
         assert "training step" in str(caught.value)
     else:
-        require_no_regression(found)
+        require_no_regression(comparison)
 
 
 def doubtful(profile: Profile) -> Profile:
@@ -147,16 +147,16 @@ def test_folders_of_profiles_are_compared_by_medians_of_medians(tmp_path: Path) 
 
 
 def test_times_of_nothing_have_no_share() -> None:
-    found = compare(times(1e-320, 0.0), times(1e9, 0.0), 0.05)
-    assert [change.share for change in found.changes] == [0.0, 0.0, 0.0, 0.0]
-    assert found.changes[1].verdict == "worse"
+    comparison = compare(times(1e-320, 0.0), times(1e9, 0.0), 0.05)
+    assert [change.share for change in comparison.changes] == [0.0, 0.0, 0.0, 0.0]
+    assert comparison.changes[1].verdict == "worse"
 
 
 def test_memory_that_grew_fails(tmp_path: Path) -> None:
-    found = compare(full(), full(1.2, 0.0), 0.05)
-    assert found.changes[3].verdict == "worse"
+    comparison = compare(full(), full(1.2, 0.0), 0.05)
+    assert comparison.changes[3].verdict == "worse"
     with refused("report.regression") as caught:
-        require_no_regression(found)
+        require_no_regression(comparison)
     assert "training step +10.0% peak memory" in str(caught.value)
 
 
@@ -177,9 +177,9 @@ def test_other_machines_are_refused_unless_told(tmp_path: Path) -> None:
 
 def test_other_software_of_one_machine_is_what_a_gate_compares() -> None:
     newer = msgspec.structs.replace(MACHINE, runtime="onnxruntime 1.32.0")
-    found = compare(full(), msgspec.structs.replace(full(), machine=newer), 0.05)
-    assert found.differences == ("runtime (onnxruntime 1.31.1 and onnxruntime 1.32.0)",)
-    require_no_regression(found)
+    comparison = compare(full(), msgspec.structs.replace(full(), machine=newer), 0.05)
+    assert comparison.differences == ("runtime (onnxruntime 1.31.1 and onnxruntime 1.32.0)",)
+    require_no_regression(comparison)
 
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_parts_add_up_to_the_peak_and_to_the_batch() -> None:
 
 
 def test_a_frozen_stage_may_be_at_the_peak() -> None:
-    found = cost_of(
+    cost = cost_of(
         made_profile(
             "slice:classifier",
             made_phase("forward_0", "stage", 0.2, 90_000_000),
@@ -53,16 +53,16 @@ def test_a_frozen_stage_may_be_at_the_peak() -> None:
             made_phase("train", "train", 0.03, 40_000_000),
         )
     )
-    assert found.memory[-1] == ("stages", 50_000_000)
-    assert (found.peak, found.decisive) == (150_000_000, "stage forward_0")
-    assert dict(found.time)["stages"] == pytest.approx(0.3)
+    assert cost.memory[-1] == ("stages", 50_000_000)
+    assert (cost.peak, cost.decisive) == (150_000_000, "stage forward_0")
+    assert dict(cost.time)["stages"] == pytest.approx(0.3)
 
 
 def test_several_profiles_of_one_submodel_are_one_bar() -> None:
-    found = make_report([full(1.0), sliced(), full(1.2)])
-    assert [cost.submodel for cost in found.costs] == ["full", "slice:blocks.3"]
-    assert found.costs[0].train.median_s == pytest.approx(0.44)
-    assert found.highest is found.costs[0]
+    report = make_report([full(1.0), sliced(), full(1.2)])
+    assert [cost.submodel for cost in report.costs] == ["full", "slice:blocks.3"]
+    assert report.costs[0].train.median_s == pytest.approx(0.44)
+    assert report.highest is report.costs[0]
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
@@ -118,7 +118,7 @@ class Reader(HTMLParser):
 
 
 def test_the_page_has_the_same_numbers_as_tables() -> None:
-    found = Reader(page(make_report([full(), sliced()], 110_000_000)))
+    shown = Reader(page(make_report([full(), sliced()], 110_000_000)))
     for row in (
         ["submodel", "idle process", "forward stages", "forward pass", "backpropagation", "peak",
          "predicted"],
@@ -129,9 +129,9 @@ def test_the_page_has_the_same_numbers_as_tables() -> None:
         ["training step (peak)", "400.00", "380.00", "420.00", "20", "800.00", "0.50", "60.0",
          "60.0"],
     ):  # fmt: skip
-        assert row in found.rows
-    assert "120.0 MB at the peak: full, training step" in found.text
-    assert "10.0 MB over; 1 of 2 fit the budget of 110.0 MB" in found.text
+        assert row in shown.rows
+    assert "120.0 MB at the peak: full, training step" in shown.text
+    assert "10.0 MB over; 1 of 2 fit the budget of 110.0 MB" in shown.text
 
 
 def test_the_page_opens_at_the_peak() -> None:
@@ -159,13 +159,13 @@ def test_the_page_needs_no_network_and_fits_2_mb() -> None:
     ]
     text = page(make_report(many, 100_000_000))
     assert len(text.encode()) < 2_000_000
-    found = Reader(text)
-    assert "script" not in {tag for tag, _, _ in found.attributes}
-    links = [v for _, name, v in found.attributes if name in ("href", "src", "action", "data")]
+    shown = Reader(text)
+    assert "script" not in {tag for tag, _, _ in shown.attributes}
+    links = [v for _, name, v in shown.attributes if name in ("href", "src", "action", "data")]
     assert all(value and value.startswith("#") for value in links)
     assert not re.search(r"https?://|//[a-z]+\.|@import|url\((?!#)", text)
-    assert ("meta", "content", "default-src 'none'; style-src 'unsafe-inline'") in found.attributes
-    assert "600 s without a pause" in found.text
+    assert ("meta", "content", "default-src 'none'; style-src 'unsafe-inline'") in shown.attributes
+    assert "600 s without a pause" in shown.text
 
 
 def test_names_from_a_document_are_text_and_nothing_else() -> None:
@@ -175,11 +175,11 @@ def test_names_from_a_document_are_text_and_nothing_else() -> None:
         ),
         validity=Validity(invalid=("<img src=x>",), unstable=("train",)),
     )  # fmt: skip
-    found = make_report([hostile], 1_000_000)
-    text = page(found)
+    shown = make_report([hostile], 1_000_000)
+    text = page(shown)
     assert not re.search(r"<script|<img|<b>Pi", text)
     assert "<script>alert(1)</script>$x_1$&" in Reader(text).text
-    draw_png(found)
+    draw_png(shown)
 
 
 def test_a_dark_screen_is_thought_of() -> None:
@@ -200,11 +200,11 @@ def test_only_phases_that_are_drawn_make_a_bar_doubtful() -> None:
     phases = (*full().phases, evaluation)
     for name, doubt in (("evaluate", ""), ("train", "unstable times: full, training step")):
         unsure = msgspec.structs.replace(full(), phases=phases, validity=Validity(unstable=(name,)))
-        found = make_report([unsure])
-        assert [line for line in verdicts(found) if "unstable" in line] == (
+        shown = make_report([unsure])
+        assert [line for line in verdicts(shown) if "unstable" in line] == (
             [doubt] if doubt else []
         )
-        assert ("Times of full (training step) vary by" in Reader(page(found)).text) == bool(doubt)
+        assert ("Times of full (training step) vary by" in Reader(page(shown)).text) == bool(doubt)
 
 
 def test_what_is_unknown_is_said_so() -> None:

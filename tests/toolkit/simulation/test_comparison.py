@@ -24,8 +24,8 @@ def settings(seed: int, **more: object) -> dict[str, object]:
 def write_run(folder: Path, about: dict[str, object], history: list[RoundResult]) -> Path:
     run = RunFolder(folder)
     run.begin(about, force=False)
-    for one in history:
-        run.finish_round(one, b"")
+    for result in history:
+        run.finish_round(result, b"")
     return folder
 
 
@@ -51,7 +51,7 @@ def random_history(draw: np.random.Generator, **more: object) -> list[RoundResul
 
 
 def table_of(history: list[RoundResult], key: str) -> np.ndarray:
-    return np.array([getattr(one, key) for one in history], float)
+    return np.array([getattr(result, key) for result in history], float)
 
 
 def test_runs_of_several_seeds_are_one_row(seed: int, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_command(seed: int, tmp_path: Path, missing: str, column: str) -> No
     assert max(len(head), len(row)) <= 80
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     printed = json.loads(edgetailor("compare", *runs, "--json", cwd=tmp_path).stdout)
-    (expected,) = compare([tmp_path / one for one in runs])
+    (expected,) = compare([tmp_path / result for result in runs])
     assert printed["runs"][0]["final_accuracy"] == expected.final._asdict()
     assert f"{100 * expected.final.mean:.1f}±{100 * expected.final.deviation:.1f}%" in row
     if expected.simulated_s is not None:
@@ -150,5 +150,7 @@ def test_losses_that_are_no_numbers(seed: int, tmp_path: Path) -> None:
     done = edgetailor("compare", "run-0", "run-1", "--json", "--curves", "c.png", cwd=tmp_path)
     (row,) = msgspec.json.decode(done.stdout)["runs"]
     assert row["final_loss"] == {"mean": None, "deviation": None}
-    best = [min(one.loss for one in read_run(tmp_path / f"run-{n}")[1][:-1]) for n in range(2)]
+    best = [
+        min(result.loss for result in read_run(tmp_path / f"run-{n}")[1][:-1]) for n in range(2)
+    ]
     assert row["best_loss"]["mean"] == pytest.approx(np.mean(best))

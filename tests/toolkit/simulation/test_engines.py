@@ -87,8 +87,8 @@ def outcome(history: list[RoundResult], folder: Path) -> dict[str, object]:
         for path in folder.rglob("*")
         if path.is_file() and path.name != "history.jsonl"
     }
-    rounds = [{name: getattr(one, name) for name in one.__struct_fields__} for one in history]
-    return files | {str(one.pop("round")): one for one in rounds if one.pop("seconds")}
+    rounds = [{name: getattr(entry, name) for name in entry.__struct_fields__} for entry in history]
+    return files | {str(entry.pop("round")): entry for entry in rounds if entry.pop("seconds")}
 
 
 class Elsewhere:
@@ -118,9 +118,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         return cut[spec]
 
     def executor(submodel: Submodel, device: str) -> TorchExecutor:
-        made = TorchExecutor(submodel, device)
-        made.sessions = sessions.setdefault(str(submodel.spec), {})
-        return made
+        fresh = TorchExecutor(submodel, device)
+        fresh.sessions = sessions.setdefault(str(submodel.spec), {})
+        return fresh
 
     monkeypatch.setattr(Federation, "submodel", splitting)
     monkeypatch.setattr(chunks, "TorchExecutor", executor)
@@ -147,7 +147,7 @@ def test_a_worker_has_the_bits_of_this_process(
     came = simulate.simulate(file, tmp_path / "elsewhere", workers=2)
     assert outcome(came, tmp_path / "elsewhere") == outcome(expected, tmp_path / "here")
     if specs == SPECS:
-        assert all(one.diverged and one.clients for one in came)
+        assert all(entry.diverged and entry.clients for entry in came)
 
 
 @pytest.mark.parametrize("engine", [long_one("local"), RAY])
@@ -169,8 +169,8 @@ def test_workers_that_end_in_a_round(
         if engine == "ray":
             import ray
 
-            for one in engines[0]._actors:
-                ray.kill(one)
+            for entry in engines[0]._actors:
+                ray.kill(entry)
         for child in multiprocessing.active_children():
             os.kill(child.pid or 0, signal.SIGKILL)
             child.join()
@@ -215,8 +215,8 @@ def test_results_come_in_order_and_few_are_ahead() -> None:
         done.set_result(chunk)
         return done
 
-    made: Callable[[], Iterable[Any]] = lambda: range(50)  # noqa: E731
-    for came, result in enumerate(in_order(submit, made(), 2)):
+    numbers: Callable[[], Iterable[Any]] = lambda: range(50)  # noqa: E731
+    for came, result in enumerate(in_order(submit, numbers(), 2)):
         assert result == came
         assert len(sent) <= came + 2 * AHEAD
     assert sent == list(range(50))
@@ -224,7 +224,7 @@ def test_results_come_in_order_and_few_are_ahead() -> None:
 
 def test_chunks_have_every_client_once(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    samples = {int(one): int(draw.integers(2, 99)) for one in sorted(draw.choice(999, 45))}
+    samples = {int(entry): int(draw.integers(2, 99)) for entry in sorted(draw.choice(999, 45))}
     submodel = split(smooth_cnn(), "full", INPUT_SHAPE, TrainingConfig())
     for macs in (1, 10**6, 10**8, 10**12):
         heavy = replace(submodel, counts=replace(submodel.counts, macs=macs))

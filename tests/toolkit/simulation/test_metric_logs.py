@@ -51,10 +51,10 @@ def kill_after(round_: int, result: RoundResult) -> None:
 def of_history(folder: Path) -> dict[str, dict[int, float]]:
     """The values of each key by round, from the file; without keys that are null."""
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    found = {
+    curves = {
         key: {line["round"]: line[key] for line in lines if line[key] is not None} for key in KEYS
     }
-    return {key: values for key, values in found.items() if values}
+    return {key: values for key, values in curves.items() if values}
 
 
 def of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -63,7 +63,7 @@ def of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
     reader = EventAccumulator(str(folder / "tensorboard"))
     reader.Reload()
     return {
-        key: [(one.step, one.value) for one in reader.Scalars(key)]
+        key: [(point.step, point.value) for point in reader.Scalars(key)]
         for key in reader.Tags()["scalars"]
     }
 
@@ -100,7 +100,9 @@ def test_a_killed_simulation_continues_its_logs(
     expected = of_history(out)
     assert run.data.metrics.keys() == expected.keys()
     for key, values in expected.items():
-        came = [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, key)]
+        came = [
+            (point.step, point.value) for point in client.get_metric_history(run.info.run_id, key)
+        ]
         assert came == list(values.items())
 
 
@@ -119,7 +121,9 @@ def test_a_run_that_fails_and_a_store_that_is_missing(
         )
     client = MlflowClient()
     experiment = client.get_experiment_by_name("edgetailor")
-    assert [one.info.status for one in client.search_runs([experiment.experiment_id])] == ["FAILED"]
+    assert [point.info.status for point in client.search_runs([experiment.experiment_id])] == [
+        "FAILED"
+    ]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/others.db")
     with refused("simulation.mlflow"):
         simulate(file, tmp_path / "out", logs=["mlflow"])

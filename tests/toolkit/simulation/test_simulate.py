@@ -59,8 +59,8 @@ def changed(file: Path, before: str, after: str) -> Path:
 
 def without_times(history: list[RoundResult]) -> list[dict[str, object]]:
     return [
-        {key: getattr(one, key) for key in RoundResult.__struct_fields__ if key != "seconds"}
-        for one in history
+        {key: getattr(result, key) for key in RoundResult.__struct_fields__ if key != "seconds"}
+        for result in history
     ]
 
 
@@ -79,8 +79,8 @@ def descendants(process: int) -> list[int]:
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
             parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
-    found = [one for one, parent in parents.items() if parent == process]
-    return found + [later for one in found for later in descendants(one)]
+    children = [pid for pid, parent in parents.items() if parent == process]
+    return children + [later for pid in children for later in descendants(pid)]
 
 
 class KilledError(BaseException):
@@ -175,7 +175,7 @@ def test_a_killed_process_continues(file: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     limit = time.monotonic() + LIMIT_S
-    while any(Path(f"/proc/{one}").exists() for one in workers):
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < limit, "workers are left"
         time.sleep(0.01)
     done = edgetailor(*arguments, cwd=tmp_path)
@@ -261,7 +261,7 @@ def test_a_loss_that_is_no_number_damages_nothing(file: Path, tmp_path: Path) ->
     lines[-1]["loss"] = None  # what is written for one that is infinite
     (out / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     history = simulation.simulate(changed(file, "rounds = 3", "rounds = 4"), out)
-    assert [math.isnan(one.loss) for one in history] == [False, False, True, False]
+    assert [math.isnan(result.loss) for result in history] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(
