@@ -123,7 +123,7 @@ def _aggregate_by(
             count += 1
             recovered_update = recover_checked(update, model, policy)
             factors.add_factors(*update)
-            factors.count_batches(update[0])
+            factors.counters.add(update[0])
             yield recovered_update
 
     iterator = recovered()
@@ -132,7 +132,7 @@ def _aggregate_by(
         pass
     if not count:
         raise no_update()
-    tensors = {**model.tensors, **factors.counters()}
+    tensors = {**model.tensors, **factors.counters.values()}
     for name, value in new.items():
         tensors[name] = _checked(name, value, model)
     kept = {**model.kept, **factors.refitted(tensors, {})}

@@ -141,7 +141,7 @@ def encode_partial(aggregation: Aggregation) -> dict[str, bytes]:
             for name, weights in sorted(aggregation.mean.weights.items())
         ),
         factors=tuple(_entry(key, group) for key, group in sorted(aggregation.factors.items())),
-        batches=tuple(sorted(aggregation.batches.items())),
+        batches=tuple(sorted(aggregation.counters.advances.items())),
         file=fingerprint(data),
     )
     return {TENSORS: data, RECORD: encode(record)}
@@ -194,7 +194,7 @@ def _without_sums(
     """The aggregation that a checked record describes: all weights, and no tensor yet."""
     aggregation = Aggregation(model, policy)
     aggregation.updates, aggregation.trained = record.updates, set(record.trained)
-    aggregation.batches = dict(record.batches)
+    aggregation.counters.advances = dict(record.batches)
     for entry in record.sums:
         whole = aggregation.shapes[entry.name]
         aggregation.mean.weights[entry.name] = {

@@ -11,6 +11,7 @@ from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.update import MOST_SAMPLES
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.batch_counters import COUNTER, MOST_BATCHES
 from toolkit.aggregation.partial_record import (
     RECORD,
     TENSORS,
@@ -19,8 +20,6 @@ from toolkit.aggregation.partial_record import (
     SumEntry,
 )
 from toolkit.aggregation.update_validation import (
-    COUNTER,
-    MOST_BATCHES,
     check_factors,
     check_table,
     class_rows,

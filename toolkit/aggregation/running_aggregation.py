@@ -10,11 +10,10 @@ from torch import Tensor
 from device_agent.formats.update import UpdateRecord
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.batch_counters import BatchCounters
 from toolkit.aggregation.factor_mean import FactorMean, Table
 from toolkit.aggregation.recover import as_tensors, weight_of
 from toolkit.aggregation.update_validation import (
-    MOST_BATCHES,
-    batch_counters,
     check_update,
     is_statistic,
 )
@@ -57,7 +56,7 @@ class Aggregation:
         self.mean = Mean()
         self.factors: dict[str, FactorMean] = {}
         self.trained: set[str] = set()
-        self.batches: dict[str, int] = {}
+        self.counters = BatchCounters(model.tensors)
         self.updates = 0
 
     def add(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
@@ -72,7 +71,7 @@ class Aggregation:
         """
         family = recovering_family(parse_spec(record.submodel))
         self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
-        self.count_batches(record)
+        self.counters.add(record)
         self.add_factors(record, arrays)
         # AFM recovers the mean of all factors once, in `result`.
         if not family.averages_factors or self.policy.factors == "act":
@@ -82,19 +81,6 @@ class Aggregation:
             )
             self._add_recovered(family, tensors, table, weight)
         self.updates += 1
-
-    def count_batches(self, record: UpdateRecord) -> None:
-        """Note how many batches the statistics in an update are of."""
-        steps = min(max(record.steps, 0), MOST_BATCHES)
-        for name in batch_counters(record.tensors, self.model.tensors):
-            self.batches[name] = max(self.batches.get(name, 0), steps)
-
-    def counters(self) -> dict[str, Tensor]:
-        """The new values of the model's counters of batches, by name.
-
-        A counter advances by the most steps that one update of the round has trained its layer.
-        """
-        return {name: self.model.tensors[name] + count for name, count in self.batches.items()}
 
     def add_factors(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
         """Add only the factors of a checked update, if its family keeps factors."""
@@ -110,8 +96,7 @@ class Aggregation:
         """Add all updates of `other`, which has the same model and policy."""
         self.mean.merge(other.mean)
         self.trained |= other.trained
-        for name, count in other.batches.items():
-            self.batches[name] = max(self.batches.get(name, 0), count)
+        self.counters.merge(other.counters)
         self.updates += other.updates
         for key, theirs in other.factors.items():
             group = self.group(key, theirs.family, theirs.table)
@@ -145,7 +130,7 @@ class Aggregation:
             raise no_update()
         for name in list(self.mean.sums):
             tensors[name] = self._next(name)
-        tensors |= self.counters()
+        tensors |= self.counters.values()
         kept = {**self.model.kept, **self.refitted(tensors, moved)}
         return GlobalModel(tensors, kept, shared=self.model.shared)
 

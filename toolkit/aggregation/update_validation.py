@@ -5,7 +5,7 @@ They are complete: aggregating an update that passed them only fails if numbers 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,11 +27,6 @@ from toolkit.submodels.tensor_slices import (
 
 STATISTICS = ("running_mean", "running_var")
 """The names of batch norm's statistics."""
-
-COUNTER = "num_batches_tracked"
-"""The name of batch norm's counter of the batches that its statistics are of."""
-MOST_BATCHES = 10**9
-"""In one round. The counter has 64 bits."""
 
 
 def check_update(
@@ -99,13 +94,6 @@ def is_statistic(name: str) -> bool:
 def is_variance(name: str) -> bool:
     """Whether the global tensor `name` is a running variance of batch norm."""
     return name.rpartition(".")[2] == "running_var"
-
-
-def batch_counters(table: Iterable[TensorEntry], model: Mapping[str, Tensor]) -> set[str]:
-    """The counters of `model` that belong to the statistics in `table`."""
-    statistics = [e.stands_for for e in table if e.stands_for and is_statistic(e.stands_for)]
-    own = {"".join((*name.rpartition(".")[:2], COUNTER)) for name in statistics}
-    return {name for name in own if name in model and not model[name].is_floating_point()}
 
 
 def _check_spec(submodel: str) -> None:

@@ -8,11 +8,10 @@ import click
 import msgspec
 
 from device_agent.cli.console import print_json
-from profiles.text_formatting import format_bytes, format_duration
-from toolkit.terminal_output import print_table, table
+from toolkit.cli.printed.comparison_table import show_comparison
 
 if TYPE_CHECKING:
-    from toolkit.simulation.comparison import Row, Spread
+    from toolkit.simulation.comparison import Row
 
 
 @click.command()
@@ -37,7 +36,7 @@ def compare(runs: Sequence[Path], curves: Path | None, as_json: bool) -> None:
         document = {"version": 1, "runs": [_as_object(row) for row in rows]}
         print_json(msgspec.json.encode(document))  # null for what is not a number
     else:
-        _show(rows)
+        show_comparison(rows)
 
 
 def _as_object(row: "Row") -> dict[str, object]:
@@ -55,29 +54,3 @@ def _as_object(row: "Row") -> dict[str, object]:
         "rounds": [len(history) for history in row.histories],
         **{key: value and value._asdict() for key, value in values.items()},
     }
-
-
-def _show(rows: Sequence["Row"]) -> None:
-    with_own = any(row.own_models for row in rows)
-    with_clock = any(row.simulated_s for row in rows)
-    own, clock = ["own"] if with_own else [], ["simulated"] if with_clock else []
-    shown = table("run", "seeds", "final", "best", *own, "sent", "time", *clock)
-    for row in rows:
-        cells = [row.name, str(len(row.histories))]
-        cells += [_score(score, row.judged_by_loss) for score in (row.final, row.best)]
-        if with_own:
-            cells.append(_score(row.own_models, by_loss=False))
-        cells += [format_bytes(round(row.sent.mean)), f"{row.seconds.mean:.0f} s"]
-        if row.simulated_s:
-            cells.append(format_duration(row.simulated_s.mean))
-        shown.add_row(*cells)
-    print_table(shown)
-
-
-def _score(value: "Spread | None", by_loss: bool) -> str:
-    """Like 98.3±0.2% or 0.032±0.001."""
-    if value is None:
-        return ""
-    scale, digits, unit = (1, 4, "") if by_loss else (100, 1, "%")
-    around = "" if value.deviation is None else f"±{scale * value.deviation:.{digits}f}"
-    return f"{scale * value.mean:.{digits}f}{around}{unit}"
