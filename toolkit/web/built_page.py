@@ -69,7 +69,8 @@ def read_page(folder: Path = BUILT) -> Page | None:
     try:
         listed = decode_json((folder / LISTED).read_bytes(), dict[str, ListedFile])
         page = {
-            name: PageFile(name, one, _bodies(folder, name, one)) for name, one in listed.items()
+            name: PageFile(name, entry, _bodies(folder, name, entry))
+            for name, entry in listed.items()
         }
         page[INDEX]
     except (OSError, EOFError, KeyError, ValueError, zlib.error, MalformedError) as error:
@@ -86,11 +87,11 @@ def read_page(folder: Path = BUILT) -> Page | None:
 
 def _bodies(folder: Path, name: str, listed: ListedFile) -> dict[str, bytes]:
     """The file in every coding that there is. Raises ValueError if its hash is another."""
-    found = {
+    bodies = {
         CODINGS[suffix]: (folder / f"{name}.{suffix}").read_bytes() for suffix in listed.encodings
     }
-    if "gzip" in found:
-        raw = found["identity"] = gzip.decompress(found["gzip"])
+    if "gzip" in bodies:
+        raw = bodies["identity"] = gzip.decompress(bodies["gzip"])
         if hashlib.sha256(raw).hexdigest() != listed.sha256:
             raise ValueError(f"{name} is not the file of {LISTED}")
-    return found
+    return bodies

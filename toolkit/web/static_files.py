@@ -73,22 +73,24 @@ def join_routes(page: Page | None, headers: Mapping[str, str] = NO_HEADERS) -> l
                 "The page has no file {name!r}.", code="client.no-such-route", name=name
             )
             return _refusal(404, error)
-        found = _file(request, page[name])
-        found.headers.update(headers)
-        return found
+        response = _file(request, page[name])
+        response.headers.update(headers)
+        return response
 
     async def redirect(request: Request) -> Response:
         # Relative, because a proxy may serve the coordinator below another path.
         return Response(status_code=308, headers=SECURITY | {"Location": "join/"})
 
-    place = JOIN.rstrip("/")
-    return [Route(place, redirect), Route(f"{JOIN}{{name:path}}", answer)]
+    return [Route(JOIN.rstrip("/"), redirect), Route(f"{JOIN}{{name:path}}", answer)]
 
 
 def _file(request: Request, file: PageFile) -> Response:
     """`file` in the first coding that `request` accepts."""
     accepted = ",".join(request.headers.getlist("accept-encoding"))
-    coding = next((one for one in CODINGS if one in file.bodies and accepts(accepted, one)), None)
+    accepted_codings = (
+        coding for coding in CODINGS if coding in file.bodies and accepts(accepted, coding)
+    )
+    coding = next(accepted_codings, None)
     if coding is None:
         error = InputError(
             "{name} is sent compressed with brotli only. Browsers accept brotli over https and "
@@ -122,7 +124,7 @@ def accepts(header: str, coding: str) -> bool:
 
 def _has(header: str, tag: str) -> bool:
     """Whether the value of If-None-Match names `tag`. Proxies may have made it a weak one."""
-    given = [one.strip().removeprefix("W/") for one in header.split(",")]
+    given = [entry.strip().removeprefix("W/") for entry in header.split(",")]
     return tag in given or "*" in given
 
 

@@ -9,6 +9,8 @@ const HERE = new URL(".", import.meta.url);
 const OUT = new URL("../built/", HERE);
 const ORT = new URL("node_modules/onnxruntime-web/", HERE);
 const LICENCE = new URL("../../../LICENSE", HERE);
+/** What the worker contains besides the runtime, with a file LICENSE. */
+const LIBRARIES = ["@petamoriken/float16", "@zip.js/zip.js", "papaparse"];
 const TYPES = {
   css: "text/css; charset=utf-8",
   html: "text/html; charset=utf-8",
@@ -98,7 +100,9 @@ for (const icon of ["icon.svg", "icon-192.png", "icon-512.png"]) add(icon, read(
 add("manifest.webmanifest", filled("page/manifest.webmanifest", PAGE, inJson));
 add("index.html", filled("page/index.html", { ...PAGE, script, style }, inHtml));
 const apache = readFileSync(LICENCE, "utf8");
-add("third-party-notices.txt", filled("page/third-party-notices.txt", { version, apache }, asIs));
+const licences = LIBRARIES.map((name) => `${name}\n\n${read(`node_modules/${name}/LICENSE`)}`);
+const notices = { version, libraries: licences.join(`\n${"-".repeat(79)}\n\n`), apache };
+add("third-party-notices.txt", filled("page/third-party-notices.txt", notices, asIs));
 // What the page needs offline. A new build has other names, so that it never runs with an old file.
 const cached = ["./", ...[wasm, worker, script, style, "icon.svg"].map((name) => `./${name}`)];
 const buildName = files["index.html"].sha256.slice(0, 10);

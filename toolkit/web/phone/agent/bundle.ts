@@ -1,7 +1,7 @@
 /** A bundle in the page's files: each file is checked against its SHA-256 before it is used. */
 
 import type { CoordinatorClient, FileOffer } from "./client.js";
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import { MANIFEST, readManifest, WEIGHTS, type Manifest } from "./manifest.js";
 import { folderOf, names, OpenFile, remove, sha256, type Bytes, type Values } from "./storage.js";
 import { readPlaces, readTensor, zeros, type Place, type Tensors } from "./tensors.js";
@@ -113,17 +113,17 @@ export class Bundle {
   async tensors(wanted: Iterable<string>): Promise<Tensors> {
     const chosen = new Set(wanted);
     const entries = this.manifest.tensors.filter((entry) => chosen.has(entry.name));
-    const made: Tensors = new Map();
+    const tensors: Tensors = new Map();
     for (const entry of entries) {
-      if (!entry.stored) made.set(entry.name, zeros(entry.dtype, entry.shape));
+      if (!entry.stored) tensors.set(entry.name, zeros(entry.dtype, entry.shape));
     }
     const stored = entries.filter((entry) => entry.stored);
     if (stored.length > 0) {
       await withFile(this.offers.get(WEIGHTS)!, (file) => {
-        for (const { name } of stored) made.set(name, readTensor(file.read, this.places.get(name)!));
+        for (const { name } of stored) tensors.set(name, readTensor(file.read, this.places.get(name)!));
       });
     }
-    return made;
+    return tensors;
   }
 }
 

@@ -62,21 +62,21 @@ type Overheads = Pick<Calibration, "run_s" | "port_s" | "node_s" | "loop_step_s"
 /** What tiny graphs take that differ in a single property. */
 async function measureOverheads(graphs: Graphs): Promise<Overheads> {
   const takes = "takes_x_1"; // 1 node, 2 ports
-  const one = await graphs.seconds(takes, ones({ x: [1] }));
+  const single = await graphs.seconds(takes, ones({ x: [1] }));
   const large = await graphs.seconds(takes, ones({ x: [COPIED] }));
   const row = await graphs.seconds("row", ones({ x: [1] })); // NODES nodes, 2 ports
   const names = Array.from({ length: NODES }, (_, n): [string, number[]] => [`x${n}`, [1]]);
   const side = await graphs.seconds("side", ones(Object.fromEntries(names))); // 2 ports each
   const few = await graphs.seconds("loop", ones({ s0: [1], x: [FEW_STEPS, 1] }));
   const many = await graphs.seconds("loop", ones({ s0: [1], x: [MANY_STEPS, 1] }));
-  const node_s = Math.max(0, row - one) / (NODES - 1);
+  const node_s = Math.max(0, row - single) / (NODES - 1);
   const port_s = Math.max(0, side - row) / (2 * NODES - 2);
   return {
-    run_s: Math.max(0, one - node_s - 2 * port_s),
+    run_s: Math.max(0, single - node_s - 2 * port_s),
     port_s,
     node_s,
     loop_step_s: Math.max(0, (many - few) / (MANY_STEPS - FEW_STEPS) - BODY_NODES * node_s),
-    byte_s: Math.max(0, large - one) / (4 * (COPIED - 1)),
+    byte_s: Math.max(0, large - single) / (4 * (COPIED - 1)),
   };
 }
 
@@ -110,8 +110,7 @@ class Graphs {
   private async open(name: string): Promise<Graph> {
     let graph = this.opened.get(name);
     if (graph === undefined) {
-      const text = atob((CASES.graphs as Record<string, string>)[name]!);
-      graph = await openGraph(Uint8Array.from(text, (letter) => letter.charCodeAt(0)));
+      graph = await openGraph((CASES.graphs as Record<string, string>)[name]!);
       this.opened.set(name, graph);
     }
     return graph;

@@ -4,13 +4,13 @@
  */
 
 import type { Body } from "./disclosure.js";
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import type { InputSummary } from "./input_summary.js";
-import type { SignedInvitation } from "./invitation.js";
 import type { Problem } from "./messages.js";
 import { Away, Interrupted, readBody, upload, Watch } from "./requests.js";
 import type { SampleForm } from "./sample_form.js";
 import type { Bytes } from "./storage.js";
+import type { SignedInvitation } from "./trust.js";
 
 const API = "/v1";
 const LONGEST_ANSWER = 16 << 20;

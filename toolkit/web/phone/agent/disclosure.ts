@@ -84,11 +84,11 @@ export type Body<R extends keyof typeof DISCLOSED> = { [F in keyof (typeof DISCL
 
 /** The fields of each line, like "POST /progress note", in the order of the lines. */
 export function fieldsByLine(): Map<Line | Nothing, string[]> {
-  const found = new Map<Line | Nothing, string[]>();
+  const byLine = new Map<Line | Nothing, string[]>();
   for (const [request, fields] of Object.entries(DISCLOSED)) {
     for (const [field, line] of Object.entries(fields)) {
-      found.set(line, [...(found.get(line) ?? []), `${request} ${field}`]);
+      byLine.set(line, [...(byLine.get(line) ?? []), `${request} ${field}`]);
     }
   }
-  return found;
+  return byLine;
 }

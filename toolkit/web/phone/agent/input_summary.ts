@@ -6,7 +6,7 @@
 
 import type { FarOff } from "./messages.js";
 import type { RowFile } from "./row_file.js";
-import { sizeOf } from "./tensors.js";
+import { quantile, sizeOf } from "./tensors.js";
 
 /** The 5%, 50% and 95% quantiles of each channel, in two digits. */
 export interface InputSummary {
@@ -30,23 +30,18 @@ export function summaryOf(x: RowFile): InputSummary | null {
   const [first = MOST_CHANNELS + 1] = x.rowShape;
   const channels = first <= MOST_CHANNELS ? first : 1;
   const length = values / channels;
-  const found = Array.from({ length: channels }, () => new Float32Array(count * length));
+  const all = Array.from({ length: channels }, () => new Float32Array(count * length));
   for (let i = 0; i < count; i++) {
     const row = x.read(Int32Array.of(Math.trunc((i * (x.rows - 1)) / (count - 1)))).data as Float32Array;
-    found.forEach((one, channel) => one.set(row.subarray(channel * length, (channel + 1) * length), i * length));
+    all.forEach((numbers, channel) => numbers.set(row.subarray(channel * length, (channel + 1) * length), i * length));
   }
   return {
-    channels: found.map((one) => {
-      one.sort();
-      return [quantile(one, 0.05), quantile(one, 0.5), quantile(one, 0.95)];
+    channels: all.map((channel) => {
+      channel.sort();
+      const rounded = (share: number): number => Number(quantile(channel, share).toExponential(DIGITS - 1));
+      return [rounded(0.05), rounded(0.5), rounded(0.95)];
     }),
   };
-}
-
-function quantile(sorted: Float32Array, share: number): number {
-  const place = share * (sorted.length - 1);
-  const [below, above] = [sorted[Math.floor(place)]!, sorted[Math.ceil(place)]!];
-  return Number((below + (above - below) * (place % 1)).toExponential(DIGITS - 1));
 }
 
 /** The first channel of `own` that lies far from `usual`; null if none does. */

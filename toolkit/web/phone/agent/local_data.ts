@@ -1,13 +1,13 @@
 /** The owner's samples and labels, copied into the page's own files. They never leave the device. */
 
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import { labelPort, SAMPLES, type Manifest } from "./manifest.js";
 import type { StoredArray } from "./npz.js";
-import { open } from "./preparation.js";
+import { checkArray, open } from "./preparation.js";
 import { RowFile } from "./row_file.js";
 import { textOf, type OnProgress, type SampleForm, type Source } from "./sample_form.js";
-import { folderOf, names, OpenFile, remove, sha256, type Values } from "./storage.js";
-import { BYTES, sizeOf, type Dtype, type Numbers, type Tensor } from "./tensors.js";
+import { folderOf, names, OpenFile, piecesOf, remove, sha256, type Values } from "./storage.js";
+import { BYTES, sizeOf, type Dtype, type Tensor } from "./tensors.js";
 
 const FOLDER = "data";
 export const IGNORED = -100n;
@@ -50,8 +50,8 @@ export async function importData(
   const labels = y.shape[0] ?? 0;
   const samples = labels + (before?.samples ?? 0);
   if (x.shape[0] !== labels || samples < LEAST_SAMPLES) {
-    const found = { samples: x.shape[0] ?? 0, labels };
-    throw new Failure("data.wrong-shape/count", { name, ...found, least: LEAST_SAMPLES });
+    const counts = { samples: x.shape[0] ?? 0, labels };
+    throw new Failure("data.wrong-shape/count", { name, ...counts, least: LEAST_SAMPLES });
   }
   const kinds = {
     x: { dtype: x.dtype, rowShape: x.shape.slice(1) },
@@ -103,7 +103,7 @@ async function copy(
   old: FileSystemDirectoryHandle | null,
 ): Promise<string> {
   const file = await OpenFile.at(folder, name);
-  const earlier = old === null ? [] : [(await (await old.getFileHandle(name)).getFile()).stream()];
+  const earlier = old === null ? [] : [piecesOf((await (await old.getFileHandle(name)).getFile()).stream())];
   const rowBytes = sizeOf(array.shape.slice(1)) * BYTES[array.dtype];
   const digests: string[] = [];
   let at = 0;
@@ -114,7 +114,7 @@ async function copy(
     const bytes = piece.slice(0, filled);
     digests.push(await sha256(bytes));
     if (array.dtype === "float32") {
-      const wrong = new Float32Array(bytes.buffer).findIndex((one) => !Number.isFinite(one));
+      const wrong = new Float32Array(bytes.buffer).findIndex((number) => !Number.isFinite(number));
       const sample = Math.floor((at + BYTES.float32 * wrong) / rowBytes);
       if (wrong >= 0) throw new Failure("data.number-out-of-range", { name: origin, sample });
     }
@@ -123,13 +123,10 @@ async function copy(
     filled = 0;
   };
   try {
-    for (const stream of [...earlier, array.bytes()]) {
-      const reader = stream.getReader();
-      for (;;) {
-        const { value, done } = await reader.read();
-        if (done) break;
-        for (let from = 0; from < value.length; ) {
-          const taken = value.subarray(from, from + piece.length - filled);
+    for (const content of [...earlier, array.bytes()]) {
+      for await (const bytes of content) {
+        for (let from = 0; from < bytes.length; ) {
+          const taken = bytes.subarray(from, from + piece.length - filled);
           piece.set(taken, filled);
           filled += taken.length;
           from += taken.length;
@@ -150,6 +147,8 @@ export class LocalData {
   private constructor(
     readonly record: DataRecord,
     readonly x: RowFile,
+    private readonly labelFile: RowFile,
+    /** All labels. */
     private readonly y: Tensor,
   ) {}
 
@@ -158,8 +157,8 @@ export class LocalData {
     const folder = await folderOf(FOLDER, record.id);
     const open = (name: "x" | "y"): Promise<RowFile> =>
       RowFile.open(folder, name, record[name].dtype, record[name].rowShape, record.samples);
-    let labels: RowFile;
     let x: RowFile;
+    let labels: RowFile;
     try {
       x = await open("x");
       labels = await open("y");
@@ -170,11 +169,10 @@ export class LocalData {
       throw error;
     }
     const y = labels.read(Int32Array.from({ length: record.samples }, (_, i) => i));
-    labels.close();
     // Prepared labels are one number for each sample; a regression may want them as (n, 1).
     const wanted = labelPort(manifest)?.shape.slice(1) as number[] | undefined;
     if (record.form !== null && wanted?.every((size) => size === 1)) y.shape.push(...wanted);
-    const data = new LocalData(record, x, y);
+    const data = new LocalData(record, x, labels, y);
     try {
       data.check(manifest);
     } catch (error) {
@@ -189,7 +187,7 @@ export class LocalData {
   }
 
   labels(indices: Int32Array): Tensor {
-    return rowsOf(this.y, indices);
+    return { ...this.labelFile.read(indices), shape: [indices.length, ...this.y.shape.slice(1)] };
   }
 
   /** 1 for each class that occurs among the labels, otherwise 0. */
@@ -201,33 +199,18 @@ export class LocalData {
 
   close(): void {
     this.x.close();
+    this.labelFile.close();
   }
 
   private check(manifest: Manifest): void {
     const { x, y, name } = this.record;
-    if (x.dtype !== manifest.sample_dtype || `${x.rowShape}` !== `${manifest.sample_shape}`) {
-      throw new Failure("data.wrong-shape/x", {
-        name,
-        wanted: manifest.sample_dtype,
-        wantedShape: manifest.sample_shape,
-        found: x.dtype,
-        foundShape: x.rowShape,
-      });
-    }
+    checkArray("x", name, [manifest.sample_dtype, manifest.sample_shape], [x.dtype, x.rowShape]);
     const port = labelPort(manifest);
     const shape = (port?.shape.slice(1) ?? []) as number[];
-    if (port !== null && (y.dtype !== port.dtype || `${this.y.shape.slice(1)}` !== `${shape}`)) {
-      throw new Failure("data.wrong-shape/y", {
-        name,
-        wanted: port.dtype,
-        wantedShape: shape,
-        found: y.dtype,
-        foundShape: y.rowShape,
-      });
-    }
+    if (port !== null) checkArray("y", name, [port.dtype, shape], [y.dtype, this.y.shape.slice(1)]);
     if (y.dtype === "int64") this.checkClasses(manifest.classes);
     if (port !== null && port.sequence) this.checkSequences(Number(shape[0]));
-    this.checkNumbers(manifest);
+    if (x.dtype === "int64") this.checkWholeNumbers(manifest.sample_limit);
   }
 
   private checkClasses(classes: number): void {
@@ -250,46 +233,22 @@ export class LocalData {
   /** With the loss ctc: the sequence of a sample without blanks (0), then IGNORED. */
   private checkSequences(columns: number): void {
     const labels = this.y.data as BigInt64Array;
-    for (const [place, label] of labels.entries()) {
-      const late = place % columns > 0 && label !== IGNORED && labels[place - 1] === IGNORED;
-      if (label === 0n || late) {
-        const sample = Math.floor(place / columns);
-        throw new Failure("data.not-a-sequence", {
-          name: this.record.name,
-          sample,
-          ignored: Number(IGNORED),
-        });
-      }
+    for (const [index, label] of labels.entries()) {
+      const late = index % columns > 0 && label !== IGNORED && labels[index - 1] === IGNORED;
+      if (label !== 0n && !late) continue;
+      const sample = Math.floor(index / columns);
+      throw new Failure("data.not-a-sequence", { name: this.record.name, sample, ignored: Number(IGNORED) });
     }
   }
 
-  private checkNumbers(manifest: Manifest): void {
-    const limit = manifest.sample_limit;
-    for (let i = 0; i < this.samples; i++) {
-      const { data } = this.x.read(Int32Array.of(i));
-      const fits =
-        data instanceof Float32Array
-          ? data.every((one) => Number.isFinite(one))
-          : data.every((one) => one >= 0n && (limit === null || one < BigInt(limit)));
-      if (!fits) {
-        throw new Failure("data.number-out-of-range", { name: this.record.name, sample: i });
-      }
+  /** Other numbers were checked when they were copied. */
+  private checkWholeNumbers(limit: number | null): void {
+    for (let sample = 0; sample < this.samples; sample++) {
+      const data = this.x.read(Int32Array.of(sample)).data as BigInt64Array;
+      const fits = data.every((number) => number >= 0n && (limit === null || number < BigInt(limit)));
+      if (!fits) throw new Failure("data.number-out-of-range", { name: this.record.name, sample });
     }
   }
-}
-
-function rowsOf(tensor: Tensor, indices: Int32Array): Tensor {
-  const width = tensor.data.length / Math.max(tensor.shape[0] ?? 1, 1);
-  const shape = [indices.length, ...tensor.shape.slice(1)];
-  const take = <T extends Numbers>(from: T, to: T): T => {
-    indices.forEach((index, i) => to.set(from.subarray(index * width, (index + 1) * width) as never, i * width));
-    return to;
-  };
-  const data =
-    tensor.data instanceof BigInt64Array
-      ? take(tensor.data, new BigInt64Array(indices.length * width))
-      : take(tensor.data, new Float32Array(indices.length * width));
-  return { dtype: tensor.dtype, shape, data };
 }
 
 /** The samples of a step: the owner's own, or recorded activations. */

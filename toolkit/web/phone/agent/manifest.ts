@@ -1,6 +1,6 @@
 /** The manifest of a bundle (docs/reference/bundle.md), checked before anything in it is used. */
 
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import { readForm, type Preprocessing, type SampleForm } from "./sample_form.js";
 import type { Dtype } from "./tensors.js";
 
@@ -136,9 +136,9 @@ export function uploaded(tensors: readonly TensorEntry[]): TensorEntry[] {
 }
 
 export function trainingOf(manifest: Manifest): Train {
-  const found = manifest.schedule.find((instruction) => instruction.do === "train");
-  if (found === undefined) throw new Failure("bundle.malformed", { where: `${MANIFEST}: train` });
-  return found;
+  const training = manifest.schedule.find((instruction) => instruction.do === "train");
+  if (training === undefined) throw new Failure("bundle.malformed", { where: `${MANIFEST}: train` });
+  return training;
 }
 
 /** The input of the labels; null if the bundle's graphs read none. */

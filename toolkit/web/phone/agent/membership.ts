@@ -3,7 +3,7 @@
 import { calibrate, type Calibration } from "./calibration.js";
 import type { Body } from "./disclosure.js";
 import { Refusal, type CoordinatorClient, type JoinReply } from "./client.js";
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import { RUNTIME } from "./runtime.js";
 import { readForm } from "./sample_form.js";
 import { checkKey } from "./trust.js";

@@ -75,10 +75,24 @@ export interface Invitation {
   round_bytes: number;
 }
 
+/** How far the training of a round is. */
+export interface Progress {
+  epoch: number;
+  epochs: number;
+  batch: number;
+  batches: number;
+  /** Mean loss of the last whole epoch; null in the first. */
+  loss: number | null;
+  /** Median seconds of a batch; null before the first. */
+  batchSeconds: number | null;
+}
+
 export interface View {
   stage: Stage;
   /** What the federation says of itself; null while the coordinator has not said it. */
   invitation: Invitation | null;
+  /** Whether the link has no fingerprint of its coordinator's key. */
+  bareLink: boolean;
   /** Who this page is for its coordinator; null before it has joined. */
   device: { id: string; name: string; submodel: string } | null;
   data: { name: string; files: number; samples: number; bytes: number } | null;
@@ -95,16 +109,7 @@ export interface View {
   /** While the first round waits for devices: how many have joined, of how many. */
   joined: number;
   expected: number;
-  training: {
-    epoch: number;
-    epochs: number;
-    batch: number;
-    batches: number;
-    /** Mean loss of the last whole epoch; null in the first. */
-    loss: number | null;
-    /** Median seconds of a batch; null before the first. */
-    batchSeconds: number | null;
-  } | null;
+  training: Progress | null;
   /** Mean loss of the last epoch of each round that this page has trained. */
   losses: { round: number; loss: number }[];
   /** Of the owner's first sample, by the model as it came and as this device has trained it. */

@@ -32,11 +32,11 @@ export class NumpyRandom {
   }
 
   static from(saved: RandomState): NumpyRandom {
-    const made = new NumpyRandom([0]);
-    made.state = BigInt(saved.state);
-    made.increment = BigInt(saved.increment);
-    made.kept = saved.kept;
-    return made;
+    const random = new NumpyRandom([0]);
+    random.state = BigInt(saved.state);
+    random.increment = BigInt(saved.increment);
+    random.kept = saved.kept;
+    return random;
   }
 
   save(): RandomState {

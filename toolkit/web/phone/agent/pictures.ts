@@ -1,6 +1,6 @@
 /** Samples from pictures: decoded, turned upright, scaled, normalised (device_agent/data/pictures.py). */
 
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import { normalise, type Images, type OnProgress, type Prepared } from "./sample_form.js";
 
 /** Shares of red, green and blue in a grey value (ITU-R BT.601). */
@@ -40,18 +40,18 @@ async function sampleOf(
   const columns = filters((picture.width - wide) / 2, wide, width, picture.width);
   const values = acrossColumns(downRows(picture, rows), picture.width, columns, height);
   const points = height * width;
-  let found = values;
+  let colours = values;
   if (channels === 1) {
-    found = new Float64Array(points);
+    colours = new Float64Array(points);
     for (let i = 0; i < points; i++) {
-      found[i] = GREY.reduce((sum, share, channel) => sum + share * values[RGB * i + channel]!, 0);
+      colours[i] = GREY.reduce((sum, share, channel) => sum + share * values[RGB * i + channel]!, 0);
     }
   }
-  for (let i = 0; i < found.length; i++) found[i]! /= 255;
-  normalise(found, images.mean, images.std);
+  for (let i = 0; i < colours.length; i++) colours[i]! /= 255;
+  normalise(colours, images.mean, images.std);
   const sample = new Float32Array(channels * points);
-  for (let i = 0; i < found.length; i++) {
-    sample[(i % channels) * points + Math.floor(i / channels)] = found[i]!;
+  for (let i = 0; i < colours.length; i++) {
+    sample[(i % channels) * points + Math.floor(i / channels)] = colours[i]!;
   }
   return sample;
 }
@@ -79,7 +79,7 @@ async function decoded(file: File): Promise<ImageData> {
   }
 }
 
-/** The old points that a new point is made of, and their weights. */
+/** The old points that a new point is scaled of, and their weights. */
 interface Filter {
   first: number;
   weights: Float64Array;
@@ -92,8 +92,8 @@ interface Filter {
 function filters(start: number, length: number, size: number, points: number): Filter[] {
   const step = length / size;
   const reach = Math.max(step, 1);
-  return Array.from({ length: size }, (_, place) => {
-    const centre = start + (place + 0.5) * step;
+  return Array.from({ length: size }, (_, index) => {
+    const centre = start + (index + 0.5) * step;
     const first = Math.max(0, Math.ceil(centre - reach - 0.5));
     const last = Math.min(points - 1, Math.floor(centre + reach - 0.5));
     const weights = Float64Array.from({ length: last - first + 1 }, (_, i) =>
@@ -106,32 +106,32 @@ function filters(start: number, length: number, size: number, points: number): F
 
 /** (rows, width, RGB) of a picture. */
 function downRows({ data, width }: ImageData, rows: readonly Filter[]): Float64Array {
-  const made = new Float64Array(rows.length * width * RGB);
+  const scaled = new Float64Array(rows.length * width * RGB);
   rows.forEach(({ first, weights }, row) => {
     weights.forEach((weight, i) => {
       let from = (first + i) * width * 4;
       let to = row * width * RGB;
       for (let x = 0; x < width; x++, from += 4, to += RGB) {
-        made[to]! += weight * data[from]!;
-        made[to + 1]! += weight * data[from + 1]!;
-        made[to + 2]! += weight * data[from + 2]!;
+        scaled[to]! += weight * data[from]!;
+        scaled[to + 1]! += weight * data[from + 1]!;
+        scaled[to + 2]! += weight * data[from + 2]!;
       }
     });
   });
-  return made;
+  return scaled;
 }
 
-/** (height, columns, RGB) of what `downRows` made, (height, width, RGB). */
+/** (height, columns, RGB) of what `downRows` scaled, (height, width, RGB). */
 function acrossColumns(values: Float64Array, width: number, columns: readonly Filter[], height: number): Float64Array {
-  const made = new Float64Array(height * columns.length * RGB);
+  const scaled = new Float64Array(height * columns.length * RGB);
   for (let y = 0; y < height; y++) {
     columns.forEach(({ first, weights }, column) => {
       const to = (y * columns.length + column) * RGB;
       weights.forEach((weight, i) => {
         const from = (y * width + first + i) * RGB;
-        for (let channel = 0; channel < RGB; channel++) made[to + channel]! += weight * values[from + channel]!;
+        for (let channel = 0; channel < RGB; channel++) scaled[to + channel]! += weight * values[from + channel]!;
       });
     });
   }
-  return made;
+  return scaled;
 }

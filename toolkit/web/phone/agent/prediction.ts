@@ -25,8 +25,8 @@ export async function predicted(bundle: Bundle, data: LocalData, state: Tensors)
   const read = signature.inputs.flatMap((port) => (port.state === null ? [] : [port.state]));
   const personal = bundle.manifest.tensors.filter(({ role }) => role === "personal").map(({ name }) => name);
   // Before its first training a device has no personal model.
-  if (read.some((one) => personal.includes(one) && !state.has(one))) return null;
-  const tensors = new Map([...(await bundle.tensors(read.filter((one) => !state.has(one)))), ...state]);
+  if (read.some((tensor) => personal.includes(tensor) && !state.has(tensor))) return null;
+  const tensors = new Map([...(await bundle.tensors(read.filter((tensor) => !state.has(tensor)))), ...state]);
   // A batch has at least two samples.
   const sample = data.x.read(Int32Array.of(0, 0));
   const session = await Session.open(await bundle.graph(PREDICT), signature, PREDICT);
@@ -36,9 +36,9 @@ export async function predicted(bundle: Bundle, data: LocalData, state: Tensors)
     );
     const [output] = (await session.run(new Map(inputs))).values();
     if (output?.shape.length !== 2) return null;
-    const found = probabilities([...(output.data as Float32Array).subarray(0, output.shape[1])]);
-    const best = found.indexOf(Math.max(...found));
-    return { name: names[best] ?? String(best), probability: found[best]! };
+    const shares = probabilities([...(output.data as Float32Array).subarray(0, output.shape[1])]);
+    const best = shares.indexOf(Math.max(...shares));
+    return { name: names[best] ?? String(best), probability: shares[best]! };
   } finally {
     await session.close();
   }

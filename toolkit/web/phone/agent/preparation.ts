@@ -4,12 +4,12 @@
  * Agents make the same numbers of the same files (device_agent/data/preparation.py).
  */
 
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import { readNpz, type StoredArray } from "./npz.js";
 import { picturesOf } from "./pictures.js";
 import type { OnProgress, Prepared, SampleForm, Samples, Source } from "./sample_form.js";
-import { sha256 } from "./storage.js";
-import { bytesOf, sizeOf } from "./tensors.js";
+import { sha256, type Bytes } from "./storage.js";
+import { bytesOf, sizeOf, type Dtype } from "./tensors.js";
 import { windowsOf } from "./windows.js";
 
 /** Bytes of a piece of a file. */
@@ -54,12 +54,12 @@ export async function open(
     x: {
       dtype: "float32",
       shape: [count, ...form.sample_shape],
-      bytes: () => streamOf(prepared.samples()),
+      bytes: () => bytesOfAll(prepared.samples()),
     },
     y: {
       dtype: form.label_type,
       shape: [count],
-      bytes: () => new Blob([bytesOf(prepared.y)]).stream(),
+      bytes: () => [bytesOf(prepared.y)],
     },
   };
 }
@@ -81,7 +81,7 @@ async function distinct(
   onProgress: OnProgress,
 ): Promise<Hashed[]> {
   const seen = new Set(known);
-  const found: Hashed[] = [];
+  const kept: Hashed[] = [];
   const of = given.reduce((sum, { file }) => sum + file.size, 0);
   let done = 0;
   for (const { file, label } of given) {
@@ -90,9 +90,9 @@ async function distinct(
     done += file.size;
     if (seen.has(hash)) continue;
     seen.add(hash);
-    found.push({ file, label, hash });
+    kept.push({ file, label, hash });
   }
-  return found;
+  return kept;
 }
 
 /** SHA-256 of the SHA-256s of a file's pieces: a file may be larger than the memory. */
@@ -116,22 +116,23 @@ async function openNpz(file: File, form: SampleForm): Promise<Omit<Chosen, "hash
     throw new Failure("data.missing-array", { file: file.name });
   }
   // A federation of an earlier version does not say its shape.
-  const known = form.sample_shape.length > 0;
-  if (known && `${x.shape.slice(1)}` !== `${form.sample_shape}`) {
-    throw new Failure("data.wrong-shape/x", {
-      name: file.name,
-      wanted: x.dtype,
-      wantedShape: form.sample_shape,
-      found: x.dtype,
-      foundShape: x.shape.slice(1),
-    });
-  }
-  if (known && y.dtype !== form.label_type) {
-    const shape = y.shape.slice(1);
-    const types = { wanted: form.label_type, wantedShape: shape, found: y.dtype, foundShape: shape };
-    throw new Failure("data.wrong-shape/y", { name: file.name, ...types });
+  if (form.sample_shape.length > 0) {
+    const rows = { x: x.shape.slice(1), y: y.shape.slice(1) };
+    checkArray("x", file.name, [x.dtype, form.sample_shape], [x.dtype, rows.x]);
+    checkArray("y", file.name, [form.label_type, rows.y], [y.dtype, rows.y]);
   }
   return { name: file.name, bytes: file.size, x, y };
+}
+
+/** Refuses an array of another type, or with rows of another shape, than wanted. */
+export function checkArray(
+  array: "x" | "y",
+  name: string,
+  [wanted, wantedShape]: readonly [Dtype, number[]],
+  [found, foundShape]: readonly [Dtype, number[]],
+): void {
+  if (found === wanted && `${foundShape}` === `${wantedShape}`) return;
+  throw new Failure(`data.wrong-shape/${array}`, { name, wanted, wantedShape, found, foundShape });
 }
 
 function prepare(
@@ -148,12 +149,6 @@ function prepare(
   throw new Failure("data.not-prepared", {});
 }
 
-function streamOf(samples: Samples): ReadableStream<Uint8Array<ArrayBuffer>> {
-  return new ReadableStream({
-    async pull(controller) {
-      const next = await samples.next();
-      if (next.done) controller.close();
-      else controller.enqueue(bytesOf(next.value));
-    },
-  });
+async function* bytesOfAll(samples: Samples): AsyncGenerator<Bytes, void> {
+  for await (const piece of samples) yield bytesOf(piece);
 }

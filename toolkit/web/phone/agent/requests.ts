@@ -1,6 +1,6 @@
 /** Single requests: when one has failed that no longer moves, and how one is ended at once. */
 
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import type { Bytes } from "./storage.js";
 
 /** The coordinator cannot be reached now. */

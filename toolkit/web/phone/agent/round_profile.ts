@@ -5,6 +5,7 @@ import { trainingOf, type Manifest } from "./manifest.js";
 import { thisMachine } from "./membership.js";
 import { memoryBytes } from "./runtime.js";
 import { sha256 } from "./storage.js";
+import { quantile } from "./tensors.js";
 
 const VERSION = 2;
 /** (p90 - p10) / median of times that vary too much to be reliable. */
@@ -62,12 +63,8 @@ interface Duration {
 
 function durationOf(seconds: readonly number[]): Duration {
   const sorted = [...seconds].sort((a, b) => a - b);
-  const at = (share: number): number => {
-    const place = share * (sorted.length - 1);
-    const [below, above] = [sorted[Math.floor(place)]!, sorted[Math.ceil(place)]!];
-    return below + (above - below) * (place % 1);
-  };
-  return { median_s: at(0.5), p10_s: at(0.1), p90_s: at(0.9), runs: sorted.length };
+  const [p10_s, median_s, p90_s] = [quantile(sorted, 0.1), quantile(sorted, 0.5), quantile(sorted, 0.9)];
+  return { median_s, p10_s, p90_s, runs: sorted.length };
 }
 
 /** SHA-256 of all ports and the tensor table, as `structure` of device_agent/formats/bundle.py. */

@@ -2,9 +2,8 @@
 
 import { fetchBundle, type Bundle } from "./bundle.js";
 import { Refusal, type CoordinatorClient, type Work } from "./client.js";
-import { OPERATOR } from "../texts/operator.js";
-import { Failure, problemOf } from "./failure.js";
-import { sentenceOf } from "./faults.js";
+import { ENGLISH_FAULTS, PAUSES } from "../texts/english_faults.js";
+import { Failure, problemOf, sentenceOf } from "./faults.js";
 import { farOff, summaryOf } from "./input_summary.js";
 import { LocalData, type DataRecord } from "./local_data.js";
 import { formOf, MANIFEST } from "./manifest.js";
@@ -90,7 +89,7 @@ export class Rounds {
 
   /** Tells the coordinator why this device stops, without what it quotes of the owner's data. */
   private async tell({ code, fault }: Problem): Promise<void> {
-    const said = sentenceOf(fault, OPERATOR.faults).slice(0, LONGEST_REASON);
+    const said = sentenceOf(fault, ENGLISH_FAULTS).slice(0, LONGEST_REASON);
     const reason = code.startsWith("data.") ? said.replace(QUOTED, "'...'") : said;
     await this.client.stopped({ code, reason, round: this.round });
   }
@@ -204,7 +203,7 @@ export class Rounds {
     await this.client.reportFailure({
       submodel: work.submodel,
       failures: this.failures,
-      reason: sentenceOf(problem.fault, OPERATOR.faults).slice(0, LONGEST_REASON),
+      reason: sentenceOf(problem.fault, ENGLISH_FAULTS).slice(0, LONGEST_REASON),
       round: work.round,
       code: problem.code,
     });
@@ -218,7 +217,7 @@ export class Rounds {
     await this.client.sendTensors(round, update.tensors, update.sha256);
     await this.client.sendUpdate(round, update.record);
     const losses = (await this.values.get<View["losses"]>("losses")) ?? [];
-    const more = [...losses.filter((one) => one.round !== round), { round, loss: update.loss }];
+    const more = [...losses.filter((earlier) => earlier.round !== round), { round, loss: update.loss }];
     await this.values.put({ losses: more });
     this.show({ losses: more, bytesUp: this.client.bytesUp });
   }
@@ -246,7 +245,7 @@ export class Rounds {
     while (this.pause !== null) {
       const reason: PauseReason = this.pause;
       this.show({ stage: "paused", paused: reason, problem: null });
-      await this.client.progress("paused", null, OPERATOR.pauses[reason]);
+      await this.client.progress("paused", null, PAUSES[reason]);
       // The owner may have continued during the request.
       if (this.pause === reason) await this.rest(ROUND_CHECK_MS);
     }

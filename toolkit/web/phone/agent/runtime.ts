@@ -1,7 +1,7 @@
 /** ONNX Runtime, compiled to WebAssembly: sessions that take and give named tensors. */
 
 import * as ort from "onnxruntime-web/wasm";
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import { checkGraph } from "./graph_check.js";
 import type { Port, Signature } from "./manifest.js";
 import type { Bytes } from "./storage.js";
@@ -34,8 +34,9 @@ export function memoryBytes(): number | null {
 export type Graph = ort.InferenceSession;
 export type Feeds = Record<string, ort.Tensor>;
 
-/** Opens a graph of this page's own, to be run as it is written or `optimized` like that of a bundle. */
-export async function openGraph(graph: Bytes, optimized = false): Promise<Graph> {
+/** Opens a graph of this page's own (base64), to be run as it is written or `optimized` like that of a bundle. */
+export async function openGraph(base64: string, optimized = false): Promise<Graph> {
+  const graph = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   return ort.InferenceSession.create(graph, { graphOptimizationLevel: optimized ? "all" : "disabled" });
 }
 

@@ -1,6 +1,6 @@
 /** What the samples of a federation are made of (device_agent/formats/preprocessing.py). */
 
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import type { Dtype, Numbers } from "./tensors.js";
 
 /** Pictures by class. Without numbers, `mean` is 0 and `std` 1. */
@@ -72,9 +72,9 @@ export function readForm(given: Partial<SampleForm>): SampleForm {
   };
   if (preprocessing === null) return form;
   const texts = (list: unknown): boolean =>
-    Array.isArray(list) && list.every((one) => typeof one === "string");
+    Array.isArray(list) && list.every((text) => typeof text === "string");
   const numbers = (list: unknown): boolean =>
-    Array.isArray(list) && list.every((one) => Number.isFinite(one));
+    Array.isArray(list) && list.every((number) => Number.isFinite(number));
   const fits =
     numbers(form.sample_shape) &&
     texts(preprocessing.classes) &&

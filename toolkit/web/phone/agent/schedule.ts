@@ -4,9 +4,8 @@
  * and gives the same update.
  */
 
-import { batches } from "./batching.js";
 import type { Bundle } from "./bundle.js";
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import { sourceOf, type LocalData } from "./local_data.js";
 import {
   trainingOf,
@@ -17,10 +16,11 @@ import {
   type Signature,
   type Train,
 } from "./manifest.js";
+import type { Progress } from "./messages.js";
 import { NumpyRandom, type RandomState } from "./numpy_random.js";
 import { RowFile } from "./row_file.js";
 import { Session } from "./runtime.js";
-import { folderOf, names, remove, sha256, Sealed } from "./storage.js";
+import { folderOf, names, packed, remove, sha256, Sealed, unpacked } from "./storage.js";
 import { readAllTensors, writeTensors, type Tensor, type Tensors } from "./tensors.js";
 
 const FOLDER = "training";
@@ -44,19 +44,22 @@ interface Position {
   dropout: RandomState;
 }
 
-export interface Progress {
-  epoch: number;
-  epochs: number;
-  batch: number;
-  batches: number;
-  loss: number | null;
-  batchSeconds: number | null;
-}
-
 export interface Hooks {
   /** Called before each batch, which waits for it. It ends the training by an error. */
   beforeBatch: () => Promise<void>;
   onProgress: (progress: Progress) => void;
+}
+
+/**
+ * Splits `samples` samples into batches of `size`, shuffled by `order` if it is given. A single
+ * sample that remains at the end joins the batch before it: batch normalisation cannot train on one.
+ */
+function batches(samples: number, size: number, order: NumpyRandom | null): Int32Array[] {
+  const indices = order?.permutation(samples) ?? Int32Array.from({ length: samples }, (_, i) => i);
+  const starts: number[] = [];
+  for (let at = 0; at < samples; at += size) starts.push(at);
+  if (starts.length > 1 && samples - starts[starts.length - 1]! === 1) starts.pop();
+  return starts.map((start, i) => indices.subarray(start, starts[i + 1] ?? samples));
 }
 
 export class ScheduleRun {
@@ -196,7 +199,7 @@ export class ScheduleRun {
   private async initialise({ signature: name, every_round }: Initialise): Promise<void> {
     const signature = this.bundle.manifest.signatures[name]!;
     const wanted = signature.outputs.map((port) => port.state!);
-    if (!every_round && wanted.every((one) => this.personal.has(one))) return;
+    if (!every_round && wanted.every((tensor) => this.personal.has(tensor))) return;
     const session = await this.open(name);
     try {
       const none = new Int32Array();
@@ -204,7 +207,7 @@ export class ScheduleRun {
     } finally {
       await session.close();
     }
-    this.personal = new Map(wanted.map((one) => [one, this.state.get(one)!]));
+    this.personal = new Map(wanted.map((tensor) => [tensor, this.state.get(tensor)!]));
     this.state.clear();
   }
 
@@ -344,9 +347,9 @@ export class ScheduleRun {
   /** Saves a checkpoint. `recording` is the file that is being recorded. */
   private async save(recording: string | null = null): Promise<void> {
     const needed = this.sourcesFrom(this.position.instruction);
-    for (const [name, made] of this.recordings) {
+    for (const [name, recording] of this.recordings) {
       if (needed.has(name)) continue;
-      made.close();
+      recording.close();
       this.recordings.delete(name);
     }
     this.position.recorded = [...this.recordings.keys()];
@@ -360,13 +363,7 @@ export class ScheduleRun {
     const state = recording === null ? this.state : new Map<string, Tensor>();
     for (const [name, tensor] of state) if (!frozen.has(name)) kept.set(STATE + name, tensor);
     for (const [name, tensor] of this.personal) kept.set(PERSONAL + name, tensor);
-    const head = new TextEncoder().encode(JSON.stringify({ key: this.key, position: this.position }));
-    const tensors = writeTensors(kept);
-    const content = new Uint8Array(4 + head.length + tensors.length);
-    new DataView(content.buffer).setUint32(0, head.length);
-    content.set(head, 4);
-    content.set(tensors, 4 + head.length);
-    await this.checkpoint.save(content);
+    await this.checkpoint.save(packed({ key: this.key, position: this.position }, writeTensors(kept)));
     this.savedAt = performance.now();
     // Only now: the checkpoint before this one refers to the recordings that nobody reads any more.
     const copies = [`${CHECKPOINT}.0`, `${CHECKPOINT}.1`];
@@ -377,11 +374,7 @@ export class ScheduleRun {
   private async restore(): Promise<void> {
     const content = await this.checkpoint.load();
     if (content === null) return;
-    const length = new DataView(content.buffer).getUint32(0);
-    const head = JSON.parse(new TextDecoder().decode(content.subarray(4, 4 + length))) as {
-      key: string;
-      position: Position;
-    };
+    const [head, tensors] = unpacked<{ key: string; position: Position }>(content);
     if (head.key !== this.key) return;
     try {
       for (const target of head.position.recorded) await this.reopen(target);
@@ -394,7 +387,7 @@ export class ScheduleRun {
     this.position = head.position;
     this.dropout = NumpyRandom.from(head.position.dropout);
     this.personal = new Map(this.personal);
-    for (const [name, tensor] of readAllTensors(content.slice(4 + length), CHECKPOINT)) {
+    for (const [name, tensor] of readAllTensors(tensors, CHECKPOINT)) {
       if (name.startsWith(STATE)) this.state.set(name.slice(STATE.length), tensor);
       else this.personal.set(name.slice(PERSONAL.length), tensor);
     }
@@ -402,16 +395,16 @@ export class ScheduleRun {
 
   private async reopen(target: string): Promise<void> {
     const { schedule, signatures } = this.bundle.manifest;
-    const made = schedule.find((one) => one.do === "record" && one.target === target) as Record_;
-    const port = signatures[made.signature]!.outputs[0]!;
+    const instruction = schedule.find((one) => one.do === "record" && one.target === target) as Record_;
+    const port = signatures[instruction.signature]!.outputs[0]!;
     const shape = port.shape.slice(1) as number[];
     const rows = this.data.samples;
-    this.recordings.set(target, await RowFile.open(this.folder, target, made.dtype, shape, rows));
+    this.recordings.set(target, await RowFile.open(this.folder, target, instruction.dtype, shape, rows));
   }
 
   /** The data sets that the instruction `from` and later ones read. */
   private sourcesFrom(from: number): Set<string> {
     const rest = this.bundle.manifest.schedule.slice(from);
-    return new Set(rest.flatMap((one) => (one.do === "initialise" ? [] : [one.source])));
+    return new Set(rest.flatMap((instruction) => (instruction.do === "initialise" ? [] : [instruction.source])));
   }
 }

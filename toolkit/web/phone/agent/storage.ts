@@ -6,7 +6,7 @@
  * the newer one is written.
  */
 
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import type { ReadBytes } from "./tensors.js";
 
 export type Bytes = Uint8Array<ArrayBuffer>;
@@ -18,6 +18,20 @@ export async function sha256(bytes: Bytes | Bytes[]): Promise<string> {
 
 function hex(bytes: Bytes): string {
   return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** What `stream` gives, piece by piece. Not every browser can iterate over a stream. */
+export async function* piecesOf(stream: ReadableStream<Bytes>): AsyncGenerator<Bytes, void> {
+  const reader = stream.getReader();
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    await reader.cancel().catch(() => undefined);
+  }
 }
 
 /** How long a file may stay open in a worker that the browser is ending. Chromium ends a long run after 2 s. */
@@ -95,9 +109,9 @@ export async function remove(folder: FileSystemDirectoryHandle, name: string): P
 }
 
 export async function names(folder: FileSystemDirectoryHandle): Promise<string[]> {
-  const found = [];
-  for await (const name of folder.keys()) found.push(name);
-  return found;
+  const names = [];
+  for await (const name of folder.keys()) names.push(name);
+  return names;
 }
 
 /** SHA-256, then the number of the copy (8 bytes), then the content. */
@@ -158,6 +172,26 @@ export class Sealed {
   private copy(serial: bigint): string {
     return `${this.name}.${serial % 2n}`;
   }
+}
+
+/** JSON and bytes as one content: the length of the JSON (4 bytes), the JSON, and `parts`. */
+export function packed(head: object, ...parts: Bytes[]): Bytes {
+  const text = new TextEncoder().encode(JSON.stringify(head));
+  const all = [new Uint8Array(4), text, ...parts];
+  const content = new Uint8Array(all.reduce((size, part) => size + part.length, 0));
+  let at = 0;
+  for (const part of all) {
+    content.set(part, at);
+    at += part.length;
+  }
+  new DataView(content.buffer).setUint32(0, text.length);
+  return content;
+}
+
+/** The JSON of a packed content, and the bytes of all its parts. */
+export function unpacked<T>(content: Bytes): [T, Bytes] {
+  const end = 4 + new DataView(content.buffer).getUint32(0);
+  return [JSON.parse(new TextDecoder().decode(content.subarray(4, end))) as T, content.slice(end)];
 }
 
 const STORE = "values";

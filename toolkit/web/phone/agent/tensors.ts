@@ -1,6 +1,6 @@
 /** Tensors, and the safetensors format in which bundles and updates hold them. */
 
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 
 export type Dtype = "float32" | "int64";
 export type Numbers = Float32Array<ArrayBuffer> | BigInt64Array<ArrayBuffer>;
@@ -19,6 +19,13 @@ const LONGEST_HEADER = 32 << 20;
 
 export function sizeOf(shape: readonly number[]): number {
   return shape.reduce((product, size) => product * size, 1);
+}
+
+/** The number at `share` of sorted numbers; between two numbers, in proportion. */
+export function quantile(sorted: ArrayLike<number>, share: number): number {
+  const index = share * (sorted.length - 1);
+  const [below, above] = [sorted[Math.floor(index)]!, sorted[Math.ceil(index)]!];
+  return below + (above - below) * (index % 1);
 }
 
 export function numbers(dtype: Dtype, bytes: ArrayBuffer): Numbers {
@@ -75,7 +82,7 @@ export function readPlaces(read: ReadBytes, size: number, origin: string): Map<s
 }
 
 function isSizes(value: unknown): value is number[] {
-  return Array.isArray(value) && value.every((one) => Number.isSafeInteger(one) && one >= 0);
+  return Array.isArray(value) && value.every((size) => Number.isSafeInteger(size) && size >= 0);
 }
 
 export function readTensor(read: ReadBytes, place: Place): Tensor {

@@ -1,31 +1,67 @@
-/** Work counts only if the coordinator that this page has joined has signed it, and recently. */
+/**
+ * What a coordinator says counts only if it is signed: what the federation is, with the key of the link; work, with the
+ * key of the coordinator that this page has joined, and recently.
+ */
 
-import type { Work } from "./client.js";
-import { Failure } from "./failure.js";
-import type { SignedInvitation } from "./invitation.js";
+import { Refusal, type CoordinatorClient, type Work } from "./client.js";
+import { Failure } from "./faults.js";
+import type { Invitation } from "./messages.js";
 import type { Bytes, Values } from "./storage.js";
 
+/** The most characters of a line in which a federation describes itself. */
+const LONGEST_LINE = 500;
 const VALID_S = 24 * 3600;
 const WITH_FINGERPRINT = /^(.+)\.([A-Za-z0-9_-]{22})$/;
 
 /** The join token that is sent, and the fingerprint of the coordinator's key behind it. */
 export function splitToken(given: string): [string, string | null] {
-  const found = WITH_FINGERPRINT.exec(given);
-  return found === null ? [given, null] : [found[1]!, found[2]!];
+  const parts = WITH_FINGERPRINT.exec(given);
+  return parts === null ? [given, null] : [parts[1]!, parts[2]!];
 }
 
 /** Checks the key (base64) in the answer to a join. */
 export async function checkKey(key: string, fingerprint: string | null): Promise<void> {
   const digest = await crypto.subtle.digest("SHA-256", decoded(key));
-  const found = btoa(String.fromCharCode(...new Uint8Array(digest, 0, 16)));
-  const shown = found.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  const encoded = btoa(String.fromCharCode(...new Uint8Array(digest, 0, 16)));
+  const shown = encoded.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
   if (key === "" || (fingerprint !== null && fingerprint !== shown)) {
     throw new Failure("trust.other-key", {});
   }
 }
 
+export interface SignedInvitation extends Invitation {
+  key: string;
+  signature: string;
+}
+
+/** The invitation of a join token; null from a coordinator of an earlier version. */
+export async function invited(
+  client: CoordinatorClient,
+  fingerprint: string | null,
+): Promise<Invitation | null> {
+  let signed: SignedInvitation;
+  try {
+    signed = await client.invitation();
+  } catch (error) {
+    if (error instanceof Refusal && error.status === 404) return null;
+    throw error;
+  }
+  await checkInvitation(signed, fingerprint);
+  const line = (given: unknown): string => (typeof given === "string" ? given.slice(0, LONGEST_LINE) : "");
+  const number = (given: unknown): number => (Number.isFinite(given) ? Number(given) : 0);
+  return {
+    title: line(signed.title),
+    purpose: line(signed.purpose),
+    contact: line(signed.contact),
+    rounds: number(signed.rounds),
+    round_s: number(signed.round_s),
+    first_bytes: number(signed.first_bytes),
+    round_bytes: number(signed.round_bytes),
+  };
+}
+
 /** Checks that the key of the link has signed what the federation says of itself. */
-export async function checkInvitation(given: SignedInvitation, fingerprint: string | null): Promise<void> {
+async function checkInvitation(given: SignedInvitation, fingerprint: string | null): Promise<void> {
   await checkKey(given.key, fingerprint);
   const said = [given.title, given.purpose, given.contact];
   const numbers = [given.rounds, Math.trunc(given.round_s), given.first_bytes, given.round_bytes];
@@ -55,7 +91,7 @@ export async function checkWork(work: Work, key: string, values: Values): Promis
 
 function decoded(base64: string): Bytes {
   try {
-    return Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
+    return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   } catch {
     return new Uint8Array();
   }

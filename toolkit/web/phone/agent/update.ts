@@ -2,13 +2,13 @@
 
 import type { Bundle } from "./bundle.js";
 import type { Body } from "./disclosure.js";
-import { Failure } from "./failure.js";
+import { Failure } from "./faults.js";
 import type { InputSummary } from "./input_summary.js";
 import type { LocalData } from "./local_data.js";
 import { uploaded } from "./manifest.js";
 import { profileOf } from "./round_profile.js";
 import type { ScheduleRun } from "./schedule.js";
-import { folderOf, Sealed, sha256, type Bytes } from "./storage.js";
+import { folderOf, packed, Sealed, sha256, unpacked, type Bytes } from "./storage.js";
 import { readAllTensors, writeTensors, type Tensors } from "./tensors.js";
 
 const FOLDER = "results";
@@ -34,7 +34,7 @@ export async function updateOf(
   const entries = uploaded(manifest.tensors);
   const values: Tensors = new Map(entries.map(({ name }) => [name, run.state.get(name)!]));
   for (const [name, { data: numbers }] of values) {
-    if (numbers instanceof Float32Array && !numbers.every((one) => Number.isFinite(one))) {
+    if (numbers instanceof Float32Array && !numbers.every((number) => Number.isFinite(number))) {
       throw new Failure("update.not-finite", { tensor: name });
     }
   }
@@ -42,7 +42,7 @@ export async function updateOf(
   const digest = await sha256(tensors);
   // A server learns nothing about the labels from bundles without a masked loss.
   const masked = manifest.tensors.some((entry) => entry.by_class);
-  const present = [...data.classes(manifest.classes).data].flatMap((one, i) => (one ? [i] : []));
+  const present = [...data.classes(manifest.classes).data].flatMap((occurs, i) => (occurs ? [i] : []));
   const raw = manifest.tensors.filter((entry) => entries.includes(entry));
   const record: Body<"POST /rounds/{round}/update"> = {
     version: VERSION,
@@ -93,13 +93,7 @@ export class Results {
   async keep(update: Update, personal: Tensors): Promise<void> {
     const values = writeTensors(personal);
     const { tensors, ...rest } = update;
-    const head = new TextEncoder().encode(JSON.stringify({ ...rest, personal: values.length }));
-    const content = new Uint8Array(4 + head.length + values.length + tensors.length);
-    new DataView(content.buffer).setUint32(0, head.length);
-    content.set(head, 4);
-    content.set(values, 4 + head.length);
-    content.set(tensors, 4 + head.length + values.length);
-    await this.update.save(content);
+    await this.update.save(packed({ ...rest, personal: values.length }, values, tensors));
     await this.personal.save(values);
   }
 
@@ -117,11 +111,8 @@ export class Results {
   private async read(): Promise<{ update: Update; personal: Bytes } | null> {
     const content = await this.update.load();
     if (content === null) return null;
-    const length = new DataView(content.buffer).getUint32(0);
-    const { personal, ...rest } = JSON.parse(
-      new TextDecoder().decode(content.subarray(4, 4 + length)),
-    ) as Omit<Update, "tensors"> & { personal: number };
-    const values = content.slice(4 + length, 4 + length + personal);
-    return { update: { ...rest, tensors: content.slice(4 + length + personal) }, personal: values };
+    const [head, parts] = unpacked<Omit<Update, "tensors"> & { personal: number }>(content);
+    const { personal, ...rest } = head;
+    return { update: { ...rest, tensors: parts.slice(personal) }, personal: parts.slice(0, personal) };
   }
 }

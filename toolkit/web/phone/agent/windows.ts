@@ -1,6 +1,7 @@
 /** Samples from CSV files of a sensor: windows of lines (device_agent/data/windows.py). */
 
-import { Failure } from "./failure.js";
+import Papa from "papaparse";
+import { Failure } from "./faults.js";
 import { normalise, type OnProgress, type Prepared, type Series } from "./sample_form.js";
 import type { Dtype } from "./tensors.js";
 
@@ -58,8 +59,8 @@ export async function windowsOf(
         taken.forEach((start, sample) => {
           for (let line = 0; line < length; line++) {
             for (let column = 0; column < width; column++) {
-              const place = series.channels === "first" ? column * length + line : line * width + column;
-              piece[sample * sampleSize + place] = numbers[(start + line) * width + column]!;
+              const index = series.channels === "first" ? column * length + line : line * width + column;
+              piece[sample * sampleSize + index] = numbers[(start + line) * width + column]!;
             }
           }
         });
@@ -99,36 +100,53 @@ async function readSeries(
   } catch {
     throw new Failure("data.unreadable-file/csv", { file: file.name });
   }
-  const head = text.slice(0, text.search(/[\r\n]|$/));
-  const bare = head.replace(/"[^"]*"/g, "");
+  text = text.replace(/\r\n?/g, "\n");
+  const bare = text.slice(0, text.search(/\n|$/)).replace(/"[^"]*"/g, "");
   const count = (mark: string): number => bare.split(mark).length;
   const delimiter = DELIMITERS.reduce((best, mark) => (count(mark) > count(best) ? mark : best));
-  const rows = rowsOf(text, delimiter);
-  const names = (rows.next().value?.cells ?? []).map((name) => name.trim().normalize());
-  const places = [...series.columns, series.label].map((name) => {
-    const place = names.indexOf(name.normalize());
-    if (place < 0 || names.lastIndexOf(name.normalize()) !== place) {
-      const several = place < 0 ? "" : "/several";
+  const decimals = new Decimals(delimiter);
+  const numbers: number[] = [];
+  const labels: number[] = [];
+  let indices: number[] | null = null;
+  let line = 1;
+  let counted = 0;
+  Papa.parse<string[]>(text, {
+    delimiter,
+    newline: "\n",
+    skipEmptyLines: true,
+    step: ({ data: row, errors, meta: { cursor } }) => {
+      if (errors.length > 0) throw new Failure("data.unreadable-file/quotation", { file: file.name });
+      if (indices === null) {
+        indices = columnsOf(file, row, series);
+        return;
+      }
+      for (; counted < cursor - 1; counted++) if (text[counted] === "\n") line++;
+      const where = { file: file.name, line };
+      const cells = indices.map((index) => (row[index] ?? "").trim());
+      series.columns.forEach((column, i) => numbers.push(decimals.number(where, column, cells[i]!)));
+      labels.push(labelOf(where, series, cells.at(-1)!, labelType, decimals));
+      if (labels.length % REPORTED === 0) onShare(cursor / text.length);
+    },
+  });
+  if (indices === null) columnsOf(file, [], series);
+  return { numbers: Float64Array.from(numbers), labels };
+}
+
+/** Where the columns of `series` and its label are in the first row of `file`. */
+function columnsOf(file: File, row: readonly string[], series: Series): number[] {
+  const names = row.map((name) => name.trim().normalize());
+  return [...series.columns, series.label].map((name) => {
+    const index = names.indexOf(name.normalize());
+    if (index < 0 || names.lastIndexOf(name.normalize()) !== index) {
+      const several = index < 0 ? "" : "/several";
       throw new Failure(`data.missing-column${several}`, {
         file: file.name,
         column: name,
         columns: names.slice(0, MOST_NAMED),
       });
     }
-    return place;
+    return index;
   });
-  const decimals = new Decimals(delimiter);
-  const numbers: number[] = [];
-  const labels: number[] = [];
-  for (const row of rows) {
-    if (row.quoted) throw new Failure("data.unreadable-file/quotation", { file: file.name });
-    const where = { file: file.name, line: row.line };
-    const cells = places.map((place) => (row.cells[place] ?? "").trim());
-    series.columns.forEach((column, i) => numbers.push(decimals.number(where, column, cells[i]!)));
-    labels.push(labelOf(where, series, cells.at(-1)!, labelType, decimals));
-    if (labels.length % REPORTED === 0) onShare(row.end / text.length);
-  }
-  return { numbers: Float64Array.from(numbers), labels };
 }
 
 /** The numbers of a file. Where no comma separates its columns, they may have decimal commas: all, or none. */
@@ -161,52 +179,10 @@ function labelOf(
 ): number {
   if (classes.length === 0 && labelType !== "int64") return Math.fround(decimals.number(where, label, text));
   const names = classes.map((name) => name.normalize());
-  const found = classes.length > 0 ? names.indexOf(text.normalize()) : /^\d{1,15}$/.test(text) ? Number(text) : -1;
-  if (found >= 0) return found;
+  const number = /^\d{1,15}$/.test(text) ? Number(text) : -1;
+  const index = classes.length > 0 ? names.indexOf(text.normalize()) : number;
+  if (index >= 0) return index;
   const said = { ...where, text: text.slice(0, 40) };
   if (classes.length === 0) throw new Failure("data.unknown-class/number", said);
   throw new Failure("data.unknown-class", { ...said, classes });
-}
-
-interface Row {
-  cells: string[];
-  /** Its last line, from 1. */
-  line: number;
-  /** Where it ends in the text. */
-  end: number;
-  /** Whether a quotation mark in it is not closed. */
-  quoted: boolean;
-}
-
-/** The rows of a CSV text (RFC 4180), without empty lines. */
-function* rowsOf(text: string, delimiter: string): Generator<Row, void> {
-  let cells: string[] = [];
-  let cell = "";
-  /** Where the part of the cell begins that is not in `cell` yet. */
-  let from = 0;
-  let quoted = false;
-  let line = 1;
-  for (let at = 0; at <= text.length; at++) {
-    const mark = at < text.length ? text[at]! : "";
-    const ends = mark === "\n" || (mark === "\r" && text[at + 1] !== "\n");
-    if (mark === '"') {
-      const empty = cell === "" && from === at;
-      if (!quoted && !empty) continue; // within a cell without quotation marks
-      cell += text.slice(from, at);
-      if (!quoted) quoted = true;
-      else if (text[at + 1] === '"') cell += text[at++]!;
-      else quoted = false;
-      from = at + 1;
-    } else if (at === text.length || (!quoted && (mark === delimiter || ends))) {
-      const end = mark === "\n" && text[at - 1] === "\r" ? at - 1 : at;
-      cells.push(cell + text.slice(from, Math.max(from, end)));
-      cell = "";
-      from = at + 1;
-      if (mark !== delimiter) {
-        if (cells.length > 1 || cells[0] !== "" || quoted) yield { cells, line, end: at, quoted };
-        cells = [];
-      }
-    }
-    if (ends) line++;
-  }
 }

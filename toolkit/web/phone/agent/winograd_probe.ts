@@ -33,13 +33,13 @@ interface Choice {
 
 async function measure(): Promise<boolean> {
   const feeds = ones(probe.inputs);
-  const [plain, other] = [await open(probe.graphs.plain), await open(probe.graphs.winograd)];
+  const [plain, other] = [await openGraph(probe.graphs.plain, true), await openGraph(probe.graphs.winograd, true)];
   try {
     const [expected, came] = [await plain.run(feeds), await other.run(feeds)];
     const right = plain.outputNames.every((name) => {
-      const [one, two] = [expected[name]!.data as Float32Array, came[name]!.data as Float32Array];
-      const most = one.reduce((high, value) => Math.max(high, Math.abs(value)), 0);
-      return one.every((value, i) => Math.abs(value - two[i]!) <= CLOSE * most);
+      const [wanted, given] = [expected[name]!.data as Float32Array, came[name]!.data as Float32Array];
+      const most = wanted.reduce((high, value) => Math.max(high, Math.abs(value)), 0);
+      return wanted.every((value, i) => Math.abs(value - given[i]!) <= CLOSE * most);
     });
     let [plainMs, otherMs] = [Infinity, Infinity];
     for (let run = 0; run < RUNS; run++) {
@@ -57,11 +57,4 @@ async function measure(): Promise<boolean> {
     for (let run = 0; run < TOGETHER; run++) await graph.run(feeds);
     return performance.now() - begun;
   }
-}
-
-async function open(base64: string): Promise<Graph> {
-  return openGraph(
-    Uint8Array.from(atob(base64), (sign) => sign.charCodeAt(0)),
-    true,
-  );
 }

@@ -1,15 +1,14 @@
 /** The worker of the page: takes Commands, one after another, and posts Views. */
 
 import { CoordinatorClient } from "./client.js";
-import { Failure, problemOf } from "./failure.js";
+import { Failure, problemOf } from "./faults.js";
 import { importData, removeReplaced, type DataRecord } from "./local_data.js";
-import { invited } from "./invitation.js";
 import { join, type Identity } from "./membership.js";
 import type { Command, View } from "./messages.js";
 import { Rounds, Stopped } from "./rounds.js";
 import { readForm, type Source } from "./sample_form.js";
 import { eraseAll, Values } from "./storage.js";
-import { splitToken } from "./trust.js";
+import { invited, splitToken } from "./trust.js";
 import { Results } from "./update.js";
 
 /** How long another worker may take to end before the page says that it waits. */
@@ -18,6 +17,7 @@ const HELD_MS = 500;
 const EMPTY: View = {
   stage: "starting",
   invitation: null,
+  bareLink: false,
   device: null,
   data: null,
   farOff: null,
@@ -85,6 +85,7 @@ function idle(identity: Identity | null): Partial<View> {
 /** Asks what the link is for, beside everything else: a coordinator that is away holds nothing up. */
 async function look(given: string): Promise<void> {
   const [token, fingerprint] = splitToken(given);
+  show({ bareLink: fingerprint === null });
   try {
     show({ invitation: await invited(client(token), fingerprint) });
   } catch (error) {

@@ -6,13 +6,20 @@ export function element<T extends HTMLElement = HTMLElement>(id: string): T {
 
 /** Shows `text` in the element `id`, which keeps its place. */
 export function write(id: string, text: string): void {
-  const place = element(id);
+  const shown = element(id);
   // Screen readers repeat a text that is set again.
-  if (place.textContent !== text) place.textContent = text;
+  if (shown.textContent !== text) shown.textContent = text;
 }
 
 /** Shows `text` in the element `id`, which is hidden while it has none. */
 export function say(id: string, text: string): void {
   write(id, text);
   element(id).hidden = text === "";
+}
+
+/** An item of a list. */
+export function itemWith(content: string | Node): HTMLElement {
+  const item = document.createElement("li");
+  item.append(content);
+  return item;
 }

@@ -5,7 +5,7 @@ import { Conditions } from "./conditions.js";
 import { element, say } from "./elements.js";
 import { keepCopy, removeCopy } from "./own_copy.js";
 import { draw, drawLeaves, isWorking, offerPause, sayProblem } from "./render.js";
-import { offerSources } from "./sources.js";
+import { offerPicturesAgain, offerSources } from "./sources.js";
 import { missingFeatures } from "./support.js";
 import { TEXTS, translate } from "./words.js";
 
@@ -102,6 +102,7 @@ function start(): void {
   function show(next: View): void {
     const last = view;
     view = next;
+    if (next.dataProblem !== null && last?.dataProblem === null) offerPicturesAgain();
     const left = last !== null && last.device !== null && next.device === null;
     if (left) {
       localStorage.clear();

@@ -1,6 +1,6 @@
 /** The choice of pictures by class: each is looked at, shown small, and can be taken out again. */
 
-import { element, say } from "./elements.js";
+import { element, itemWith, say } from "./elements.js";
 import { TEXTS } from "./words.js";
 
 /** Points of the longer side of a small picture. */
@@ -18,12 +18,20 @@ interface Picture {
 export class PictureChoice {
   private chosen: [string, Picture[]][];
   private looking = 0;
+  /** Whether the pictures are those that were used last. */
+  private used = false;
   private last: Promise<void> = Promise.resolve();
 
   constructor(classes: readonly string[]) {
     this.chosen = classes.map((name) => [name, []]);
-    element("classes").replaceChildren(...classes.map((_, place) => this.fieldOf(place)));
+    element("classes").replaceChildren(...classes.map((_, index) => this.fieldOf(index)));
     this.draw();
+  }
+
+  /** Used pictures are not offered until the choice is another one. */
+  setUsed(used: boolean): void {
+    this.used = used;
+    this.offerUse();
   }
 
   get pictures(): { file: File; label: string }[] {
@@ -31,13 +39,13 @@ export class PictureChoice {
   }
 
   /** The field of a class. What is chosen there is added to what was chosen before. */
-  private fieldOf(place: number): HTMLElement {
+  private fieldOf(index: number): HTMLElement {
     const field = document.createElement("div");
     const label = document.createElement("label");
     const input = document.createElement("input");
     const list = document.createElement("ul");
-    label.htmlFor = input.id = `class-${place}`;
-    list.id = `pictures-${place}`;
+    label.htmlFor = input.id = `class-${index}`;
+    list.id = `pictures-${index}`;
     list.className = "small-pictures";
     Object.assign(input, { type: "file", accept: "image/*", multiple: true });
     input.onchange = () => {
@@ -45,14 +53,14 @@ export class PictureChoice {
       input.value = ""; // so that a file that was taken out can come again
       this.looking++;
       this.offerUse();
-      this.last = this.last.then(() => this.add(place, files));
+      this.last = this.last.then(() => this.add(index, files));
     };
     field.append(label, input, list);
     return field;
   }
 
   /** Looks at one picture after another: only one is in memory as a whole. */
-  private async add(place: number, files: readonly File[]): Promise<void> {
+  private async add(index: number, files: readonly File[]): Promise<void> {
     const unreadable: string[] = [];
     const twice: string[] = [];
     for (const [done, file] of files.entries()) {
@@ -62,7 +70,10 @@ export class PictureChoice {
       else if (this.chosen.some(([, pictures]) => pictures.some(({ hash }) => hash === picture.hash))) {
         URL.revokeObjectURL(picture.small);
         twice.push(file.name);
-      } else this.chosen[place]![1].push(picture);
+      } else {
+        this.chosen[index]![1].push(picture);
+        this.used = false;
+      }
     }
     this.looking--;
     say("looking", "");
@@ -74,50 +85,45 @@ export class PictureChoice {
     this.draw();
   }
 
-  private takeOut(place: number, picture: Picture): void {
+  private takeOut(index: number, picture: Picture): void {
     URL.revokeObjectURL(picture.small);
-    const [, pictures] = this.chosen[place]!;
+    const [, pictures] = this.chosen[index]!;
     pictures.splice(pictures.indexOf(picture), 1);
+    this.used = false;
     this.draw();
-    element(`class-${place}`).focus(); // the button that had the focus is gone
+    element(`class-${index}`).focus(); // the button that had the focus is gone
   }
 
   private draw(): void {
-    for (const [place, [name, pictures]] of this.chosen.entries()) {
-      const field = element(`class-${place}`);
+    for (const [index, [name, pictures]] of this.chosen.entries()) {
+      const field = element(`class-${index}`);
       field.previousElementSibling!.textContent = TEXTS.picturesOf(name, pictures.length);
-      const items = pictures.slice(-MOST_SHOWN).map((picture) => this.itemOf(place, picture));
+      const items = pictures.slice(-MOST_SHOWN).map((picture) => this.itemOf(index, picture));
       if (pictures.length > MOST_SHOWN) items.push(itemWith(TEXTS.more(pictures.length - MOST_SHOWN)));
-      const list = element(`pictures-${place}`);
+      const list = element(`pictures-${index}`);
       list.replaceChildren(...items);
       list.hidden = items.length === 0;
     }
     this.offerUse();
   }
 
-  private itemOf(place: number, picture: Picture): HTMLElement {
+  private itemOf(index: number, picture: Picture): HTMLElement {
     const button = document.createElement("button");
     const image = document.createElement("img");
     button.type = "button";
     button.setAttribute("aria-label", TEXTS.takeOut(picture.file.name));
     Object.assign(image, { src: picture.small, alt: "" });
     button.append(image);
-    button.onclick = () => this.takeOut(place, picture);
+    button.onclick = () => this.takeOut(index, picture);
     return itemWith(button);
   }
 
   private offerUse(): void {
     const count = this.pictures.length;
     const button = element<HTMLButtonElement>("use-pictures");
-    button.disabled = count === 0 || this.looking > 0;
+    button.disabled = count === 0 || this.looking > 0 || this.used;
     button.textContent = TEXTS.usePictures(count);
   }
-}
-
-function itemWith(content: string | Node): HTMLElement {
-  const item = document.createElement("li");
-  item.append(content);
-  return item;
 }
 
 /** null for a file that this browser cannot read as a picture. */

@@ -3,9 +3,12 @@
 import type { PauseReason, Prediction, Problem, Stage, View } from "../agent/messages.js";
 import { sentenceOf } from "../agent/faults.js";
 import { fieldsByLine, type Line } from "../agent/disclosure.js";
-import { element, say, write } from "./elements.js";
+import { element, itemWith, say, write } from "./elements.js";
 import { drawSources } from "./sources.js";
 import { number, percent, TEXTS } from "./words.js";
+
+/** Refusals of a link with which nobody can join. */
+const DEAD_LINKS = ["join.unknown-token", "join.expired-token", "join.operator-token", "join.used-up-token"];
 
 /** What the page knows and the worker does not. */
 export interface Surroundings {
@@ -34,7 +37,8 @@ export function isWorking(stage: Stage): boolean {
 export function draw(view: View, surroundings: Surroundings): void {
   const { stage, device, data } = view;
   const working = isWorking(stage);
-  const mayJoin = (stage === "new" || stage === "joining") && surroundings.canJoin;
+  const canJoin = surroundings.canJoin && !DEAD_LINKS.includes(view.problem?.code ?? "");
+  const mayJoin = (stage === "new" || stage === "joining") && canJoin;
   const screen = working || stage === "finished" ? "work" : device !== null ? "member" : "joining";
   show(screen, {
     joining: mayJoin && surroundings.looked,
@@ -45,6 +49,7 @@ export function draw(view: View, surroundings: Surroundings): void {
     end: device !== null,
   });
   say("status", statusOf(view, surroundings));
+  say("bare-link", view.bareLink ? TEXTS.bareLink : "");
   drawProblem(view);
   drawInvitation(view);
   drawRetry(view);
@@ -123,16 +128,11 @@ export function drawLeaves(): void {
   const fields = fieldsByLine();
   list.dataset.fields = fields.get("")!.join(", ");
   for (const line of Object.keys(TEXTS.leaves) as Line[]) {
-    list.append(itemWith(TEXTS.leaves[line], fields.get(line)!));
+    const item = itemWith(TEXTS.leaves[line]);
+    item.dataset.fields = fields.get(line)!.join(", ");
+    list.append(item);
   }
-  list.append(itemWith(TEXTS.leavesAddress, []));
-}
-
-function itemWith(text: string, fields: readonly string[]): HTMLElement {
-  const item = document.createElement("li");
-  item.textContent = text;
-  item.dataset.fields = fields.join(", ");
-  return item;
+  list.append(itemWith(TEXTS.leavesAddress));
 }
 
 function statusOf(view: View, { wanted, canJoin, hasLeft }: Surroundings): string {
@@ -201,10 +201,10 @@ function drawLosses({ losses }: View): void {
   if (chart.getAttribute("aria-label") === caption) return;
   write("losses", caption);
   chart.setAttribute("aria-label", caption);
-  const most = Math.max(...losses.map((one) => one.loss), Number.MIN_VALUE);
-  const points = losses.map((one) => {
-    const x = 14 + (292 * (one.round - first.round)) / (last.round - first.round);
-    return `${x.toFixed(1)},${(88 - (76 * one.loss) / most).toFixed(1)}`;
+  const most = Math.max(...losses.map(({ loss }) => loss), Number.MIN_VALUE);
+  const points = losses.map(({ round, loss }) => {
+    const x = 14 + (292 * (round - first.round)) / (last.round - first.round);
+    return `${x.toFixed(1)},${(88 - (76 * loss) / most).toFixed(1)}`;
   });
   document.getElementById("curve")!.setAttribute("points", points.join(" "));
 }
@@ -228,8 +228,8 @@ function drawFacts(view: View, batteryUsed: number | null): void {
   ];
   const list = element("facts");
   while (list.children.length < facts.length) list.append(document.createElement("li"));
-  facts.forEach(([text, holds], place) => {
-    const item = list.children[place]!;
+  facts.forEach(([text, holds], index) => {
+    const item = list.children[index]!;
     if (item.textContent !== text) item.textContent = text;
     item.classList.toggle("gone", !holds);
   });

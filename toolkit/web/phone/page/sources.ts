@@ -8,6 +8,11 @@ import { TEXTS } from "./words.js";
 
 let choice: PictureChoice | null = null;
 
+/** Offers the chosen pictures, although they were used before. */
+export function offerPicturesAgain(): void {
+  choice?.setUsed(false);
+}
+
 /** @param use Gets what was chosen, and whether it is added to what the page has. */
 export function offerSources(use: (source: Source, adding: boolean) => void): void {
   const adding = (): boolean => {
@@ -25,8 +30,11 @@ export function offerSources(use: (source: Source, adding: boolean) => void): vo
     if (files.length > 0) use({ kind: "series", files }, adding());
   };
   element("use-pictures").onclick = () => {
-    if (choice !== null) use({ kind: "images", pictures: choice.pictures }, adding());
+    if (choice === null) return;
+    use({ kind: "images", pictures: choice.pictures }, adding());
+    choice.setUsed(true);
   };
+  element("add").onchange = offerPicturesAgain;
   const change = element("change");
   change.onclick = () => change.setAttribute("aria-expanded", `${change.ariaExpanded !== "true"}`);
   change.addEventListener("click", () => showSource(true));

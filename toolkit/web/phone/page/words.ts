@@ -1,8 +1,13 @@
 /** The words in this browser's language, and the page itself in them. */
 
-import { wordsFor } from "../texts/words.js";
+import { ENGLISH, type Words } from "../texts/english.js";
+import { GERMAN } from "../texts/german.js";
 
-export const TEXTS = wordsFor(navigator.languages);
+/** In the first of the owner's languages that the page has; otherwise English. */
+export const TEXTS: Words =
+  navigator.languages
+    .map((wanted) => [ENGLISH, GERMAN].find(({ language }) => wanted.toLowerCase().split("-")[0] === language))
+    .find((words) => words !== undefined) ?? ENGLISH;
 
 /** Writes the words into index.html, which the build has filled in English. */
 export function translate(): void {

@@ -79,6 +79,9 @@ export const ENGLISH = {
   noToken:
     "This device has not joined, and this address is not a whole link. Open the whole link that you " +
     "got from the operator, or scan its code.",
+  bareLink:
+    "This link does not say which key its coordinator has, so this page believes whoever answers. If the operator " +
+    "has sent you a longer link, open that one.",
   left: "You have left. Everything that this page had stored is removed.",
   contact: (contact: string) => `Questions: ${contact}`,
   /** What taking part costs. Minutes and size are those of all rounds. */
@@ -208,7 +211,9 @@ export const ENGLISH = {
     "join.unknown-memory":
       "The browser does not say how much memory this device has, and the coordinator needs it. Try Chrome, or " +
       "tell the operator.",
-    "join.unknown-token": "The coordinator does not know this link. Ask the operator for a new one.",
+    "join.unknown-token":
+      "The coordinator does not know this link. Open the whole link that you got from the operator, or ask for a " +
+      "new one.",
     "join.used-up-token": "All places of this link are taken. Ask the operator for another link.",
     "plan.nothing-fits": "No part of the model is small enough for this device. Tell the operator.",
   },

@@ -1,6 +1,15 @@
-/** Faults in English. An operator reads those that are reported, in English too. */
+/** Faults in English, and what an operator is told of a device: always in English. */
 
 import type { Sentences, Unsafe } from "../agent/faults.js";
+import type { PauseReason } from "../agent/messages.js";
+
+/** Why a training waits, for the operator. */
+export const PAUSES: Record<PauseReason, string> = {
+  owner: "paused by its owner",
+  hidden: "page hidden",
+  unplugged: "not charging",
+  metered: "on metered data",
+};
 
 const UNSAFE: Record<Unsafe, string> = {
   training: "a training of its own",
@@ -48,7 +57,7 @@ export const ENGLISH_FAULTS: Sentences = {
     `${name}: the label ${label} is outside the model's classes 0 to ${highest}.`,
   "data.missing": () => "This page has no data. Choose some.",
   "data.missing-array": ({ file }) =>
-    `${file} must hold the arrays x (samples) and y (labels). Save it with numpy.savez(file, x=x, y=y).`,
+    `${file} must hold the arrays x (examples) and y (labels). Save it with numpy.savez(file, x=x, y=y).`,
   "data.missing-column": ({ file, column, columns }) =>
     `${file} has no column “${column}”. The first line must name the columns; it names ${listed(columns)}.`,
   "data.missing-column/several": ({ file, column, columns }) =>
@@ -61,13 +70,13 @@ export const ENGLISH_FAULTS: Sentences = {
     `${file}, line ${line}: ${column} is “${text}”, but numbers before it have the other decimal mark. Write all ` +
     "numbers of a file with a point, or all with a comma.",
   "data.not-a-sequence": ({ name, sample, ignored }) =>
-    `${name}: with the loss ctc the labels of a sample are its sequence, without 0 (the blank), and then ` +
-    `${ignored} to the end. Sample ${sample} (counted from 0) has other labels.`,
+    `${name}: with the loss ctc the labels of an example are its sequence, without 0 (the blank), and then ` +
+    `${ignored} to the end. Example ${sample} (counted from 0) has other labels.`,
   "data.not-prepared": () => "This federation does not take such files.",
   "data.nothing-new": () => "This page has these files already: nothing was added.",
   "data.number-out-of-range": ({ name, sample }) =>
-    `${name}: sample ${sample} (counted from 0) holds a number that the model cannot take. Correct or ` +
-    "remove the sample.",
+    `${name}: example ${sample} (counted from 0) holds a number that the model cannot take. Correct or ` +
+    "remove the example.",
   "data.other-form": ({ name }) =>
     `${name} has examples of another kind than the ones that this page has. Choose without adding to them.`,
   "data.other-preparation": () =>
@@ -96,7 +105,7 @@ export const ENGLISH_FAULTS: Sentences = {
   "data.wrong-shape/count": ({ name, samples, labels, least }) =>
     samples === labels
       ? `The model needs at least ${least} examples; ${name} has ${samples}.`
-      : `${name} has ${samples} samples and ${labels} labels. It needs as many labels as samples.`,
+      : `${name} has ${samples} examples and ${labels} labels. It needs as many labels as examples.`,
   "data.wrong-shape/x": ({ name, wanted, wantedShape, found, foundShape }) =>
     `${name}: x must be ${wanted} of the shape ${shape(wantedShape)}; it is ${found} of ${shape(foundShape)}.`,
   "data.wrong-shape/y": ({ name, wanted, wantedShape, found, foundShape }) =>

@@ -77,6 +77,9 @@ export const GERMAN: Words = {
   noToken:
     "Dieses Gerät macht noch nicht mit, und diese Adresse ist kein ganzer Link. Öffnen Sie den ganzen Link, den " +
     "Sie vom Betreiber haben, oder scannen Sie seinen Code.",
+  bareLink:
+    "Dieser Link sagt nicht, welchen Schlüssel sein Koordinator hat; deshalb glaubt diese Seite jedem, der antwortet. " +
+    "Wenn Sie vom Betreiber einen längeren Link haben, öffnen Sie den.",
   left: "Sie sind ausgestiegen. Alles, was diese Seite gespeichert hatte, ist gelöscht.",
   contact: (contact) => `Fragen: ${contact}`,
   estimate: (rounds, minutes, size) =>
@@ -214,7 +217,9 @@ export const GERMAN: Words = {
     "join.unknown-memory":
       "Der Browser sagt nicht, wie viel Arbeitsspeicher dieses Gerät hat, und der Koordinator braucht das. " +
       "Versuchen Sie es mit Chrome, oder sagen Sie es dem Betreiber.",
-    "join.unknown-token": "Der Koordinator kennt diesen Link nicht. Bitten Sie den Betreiber um einen neuen.",
+    "join.unknown-token":
+      "Der Koordinator kennt diesen Link nicht. Öffnen Sie den ganzen Link, den Sie vom Betreiber haben, oder bitten " +
+      "Sie um einen neuen.",
     "join.used-up-token": "Alle Plätze dieses Links sind vergeben. Bitten Sie den Betreiber um einen anderen Link.",
     "plan.nothing-fits": "Kein Teil des Modells ist klein genug für dieses Gerät. Sagen Sie es dem Betreiber.",
   },

@@ -1,0 +1,267 @@
+"""Modules of the page beside numpy and the agent: the same numbers of the same files."""
+
+import base64
+import io
+import itertools
+import json
+import random
+import zipfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from google.protobuf.internal import encoder
+
+from device_agent.data.windows import windows_of
+from device_agent.formats.label_rule import LabelRule
+from device_agent.formats.preprocessing import Series
+from page_modules import run_with
+from refusals import refused
+from unsafe_graphs import UNSAFE
+
+pytestmark = pytest.mark.web
+
+HALVES = """
+const [numbers, halves, beyond] = given;
+const read = (path) => new Uint8Array(readFileSync(path)).buffer;
+writeFileSync(`${numbers}.half`, page.toHalf(new Float32Array(read(numbers))));
+writeFileSync(`${halves}.float`, page.fromHalf(new Uint16Array(read(halves))));
+for (const number of new Float32Array(read(beyond))) {
+  try {
+    page.toHalf(Float32Array.of(1, number));
+    throw new Error(`${number} was taken`);
+  } catch (error) {
+    if (error.code !== "update.beyond-float16") throw error;
+  }
+}
+"""
+
+
+def test_float16(tmp_path: Path, seed: int) -> None:
+    """The page rounds to float16 and back as numpy does."""
+    draw = np.random.default_rng(seed)
+    every = np.arange(2**16, dtype=np.uint16)
+    finite = every[np.isfinite(every.view(np.float16))]
+    numbers = finite.view(np.float16).astype(np.float64)
+    # Halfway between each two neighbours, and the float32 numbers on both sides of it.
+    sizes = numbers[: len(numbers) // 2]
+    ties = np.float32((sizes[:-1] + sizes[1:]) / 2)
+    around = [np.nextafter(ties, np.float32(side)) for side in (0, np.inf)]
+    below = np.float32([65519, 65504, 0, -0.0, 1e-45, np.inf, -np.inf, np.nan])
+    any_bits = draw.integers(2**32, size=100_000, dtype=np.uint32).view(np.float32)
+    any_bits = any_bits[~(np.isfinite(any_bits) & (np.abs(any_bits) >= 65520))]
+    given = np.concatenate([np.float32(numbers), ties, -ties, *around, below, any_bits])
+    beyond = np.float32([65520, -65520, 1e5, 3.4e38])
+    for name, array in (("given", given), ("halves", every), ("beyond", beyond)):
+        array.tofile(tmp_path / name)
+    paths = [str(tmp_path / name) for name in ("given", "halves", "beyond")]
+    run_with("half_floats", HALVES, tmp_path, *paths)
+    rounded = np.fromfile(tmp_path / "given.half", np.float16)
+    expected = given.astype(np.float16)
+    np.testing.assert_array_equal(rounded, expected)
+    np.testing.assert_array_equal(np.signbit(rounded), np.signbit(expected))
+    back = np.fromfile(tmp_path / "halves.float", np.float32)
+    np.testing.assert_array_equal(back, every.view(np.float16).astype(np.float32))
+
+
+RANDOM = """
+const drawn = JSON.parse(given[0]).map((entropy) => {
+  const first = new page.NumpyRandom(entropy);
+  const numbers = [...first.permutation(1000), first.integers(2 ** 31 - 1), first.integers(7)];
+  const again = page.NumpyRandom.from(JSON.parse(JSON.stringify(first.save())));
+  return [...numbers, again.integers(2 ** 31 - 1), ...again.permutation(5)];
+});
+console.log(JSON.stringify(drawn));
+"""
+
+
+def test_random_numbers(tmp_path: Path, seed: int) -> None:
+    """The page draws the numbers that numpy draws: the same batches, the same seeds of masks."""
+    draw = random.Random(seed)
+    seeds = [[0, 1], [1, 0], [2**32, 3], [2**40 + 5, 2**31], [1, 2, 3, 4, 5, 6]]
+    seeds += [[draw.randrange(2**53), draw.randrange(100)] for _ in range(50)]
+    drawn = json.loads(run_with("numpy_random", RANDOM, tmp_path, json.dumps(seeds)))
+    for entropy, numbers in zip(seeds, drawn, strict=True):
+        numpys = np.random.default_rng(entropy)
+        expected = [*numpys.permutation(1000), numpys.integers(2**31 - 1), numpys.integers(7)]
+        expected += [numpys.integers(2**31 - 1), *numpys.permutation(5)]
+        assert numbers == [int(number) for number in expected], entropy
+
+
+ARCHIVES = """
+const read = async (path) => {
+  const file = new File([readFileSync(path)], "a.npz");
+  const read = {};
+  for (const [name, { dtype, shape, bytes }] of await page.readNpz(file)) {
+    const pieces = [];
+    for await (const piece of bytes()) pieces.push(piece);
+    read[name] = [dtype, shape, Buffer.concat(pieces).toString("base64")];
+  }
+  return read;
+};
+const outcomes = [];
+for (const path of given) {
+  outcomes.push(await read(path).catch((error) => [error.code, error.fault?.values.file]));
+}
+console.log(JSON.stringify(outcomes));
+"""
+
+
+def archives(folder: Path, *contents: bytes) -> list:
+    """What the page reads of each archive: its arrays, or the code of its refusal."""
+    paths = [folder / f"{number}.npz" for number, _ in enumerate(contents)]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    return json.loads(run_with("npz", ARCHIVES, folder, *map(str, paths)))
+
+
+def test_archives_of_numpy(tmp_path: Path, seed: int) -> None:
+    x = np.random.default_rng(seed).normal(size=(50, 3, 70)).astype(np.float32)
+    y = np.arange(50)
+    saved = []
+    for save in (np.savez, np.savez_compressed):
+        opened = io.BytesIO()
+        save(opened, x=x, y=y, nothing=x[:0])
+        saved.append(opened.getvalue())
+    for arrays in archives(tmp_path, *saved):
+        for name, array in {"x": x, "y": y, "nothing": x[:0]}.items():
+            dtype, shape, content = arrays[name]
+            assert (dtype, tuple(shape)) == (array.dtype.name, array.shape)
+            assert base64.b64decode(content) == array.tobytes()
+
+
+def test_damaged_archives(tmp_path: Path, seed: int) -> None:
+    """Cut at any place, or with another byte in the numbers: the page refuses it by its name."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(50, 70)).astype(np.float32)
+    damaged = [b"", b"no archive"]
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        opened, array = io.BytesIO(), io.BytesIO()
+        np.save(array, x)
+        with zipfile.ZipFile(opened, "w", method) as archive:
+            archive.writestr("x.npy", array.getvalue())
+        content = opened.getvalue()
+        cuts = draw.integers(1, len(content), size=10)
+        damaged += [content[:cut] for cut in (*cuts, len(content) - 1)]
+        for index in draw.integers(400, len(content) // 2, size=10):
+            damaged.append(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
+        # A whole archive of an array that ends too early.
+        with zipfile.ZipFile(opened := io.BytesIO(), "w", method) as archive:
+            archive.writestr("x.npy", array.getvalue()[:-4])
+        damaged.append(opened.getvalue())
+    for number, outcome in enumerate(archives(tmp_path, *damaged)):
+        assert outcome == ["data.unreadable", "a.npz"], number
+
+
+TABLES = """
+const series = JSON.parse(given[0]);
+const outcomes = [];
+for (const path of given.slice(1)) {
+  try {
+    const file = new File([readFileSync(path)], "a.csv");
+    const { y, samples } = await page.windowsOf([file], series, 4, "int64", () => undefined);
+    outcomes.push([[...y].map(Number), [...samples()].flatMap((piece) => [...piece])]);
+  } catch (error) {
+    const { line, text } = error.fault?.values ?? {};
+    outcomes.push([error.code, line ?? null, text ?? null]);
+  }
+}
+console.log(JSON.stringify(outcomes));
+"""
+SERIES = Series(columns=("a", "b"), label="what", classes=("sit", "go, fast"))
+
+
+def tables(folder: Path, *texts: str) -> tuple[list, list[Path]]:
+    """What the page makes of each CSV text: labels and samples, or a code, a line and a cell."""
+    paths = [folder / f"{number}.csv" for number, _ in enumerate(texts)]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text.encode())
+    series = msgspec.json.encode(SERIES).decode()
+    return json.loads(run_with("windows", TABLES, folder, series, *map(str, paths))), paths
+
+
+def test_tables_beside_the_agent(tmp_path: Path, seed: int) -> None:
+    """Quotation marks, empty lines, several delimiters, line ends and decimal signs."""
+    draw = random.Random(seed)
+    texts = []
+    for delimiter, decimal, end in itertools.product(",;\t", ".,", ("\n", "\r\n", "\r")):
+        if delimiter == decimal:
+            continue
+        rows = [["a", '"what"', '"b ""c"""', "b"]]
+        for _ in range(40):
+            one, other = (f"{draw.gauss(0, 9):.4g}".replace(".", decimal) for _ in range(2))
+            label = draw.choice(["sit", '"sit"', '"go, fast"'])
+            rows.append([one, label, f'"{delimiter}""{end}"', f" {other} "])
+            if draw.random() < 0.2:
+                rows.append([""])
+        texts.append(end.join(delimiter.join(row) for row in rows) + end * draw.randrange(3))
+    outcomes, paths = tables(tmp_path, *texts)
+    for (y, x), path in zip(outcomes, paths, strict=True):
+        labels, pieces = windows_of([path], SERIES, (2, 2), LabelRule(None))
+        assert y == labels.tolist()
+        np.testing.assert_array_equal(np.float32(x), np.concatenate([*pieces]).ravel())
+
+
+def test_mistakes_in_tables(tmp_path: Path) -> None:
+    """The line is the last one of the row, as editors count."""
+    head = "a,b,c,what\n"
+    german = "a;b;what\n1,5;2;sit\n"
+    mistakes = {
+        f'{head}\n1,2,"\n",sit\n1,0x1,,sit\n': ["data.not-a-number", 5, "0x1"],
+        f"{head}1,2,,sit\r\n1,2,,sits": ["data.unknown-class", 3, "sits"],
+        f"{head}1,2,,sit\n1,,,sit\n": ["data.not-a-number", 3, ""],
+        f"{german}\n1.5;2;sit\n": ["data.not-a-number", 4, "1.5"],
+        f"{german}1,5;1,2,3;sit": ["data.not-a-number", 3, "1,2,3"],
+        f'{head}1,2,"3,sit\n1,2,3,sit': ["data.unreadable-file", None, None],
+        f'{head}1,2,"3"4,sit\n': ["data.unreadable-file", None, None],
+        "a,what\n1,sit\n": ["data.missing-column", None, None],
+        "": ["data.missing-column", None, None],
+        f"{head}1,2,3,sit\n": ["data.too-few-samples", None, None],
+    }
+    outcomes, paths = tables(tmp_path, *mistakes)
+    for expected, outcome, path in zip(mistakes.values(), outcomes, paths, strict=True):
+        assert outcome == expected
+        with refused(expected[0]):
+            windows_of([path], SERIES, (2, 2), LabelRule(None))
+
+
+GRAPHS = """
+const outcomeOf = (path) => {
+  try {
+    page.checkGraph(new Uint8Array(readFileSync(path)), "train.onnx");
+  } catch (error) {
+    return [error.code, error.fault?.values.found];
+  }
+};
+console.log(JSON.stringify(given.map((path) => outcomeOf(path) ?? null)));
+"""
+NAMES = {
+    "a training of its own": "training",
+    "functions": "functions",
+    "values in another file": "outside",
+    "operators of the domain 'com.evil'": "domain",
+}
+
+
+def test_graphs_that_no_export_makes(tmp_path: Path) -> None:
+    negation = onnx.helper.make_node("Neg", ["x"], ["y"], domain="ai.onnx")
+    plain = onnx.helper.make_model(onnx.helper.make_graph([negation], "g", [], []))
+    whole = plain.SerializeToString()
+    graphs = {"plain": (whole, None), "cut": (whole[:-1], "not-onnx"), "text": (b"no", "not-onnx")}
+    for number, (change, found) in enumerate(UNSAFE):
+        changed = onnx.ModelProto.FromString(whole)
+        change(changed)
+        graphs[f"{number}"] = (changed.SerializeToString(), NAMES[found])
+    nested = b""
+    for field in [7, *[1, 5, 6] * 100][::-1]:
+        nested = bytes([field << 3 | 2]) + encoder._VarintBytes(len(nested)) + nested
+    graphs["nested"] = (nested, "nested")
+    for name, (content, _) in graphs.items():
+        (tmp_path / name).write_bytes(content)
+    outcomes = json.loads(
+        run_with("graph_check", GRAPHS, tmp_path, *(str(tmp_path / name) for name in graphs))
+    )
+    expected = [found and ["bundle.unsafe-graph", found] for _, found in graphs.values()]
+    assert outcomes == expected
