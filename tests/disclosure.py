@@ -31,7 +31,7 @@ class Listener:
 
 def told(page: Any) -> dict[str, str]:
     """The line of the page's list for each field; empty for what the coordinator knows already."""
-    lists = page.locator("#leaves, #leaves li").evaluate_all(
+    lists = page.locator("#leaves, #leaves [data-fields]").evaluate_all(
         "(all) => all.map((one) => [one.matches('li') ? one.textContent : '', one.dataset.fields])"
     )
     return {field: line for line, fields in lists for field in fields.split(", ") if field}

@@ -4,7 +4,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,18 +32,34 @@ from vector_fleet import full_token, running
 PATIENCE_MS = 180_000
 KEEP_VIEWS = """
 const Original = Worker;
+window.views = [];
 window.Worker = class extends Original {
   constructor(...given) {
     super(...given);
     this.addEventListener("message", ({ data }) => {
       window.view = data.view;
+      window.views = [...window.views.slice(-99), data.view];
       window.step = data.view.training?.batchSeconds ?? window.step;
     });
   }
 };
 """
-"""Keeps the last View that the worker has posted, and the time of a step, for tests to read."""
-
+"""Keeps the last Views that the worker has posted, and the time of a step, for tests to read."""
+STORED = """(name) => new Promise((done) => {
+  const opened = indexedDB.open("edgetailor");
+  opened.onsuccess = () => {
+    const wanted = opened.result.transaction("values").objectStore("values").get(name);
+    wanted.onsuccess = () => { opened.result.close(); done(wanted.result); };
+  };
+})"""
+STORE = """(values) => new Promise((done) => {
+  const opened = indexedDB.open("edgetailor");
+  opened.onsuccess = () => {
+    const change = opened.result.transaction("values", "readwrite");
+    for (const name in values) change.objectStore("values").put(values[name], name);
+    change.oncomplete = () => { opened.result.close(); done(); };
+  };
+})"""
 
 SLOW = """
 const post = self.postMessage.bind(self);
@@ -83,16 +99,23 @@ def with_script_before_worker(script: str) -> WebPage:
     return {**page, name: replace(worker, bodies={"identity": body})}
 
 
-HEAD = """
+FLEET = """
 model = "{model}"
 input_shape = {shape}
-rounds = 2
+rounds = {rounds}
 held_out = "held_out.npz"
 port = 0
+{top}
 [training]
-batch_size = 8
-epochs = 2
-momentum = 0.9
+batch_size = {batch_size}
+epochs = {epochs}
+{training}
+"""
+KIND = """
+[[devices]]
+name = "{name}"
+submodel = "{submodel}"
+count = {count}
 """
 
 
@@ -106,12 +129,43 @@ def serving(toml: str, folder: Path, page: WebPage | None = None) -> Iterator[Se
         yield server
 
 
-def images(folder: Path, seed: int, number: int, size: int) -> Path:
-    """A file of `size` pictures, written into `folder`; another one for each `number`."""
+def fleet(
+    folder: Path,
+    *,
+    model: str = "models_for_tests:smooth_cnn",
+    shape: tuple[int, ...] = INPUT_SHAPE,
+    classes: int = CLASSES,
+    kinds: Mapping[str, str] | None = None,
+    count: object = 1,
+    **settings: object,
+) -> tuple[str, Path]:
+    """The file of a federation and its folder, a new one, in which its held-out samples are.
+
+    `count` is the number of devices of each of the `kinds`, which are submodels by name. `settings`
+    are rounds, batch_size, epochs, and lines: of `training`, and at the `top`.
+    """
+    folder.mkdir()
+    samples(folder, 99, 0, 20, shape, classes).rename(folder / "held_out.npz")
+    usual = {"rounds": 2, "batch_size": 8, "epochs": 2, "training": "momentum = 0.9", "top": ""}
+    toml = FLEET.format(model=model, shape=list(shape), **usual | settings)
+    for name, submodel in (kinds or {"phone": "full"}).items():
+        toml += KIND.format(name=name, submodel=submodel, count=count)
+    return toml, folder
+
+
+def samples(
+    folder: Path,
+    seed: int,
+    number: int,
+    size: int,
+    shape: tuple[int, ...] = INPUT_SHAPE,
+    classes: int = CLASSES,
+) -> Path:
+    """A file of `size` samples, written into `folder`; another one for each `number`."""
     draw = np.random.default_rng([seed, number])
-    x = draw.normal(0.2 * number, 1, (size, *INPUT_SHAPE)).astype(np.float32)
+    x = draw.normal(0.2 * number, 1, (size, *shape)).astype(np.float32)
     path = folder / f"data-{number}.npz"
-    np.savez_compressed(path, x=x, y=draw.integers(CLASSES, size=size))
+    np.savez_compressed(path, x=x, y=draw.integers(classes, size=size))
     return path
 
 
@@ -160,14 +214,20 @@ class Phone:
 
     @classmethod
     def opened(
-        cls, browser: Any, server: Server, kind: str, language: str = "en", url: str | None = None
+        cls,
+        browser: Any,
+        server: Server,
+        kind: str,
+        language: str = "en",
+        url: str | None = None,
+        link: str | None = None,
     ) -> "Phone":
-        """A page at `server`, or at the `url` of a proxy before it."""
+        """A page at `server`, or at the `url` of a proxy before it, with the token `link`."""
         context = browser.new_context(ignore_https_errors=True, locale=language)
         page = context.new_page()
         phone = cls(page)
         page.add_init_script(KEEP_VIEWS)
-        page.goto(f"{url or server.url}/join/#{token(server, kind)}")
+        page.goto(f"{url or server.url}/join/#{link or token(server, kind)}")
         return phone
 
     def killed(self) -> None:
@@ -194,12 +254,35 @@ class Phone:
         self.page.get_by_label("Name of this device").fill(name)
         self.page.get_by_role("button", name="Join").click()
 
+    def joined(self, name: str, data: Path) -> "Phone":
+        """Join, and choose the data."""
+        self.join(name)
+        self.wait_for("joined")
+        self.page.get_by_label("Data file").set_input_files(str(data))
+        self.page.locator("#data").get_by_text("examples").wait_for()
+        return self
+
+    def start(self) -> None:
+        self.page.get_by_role("button", name="Start training").click()
+
     def train(self, data: Path, name: str) -> None:
         """Join, choose the data and start, as an owner does."""
         self.join(name)
-        page = self.page
-        page.get_by_label("Data file").set_input_files(str(data))
-        page.get_by_role("button", name="Start training").click()
+        self.page.get_by_label("Data file").set_input_files(str(data))
+        self.start()
+
+    def leave(self) -> None:
+        """Leave and erase, and say yes when the page asks."""
+        leave = {"name": "Leave and erase"}
+        self.page.get_by_role("button", **leave).first.click()
+        self.page.get_by_role("dialog").get_by_role("button", **leave).click()
+
+    def stored(self, name: str) -> Any:
+        """A value that the page has stored."""
+        return self.page.evaluate(STORED, name)
+
+    def store(self, **values: object) -> None:
+        self.page.evaluate(STORE, values)
 
     def wait_for_problem(self, code: str) -> None:
         matches = f"[view?.problem?.code, view?.dataProblem?.code].includes({json.dumps(code)})"

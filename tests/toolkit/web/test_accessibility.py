@@ -2,27 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from phones import Phone
+from phones import Phone, fleet, samples
 
 pytestmark = pytest.mark.web
 
 AXE = Path(__file__).resolve().parents[3] / "toolkit/web/phone/node_modules/axe-core/axe.min.js"
-TOML = """
-model = "toolkit.models:digits_cnn"
-input_shape = [1, 8, 8]
-rounds = 1
-held_out = "held_out.npz"
-port = 0
-[training]
-batch_size = 4
-epochs = 40
-[[devices]]
-name = "phone"
-submodel = "full"
-"""
+DIGITS = {"model": "toolkit.models:digits_cnn", "shape": (1, 8, 8), "classes": 10}
 SAME = {"EdgeTailor", "Pause", "Training"}
 """Words that German shares with English."""
 SIZES = [(320, 640), (360, 740), (1280, 800)]
@@ -42,18 +29,9 @@ def assert_accessible(phone: Phone, view: str) -> None:
             assert wide <= width, f"{where}: {wide} pixels wide"
 
 
-def images(path: Path, size: int) -> Path:
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(size, 1, 8, 8)).astype(np.float32)
-    np.savez(path, x=x, y=draw.integers(10, size=size))
-    return path
-
-
 def test_every_view(browser, serve, tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder / "held_out.npz", 20)
-    with serve(TOML, folder) as server:
+    toml, folder = fleet(tmp_path / "c", **DIGITS, rounds=1, batch_size=4, epochs=40)
+    with serve(toml, folder) as server:
         phone = Phone.opened(browser, server, "phone")
         page = phone.page
         phone.wait_for("new")
@@ -65,9 +43,9 @@ def test_every_view(browser, serve, tmp_path: Path) -> None:
         page.get_by_label("Data file").set_input_files(str(tmp_path / "broken.npz"))
         page.locator("#data-problem").wait_for()
         assert_accessible(phone, "a problem")
-        data = images(tmp_path / "data.npz", 600)
+        data = samples(tmp_path, 0, 0, 600, (1, 8, 8), 10)
         page.get_by_label("Data file").set_input_files(str(data))
-        page.get_by_role("button", name="Start training").click()
+        phone.start()
         phone.wait_for("training")
         page.get_by_role("button", name="Pause").click()
         phone.wait_for("paused")
@@ -80,7 +58,7 @@ def test_every_view(browser, serve, tmp_path: Path) -> None:
         phone.wait_for("finished")
         assert_accessible(phone, "finished")
     without = browser.new_context().new_page()
-    with serve(TOML, folder) as server:
+    with serve(toml, folder) as server:
         without.goto(f"{server.url}/join/")
         without.get_by_text("Open the whole link").wait_for()
         assert_accessible(Phone(without), "no token")
@@ -89,27 +67,20 @@ def test_every_view(browser, serve, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "shape", "data"),
     [
-        ("pictures", [3, 16, 12], 'kind = "images"\nclasses = ["cat", "dog", "owl of the barn"]'),
+        ("pictures", (3, 16, 12), 'kind = "images"\nclasses = ["cat", "dog", "owl of the barn"]'),
         (
             "series_last",
-            [7, 6],
+            (7, 6),
             'kind = "series"\ncolumns = ["ax", "ay", "az", "gx", "gy", "gz"]\nlabel = "activity"\n'
             'classes = ["sitting", "walking", "running"]',
         ),
     ],
 )
 def test_the_fields_for_files(
-    browser, serve, tmp_path: Path, model: str, shape: list[int], data: str
+    browser, serve, tmp_path: Path, model: str, shape: tuple[int, ...], data: str
 ) -> None:
-    folder = tmp_path / "c"
-    folder.mkdir()
-    x = np.zeros((4, *shape), np.float32)
-    np.savez(folder / "held_out.npz", x=x, y=np.array([0, 1, 2, 0]))
-    toml = TOML.replace("toolkit.models:digits_cnn", f"sample_models:{model}")
-    toml = toml.replace("[1, 8, 8]", str(shape)).replace(
-        "[training]", f"[data]\n{data}\n[training]"
-    )
-    with serve(toml, folder) as server:
+    given = {"model": f"sample_models:{model}", "shape": shape, "top": f"[data]\n{data}"}
+    with serve(*fleet(tmp_path / "c", **given, classes=3)) as server:
         phone = Phone.opened(browser, server, "phone")
         phone.join("phone")
         phone.wait_for("joined")
@@ -117,11 +88,8 @@ def test_the_fields_for_files(
 
 
 def test_german(browser, serve, tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder / "held_out.npz", 20)
     every = "[...document.querySelectorAll('[data-text]')].map((place) => place.textContent)"
-    with serve(TOML, folder) as server:
+    with serve(*fleet(tmp_path / "c", **DIGITS)) as server:
         english = Phone.opened(browser, server, "phone", "fr")
         german = Phone.opened(browser, server, "phone", "de-AT")
         german.wait_for("new")

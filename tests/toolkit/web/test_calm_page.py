@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from gate_proxy import gate
-from models_for_tests import INPUT_SHAPE
-from phones import HEAD, KEEP_VIEWS, Phone, images, token, with_timers
+from phones import KEEP_VIEWS, Phone, fleet, samples, token, with_timers
 
 pytestmark = pytest.mark.web
 
@@ -38,15 +37,10 @@ MOST_A_SECOND = 5
 
 def test_a_whole_life(browser, serve, tmp_path: Path, seed: int) -> None:
     """In German, whose lines are the longest."""
-    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
-    toml = toml.replace("rounds = 2", "rounds = 3")
-    toml += '[[devices]]\nname = "phone"\nsubmodel = "full"\n'
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
-    data = images(tmp_path, seed, 0, 600)
+    data = samples(tmp_path, seed, 0, 600)
     shifts, drawn = [], []
-    with serve(toml, folder, page=with_timers(0.2)) as server, gate(server.url) as (url, network):
+    served = serve(*fleet(tmp_path / "c", rounds=3), page=with_timers(0.2))
+    with served as server, gate(server.url) as (url, network):
         context = browser.new_context(viewport={"width": 360, "height": 740}, locale="de")
         page = context.new_page()
         page.add_init_script(KEEP_VIEWS + OBSERVE)

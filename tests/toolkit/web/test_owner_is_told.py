@@ -11,7 +11,9 @@ from phones import (
     KEEP_VIEWS,
     NativeAgent,
     Phone,
+    fleet,
     keep_records,
+    samples,
     token,
     with_script_before_worker,
 )
@@ -19,22 +21,11 @@ from phones import (
 pytestmark = pytest.mark.web
 
 HTML = "<img src=x onerror=\"document.title='run'\"> <b>Ripe</b> or not"
-TOML = f"""
+DIGITS = {"model": "toolkit.models:digits_cnn", "shape": (1, 8, 8), "classes": 10}
+TOLD = f"""
 title = {json.dumps(HTML)}
 purpose = "Tells ripe tomatoes from unripe ones"
 contact = "Ada, ada@example.org"
-model = "toolkit.models:digits_cnn"
-input_shape = [1, 8, 8]
-rounds = 2
-held_out = "held_out.npz"
-port = 0
-[training]
-batch_size = 4
-epochs = 60
-masked = true
-[[devices]]
-name = "phone"
-submodel = "low-rank:0.5"
 """
 LONG_PAUSES = """
 const [post, now] = [self.postMessage.bind(self), performance.now.bind(performance)];
@@ -50,41 +41,14 @@ UPDATE = "POST /rounds/{round}/update"
 PHONE = {"width": 390, "height": 844}
 
 
-def arrays(path: Path, size: int) -> Path:
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(size, 1, 8, 8)).astype(np.float32)
-    np.savez(path, x=x, y=np.arange(size) % 3)
-    return path
-
-
-SERIES = """
-model = "sample_models:series_last"
-input_shape = [7, 6]
-rounds = 1
-held_out = "held_out.npz"
-port = 0
-[training]
-batch_size = 8
-epochs = 1
-[[devices]]
-name = "phone"
-submodel = "full"
-count = 2
-"""
-
-
 def test_a_sensor_in_another_unit(browser, serve, tmp_path: Path, seed: int) -> None:
     """The owner is told, and the update says the same of the inputs as that of an agent."""
-    folder = tmp_path / "c"
-    folder.mkdir()
-    draw = np.random.default_rng(seed)
-    for number, (path, size) in enumerate(
-        [(folder / "held_out.npz", 60), (tmp_path / "a.npz", 50)]
-    ):
-        x = draw.normal(size=(size, 7, 6)).astype(np.float32)
-        x[:, 3] *= 1000**number
-        np.savez(path, x=x, y=draw.integers(3, size=size))
-    with serve(SERIES, folder) as server:
+    given = {"model": "sample_models:series_last", "shape": (7, 6), "classes": 3}
+    with np.load(samples(tmp_path, seed, 0, 50, (7, 6), 3)) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    x[:, 3] *= 1000
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    with serve(*fleet(tmp_path / "c", **given, rounds=1, count=2)) as server:
         records = keep_records(server)
         agent = NativeAgent(server, "phone", tmp_path / "native", tmp_path / "a.npz")
         agent.start()
@@ -105,11 +69,11 @@ def bottom(page, selector: str) -> float:
 
 
 def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    folder.mkdir()
-    arrays(folder / "held_out.npz", 20)
-    data = arrays(tmp_path / "data.npz", 40)
-    with serve(TOML, folder, page=with_script_before_worker(LONG_PAUSES)) as server:
+    data = samples(tmp_path, 0, 0, 40, (1, 8, 8), 3)
+    training = {"batch_size": 4, "epochs": 60, "training": "masked = true"}
+    kinds = {"phone": "low-rank:0.5"}
+    toml = fleet(tmp_path / "c", **DIGITS, **training, kinds=kinds, top=TOLD)
+    with serve(*toml, page=with_script_before_worker(LONG_PAUSES)) as server:
         records = keep_records(server)
         phone = Phone.opened(browser, server, "phone")
         page, listener = phone.page, Listener(phone.page)
@@ -143,24 +107,34 @@ def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
         assert_told(page, listener, "POST /progress", UPDATE, f"{UPDATE} profile")
         assert "your examples" in told(page)[f"{UPDATE} classes"]
         assert [record["classes"] for record in records] == [[0, 1, 2]] * 2
-        page.get_by_role("button", name="Leave and erase").first.click()
-        page.get_by_role("dialog").get_by_role("button", name="Leave and erase").click()
+        phone.leave()
         page.get_by_text("You have left.").wait_for()
         page.locator("#problem").wait_for(state="hidden")
         assert token(server, "phone") not in page.content()
 
 
-def test_words_that_somebody_on_the_way_has_altered(browser, serve, tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    folder.mkdir()
-    arrays(folder / "held_out.npz", 20)
+def test_links_that_are_not_whole(browser, serve, tmp_path: Path) -> None:
+    """One cut within the fingerprint of the coordinator's key, and one cut before it."""
+    with serve(*fleet(tmp_path / "c", **DIGITS)) as server:
+        link = token(server, "phone")
+        cut = Phone.opened(browser, server, "phone", link=link[:-5])
+        cut.wait_for_problem("join.unknown-token")
+        cut.page.get_by_text("Open the whole link that you got from the operator").wait_for()
+        bare = Phone.opened(browser, server, "phone", link=link.rpartition(".")[0])
+        whole = Phone.opened(browser, server, "phone")
+        for phone, warned in ((bare, True), (whole, False)):
+            phone.page.get_by_role("button", name="Join").wait_for()
+            assert phone.page.get_by_text("does not say which key").is_visible() == warned
+        assert not cut.page.get_by_role("button", name="Join").is_visible()
 
+
+def test_words_that_somebody_on_the_way_has_altered(browser, serve, tmp_path: Path) -> None:
     def other(route) -> None:
         response = route.fetch()
         answer = response.json() | {"contact": "eve@example.org"}
         route.fulfill(response=response, body=json.dumps(answer))
 
-    with serve(TOML, folder) as server:
+    with serve(*fleet(tmp_path / "c", **DIGITS, top=TOLD)) as server:
         page = browser.new_context(locale="de").new_page()
         page.add_init_script(KEEP_VIEWS)
         page.route("**/v1/invitation", other)

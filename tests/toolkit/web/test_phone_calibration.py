@@ -8,7 +8,7 @@ import pytest
 from disclosure import Listener, assert_told
 from made_calibration import DEVICE
 from models_for_tests import INPUT_SHAPE, smooth_cnn
-from phones import HEAD, Keeping, Phone, images
+from phones import Keeping, Phone, fleet, samples
 from profiles.cost_model.prediction import TIMED
 from toolkit.coordinator.devices.submodel_assignment import Planner
 from toolkit.coordinator.server import Server
@@ -35,12 +35,8 @@ def test_a_page_gets_what_fits_it(
     browser, serve, tmp_path: Path, seed: int, known: list[Known]
 ) -> None:
     upper = sorted(candidate(one, WEB).memory.upper for one in known)
-    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
-    toml += '[[devices]]\nname = "phone"\nsubmodel = "auto"\n'
+    toml, folder = fleet(tmp_path / "c", kinds={"phone": "auto"})
     toml += f'memory = "{sum(upper) / 2:.0f}B"\n'
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
 
     def plan_with(server: Server, some: list[Known]) -> Keeping:
         server.coordinator.planner = Keeping(Planner(tuple(some)))
@@ -54,7 +50,7 @@ def test_a_page_gets_what_fits_it(
         phone.page.get_by_text("Measuring how fast this device is").wait_for()
         phone.wait_for_problem("plan.nothing-fits")
         kept = plan_with(server, known)
-        phone.train(images(tmp_path, seed, 0, 40), "page")
+        phone.train(samples(tmp_path, seed, 0, 40), "page")
         phone.wait_for("finished")
         assert phone.view()["device"]["submodel"] == "width:0.5"
         assert_told(phone.page, listener, "POST /devices", "POST /devices profile")

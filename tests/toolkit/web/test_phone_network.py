@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from gate_proxy import Gate, gate
-from models_for_tests import INPUT_SHAPE
-from phones import KEEP_VIEWS, Phone, images, keep_updates, token, with_timers
+from phones import KEEP_VIEWS, Phone, fleet, keep_updates, samples, token, with_timers
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.http.server_socket import answer_preparing, bind
@@ -20,20 +19,8 @@ from toolkit.coordinator.server import Server
 
 pytestmark = pytest.mark.web
 
-TOML = """
-model = "models_for_tests:wide_cnn"
-input_shape = {shape}
-rounds = {rounds}
-held_out = "held_out.npz"
-port = 0
-[training]
-batch_size = 8
-epochs = 1
-[[devices]]
-name = "phone"
-submodel = "full"
-"""
-STORED = """async () => ({
+WIDE = {"model": "models_for_tests:wide_cnn", "epochs": 1, "training": ""}
+KEPT = """async () => ({
   caches: await caches.keys(),
   databases: (await indexedDB.databases()).map(({ name }) => name),
   files: await Array.fromAsync((await navigator.storage.getDirectory()).keys()),
@@ -41,17 +28,6 @@ STORED = """async () => ({
   settings: Object.keys(localStorage),
   session: Object.keys(sessionStorage),
 })"""
-OLD = """() => new Promise((done) => {
-  const opened = indexedDB.open("edgetailor");
-  opened.onsuccess = () => {
-    const change = opened.result.transaction("values", "readwrite");
-    const one = { name: "old", probability: 1 };
-    change.objectStore("values").put({ round: 7, before: one, after: one }, "predictions");
-    change.objectStore("values").put([{ round: 7, loss: 1 }], "losses");
-    change.oncomplete = () => { opened.result.close(); done(); };
-  };
-})"""
-"""Stores what an earlier federation has left."""
 
 
 @pytest.fixture
@@ -60,15 +36,10 @@ def network(browser, serve, tmp_path: Path, seed: int):
 
     @contextmanager
     def serving(rounds: int = 1, **options: object) -> Iterator[tuple[Server, Phone, Gate, Path]]:
-        folder = tmp_path / "c"
-        folder.mkdir()
-        images(folder, seed, 99, 20).rename(folder / "held_out.npz")
-        data = images(tmp_path, seed, 0, 16)
-        with (
-            serve(TOML.format(rounds=rounds, shape=list(INPUT_SHAPE)), folder, **options) as server,
-            gate(server.url) as (url, made),
-        ):
-            yield server, Phone.opened(browser, server, "phone", url=url), made, data
+        data = samples(tmp_path, seed, 0, 16)
+        served = serve(*fleet(tmp_path / "c", rounds=rounds, **WIDE), **options)
+        with served as server, gate(server.url) as (url, network):
+            yield server, Phone.opened(browser, server, "phone", url=url), network, data
 
     return serving
 
@@ -79,11 +50,10 @@ def test_a_request_that_stands_still_is_made_again(network) -> None:
         phone.join("phone")
         phone.wait_for("joined")
         phone.page.evaluate("navigator.serviceWorker.ready.then(() => true)")
-        gate.piece = (
-            1000  # 50 kB in a second: the model takes longer than a request may stand still
-        )
+        # 50 kB in a second: the model takes longer than a request may stand still.
+        gate.piece = 1000
         phone.page.get_by_label("Data file").set_input_files(str(data))
-        phone.page.get_by_role("button", name="Start training").click()
+        phone.start()
         phone.wait_for("training")
         assert phone.view()["problem"] is None
         gate.piece, gate.state = None, "still"
@@ -112,12 +82,9 @@ def test_an_upload_that_breaks_off_continues(network) -> None:
 def test_pausing_without_a_network(network, state: str) -> None:
     """Nothing waits for a request that stands still: it would do so for hours here."""
     with network(page=with_timers(1000, longer_than_ms=4000)) as (_, phone, gate, data):
-        phone.join("phone")
-        phone.wait_for("joined")
-        phone.page.get_by_label("Data file").set_input_files(str(data))
-        phone.page.get_by_text("16 examples").wait_for()
+        phone.joined("phone", data)
         gate.state = state
-        phone.page.get_by_role("button", name="Start training").click()
+        phone.start()
         phone.wait_for("waiting")
         phone.page.get_by_role("button", name="Pause").click()
         phone.wait_for("paused")
@@ -130,12 +97,9 @@ def test_pausing_without_a_network(network, state: str) -> None:
 def test_a_coordinator_that_was_away(network, again: str) -> None:
     """Waits take 1, 2 and 4 seconds, and from then on hours here."""
     with network(page=with_timers(1000, longer_than_ms=4000)) as (_, phone, gate, data):
-        phone.join("phone")
-        phone.wait_for("joined")
-        phone.page.get_by_label("Data file").set_input_files(str(data))
-        phone.page.get_by_text("16 examples").wait_for()
+        phone.joined("phone", data)
         gate.state = "refuse"
-        phone.page.get_by_role("button", name="Start training").click()
+        phone.start()
         phone.page.get_by_text("Trying again in 3 s.").wait_for()  # of 4
         phone.wait_until("() => view.problem?.retryAt > Date.now() + 5000")
         gate.state = "open"
@@ -179,16 +143,17 @@ def test_a_proxy_without_its_coordinator(network) -> None:
         phone.wait_for("training")
 
 
-def test_a_coordinator_that_is_starting(browser, tmp_path: Path, seed: int) -> None:
-    images(tmp_path, seed, 99, 20).rename(tmp_path / "held_out.npz")
-    (tmp_path / "f.toml").write_text(TOML.format(rounds=1, shape=list(INPUT_SHAPE)))
-    config, page = load_config(tmp_path / "f.toml"), with_timers(0.05)
-    listening = bind("127.0.0.1", 0, tmp_path / "f.toml")
+def test_a_coordinator_that_is_starting(browser, tmp_path: Path) -> None:
+    toml, folder = fleet(tmp_path / "c", **WIDE)
+    file = folder / "fleet.toml"
+    file.write_text(toml)
+    config, page = load_config(file), with_timers(0.05)
+    listening = bind("127.0.0.1", 0, file)
     opened = browser.new_page()
     opened.add_init_script(KEEP_VIEWS)
     phone = Phone(opened)
     model = federation(config)
-    tokens = Server(config, model, tmp_path / "f.toml")
+    tokens = Server(config, model, file)
     tokens.close()
     with answer_preparing(listening, page=page):
         port = listening.getsockname()[1]
@@ -196,7 +161,7 @@ def test_a_coordinator_that_is_starting(browser, tmp_path: Path, seed: int) -> N
         phone.join("phone")
         phone.wait_for_problem("client.away")
         opened.get_by_text("still preparing the federation").wait_for()
-    server = Server(config, model, tmp_path / "f.toml", page=page, listening=listening)
+    server = Server(config, model, file, page=page, listening=listening)
     thread = threading.Thread(target=server.run)
     thread.start()
     phone.wait_for("joined")
@@ -212,16 +177,19 @@ def test_leaving_erases_everything(network, state: str) -> None:
         phone.train(data, "phone")
         phone.wait_for("training")
         page = phone.page
-        page.evaluate(OLD)
+        earlier = {"name": "old", "probability": 1}
+        phone.store(
+            predictions={"round": 7, "before": earlier, "after": earlier},
+            losses=[{"round": 7, "loss": 1}],
+        )
         phone.wait_until("async () => (await caches.keys()).length > 0")
         page.get_by_label("Pause while this page is hidden").check()
-        before = page.evaluate(STORED)
+        before = page.evaluate(KEPT)
         assert all(before[kind] for kind in before if kind != "session"), before
         gate.state = state
-        page.get_by_role("button", name="Leave and erase").first.click()
-        page.get_by_role("dialog").get_by_role("button", name="Leave and erase").click()
+        phone.leave()
         phone.wait_for("new")
-        nothing = f"async () => Object.values(await ({STORED})()).every((one) => one.length === 0)"
+        nothing = f"async () => Object.values(await ({KEPT})()).every((one) => one.length === 0)"
         phone.wait_until(nothing)
         if state == "still":
             assert phone.view()["problem"]["code"] == "leave.untold"
@@ -234,8 +202,7 @@ def test_leaving_erases_everything(network, state: str) -> None:
         phone.wait_for("joined")
         assert (phone.view()["predictions"], phone.view()["losses"]) == (None, [])
         assert phone.view()["data"] is None
-        page.get_by_role("button", name="Leave and erase").first.click()
-        page.get_by_role("dialog").get_by_role("button", name="Leave and erase").click()
+        phone.leave()
         phone.wait_for("new")
         phone.wait_until(nothing)
         page.reload()

@@ -14,12 +14,12 @@ from dropping_model import SHAPE as DROPPING_SHAPE
 from firefox import firefox
 from models_for_tests import INPUT_SHAPE
 from phones import (
-    HEAD,
     KEEP_VIEWS,
     NativeAgent,
     Phone,
-    images,
+    fleet,
     keep_updates,
+    samples,
     token,
     with_slow_steps,
 )
@@ -36,7 +36,6 @@ KINDS = {
     "personal": "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.001",
     "narrow": "width:0.5",
 }
-KIND = '[[devices]]\nname = "{}"\nsubmodel = "{}"\ncount = 2\n'
 CLOSE = 1e-5
 CLOSE_WITH_ADAM = 1e-3
 """Adam divides by the square root of tiny second moments, and so amplifies rounding."""
@@ -76,14 +75,9 @@ def test_a_tab_that_is_killed_again_and_again(
     browser, serve, tmp_path: Path, seed: int, spec: str
 ) -> None:
     draw = random.Random(seed)
-    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
-    toml = toml.replace("rounds = 2", "rounds = 1").replace("epochs = 2", "epochs = 12")
-    toml += KIND.format("phone", spec)
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
-    data = images(tmp_path, seed, 0, 900)
-    with serve(toml, folder) as server:
+    data = samples(tmp_path, seed, 0, 900)
+    settings = {"kinds": {"phone": spec}, "count": 2, "rounds": 1, "epochs": 12}
+    with serve(*fleet(tmp_path / "c", **settings)) as server:
         sent = keep_updates(server)
         whole = Phone.opened(browser, server, "phone")
         whole.train(data, "whole")
@@ -108,13 +102,9 @@ def test_interruptions_in_long_steps(
 ) -> None:
     """The training goes on by itself each time, without a word about an error."""
     draw = random.Random(seed)
-    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
-    toml = toml.replace("rounds = 2", "rounds = 1") + KIND.format("phone", "full")
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
-    data = images(tmp_path, seed, 0, 32)
-    with serve(toml, folder, page=with_slow_steps(LONG_STEP_MS)) as server:
+    data = samples(tmp_path, seed, 0, 32)
+    toml = fleet(tmp_path / "c", rounds=1, count=2)
+    with serve(*toml, page=with_slow_steps(LONG_STEP_MS)) as server:
         sent = keep_updates(server)
         whole = Phone.opened(browser, server, "phone")
         whole.train(data, "whole")
@@ -133,15 +123,10 @@ def test_interruptions_in_long_steps(
 
 def test_two_tabs_and_the_back_button(browser, serve, tmp_path: Path, seed: int) -> None:
     """One tab trains. Another waits, says so, and goes on when the first one has ended."""
-    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
-    toml = toml.replace("epochs = 2", "epochs = 500").replace("rounds = 2", "rounds = 1")
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
-    with serve(toml + KIND.format("phone", "full"), folder) as server:
+    with serve(*fleet(tmp_path / "c", rounds=1, epochs=500, count=2)) as server:
         first = Phone.opened(browser, server, "phone")
-        first.train(images(tmp_path, seed, 0, 40), "first")
-        Phone.opened(browser, server, "phone").train(images(tmp_path, seed, 1, 40), "other")
+        first.train(samples(tmp_path, seed, 0, 40), "first")
+        Phone.opened(browser, server, "phone").train(samples(tmp_path, seed, 1, 40), "other")
         first.wait_for("training")
         second = first.in_another_tab()
         second.wait_for("held")
@@ -158,15 +143,9 @@ def test_a_tab_that_crashes(browser, serve, tmp_path: Path, seed: int) -> None:
     """The crashed tab stays open. The page goes on in another one."""
     from playwright.sync_api import Error  # only `make test-web` installs it
 
-    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
-    toml = toml.replace("epochs = 2", "epochs = 500").replace("rounds = 2", "rounds = 1")
-    toml += KIND.format("phone", "full").replace("count = 2", "")
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
-    with serve(toml, folder) as server:
+    with serve(*fleet(tmp_path / "c", rounds=1, epochs=500)) as server:
         phone = Phone.opened(browser, server, "phone")
-        phone.train(images(tmp_path, seed, 0, 40), "phone")
+        phone.train(samples(tmp_path, seed, 0, 40), "phone")
         phone.wait_for("training")
         again = phone.page.context.new_page()
         again.add_init_script(KEEP_VIEWS)
@@ -176,14 +155,6 @@ def test_a_tab_that_crashes(browser, serve, tmp_path: Path, seed: int) -> None:
         again.goto(address)
         Phone(again).wait_for("training")
         assert Phone(again).view()["problem"] is None
-
-
-def numbers(folder: Path, seed: int, number: int, shape: tuple[int, ...]) -> Path:
-    draw = np.random.default_rng([seed, number])
-    path = folder / f"numbers-{number}.npz"
-    x = draw.normal(size=(25, *shape)).astype(np.float32)
-    np.savez(path, x=x, y=draw.integers(3, size=25))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -198,12 +169,9 @@ def numbers(folder: Path, seed: int, number: int, shape: tuple[int, ...]) -> Pat
 def test_other_models_beside_a_native_agent(
     browser, serve, tmp_path: Path, seed: int, model: str, shape: tuple[int, ...]
 ) -> None:
-    toml = HEAD.format(model=model, shape=list(shape)) + KIND.format("phone", "full")
-    folder = tmp_path / "c"
-    folder.mkdir()
-    numbers(folder, seed, 99, shape).rename(folder / "held_out.npz")
-    data = numbers(tmp_path, seed, 0, shape)
-    with serve(toml, folder) as server:
+    data = samples(tmp_path, seed, 0, 25, shape, 3)
+    given = {"model": model, "shape": shape, "classes": 3, "count": 2}
+    with serve(*fleet(tmp_path / "c", **given)) as server:
         sent = keep_updates(server)
         agent = NativeAgent(server, "phone", tmp_path / "native", data)
         agent.start()
@@ -217,13 +185,8 @@ def test_other_models_beside_a_native_agent(
 
 @pytest.mark.parametrize("spec", ["full", "slice:residual"])
 def test_firefox_beside_a_native_agent(serve, tmp_path: Path, seed: int, spec: str) -> None:
-    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
-    toml += KIND.format("phone", spec)
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
-    data = images(tmp_path, seed, 0, 40)
-    with serve(toml, folder) as server:
+    data = samples(tmp_path, seed, 0, 40)
+    with serve(*fleet(tmp_path / "c", kinds={"phone": spec}, count=2)) as server:
         sent = keep_updates(server)
         agent = NativeAgent(server, "phone", tmp_path / "native", data)
         agent.start()
@@ -247,14 +210,9 @@ def test_a_browser_that_erased_what_the_page_had_stored(
     browser, serve, tmp_path: Path, seed: int
 ) -> None:
     """The device begins as a new one, and its old place becomes free."""
-    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
-    toml = toml.replace("port = 0", 'port = 0\nmin_devices = 1\nforget_after = "4s"')
-    toml += KIND.format("phone", "full").replace("count = 2", 'count = "any"')
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
-    data = images(tmp_path, seed, 0, 900)
-    with serve(toml.replace("epochs = 2", "epochs = 12"), folder) as server:
+    data = samples(tmp_path, seed, 0, 900)
+    top = 'min_devices = 1\nforget_after = "4s"'
+    with serve(*fleet(tmp_path / "c", epochs=12, count='"any"', top=top)) as server:
         phone = Phone.opened(browser, server, "phone")
         phone.train(data, "first")
         phone.wait_for("training")
@@ -276,13 +234,8 @@ def test_a_browser_that_erased_what_the_page_had_stored(
 def test_every_family_in_one_round_with_native_agents(
     browser, serve, tmp_path: Path, seed: int
 ) -> None:
-    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
-    toml += "".join(KIND.format(*kind) for kind in KINDS.items())
-    folder = tmp_path / "c"
-    folder.mkdir()
-    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
-    data = {kind: images(tmp_path, seed, i, 17 + i) for i, kind in enumerate(KINDS)}
-    with serve(toml, folder) as server:
+    data = {kind: samples(tmp_path, seed, i, 17 + i) for i, kind in enumerate(KINDS)}
+    with serve(*fleet(tmp_path / "c", kinds=KINDS, count=2)) as server:
         sent = keep_updates(server)
         agents = {k: NativeAgent(server, k, tmp_path / f"native-{k}", data[k]) for k in KINDS}
         for agent in agents.values():
