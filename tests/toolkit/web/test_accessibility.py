@@ -22,9 +22,9 @@ def assert_accessible(phone: Phone, view: str) -> None:
             page.set_viewport_size({"width": width, "height": height})
             page.emulate_media(color_scheme=scheme)
             page.evaluate(AXE.read_text())  # not a script of the page, whose policy forbids it
-            found = page.evaluate("axe.run().then((result) => result.violations)")
+            violations = page.evaluate("axe.run().then((result) => result.violations)")
             where = f"{view}, {width} x {height}, {scheme}"
-            assert not found, (where, [(v["id"], v["nodes"][0]["html"]) for v in found])
+            assert not violations, (where, [(v["id"], v["nodes"][0]["html"]) for v in violations])
             wide = page.evaluate("document.scrollingElement.scrollWidth")
             assert wide <= width, f"{where}: {wide} pixels wide"
 
@@ -88,7 +88,7 @@ def test_the_fields_for_files(
 
 
 def test_german(browser, serve, tmp_path: Path) -> None:
-    every = "[...document.querySelectorAll('[data-text]')].map((place) => place.textContent)"
+    every = "[...document.querySelectorAll('[data-text]')].map(({ textContent }) => textContent)"
     with serve(*fleet(tmp_path / "c", **DIGITS)) as server:
         english = Phone.opened(browser, server, "phone", "fr")
         german = Phone.opened(browser, server, "phone", "de-AT")
@@ -97,7 +97,7 @@ def test_german(browser, serve, tmp_path: Path) -> None:
         assert english.page.evaluate("document.documentElement.lang") == "en"
         assert german.page.evaluate("document.documentElement.lang") == "de"
         words = zip(english.page.evaluate(every), german.page.evaluate(every), strict=True)
-        assert {one for one, other in words if one == other} <= SAME
+        assert {word for word, other in words if word == other} <= SAME
         assert_accessible(german, "joining in German")
         german.page.get_by_label("Name dieses Geräts").fill("Gerät")
         german.page.get_by_role("button", name="Mitmachen").click()

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.web
 OBSERVE = """
 window.shifts = [];
 new PerformanceObserver((list) => {
-  for (const one of list.getEntries()) {
-    const where = one.sources.map(({ node }) => node?.id || node?.nodeName);
-    if (!one.hadRecentInput) window.shifts.push([one.value, window.view?.stage, ...where]);
+  for (const shift of list.getEntries()) {
+    const where = shift.sources.map(({ node }) => node?.id || node?.nodeName);
+    if (!shift.hadRecentInput) window.shifts.push([shift.value, window.view?.stage, ...where]);
   }
 }).observe({ type: "layout-shift", buffered: true });
 addEventListener("DOMContentLoaded", () => {
@@ -69,6 +69,6 @@ def test_a_whole_life(browser, serve, tmp_path: Path, seed: int) -> None:
         assert page.evaluate("repeated") == []
     assert sum(value for value, *_ in shifts) < MOST, shifts
     for times in drawn:
-        for place, begun in enumerate(times):
-            assert sum(0 <= one - begun < 1000 for one in times[place:]) <= MOST_A_SECOND
+        for index, begun in enumerate(times):
+            assert sum(0 <= time - begun < 1000 for time in times[index:]) <= MOST_A_SECOND
     assert sum(map(len, drawn)) > 3

@@ -57,10 +57,10 @@ def test_a_sensor_in_another_unit(browser, serve, tmp_path: Path, seed: int) -> 
         phone.page.get_by_text("Check the unit of your data: the values of channel 4").wait_for()
         phone.wait_for("finished")
         agent.finish()
-    (one, other) = (np.array(record["inputs"]["channels"]) for record in records)
-    assert one.shape == (7, 3)
+    (first, second) = (np.array(record["inputs"]["channels"]) for record in records)
+    assert first.shape == (7, 3)
     # The last of two digits may be rounded up or down.
-    np.testing.assert_allclose(one, other, rtol=0.11)
+    np.testing.assert_allclose(first, second, rtol=0.11)
 
 
 def bottom(page, selector: str) -> float:

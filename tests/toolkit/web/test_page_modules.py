@@ -170,19 +170,27 @@ for (const path of given.slice(1)) {
 }
 console.log(JSON.stringify(outcomes));
 """
-SERIES = Series(columns=("a", "b"), label="what", classes=("sit", "go, fast"))
+SERIES = Series(
+    columns=("a", "b"),
+    label="what",
+    classes=("sit", "go, fast"),
+    step=1,
+    mean=(0.5, -1),
+    std=(2, 3),
+)
 
 
-def tables(folder: Path, *texts: str) -> tuple[list, list[Path]]:
+def tables(folder: Path, *texts: str, series: Series = SERIES) -> tuple[list, list[Path]]:
     """What the page makes of each CSV text: labels and samples, or a code, a line and a cell."""
     paths = [folder / f"{number}.csv" for number, _ in enumerate(texts)]
     for path, text in zip(paths, texts, strict=True):
         path.write_bytes(text.encode())
-    series = msgspec.json.encode(SERIES).decode()
-    return json.loads(run_with("windows", TABLES, folder, series, *map(str, paths))), paths
+    given = [msgspec.json.encode(series).decode(), *map(str, paths)]
+    return json.loads(run_with("windows", TABLES, folder, *given)), paths
 
 
-def test_tables_beside_the_agent(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("channels", ["first", "last"])
+def test_tables_beside_the_agent(tmp_path: Path, seed: int, channels: str) -> None:
     """Quotation marks, empty lines, several delimiters, line ends and decimal signs."""
     draw = random.Random(seed)
     texts = []
@@ -191,15 +199,16 @@ def test_tables_beside_the_agent(tmp_path: Path, seed: int) -> None:
             continue
         rows = [["a", '"what"', '"b ""c"""', "b"]]
         for _ in range(40):
-            one, other = (f"{draw.gauss(0, 9):.4g}".replace(".", decimal) for _ in range(2))
+            first, second = (f"{draw.gauss(0, 9):.4g}".replace(".", decimal) for _ in range(2))
             label = draw.choice(["sit", '"sit"', '"go, fast"'])
-            rows.append([one, label, f'"{delimiter}""{end}"', f" {other} "])
+            rows.append([first, label, f'"{delimiter}""{end}"', f" {second} "])
             if draw.random() < 0.2:
                 rows.append([""])
         texts.append(end.join(delimiter.join(row) for row in rows) + end * draw.randrange(3))
-    outcomes, paths = tables(tmp_path, *texts)
+    series = msgspec.structs.replace(SERIES, channels=channels)
+    outcomes, paths = tables(tmp_path, *texts, series=series)
     for (y, x), path in zip(outcomes, paths, strict=True):
-        labels, pieces = windows_of([path], SERIES, (2, 2), LabelRule(None))
+        labels, pieces = windows_of([path], series, (2, 2), LabelRule(None))
         assert y == labels.tolist()
         np.testing.assert_array_equal(np.float32(x), np.concatenate([*pieces]).ravel())
 
@@ -250,10 +259,10 @@ def test_graphs_that_no_export_makes(tmp_path: Path) -> None:
     plain = onnx.helper.make_model(onnx.helper.make_graph([negation], "g", [], []))
     whole = plain.SerializeToString()
     graphs = {"plain": (whole, None), "cut": (whole[:-1], "not-onnx"), "text": (b"no", "not-onnx")}
-    for number, (change, found) in enumerate(UNSAFE):
+    for number, (change, reason) in enumerate(UNSAFE):
         changed = onnx.ModelProto.FromString(whole)
         change(changed)
-        graphs[f"{number}"] = (changed.SerializeToString(), NAMES[found])
+        graphs[f"{number}"] = (changed.SerializeToString(), NAMES[reason])
     nested = b""
     for field in [7, *[1, 5, 6] * 100][::-1]:
         nested = bytes([field << 3 | 2]) + encoder._VarintBytes(len(nested)) + nested
@@ -263,5 +272,5 @@ def test_graphs_that_no_export_makes(tmp_path: Path) -> None:
     outcomes = json.loads(
         run_with("graph_check", GRAPHS, tmp_path, *(str(tmp_path / name) for name in graphs))
     )
-    expected = [found and ["bundle.unsafe-graph", found] for _, found in graphs.values()]
+    expected = [name and ["bundle.unsafe-graph", name] for _, name in graphs.values()]
     assert outcomes == expected

@@ -34,7 +34,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> list[Known]:
 def test_a_page_gets_what_fits_it(
     browser, serve, tmp_path: Path, seed: int, known: list[Known]
 ) -> None:
-    upper = sorted(candidate(one, WEB).memory.upper for one in known)
+    upper = sorted(candidate(submodel, WEB).memory.upper for submodel in known)
     toml, folder = fleet(tmp_path / "c", kinds={"phone": "auto"})
     toml += f'memory = "{sum(upper) / 2:.0f}B"\n'
 
@@ -45,7 +45,7 @@ def test_a_page_gets_what_fits_it(
     with serve(toml, folder) as server:
         phone = Phone.opened(browser, server, "phone")
         listener = Listener(phone.page)
-        nothing = plan_with(server, [one for one in known if one.submodel == "full"])
+        nothing = plan_with(server, [whole for whole in known if whole.submodel == "full"])
         phone.join("page")
         phone.page.get_by_text("Measuring how fast this device is").wait_for()
         phone.wait_for_problem("plan.nothing-fits")

@@ -56,7 +56,7 @@ def test_pictures(browser, serve, tmp_path: Path, seed: int) -> None:
         folder = tmp_path / "pictures" / CLASSES[number % 3]
         folder.mkdir(parents=True, exist_ok=True)
         mode = modes[number % 4]
-        size = tuple(int(one) for one in draw.integers(8, 90, size=2))
+        size = tuple(int(side) for side in draw.integers(8, 90, size=2))
         channels = () if mode in ("L", "P") else (len(mode),)
         values = draw.integers(256, size=(*size, *channels), dtype=np.uint8)
         turned = Image.Exif()
@@ -116,40 +116,39 @@ def test_predictions_of_other_families(
         phone.page.get_by_role("button", name="Use these pictures").click()
         phone.start()
         phone.wait_for("finished")
-        found = phone.view()["predictions"]
+        predictions = phone.view()["predictions"]
     if spec.startswith("slice"):
-        assert found is None
+        assert predictions is None
         return
-    assert found["round"] == 2
-    assert {found["before"]["name"], found["after"]["name"]} <= set(CLASSES)
-    assert 1 / 3 <= found["after"]["probability"] <= 1
+    assert predictions["round"] == 2
+    assert {predictions["before"]["name"], predictions["after"]["name"]} <= set(CLASSES)
+    assert 1 / 3 <= predictions["after"]["probability"] <= 1
 
 
-@pytest.mark.parametrize("channels", ["first", "last"])
-def test_csv_files(browser, serve, tmp_path: Path, seed: int, channels: str) -> None:
+def test_csv_files(browser, serve, tmp_path: Path, seed: int) -> None:
+    """Three files beside an agent. test_page_modules.py compares more of them without a browser."""
     draw = np.random.default_rng(seed)
     (tmp_path / "data").mkdir()
-    for number, delimiter in enumerate(",;\t"):
+    for file, delimiter in enumerate(",;\t"):
         lines = [delimiter.join(["gz", "gy", '"what"', "gx", "az", "ay", "ax"])]
         for label in draw.permutation(["sit", "walk", "run", "walk"]):
             for row in draw.normal(size=(int(draw.integers(5, 20)), 6)):
                 # The second file is that of a German Excel.
-                cells = [f"{one:.5g}".replace(".", ".,."[number]) for one in row]
+                cells = [f"{number:.5g}".replace(".", ".,."[file]) for number in row]
                 lines.append(delimiter.join([*cells[:2], label, *cells[2:]]))
-        ending = ("\n", "\r\n", "\n")[number]
-        text = ending.join(lines) + ending * number
-        (tmp_path / "data" / f"{number}.csv").write_bytes(text.encode("utf-8-sig"))
-    shape = (7, 6) if channels == "last" else (6, 7)
-    data = f'{SERIES}\nchannels = "{channels}"'
-    model = f"sample_models:series_{channels}"
-    with serve(*prepared(tmp_path / "c", data, shape, model=model, count=2)) as server:
+        ending = ("\n", "\r\n", "\n")[file]
+        text = ending.join(lines) + ending * file
+        (tmp_path / "data" / f"{file}.csv").write_bytes(text.encode("utf-8-sig"))
+    given = {"model": "sample_models:series_first", "count": 2}
+    data = f'{SERIES}\nchannels = "first"'
+    with serve(*prepared(tmp_path / "c", data, (6, 7), **given)) as server:
         sent = keep_updates(server)
         agent = NativeAgent(server, "phone", tmp_path / "native", tmp_path / "data")
         agent.start()
         phone = Phone.opened(browser, server, "phone")
         phone.join("phone")
         files = sorted((tmp_path / "data").iterdir(), reverse=True)
-        phone.page.get_by_label("Measurements (CSV)").set_input_files([str(one) for one in files])
+        phone.page.get_by_label("Measurements (CSV)").set_input_files([str(file) for file in files])
         phone.start()
         phone.wait_for("finished")
         agent.finish()
@@ -161,8 +160,8 @@ def test_files_that_cannot_be_used(browser, serve, tmp_path: Path) -> None:
     with serve(*prepared(tmp_path / "c", PICTURES, (3, 16, 12))) as server:
         phone = Phone.opened(browser, server, "phone")
         phone.join("phone")
-        one = picture(tmp_path / "one.png", 1)
-        phone.page.get_by_label("Pictures: dog").set_input_files([one, str(tmp_path / "no.png")])
+        dog = picture(tmp_path / "one.png", 1)
+        phone.page.get_by_label("Pictures: dog").set_input_files([dog, str(tmp_path / "no.png")])
         phone.page.get_by_role("button", name="Use these pictures (1)").click()
         phone.wait_for_problem("data.wrong-shape")
         assert phone.view()["data"] is None
@@ -283,7 +282,7 @@ def assert_progress_is_shown(phone: Phone, folder: Path, head: str, line: str) -
     page.evaluate(WATCH)
     page.get_by_label("Measurements (CSV)").set_input_files(str(folder / "new.csv"))
     page.get_by_text("new.csv: 19998 examples").wait_for()
-    told = [one["preparing"] for one in page.evaluate("window.views") if one["preparing"]]
+    told = [view["preparing"] for view in page.evaluate("window.views") if view["preparing"]]
     shares = [preparing["done"] / preparing["of"] for preparing in told]
     assert shares == sorted(shares)
     assert len({share for share in shares if 0 < share < 1}) > 10

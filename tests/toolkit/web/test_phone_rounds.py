@@ -59,7 +59,7 @@ def assert_close(phone: dict[str, np.ndarray], native: Path, close: float = CLOS
 def assert_profiled(server: Server, name: str, native: Path) -> None:
     """The page's profile of a round is of the same graphs as the native agent's."""
     store = server.coordinator.store
-    (device,) = (one for one in store.registry.devices() if one.name == name)
+    (device,) = (known for known in store.registry.devices() if known.name == name)
     profile = store.profiles(device.id)[-1]
     record, _ = read_update(native)
     assert record.profile is not None
@@ -89,8 +89,8 @@ def test_a_tab_that_is_killed_again_and_again(
             phone.page.wait_for_timeout(draw.uniform(20, LONGEST_MS))
             phone.killed()
             kills += 1
-        for one in (phone, whole):
-            one.wait_for("finished")
+        for page in (phone, whole):
+            page.wait_for("finished")
     assert kills > 3
     for name, value in sent["whole", 1].items():
         np.testing.assert_array_equal(sent["killed", 1][name], value, name)
@@ -115,8 +115,8 @@ def test_interruptions_in_long_steps(
             phone.page.wait_for_timeout(min(draw.expovariate(1 / LONG_STEP_MS), 3 * LONG_STEP_MS))
             assert (phone.view() or {}).get("problem") is None
             end(phone)
-        for one in (phone, whole):
-            one.wait_for("finished")
+        for page in (phone, whole):
+            page.wait_for("finished")
     for name, value in sent["whole", 1].items():
         np.testing.assert_array_equal(sent["slow", 1][name], value, name)
 
@@ -226,7 +226,7 @@ def test_a_browser_that_erased_what_the_page_had_stored(
         again.train(data, "second")
         phone = again
         phone.wait_for("finished")
-        states = {one.name: one.state for one in server.coordinator.status().devices}
+        states = {device.name: device.state for device in server.coordinator.status().devices}
     assert states["first"] == "absent"
     assert states["second"] in ("waiting", "finished")
 

@@ -110,7 +110,7 @@ def test_caching(browser: TestClient) -> None:
 def test_every_answer_has_the_security_headers(browser: TestClient, path: str) -> None:
     answer = get(browser, path, "br")
     assert {key: answer.headers.get(key) for key in SECURITY} == SECURITY
-    policy = dict(one.split(" ", 1) for one in SECURITY["Content-Security-Policy"].split("; "))
+    policy = dict(rule.split(" ", 1) for rule in SECURITY["Content-Security-Policy"].split("; "))
     assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
     assert policy["script-src"] == "'self' 'wasm-unsafe-eval'"
     assert policy["connect-src"] == "'self'"
@@ -218,6 +218,6 @@ def test_a_coordinator_that_is_starting(tmp_path: Path) -> None:
 def test_a_federation_without_phones(tmp_path: Path) -> None:
     config = configured(tmp_path)
     without = config.model_copy(update={"phones": False})
-    for one, status in ((config, 503), (without, 404)):
-        with running(one) as server:
+    for served, status in ((config, 503), (without, 404)):
+        with running(served) as server:
             assert urllib3.request("GET", f"{server.url}/join/", retries=False).status == status

@@ -25,5 +25,5 @@ def test_no_sentence_is_outside_of_the_texts(room: str) -> None:
     for path in files:
         code = COMMENTS.sub("", path.read_text())
         literals = {match[2] for match in LITERAL.finditer(code)}
-        found = {one for one in literals if SENTENCE.search(one)} - NOT_SAID
-        assert not found, f"{path.name}: {found}"
+        sentences = {literal for literal in literals if SENTENCE.search(literal)} - NOT_SAID
+        assert not sentences, f"{path.name}: {sentences}"

@@ -10,7 +10,7 @@ import { folderOf, names, OpenFile, piecesOf, remove, sha256, type Values } from
 import { BYTES, sizeOf, type Dtype, type Tensor } from "./tensors.js";
 
 const FOLDER = "data";
-export const IGNORED = -100n;
+const IGNORED = -100n;
 const LEAST_SAMPLES = 2;
 
 interface Kinds {

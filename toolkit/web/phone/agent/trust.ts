@@ -3,7 +3,7 @@
  * key of the coordinator that this page has joined, and recently.
  */
 
-import { Refusal, type CoordinatorClient, type Work } from "./client.js";
+import type { CoordinatorClient, Work } from "./client.js";
 import { Failure } from "./faults.js";
 import type { Invitation } from "./messages.js";
 import type { Bytes, Values } from "./storage.js";
@@ -34,18 +34,9 @@ export interface SignedInvitation extends Invitation {
   signature: string;
 }
 
-/** The invitation of a join token; null from a coordinator of an earlier version. */
-export async function invited(
-  client: CoordinatorClient,
-  fingerprint: string | null,
-): Promise<Invitation | null> {
-  let signed: SignedInvitation;
-  try {
-    signed = await client.invitation();
-  } catch (error) {
-    if (error instanceof Refusal && error.status === 404) return null;
-    throw error;
-  }
+/** The invitation of a join token, which is the secret of `client`. */
+export async function invited(client: CoordinatorClient, fingerprint: string | null): Promise<Invitation> {
+  const signed = await client.invitation();
   await checkInvitation(signed, fingerprint);
   const line = (given: unknown): string => (typeof given === "string" ? given.slice(0, LONGEST_LINE) : "");
   const number = (given: unknown): number => (Number.isFinite(given) ? Number(given) : 0);
