@@ -78,9 +78,10 @@ def test_nothing_altered_is_trained(phone, path: str, handle, code: str) -> None
     assert not sent
 
 
-def test_a_graph_that_no_export_makes(phone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_no_export_makes(
+    browser, serve, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The coordinator itself has signed it. test_page_modules.py has graphs of other kinds."""
-    page, sent, data = phone
     make = Federation.bundle
 
     def bundle(self: Federation, submodel: str, round_: int) -> dict[str, bytes]:
@@ -98,10 +99,12 @@ def test_a_graph_that_no_export_makes(phone, monkeypatch: pytest.MonkeyPatch) ->
         return files | {"manifest.json": json.dumps(manifest).encode()}
 
     monkeypatch.setattr(Federation, "bundle", bundle)
-    page.train(data, "phone")
-    page.wait_for_problem("bundle.unsafe-graph")
-    page.page.locator("#problem").get_by_text("of the domain 'com.evil', which no").wait_for()
-    assert not sent
+    data = samples(tmp_path, seed, 0, 30, (1, 8, 8), 10)
+    with serve(*fleet(tmp_path / "c", **DIGITS)) as server:
+        page = Phone.opened(browser, server, "phone")
+        page.train(data, "phone")
+        page.wait_for_problem("bundle.unsafe-graph")
+        page.page.locator("#problem").get_by_text("of the domain 'com.evil', which no").wait_for()
 
 
 def test_a_join_that_another_coordinator_answers(phone) -> None:

@@ -165,7 +165,7 @@ def test_files_that_cannot_be_used(browser, serve, tmp_path: Path) -> None:
         phone.page.get_by_role("button", name="Use these pictures (1)").click()
         phone.wait_for_problem("data.wrong-shape")
         assert phone.view()["data"] is None
-        assert phone.page.get_by_role("button", name="Use these pictures (1)").is_enabled()
+        phone.page.get_by_role("button", name="Use these pictures (1)", disabled=False).wait_for()
         assert token(server, "phone") not in phone.page.content()
         assert_arrays_are_checked(phone, tmp_path)
 
