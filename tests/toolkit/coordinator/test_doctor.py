@@ -117,7 +117,7 @@ def test_a_device_that_has_not_joined(fleet: Fleet) -> None:
 
 def test_another_key_of_the_coordinator(fleet: Fleet) -> None:
     server, _ = fleet
-    known = StateFolder(server.config.state.parent / "0").member()
+    known = StateFolder(server.config.state.parent / "1").member()
     assert found(server.url, known, None)["membership"][0] == "PASS"
     moved = msgspec.structs.replace(known, key="A" * 44)
     result, detail = found(server.url, moved, None)["membership"]
