@@ -14,12 +14,12 @@ from device_agent.client.replies import RefusedError
 from device_agent.client.retries import Outage
 from device_agent.federation.default_state import default_state
 from device_agent.federation.device_state import DeviceState
-from device_agent.federation.last_words import BY_OWNER, last_words, without_folders
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
 from device_agent.federation.round_log import NOT_KEPT, kept_log
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.start_checks import check_start
+from device_agent.federation.stop_report import BY_OWNER, stop_report, without_folders
 from device_agent.federation.training_attempts import (
     MAX_FAILURES,
     Attempts,
@@ -110,9 +110,9 @@ def run(
         try:
             sent = rounds.all_rounds()
         except BaseException as error:
-            if (words := last_words(error, rounds.current)) is not None:
+            if (report := stop_report(error, rounds.current)) is not None:
                 # Its owner waits for the end.
-                client.stopped(words, again=words.code != BY_OWNER)
+                client.stopped(report, again=report.code != BY_OWNER)
             raise
     if not sent and rounds.failed is not None:
         raise _nothing_sent(rounds.failed)

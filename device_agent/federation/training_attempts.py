@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from device_agent.federation.last_words import reported
+from device_agent.federation.stop_report import reported
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Struct, encode
 from device_agent.formats.protocol import DIVERGED, SubmodelFailure

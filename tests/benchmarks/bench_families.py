@@ -20,8 +20,9 @@ import torch
 from tensorly.decomposition import parafac
 from torch import Tensor
 
-from toolkit.factorization.decompose_weights import als, compose, cp_rank, leading_vectors, unroll
+from toolkit.factorization.cp_decomposition import als, compose, cp_rank, leading_vectors
 from toolkit.factorization.factorizer import Factorizer
+from toolkit.factorization.truncated_svd import unroll
 
 RESNET34 = [(128, 256), *[(256, 256)] * 11, (256, 512), *[(512, 512)] * 5]
 """Input and output channels of layer3's and layer4's 3 x 3 convolutions."""

@@ -27,7 +27,7 @@ from edgetailor import TrainingConfig
 from models_for_tests import INPUT_SHAPE
 from refusals import refused
 from toolkit.aggregation.federation import Federation
-from toolkit.coordinator.site import SITE, SiteModel
+from toolkit.coordinator.flower_site import SITE, SiteModel
 from toolkit.flower.client_app import app
 from toolkit.flower.dense_rounds import DenseRounds
 from toolkit.flower.masks import USERS, draw_masks

@@ -56,7 +56,7 @@ def list_profiles(context: click.Context, _: click.Parameter, asked: bool) -> No
     """Print the built-in profiles and exit."""
     if not asked:
         return
-    from toolkit.planning.profile_list import profiles_as_json, show_profiles
+    from toolkit.planning.built_in_profiles import profiles_as_json, show_profiles
 
     if context.meta[LIST_AS_JSON]:
         click.echo(json.dumps(profiles_as_json(), indent=1))

@@ -29,8 +29,8 @@ from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.membership import Membership
 from toolkit.coordinator.refusals import RefusalError
-from toolkit.coordinator.rounds.asking_again import AskingAgain
 from toolkit.coordinator.rounds.falling_quality import falling
+from toolkit.coordinator.rounds.poll_interval import PollInterval
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
@@ -54,14 +54,14 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
     """One federation: the work of its devices, and its status.
 
     Attributes:
-        asking_again: Says when a waiting device asks again.
+        poll_interval: Says when a waiting device asks again.
     """
 
-    asking_again: AskingAgain = field(init=False, repr=False)
+    poll_interval: PollInterval = field(init=False, repr=False)
     _offers: dict[str, _Offer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.asking_again = AskingAgain(self.clock)
+        self.poll_interval = PollInterval(self.clock)
 
     def work(self, device: Device) -> Work:
         """What `device` should do now."""
@@ -119,7 +119,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
             round=self.rounds.round,
             joined=joined,
             expected=expected,
-            ask_again_s=self.asking_again.seconds(self.rounds) if task == "wait" else 0,
+            ask_again_s=self.poll_interval.seconds(self.rounds) if task == "wait" else 0,
         )
 
     def file(self, device: Device, sha256: str) -> tuple[Path, int]:

@@ -26,10 +26,10 @@ from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.round_aggregation import Model, RoundAggregation
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.upload_validation import is_finite
-from toolkit.coordinator.spoilt_model import go_back, is_spoilt
 from toolkit.coordinator.storage.device_registry import hashed, label
 from toolkit.coordinator.storage.published_files import publish
 from toolkit.coordinator.storage.recoverable import MODEL
+from toolkit.coordinator.untrainable_model import go_back, is_spoilt
 
 logger = logging.getLogger(__name__)
 

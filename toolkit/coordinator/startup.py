@@ -60,8 +60,8 @@ def serve(config_path: Path, read_all: bool = False, new_key: bool = False) -> N
             with _uninterrupted():
                 from toolkit.coordinator.devices.submodel_assignment import make_planner
                 from toolkit.coordinator.federation_setup import federation
+                from toolkit.coordinator.flower_site import SITE, SiteModel
                 from toolkit.coordinator.server import Server
-                from toolkit.coordinator.site import SITE, SiteModel
 
             model = federation(config, _log_stage)
             site = SiteModel(model, config.state / SITE) if config.site else None

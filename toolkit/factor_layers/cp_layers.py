@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from toolkit.factorization.decompose_weights import compose
+from toolkit.factorization.cp_decomposition import compose
 from toolkit.submodels.weighted_layers import Convolution, copy_settings, replace_module
 
 

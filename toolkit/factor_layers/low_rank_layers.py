@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from toolkit.factorization.decompose_weights import unroll
 from toolkit.factorization.factorizer import Factorizer
+from toolkit.factorization.truncated_svd import unroll
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.weighted_layers import Convolution, copy_settings
 

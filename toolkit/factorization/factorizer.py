@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from toolkit.factorization.decompose_weights import truncated_svd
 from toolkit.factorization.subspace_iteration import leading_components
+from toolkit.factorization.truncated_svd import truncated_svd
 
 RANK_SHARES = (1 / 6, 1 / 3)
 """The ranks that are computed, as shares of the columns.

@@ -19,7 +19,7 @@ from exporters.recording.capture import record
 from exporters.recording.captured import Captured
 from profiles.errors import SpecError
 from toolkit.factor_layers.cp_layers import with_cp_factors
-from toolkit.factorization.decompose_weights import compose, cp_decompose, cp_rank, cp_refit
+from toolkit.factorization.cp_decomposition import compose, cp_decompose, cp_rank, cp_refit
 from toolkit.families import forms
 from toolkit.personal.bilevel_training import BiLevelSettings, bilevel_submodel
 from toolkit.personal.tensorized_model import Tensorized, factor_name

@@ -17,7 +17,7 @@ from flwr.clientapp.mod import LocalDpMod
 from safetensors.numpy import load, save
 
 from profiles.errors import ClientError
-from toolkit.coordinator.site import GLOBAL, SITE, SiteTask, give_task, partial_for
+from toolkit.coordinator.flower_site import GLOBAL, SITE, SiteTask, give_task, partial_for
 from toolkit.flower.masks import use_own_masks
 from toolkit.flower.settings import Settings, read_settings
 from toolkit.flower.strategy import PARTIAL, TASK

@@ -12,7 +12,7 @@ from torch import Tensor
 from device_agent.formats.manifest import TensorEntry
 from exporters.programs.program import Tensors
 from exporters.recording.captured import Captured
-from toolkit.factorization.decompose_weights import compose, products_by_mode
+from toolkit.factorization.cp_decomposition import compose, products_by_mode
 from toolkit.submodels.submodel import dense_tensor_entries
 
 

@@ -14,8 +14,8 @@ from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.rounds.round_state import fewest_updates
 from toolkit.planning.plan import find_workloads
 from toolkit.planning.submodel_workloads import Workloads
-from toolkit.simulation.clock import Clock, simulated_device
 from toolkit.simulation.partition import Parts
+from toolkit.simulation.simulated_time import Clock, simulated_device
 from toolkit.simulation.simulation_config import SimulationConfig
 
 Chosen = Sequence[tuple[int, str]]

@@ -15,7 +15,7 @@ from toolkit.coordinator.federation_config import (
     load_settings,
 )
 from toolkit.coordinator.simulation_table import SimulationTable
-from toolkit.simulation.clock import simulated_device
+from toolkit.simulation.simulated_time import simulated_device
 
 
 class SimulationConfig(FederationConfig):

@@ -11,7 +11,7 @@ from refusals import refused
 from toolkit.aggregation.aggregate import Aggregation, Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.submodel_strength import strength
-from toolkit.factorization.decompose_weights import cp_decompose
+from toolkit.factorization.cp_decomposition import cp_decompose
 from toolkit.submodels.global_model import GlobalModel
 from updates import (
     OLD,

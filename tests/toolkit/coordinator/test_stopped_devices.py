@@ -15,9 +15,9 @@ from commands import command, environment, run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
 from device_agent.federation.fleet_status import lines
-from device_agent.federation.last_words import last_words, without_folders
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
+from device_agent.federation.stop_report import stop_report, without_folders
 from device_agent.formats.protocol import DeviceStatus, Stopped, SubmodelFailure
 from profiles.errors import BundleError, DataError, StorageError
 from toolkit.coordinator.server import Server
@@ -170,7 +170,7 @@ def test_what_run_refuses_at_its_start_is_told(tmp_path: Path) -> None:
 
 
 def test_no_folder_leaves_the_device() -> None:
-    assert last_words(DataError("x" * 9999, code="data.x"), 3) == Stopped(
+    assert stop_report(DataError("x" * 9999, code="data.x"), 3) == Stopped(
         code="data.x", reason="x" * 500, round=3
     )
     for text, plain in {

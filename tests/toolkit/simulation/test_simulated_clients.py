@@ -25,7 +25,7 @@ from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan, State
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_setup import federation
-from toolkit.factorization import decompose_weights
+from toolkit.factorization import cp_decomposition
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import Simulation, prepare, simulate
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
@@ -129,8 +129,8 @@ def test_agents_on_exported_bundles(
 ) -> None:
     # ALS ends below a threshold of its gain, where rounding decides about another sweep. Late
     # sweeps of collinear components amplify rounding.
-    monkeypatch.setattr(decompose_weights, "LEAST_GAIN", -math.inf)
-    monkeypatch.setattr(decompose_weights, "FIRST_SWEEPS", 3)
+    monkeypatch.setattr(cp_decomposition, "LEAST_GAIN", -math.inf)
+    monkeypatch.setattr(cp_decomposition, "FIRST_SWEEPS", 3)
     file = configured(tmp_path, specs, seed)
     config = load_simulation(file)
     simulation = prepare(config, RunFolder(tmp_path / "other"))

@@ -15,9 +15,9 @@ from refusals import refused
 from toolkit.coordinator.rounds.round_state import Rounds, fewest_updates
 from toolkit.planning.submodel_workloads import Known, Workloads
 from toolkit.simulation.attendance import Attendance, taken
-from toolkit.simulation.clock import simulated_device
 from toolkit.simulation.results import RoundResult, read_run
 from toolkit.simulation.simulate import simulate
+from toolkit.simulation.simulated_time import simulated_device
 from toolkit.simulation.simulation_config import load_simulation
 from toolkit.simulation.torch_executor import TorchExecutor, TorchSession
 from toolkit.submodels.model_loading import load_global

@@ -18,7 +18,7 @@ _DRAWS = random.Random()
 """A generator of its own: a model whose recording sees Python's own one move would be refused."""
 
 
-class AskingAgain:
+class PollInterval:
     """Says after how many seconds a device asks again. `clock` gives seconds and never jumps."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -1,10 +1,12 @@
-"""Factorizing weights: truncated SVD (FedHM) and CP decomposition (TDPFed)."""
+"""CP decomposition of a weight by alternating least squares (TDPFed)."""
 
 import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+
+from toolkit.factorization.truncated_svd import truncated_svd
 
 FIRST_SWEEPS = 100
 """ALS sweeps for a tensor that has no factors yet."""
@@ -17,28 +19,6 @@ LEAST_GAIN = 1e-5
 
 RIDGE = 1e-9
 """Ridge added to the Gram matrices of ALS, relative to their mean diagonal."""
-
-
-def unroll(weight: Tensor) -> Tensor:
-    """The matrix that FedHM factorizes in place of a weight.
-
-    (n, m, kh, kw) becomes (m * kh, n * kw), (n, m, k) becomes (m * k, n), (n, m) becomes (m, n).
-    """
-    if weight.dim() == 2:
-        return weight.T
-    outputs, inputs, rows, *columns = weight.shape
-    moved = weight.movedim(0, 2)
-    return moved.reshape(inputs * rows, outputs * math.prod(columns))
-
-
-def truncated_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """U (m, rank) and V (n, rank) such that U V^T approximates `matrix` (m, n) best.
-
-    Spectral initialisation: both sides are scaled by the square root of the singular values.
-    """
-    u, s, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
-    root = s[:rank].sqrt()
-    return (u[:, :rank] * root).float(), (vh[:rank].T * root).float()
 
 
 def cp_rank(shape: Sequence[int], rate: float) -> int:

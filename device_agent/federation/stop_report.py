@@ -20,7 +20,7 @@ _OF_DATA = re.compile(r"\{(?:number|label)(?:![rs])?(?::[^{}]*)?\}")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
-def last_words(error: BaseException, round_: int) -> Stopped | None:
+def stop_report(error: BaseException, round_: int) -> Stopped | None:
     """What to tell about the `error` that ends the agent in `round_`; None if nothing is to tell.
 
     A coordinator that does not know the device any more does not wait for it.

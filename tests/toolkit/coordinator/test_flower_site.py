@@ -12,7 +12,7 @@ from models_for_tests import INPUT_SHAPE
 from refusals import refused
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import decode_partial
-from toolkit.coordinator.site import SiteModel, SiteTask, give_task, partial_for
+from toolkit.coordinator.flower_site import SiteModel, SiteTask, give_task, partial_for
 from updates import drawn_updates
 
 SPECS = ("full", "low-rank:0.5", "slice:residual")

@@ -11,11 +11,11 @@ from device_agent.federation import round_loop
 from device_agent.federation.membership import join
 from device_agent.federation.polling import LONGEST_ASKED_S, Polling, jittered
 from device_agent.federation.run_options import RunOptions
-from toolkit.coordinator.rounds.asking_again import (
+from toolkit.coordinator.rounds.poll_interval import (
     JITTER,
     LONGEST_S,
     REQUESTS_PER_S,
-    AskingAgain,
+    PollInterval,
 )
 from toolkit.coordinator.rounds.round_state import Rounds
 from vector_fleet import configured, running, token
@@ -38,7 +38,7 @@ def waiting(devices: int) -> Rounds:
 def test_a_fleet_asks_rarely_and_learns_of_a_round_soon(devices: int, opens: float) -> None:
     """Every device asks again as it is told, with the agent's jitter, until the round opens."""
     now = 0.0
-    asking, rounds = AskingAgain(lambda: now), waiting(devices)
+    asking, rounds = PollInterval(lambda: now), waiting(devices)
     due, asked, heard = [(0.0, number) for number in range(devices)], [], []
     while due:
         now, number = heapq.heappop(due)
@@ -58,7 +58,7 @@ def test_a_fleet_asks_rarely_and_learns_of_a_round_soon(devices: int, opens: flo
 
 def test_waits_grow_with_the_time_that_nothing_happens_and_begin_again() -> None:
     clock = iter((0.0, 0.0, 10.0, 50.0, 5000.0, 5000.1))
-    asking, rounds = AskingAgain(lambda: next(clock)), waiting(3)
+    asking, rounds = PollInterval(lambda: next(clock)), waiting(3)
     for wait in (0.25, 1, 5, LONGEST_S):
         assert wait * (1 - JITTER) <= asking.seconds(rounds) <= wait
     rounds.take("device-3", 1, "bundle", "update")
@@ -77,7 +77,7 @@ def test_the_agent_asks_when_the_coordinator_says(
             raise KeyboardInterrupt
 
     with running(configured(tmp_path / "c")) as server:
-        monkeypatch.setattr(server.coordinator.asking_again, "seconds", lambda rounds: 7.0)
+        monkeypatch.setattr(server.coordinator.poll_interval, "seconds", lambda rounds: 7.0)
         join(server.url, token(server.config, "desktop"), "desk", tmp_path / "a")
         data = str(server.config.held_out)
         with pytest.raises(KeyboardInterrupt):
@@ -100,6 +100,6 @@ def test_what_an_agent_makes_of_the_time_asked_for(asked: float, waits: list[flo
 def test_polls_do_not_move_the_generator_that_recordings_watch() -> None:
     """A recording in another thread would take it for a draw of the model, and refuse the model."""
     before = random.getstate()
-    AskingAgain(lambda: 0.0).seconds(waiting(3))
+    PollInterval(lambda: 0.0).seconds(waiting(3))
     jittered(1.0)
     assert random.getstate() == before

@@ -10,16 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.factorization.decompose_weights import (
+from toolkit.factorization.cp_decomposition import (
     als,
     balance,
     compose,
     cp_decompose,
     cp_rank,
     cp_refit,
-    truncated_svd,
-    unroll,
 )
+from toolkit.factorization.truncated_svd import truncated_svd, unroll
 
 sizes = st.integers(1, 5)
 shapes = st.tuples(sizes, sizes) | st.tuples(sizes, sizes, sizes, sizes)
