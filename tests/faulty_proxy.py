@@ -21,7 +21,7 @@ class Fault:
 
     It ends after `up` bytes to the server or `down` bytes to the client, with a reset if `reset`.
     Each piece comes `delay_s` seconds late. With an `answer` the client gets that in place of the
-    server's. With `half_body` it gets one answer, with half of the body that its head announces.
+    server's. With `half_body` the first body ends in its middle.
     """
 
     up: int | None = None
@@ -136,16 +136,21 @@ def _carry(
 
 
 def _send_half(source: socket.socket, to: socket.socket) -> int:
-    """Send the head of an answer and half of its body; how many bytes that was."""
-    answer = b""
-    while b"\r\n\r\n" not in answer and (piece := source.recv(PIECE)):
-        answer += piece
-    head, _, _ = answer.partition(b"\r\n\r\n")
-    announced = re.search(rb"^content-length: *(\d+)", head, re.I | re.M)
-    end = len(head) + 4 + (int(announced[1]) // 2 if announced else 0)
-    while len(answer) < end and (piece := source.recv(PIECE)):
-        answer += piece
-    to.sendall(answer[:end])
+    """Send answers up to the half of the first body; how many bytes that was."""
+    answers, end = b"", 0
+    while True:
+        while b"\r\n\r\n" not in answers[end:] and (piece := source.recv(PIECE)):
+            answers += piece
+        head, _, _ = answers[end:].partition(b"\r\n\r\n")
+        announced = re.search(rb"^content-length: *([1-9]\d*)", head, re.I | re.M)
+        begin, end = end, end + len(head) + 4
+        if announced or len(answers) < end:
+            break
+        to.sendall(answers[begin:end])
+    end += int(announced[1]) // 2 if announced else 0
+    while len(answers) < end and (piece := source.recv(PIECE)):
+        answers += piece
+    to.sendall(answers[begin:end])
     return end
 
 

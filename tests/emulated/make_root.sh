@@ -36,7 +36,7 @@ for package in "$apt"/debs/*.deb; do dpkg-deb -x "$package" "$dir/sysroot"; done
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-tests = [one for one in extras["dev"] if one.startswith(("pytest>", "hypothesis"))]
+tests = [one for one in extras["dev"] if one.startswith(("pytest>", "hypothesis", "jsonschema"))]
 chosen = [one for name in sys.argv[1:] for one in extras[name]]
 print("\n".join(project["dependencies"] + chosen + tests))' "$@" > "$dir/wanted.txt"
 sh "$(dirname "$0")/get_wheels.sh" "$arch" "$python" "$dir/site" -c constraints.txt -r "$dir/wanted.txt"

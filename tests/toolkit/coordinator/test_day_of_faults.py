@@ -42,6 +42,7 @@ JSON = "application/json"
 
 def answer(status: str, body: str = "<html>Log in</html>", kind: str = "text/html") -> Fault:
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    head += "Connection: close\r\n"  # the proxy closes it after the answer
     return Fault(answer=f"{head}Location: http://login.lan/\r\n\r\n{body}".encode())
 
 
