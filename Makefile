@@ -106,7 +106,7 @@ test-arm64: setup ## train and test the agent on emulated ARM boards (minutes; D
 	PYTHONPATH=.:tests $(BIN)/python tests/emulated/board_check.py write $(ARM64)/bundles
 	for board in cortex-a72 cortex-a53; do \
 	  PYTHONPATH=.:tests $(ARM64)/$$board tests/emulated/board_check.py check $(ARM64)/bundles || exit 1; done
-	PYTHONPATH=.:tests $(ARM64)/cortex-a72 -m pytest -p no:cacheprovider --noconftest -p conftest \
+	PYTHONPATH=.:tests $(ARM64)/cortex-a72 -m pytest -p no:cacheprovider --noconftest -p conftest -p scripted_http \
 	  $(TORCH_FREE)
 
 test-avx512: setup ## train on an emulated processor with AVX-512 (10 minutes; Debian 12, x86-64)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
 from device_agent.client.coordinator_client import CoordinatorClient
 
 Answer = tuple[int, bytes]
@@ -102,3 +104,10 @@ def link(url: str, **options: object) -> tuple[CoordinatorClient, list[float]]:
     slept: list[float] = []
     options = {"sleep": slept.append, **options}
     return CoordinatorClient(url, "secret", **options), slept  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
