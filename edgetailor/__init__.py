@@ -69,7 +69,7 @@ HOMES = {
     "train": "device_agent.training.standalone_training",
     "write_partial": "toolkit.aggregation.partial",
 }
-"""The module of every public name, and its name there if that differs."""
+"""The module of each public name. If the name there is another, it follows after a colon."""
 
 __all__ = [
     "Aggregation",

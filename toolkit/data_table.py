@@ -13,7 +13,7 @@ KINDS = {"images": Images, "series": Series}
 
 
 def preprocessing_of(given: object) -> Preprocessing:
-    """The content of a table [data]. Raises ValueError with what is wrong."""
+    """Convert the content of a table [data]. Raises ValueError with the reason if it is wrong."""
     if not isinstance(given, dict) or given.get("kind") not in KINDS:
         raise ValueError('it needs a `kind`: "images" or "series"')
     known = ["kind", *KINDS[given["kind"]].__struct_fields__]
@@ -32,7 +32,7 @@ def preprocessing_of(given: object) -> Preprocessing:
 
 
 def read_data_table(path: Path) -> Preprocessing:
-    """Read the table [data] of a file, such as a federation's; other tables do not matter.
+    """Read the table [data] of a TOML file, such as a federation's. Other tables are ignored.
 
     Raises:
         InputError: The file cannot be read, has no such table, or the table is wrong.

@@ -31,7 +31,7 @@ class Inspection:
         capacity: Load relative to the full model, as in EmbracingFL.
         bytes: Size of the weights that a device receives.
         exchanged_params: Numbers that a device sends back.
-        layers: What is done to each layer.
+        layers: The form of each layer in the submodel, and the reason for it.
         note: A warning if the submodel hardly saves anything; else empty.
     """
 
@@ -48,7 +48,7 @@ class Inspection:
 
 @dataclass(frozen=True)
 class NotPossible:
-    """A submodel that is not possible for the model, and the error that says why."""
+    """A submodel that is not possible for the model, with the error that gives the reason."""
 
     submodel: str
     cause: EdgeTailorError
@@ -64,8 +64,8 @@ class CutPlace:
     """A place to cut a model, and the slice after it for one batch.
 
     Attributes:
-        module: The slice's first module with parameters. A parameter that belongs to the model
-            itself is named if the slice reads it first.
+        module: The slice's first module with parameters. If the slice first reads a parameter of
+            the model itself, the name of this parameter.
         params: Trained parameters of the slice.
         activations: Output elements of its convolution and linear layers.
         capacity: Load relative to the full model.
@@ -82,10 +82,10 @@ class CutPlace:
 def inspect(
     model: nn.Module, sample_shape: tuple[int, ...], specs: Sequence[str], batch: int
 ) -> list[Inspection]:
-    """Measure submodels of a model by counting.
+    """Count the parameters, activations and operations of submodels.
 
-    Use it to compare specs before any is exported. It needs no device; `plan` also predicts
-    memory and time on one.
+    Use it to compare specs before an export. It needs no device. `plan` also predicts memory and
+    time on a device.
 
     Args:
         model: The whole model.
@@ -119,7 +119,7 @@ def inspect_each(
     """Like `inspect`, but report a submodel that is not possible instead of raising.
 
     Raises:
-        ModelError: Not even the full model is possible.
+        ModelError: The full model is not possible.
     """
     training = TrainingConfig(batch_size=batch)
     with SharedRecording(model, sample_shape):
@@ -152,7 +152,7 @@ def describe(submodel: Submodel, full: Submodel) -> Inspection:
 
 
 LITTLE = 0.1
-"""A submodel that saves a smaller share of the weights than this gets a note."""
+"""A submodel gets a note if the share of the weights that it saves is smaller than this."""
 
 
 def note(submodel: Submodel, full: Submodel) -> str:
@@ -181,7 +181,7 @@ def note(submodel: Submodel, full: Submodel) -> str:
 def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> list[CutPlace]:
     """List the places where a model can be cut.
 
-    If a module has several places before it, only the last is listed: `slice:MODULE` uses that one.
+    If there are several places before a module, only the last is listed: `slice:MODULE` uses it.
 
     Args:
         model: The whole model.
@@ -217,7 +217,7 @@ def as_json(
     inspections: Sequence[Inspection | NotPossible],
     places: Sequence[CutPlace] | None = None,
 ) -> dict[str, object]:
-    """The document that `inspect --json` prints; with `--cut-points` it has the `places`."""
+    """The document that `inspect --json` prints; `places` are given with `--cut-points`."""
     document: dict[str, object] = {
         "version": INSPECTION_VERSION,
         "sample": {

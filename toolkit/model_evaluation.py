@@ -26,18 +26,18 @@ logger = logging.getLogger(__name__)
 
 EVALUATION_VERSION = 1
 CHUNK = 256
-"""Samples that are evaluated together, at most."""
+"""The most samples that are evaluated at once."""
 NUMBERS = 1 << 24
-"""Numbers of the output that are evaluated together, at most; one sample may have more."""
+"""The most output numbers that are evaluated at once; a single sample may have more."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is.
+    """Accuracy and loss of a model.
 
     Attributes:
         samples: How many samples were evaluated.
-        counted: How many labels count: one a sample, or one for each position with a class.
+        counted: How many labels count: one for each sample, or for each position with a class.
         accuracy: Share of the labels that were predicted, from 0 to 1; None for a regression.
         loss: Mean loss of the labels that count.
     """
@@ -62,10 +62,10 @@ def evaluate(
     Args:
         module: The model with its weights. It is switched to inference mode.
         x: Samples (n, *shape).
-        y: Labels: int64 classes (n,), or (n, ...) with one for each position of the model's output;
-            for a regression float32 numbers in the shape of the output.
+        y: Labels. Classes are int64: (n,), or (n, ...) with a class for each position of the
+            model's output. A regression has float32 numbers in the shape of the output.
         origin: Where the data come from, for messages.
-        loss: The loss that the model was trained on.
+        loss: The loss that the model was trained with.
 
     Returns:
         The number of samples, the accuracy and the mean loss.
@@ -99,11 +99,11 @@ def evaluate(
 def take_statistics(module: nn.Module, x: np.ndarray) -> None:
     """Set the running statistics of all batch norms from the samples `x` (n, *shape).
 
-    They become the mean over chunks of the samples. Each layer normalises by the chunk, as in
-    training.
+    They become the mean of the statistics of chunks of the samples. As in training, each layer
+    normalises a chunk with the statistics of this chunk.
     """
     norms = [m for m in module.eval().modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    # Restored at the end, as training uses it.
+    # Training uses the momentum, so it is restored at the end.
     before = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
@@ -117,10 +117,11 @@ def take_statistics(module: nn.Module, x: np.ndarray) -> None:
 
 
 def training_problem(module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss) -> str | None:
-    """What is not finite in one training step of `module` on a batch, if anything.
+    """Compute one training step of `module` on a batch. Returns what is not finite, or None.
 
-    The step is not applied, but running statistics change. None also if the module cannot train on
-    this batch, which says nothing about its weights: some layers need more samples than one.
+    The step is not applied, but running statistics change. If the module cannot train on this
+    batch, the result is None, because this says nothing about its weights: some layers need two or
+    more samples.
     """
     module.train()
     before = torch.get_rng_state()
@@ -149,7 +150,7 @@ def training_problem(module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss
 
 
 def _is_finite(value: torch.Tensor) -> bool:
-    """Whether all numbers are finite, without a copy of them as `torch.isfinite` makes it."""
+    """Whether all numbers are finite. Unlike `torch.isfinite`, this makes no copy of them."""
     ends = torch.aminmax(value.detach()) if value.numel() else ()
     return all(math.isfinite(end) for end in ends)
 
@@ -169,7 +170,7 @@ def evaluate_file(
         weights_file: Its weights, a safetensors file.
         sample_shape: Shape of one sample, without the batch.
         data: The samples and labels, as `local_data.load_data` reads them.
-        loss: The loss that the model was trained on.
+        loss: The loss that the model was trained with.
         progress: Called with the name of each stage when it begins.
 
     Returns:
@@ -195,10 +196,10 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
 
 
 def _check_labels(y: np.ndarray, labels: LabelRule, origin: str) -> None:
-    """Raise InputError if `y` are not labels that the model takes."""
+    """Raise InputError if the labels `y` do not fit the rule `labels` of the model."""
     if y.shape[1:] != labels.shape:
         raise InputError(
-            "{origin} has labels of shape {shape}; the model's labels are {labels}.",
+            "{origin} has labels of shape {shape}; the model needs the shape {labels}.",
             code="data.wrong-shape",
             origin=origin,
             shape=y.shape,
@@ -217,7 +218,7 @@ def _output_shape_and_sample_type(
     try:
         return tuple(_output(module, zeros).shape[1:]), "float32"
     except ModelError:
-        # Only a model with an embedding can take whole numbers.
+        # Only a model with an embedding can take integers.
         if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules()):
             raise
     return tuple(_output(module, zeros.long()).shape[1:]), "int64"

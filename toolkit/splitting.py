@@ -1,4 +1,4 @@
-"""Cutting a model by any family."""
+"""Cut a model into a submodel, with the family that the spec names."""
 
 import traceback
 from dataclasses import replace
@@ -19,7 +19,7 @@ from toolkit.submodels.spec_form import recomputed
 from toolkit.submodels.submodel import SplitRequest, Submodel
 
 MOST_WORK = {"some": 0.15, "yes": None}
-"""What the words of the option `recompute` mean: see `exporters.programs.program.Recomputation`."""
+"""`most_work` of `exporters.programs.program.Recomputation`, by the word of `recompute`."""
 
 
 def split(
@@ -30,7 +30,7 @@ def split(
 ) -> Submodel:
     """Cut a model into the submodel that a spec describes.
 
-    The first call for every kind of device. Do it once: a submodel serves all rounds.
+    Call it once for each kind of device: a submodel serves all rounds.
 
     Args:
         model: The global model.
@@ -42,9 +42,9 @@ def split(
         The submodel. Pass it to `export` to get a bundle.
 
     Raises:
-        SpecError: If the spec is wrong, or asks for something that the model cannot give.
-        ModelError: If the model cannot be recorded, or if the family fails on it in a way that it
-            should not.
+        SpecError: If the spec is wrong, or is not possible for this model.
+        ModelError: If the model cannot be recorded, or if the family fails because of a mistake in
+            EdgeTailor.
 
     Examples:
         >>> from toolkit.models import mnist_dnn

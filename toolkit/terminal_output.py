@@ -12,7 +12,7 @@ PACKAGES = ("toolkit", "exporters")
 
 
 class StageHandler(logging.Handler):
-    """Prints each log message on stderr, after the seconds since this handler was made."""
+    """Prints each log message on stderr, with the seconds since the handler was created."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -28,8 +28,8 @@ class StageHandler(logging.Handler):
 def show_stages() -> Console:
     """Print the server side's log on stderr as stages, for the rest of this process.
 
-    The handler replaces others of these packages, which would print every line again. A live
-    display that uses the console returned moves out of the way of its lines.
+    The new handler replaces the packages' other handlers, which would print every line again.
+    Returns its console. A live display on this console does not mix with the log lines.
     """
     handler = StageHandler()
     for package in PACKAGES:
@@ -41,7 +41,7 @@ def show_stages() -> Console:
 
 
 def table(*columns: str) -> Table:
-    """An empty table: text in the first column, numbers in the others."""
+    """Make an empty table. The first column is for text, the others for numbers."""
     rows = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         rows.add_column(column, justify="right" if number else "left", overflow="fold")
@@ -49,7 +49,7 @@ def table(*columns: str) -> Table:
 
 
 def print_table(rows: Table, width: int | None = None) -> None:
-    """Print a table. rich pads every column to its width; no line ends with a space here."""
+    """Print a table without the spaces that rich adds at the end of lines."""
     console = Console(highlight=False, width=width)
     with console.capture() as drawn:
         console.print(rows)

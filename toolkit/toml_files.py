@@ -1,4 +1,4 @@
-"""Reading TOML files into typed tables. Every mistake is one sentence with file and key."""
+"""Reads TOML files into typed tables. Each error is one sentence with the file and the key."""
 
 import re
 import tomllib
@@ -26,18 +26,18 @@ WANTED = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dataclass_type"), "a table"),
     **dict.fromkeys(("tuple_type", "too_short"), "a list of one or more"),
 }
-"""What the value of a key must be, by pydantic's name of the error."""
+"""The expected value of a key, by the type of pydantic's error."""
 SIMPLE: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false"}
-"""What the value of a key must be, by the type of its field."""
+"""The expected value of a key, by the type of its field."""
 LONGEST = 80
-"""The most characters of a value that a message repeats."""
+"""A message shows at most this many characters of a value."""
 
-Place = tuple[int | str, ...]
+KeyPath = tuple[int | str, ...]
 """The path of a key in a file."""
 
 
 class Table(BaseModel):
-    """A table that has only the keys of its fields."""
+    """A TOML table. Any key that is not a field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -70,19 +70,19 @@ def repeated(names: list[str]) -> str:
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
-def read_table(path: Path, kind: type[Kind], keys: Callable[[Place], list[str]]) -> Kind:
+def read_table(path: Path, kind: type[Kind], keys: Callable[[KeyPath], list[str]]) -> Kind:
     """Read a TOML file.
 
     Args:
         path: The file.
         kind: The type of its content.
-        keys: The known keys of the table that holds a key with the given path.
+        keys: A function that takes the path of a key and returns the known keys of its table.
 
     Returns:
         The content.
 
     Raises:
-        InputError: One sentence with the file, the key, its value and what is allowed.
+        InputError: The file has a mistake. The message names the key and what is allowed.
     """
     content = read_toml(path)
     try:
@@ -98,7 +98,7 @@ def read_table(path: Path, kind: type[Kind], keys: Callable[[Place], list[str]])
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises InputError if it cannot be read or is none."""
+    """The content of a TOML file. Raises InputError if it cannot be read or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -116,7 +116,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise InputError(
-            "{path} is not a TOML file that can be read: it is nested too deeply.",
+            "{path} cannot be read as TOML: it is nested too deeply.",
             code="config.not-toml",
             path=str(path),
         ) from None
@@ -134,8 +134,8 @@ def _first(error: ValidationError) -> ErrorDetails:
     return min(error.errors(), key=lambda mistake: mistake["type"] not in UNKNOWN)
 
 
-def _mistake(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]]) -> InputError:
-    """The error for one of pydantic's."""
+def _mistake(path: Path, error: ErrorDetails, keys: Callable[[KeyPath], list[str]]) -> InputError:
+    """The InputError for an error of pydantic."""
     key = _key(error["loc"])
     known = keys(error["loc"])
     if error["type"] in UNKNOWN:
@@ -161,7 +161,7 @@ def _mistake(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]]
     if error["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
         problem += did_you_mean(str(error["input"]), choices)
-    # A table's values are not shown: what is wrong names its keys.
+    # A table's values are not shown: the problem names its keys.
     shown = "" if isinstance(error["input"], dict) else f" is {_shown(error['input'])}"
     value = f"`{key}`{shown}: " if key else ""
     return InputError(
@@ -185,27 +185,27 @@ def _wrong_type(path: Path, key: str, value: object, wanted: str) -> InputError:
     )
 
 
-def _key(path: Place) -> str:
+def _key(path: KeyPath) -> str:
     """The path of a key as text, for example `devices[0].name`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return "".join(parts).removeprefix(".")
 
 
 def _converted(
-    content: object, read: object, path: Place = ()
-) -> Iterator[tuple[Place, object, str]]:
-    """Find the values that pydantic converted to a number or truth value, and what they must be.
+    content: object, read: object, path: KeyPath = ()
+) -> Iterator[tuple[KeyPath, object, str]]:
+    """Yield each value that pydantic converted to a number or truth value, and the type expected.
 
-    It reads "3" as 3 and true as 1. In TOML a value has a type, so these are mistakes. A size
-    such as "256MB" or a time span is not one: it is meant to be text.
+    Pydantic reads "3" as 3 and true as 1. In TOML a value has a type, so these are mistakes. A size
+    such as "256MB" or a time span is meant to be text, so it is not a mistake.
     """
     if isinstance(content, dict):
         for key, value in content.items():
             yield from _converted(value, getattr(read, key), (*path, key))
     elif isinstance(content, list):
         assert isinstance(read, tuple)
-        for number, (value, one) in enumerate(zip(content, read, strict=True)):
-            yield from _converted(value, one, (*path, number))
+        for number, (value, item) in enumerate(zip(content, read, strict=True)):
+            yield from _converted(value, item, (*path, number))
     elif type(read) in SIMPLE and type(content) is not type(read):
         is_text = isinstance(content, str) and as_number(content) is None
         has_unit = is_text and not isinstance(read, bool)

@@ -1,7 +1,7 @@
 """`edgetailor`: the command line of the server side. Related commands share a file.
 
 A command checks its arguments (`early_checks.py`), calls the library and prints the result. Modules
-that import torch are imported inside the commands, after the checks, because that takes seconds.
+that import torch are imported inside the commands, after the checks: the import takes seconds.
 """
 
 import os
@@ -48,8 +48,8 @@ def main_group() -> None:
         pfedme                    the whole model and a personal one; penalty=,
                                   personal-steps=, local-rate=, personal-start=
 
-    Every family takes recompute=: what training computes again to save memory,
-    no, some (by default) or yes for the least memory.
+    Every family takes recompute=. Training computes activations again to save
+    memory: no (none), some (the default) or yes (for the least memory).
     """
 
 
@@ -63,7 +63,7 @@ for command in (
 
 def main() -> None:
     """Entry point of `edgetailor`."""
-    # Torch's C++ code writes its warnings to stderr by itself.
+    # Torch's C++ code writes warnings to stderr, past Python's logging.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     quieten_others()
     run(main_group, "edgetailor")

@@ -28,7 +28,7 @@ class AggregateOptions:
     updates: tuple[Path, ...] = argument(metavar="UPDATE...", nargs=-1)
     out: Path = option("Weights file to write.", required=True)
     weights: Weights = option(
-        "Weight of an update in the mean; softmax is FedHM's, over the submodels' strengths.",
+        "Weight of an update in the mean; softmax, as in FedHM, favours stronger submodels.",
         default=AggregationPolicy.weights,
     )
     temperature: float = option(
@@ -94,7 +94,7 @@ def aggregate(options: AggregateOptions) -> None:
 
 
 def check_order(global_file: Path, updates: tuple[Path, ...]) -> None:
-    """Raise InputError with the right command line if an update stands in place of GLOBAL."""
+    """Raise InputError with the right command if GLOBAL is an update and an UPDATE a file."""
     files = [path for path in updates if path.is_file()]
     if not (global_file / RECORD).is_file() or len(files) != 1:
         return
@@ -103,7 +103,7 @@ def check_order(global_file: Path, updates: tuple[Path, ...]) -> None:
     words = ["edgetailor", "aggregate", files[0], *folders, *options]
     command = shlex.join(map(str, words))
     raise InputError(
-        "GLOBAL comes first, but {update} is an update and {global_file} is a file. Run: {command}",
+        "The weights file {global_file} must come before the update {update}. Run: {command}",
         code="aggregate.wrong-order",
         global_file=str(files[0]),
         updates=[str(folder) for folder in folders],

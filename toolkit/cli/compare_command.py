@@ -22,9 +22,10 @@ def compare(runs: Sequence[Path], curves: Path | None, as_json: bool) -> None:
     """Compare simulations by their folders RUN.
 
     Runs that differ only in their seeds are one row, with means and sample standard deviations.
-    `final` and `best` are accuracies of the global model (losses of a regression), `own` is the
-    accuracy of the clients' own models with `validation`, `sent` are the bytes both ways, `time` is
-    that of the simulation, and `simulated` that on devices with a `profile`.
+    `final` and `best` are accuracies of the global model (losses of a regression). `own` is the
+    accuracy of the clients' own models with `validation`. `sent` counts the bytes in both
+    directions. `time` is how long the simulation took, `simulated` how long the rounds would take
+    on devices with a `profile`.
     """
     from toolkit.simulation.comparison import compare as read
     from toolkit.simulation.curves import draw_comparison
@@ -34,7 +35,7 @@ def compare(runs: Sequence[Path], curves: Path | None, as_json: bool) -> None:
         draw_comparison(rows, curves)
     if as_json:
         document = {"version": 1, "runs": [_as_object(row) for row in rows]}
-        print_json(msgspec.json.encode(document))  # null for what is not a number
+        print_json(msgspec.json.encode(document))  # null in place of NaN and infinity
     else:
         show_comparison(rows)
 

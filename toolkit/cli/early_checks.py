@@ -1,4 +1,4 @@
-"""Checks that need no torch. Every command runs them first, so that a typo is refused at once."""
+"""Checks without torch. Every command runs them first, so that a typo is refused at once."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -40,12 +40,12 @@ def check_data(source: str) -> None:
 
 
 def check_specs(specs: Iterable[str]) -> list[str]:
-    """The specs without spaces. Raises SpecError for the first that no model could satisfy."""
+    """Return the specs in canonical form. Raises SpecError for the first one that is wrong."""
     return [str(check_spec(spec)) for spec in specs]
 
 
 def check_some_spec(specs: Iterable[str]) -> None:
-    """Raise the first SpecError if every spec is wrong: the others are still worth a table."""
+    """Raise the first SpecError if every spec is wrong. Otherwise, the right ones are shown."""
     errors = []
     for spec in specs:
         try:

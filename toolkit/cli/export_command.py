@@ -40,7 +40,7 @@ def list_operators(context: click.Context, _: click.Parameter, asked: bool) -> N
 
 @dataclass(frozen=True, kw_only=True)
 class Target(ModelOptions):
-    """What is exported, and where to."""
+    """The submodels to export, their format and the output folder."""
 
     specs: tuple[str, ...] = option(
         "Submodel SPEC to export; repeatable.  [default: full]", "--submodel"
@@ -98,7 +98,7 @@ def export(options: ExportOptions) -> None:
             --submodel low-rank:0.25 --out bundles/phone \\
             --save-weights global.safetensors
     """
-    # Need pydantic, which would slow down the help of every command.
+    # These modules import pydantic, which would slow down the help of every command.
     from toolkit.data_table import read_data_table
     from toolkit.exporting.tier_files import read_tiers, tiers_of
 

@@ -14,14 +14,14 @@ from profiles.text_formatting import did_you_mean
 from toolkit.submodels.hyperparameters import Loss, Optimizer, TrainingConfig
 
 LIST_AS_JSON = f"{__name__}.list_as_json"
-"""Whether a list is to be printed as JSON, in a context's `meta`."""
+"""Key in the `meta` of a click context: whether to print a list as JSON."""
 Decorated = Callable[..., Any]
 Options = TypeVar("Options")
 SEED = click.IntRange(0, 2**31 - 1)
 PATH = click.Path(path_type=Path)
 JSON_HELP = "Print one JSON object."
 LOSS_HELP = (
-    "Loss to minimise; ctc is for sequences whose places are not known, mse for regressions."
+    "Loss to minimise; ctc is for label sequences without known positions, mse for regressions."
 )
 
 
@@ -46,7 +46,7 @@ class Shape(click.ParamType[tuple[int, ...]]):
 
 
 class Choice(click.Choice[str]):
-    """One of several words. An unknown word is refused with the closest of them."""
+    """One of several words. The error for an unknown word suggests the closest one."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         """See click."""
@@ -55,17 +55,17 @@ class Choice(click.Choice[str]):
 
 
 def argument(**settings: Any) -> Any:
-    """A field of an options class: an argument of the command. `settings` are click's."""
+    """Declare an argument of a command as a field. `settings` are those of `click.argument`."""
     return field(metadata={"name": None, **settings})
 
 
 def option(help: str, name: str = "", *, default: Any = None, **settings: Any) -> Any:
-    """A field of an options class: an option of the command.
+    """Declare an option of a command as a field of an options class.
 
     Args:
-        help: What the help of the command says.
-        name: Its name, if that is not the field's.
-        default: Its default, which the help shows.
+        help: The text about it in the command's help.
+        name: The option's name, if it differs from the field's.
+        default: The option's default, which the help shows.
         settings: Other settings of `click.option`; most follow from the type of the field.
     """
     if default is not None:
@@ -74,9 +74,9 @@ def option(help: str, name: str = "", *, default: Any = None, **settings: Any) -
 
 
 def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Decorated]:
-    """Give a command the arguments and options that the fields of `options` declare, as one object.
+    """Decorate a command that takes one `options` object: its fields are the command's options.
 
-    `options` is a dataclass whose fields are made by `argument` and `option`.
+    `options` is a dataclass whose fields are declared with `argument` and `option`.
     """
 
     def decorate(command: Callable[[Options], None]) -> Decorated:
@@ -97,7 +97,7 @@ def _parameter(field_name: str, hint: Any, metadata: Mapping[str, Any]) -> Decor
     settings = dict(metadata)
     name = settings.pop("name")
     several = get_origin(hint) is tuple
-    # What `X | None` and `tuple[X, ...]` hold.
+    # The X of `X | None` or `tuple[X, ...]`.
     kind = get_args(hint)[0] if several or isinstance(hint, UnionType) else hint
     if get_origin(kind) is Literal:
         settings.setdefault("type", Choice(get_args(kind)))
@@ -106,7 +106,7 @@ def _parameter(field_name: str, hint: Any, metadata: Mapping[str, Any]) -> Decor
     if name is None:
         return click.argument(field_name, **settings)
     if kind is bool:
-        # Of `--x/--no-x` neither may be given; a flag alone is off then.
+        # Without `--x` and `--no-x` the value is None; a single flag is False.
         settings |= {"default": None} if "/" in name else {"is_flag": True}
     if several and not isinstance(settings.get("type"), Shape):
         settings["multiple"] = True
@@ -135,7 +135,7 @@ class TrainingOptions:
         "Learning rate, at least 0.", default=TrainingConfig.learning_rate
     )
     loss: Loss = option(LOSS_HELP, default=TrainingConfig.loss)
-    masked: bool = option("Set the logits of classes that a device has no samples of to zero.")
+    masked: bool = option("Set the logit of a class to zero if the device has no samples of it.")
     optimizer: Optimizer = option(
         "Optimizer of the training step.", default=TrainingConfig.optimizer
     )
@@ -143,7 +143,7 @@ class TrainingOptions:
         "Momentum of sgd and nesterov, at least 0 and below 1.", default=TrainingConfig.momentum
     )
     weight_decay: float = option(
-        "Weight decay; added to the gradient, with adamw subtracted from the parameters.",
+        "Weight decay, added to the gradient; adamw subtracts it from the parameters instead.",
         default=TrainingConfig.weight_decay,
     )
     proximal: float = option(
@@ -152,7 +152,7 @@ class TrainingOptions:
     )
 
     def training(self, batch: int) -> TrainingConfig:
-        """The training on batches of `batch` samples. Raises InputError for a wrong value."""
+        """The config of this training, with `batch` samples a batch. Raises InputError."""
         return TrainingConfig(batch, **{name: getattr(self, name) for name in HYPERPARAMETERS})
 
 
@@ -162,7 +162,7 @@ HYPERPARAMETERS = tuple(declared.name for declared in fields(TrainingOptions))
 class WithList(click.Command):
     """A command with an option that prints a list and exits, as JSON if `--json` is given too.
 
-    Click runs such an option before it reads those behind it, so `--json` is looked for here.
+    Click runs such an option before it reads the later ones, so this class looks for `--json`.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

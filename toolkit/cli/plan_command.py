@@ -77,7 +77,7 @@ class PlanOptions(TrainingOptions, ModelOptions):
         "Print the built-in profiles and exit.", is_eager=True, callback=list_profiles
     )
     memory: int | None = option(
-        "Memory budget of the agent's process, like 256MB.  [default: 80% of the available]",
+        "Memory budget of the agent's process, like 256MB.  [default: 80% of the available memory]",
         type=Size(),
     )
     step_time: float | None = option(

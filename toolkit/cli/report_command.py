@@ -68,7 +68,7 @@ def diff(before: Path, after: Path, allowed: float, other_machine: bool, as_json
 
 
 class WithDiff(click.Command):
-    """A command that takes files, and calls `diff` if its first argument is that word."""
+    """A command that takes files. If its first argument is the word `diff`, it runs `diff`."""
 
     def make_context(
         self,

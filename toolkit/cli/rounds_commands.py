@@ -76,15 +76,16 @@ def export_model(state: Path, round_: int, out: Path, force: bool) -> None:
 def rollback(state: Path, round_: int) -> None:
     """Let the next round start from the model after ROUND.
 
-    Stop `edgetailor serve` first. The rounds since then stay listed; their number counts on.
-    Updates that the open round has received are discarded: their devices train it again.
+    Stop `edgetailor serve` first. Later rounds stay in the list, and the next round's number
+    follows theirs. Updates that the open round has received are discarded: their devices train
+    again.
     """
     from toolkit.coordinator.storage.recoverable import MODEL
     from toolkit.coordinator.storage.saved_rounds import roll_back
 
     number = roll_back(state, round_)
     click.echo(
-        f"Round {number} starts from the model of round {round_}, which {MODEL} now is. If all "
-        "`rounds` of the federation's file are over, set a higher number.",
+        f"Round {number} starts from the model of round {round_}, which {MODEL} now holds. If "
+        "all `rounds` of the federation's file are over, set a higher number.",
         err=True,
     )

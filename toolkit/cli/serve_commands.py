@@ -1,4 +1,4 @@
-"""`edgetailor serve`, and what goes with it: `tls` for certificates, `tokens` for join links."""
+"""`edgetailor serve`, with `tls` for its certificate and `tokens` for join links."""
 
 import json
 import re
@@ -21,14 +21,14 @@ ALL = "*"
 @click.option(
     "--check-models",
     is_flag=True,
-    help="Read every kept model and compare it with its hash. By default only the newest and the "
-    "best are read, and of the others the size is checked.",
+    help="Read every kept model and compare it with its hash. By default, serve does this for "
+    "the newest and the best; of the others, it checks the size.",
 )
 @click.option(
     "--new-key",
     is_flag=True,
-    help="Make a new key in place of the coordinator's key, which is lost or damaged. Every device "
-    "has to join again.",
+    help="Make a new key because the coordinator's key is lost or damaged. Every device has to "
+    "join again.",
 )
 def serve(config: Path, check_models: bool, new_key: bool) -> None:
     """Run the coordinator of the federation in CONFIG (TOML).
@@ -72,10 +72,10 @@ def tls() -> None:
     "localhost and 127.0.0.1]",
 )
 def new(folder: Path, names: tuple[str, ...]) -> None:
-    """Write a certificate that is signed by itself to FOLDER.
+    """Write a self-signed certificate to FOLDER.
 
-    Agents accept it because they learn its fingerprint when they join. Browsers warn of it: phones
-    need a certificate of an authority.
+    Agents accept it because they learn its fingerprint when they join. Browsers warn about it, so
+    phones need a certificate of an authority.
     """
     from toolkit.coordinator.http.certificates import CERTIFICATE, KEY, new_certificate
 
@@ -102,8 +102,8 @@ def new(folder: Path, names: tuple[str, ...]) -> None:
 def tokens(federation: Path, url: str | None, qr: str | None, as_json: bool) -> None:
     """Show join tokens and the links by which phones join.
 
-    FEDERATION is the federation's file or its state folder; `edgetailor serve` may run on it. Who
-    has a link can enrol a device: keep it private.
+    FEDERATION is the federation's file or its state folder; `edgetailor serve` may run on it.
+    Anyone with a link can enrol a device, so keep links private.
     """
     from device_agent.client.addresses import check_url
     from toolkit.coordinator.federation_config import load_config

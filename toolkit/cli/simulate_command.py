@@ -21,7 +21,7 @@ LogName = Literal["mlflow", "tensorboard"]
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions:
-    """The options of `simulate`. Most have the names that the library's function has."""
+    """The options of `simulate`. Most have the names of the library's arguments."""
 
     config: Path = argument(metavar="FILE")
     out: Path | None = option(
@@ -33,8 +33,8 @@ class SimulateOptions:
         type=click.IntRange(1),
     )
     engine: EngineName = option(
-        "Where workers are: local, on this machine; ray, in Ray, also on several machines. Needs "
-        "edgetailor[ray].",
+        "Where workers run: local is this machine, ray is a Ray cluster of one or more machines. "
+        "ray needs edgetailor[ray].",
         default="local",
     )
     threads: int = option(

@@ -24,7 +24,7 @@ from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.data_table import preprocessing_of
 from toolkit.submodels.hyperparameters import TrainingConfig
-from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, repeated
+from toolkit.toml_files import KeyPath, Table, Tier, checked_spec, read_table, repeated
 
 Positive = Annotated[int, Field(ge=1)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -316,7 +316,7 @@ def load_settings(path: Path, kind: type[Config]) -> Config:
     )
 
 
-def _known_keys(place: Place) -> list[str]:
+def _known_keys(place: KeyPath) -> list[str]:
     table = place[0] if len(place) > 1 else ""
     known: dict[str, Iterable[str]] = {
         "training": TrainingConfig.__dataclass_fields__,

@@ -28,7 +28,7 @@ from toolkit.simulation.rounds import Simulation
 from toolkit.simulation.simulation_config import SimulationConfig
 
 SUBMODEL = "full"
-"""Devices on their own train the whole model, which favours them in the comparison."""
+"""Devices that train alone train the whole model, which favours them in the comparison."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Baselines:
     """Held-out accuracies from round 0 (before training) on, from 0 to 1.
 
     Attributes:
-        all_full: Of the global model when every device trains the full model; None if the demo's
-            own fleet does that.
-        alone: By device: of its own model, trained on its own data only.
+        all_full: The global model's if every device trains the full model; None if the demo's own
+            fleet does that.
+        alone: By device, those of its own model, which it trains on its own data only.
     """
 
     all_full: Sequence[float] | None
@@ -80,7 +80,7 @@ def train_baselines(
     rows = np.split(np.arange(len(samples)), ends)
 
     def accuracies(clients: Parts) -> list[float]:
-        """Accuracies of the model that `clients`, each with its rows of the samples, train."""
+        """Train the model on `clients`, each with its rows of the samples. Returns accuracies."""
         model.load(start)
         curve = [_known(model.evaluate(*judges)[0])]
         with tempfile.TemporaryDirectory() as scratch:

@@ -167,12 +167,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment with one thread each: there are more processes than cores."""
+    """This process's environment, with one thread: there are more processes than cores."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def _end_with_parent() -> None:
-    """Make Linux end this new process when its parent dies, even if that was killed."""
+    """Make Linux end this new process when its parent ends, even if the parent was killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -195,7 +195,7 @@ def _end(
 
 
 def _signal(child: Child, number: signal.Signals) -> None:
-    """Signal the session of `child`. Once it has ended, its id may belong to another process."""
+    """Signal the session of `child` if it still runs. Later another process may have its id."""
     if child.running:
         with suppress(ProcessLookupError):
             os.killpg(child.process.pid, number)

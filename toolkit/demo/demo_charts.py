@@ -14,7 +14,7 @@ from toolkit.simulation.curves import BLUE, GREEN, ORANGE, SKY, by_round, draw_r
 
 SIZE_IN = (15.0, 5.4)
 ROOM = 1.3
-"""Width of a panel of bars over its longest bar: figures stand behind the bars."""
+"""A panel of bars is this many times as wide as its longest bar, with room for the figures."""
 
 
 def draw(result: DemoResult, to: Path) -> None:
@@ -35,13 +35,13 @@ def draw(result: DemoResult, to: Path) -> None:
 
 
 def title(result: DemoResult) -> str:
-    """Who trained what, with which seed."""
+    """The title of the picture: number of devices, submodels and seed."""
     submodels = ", ".join(dict.fromkeys(device.submodel for device in result.devices))
     return f"{len(result.devices)} devices train one model: {submodels} (seed {result.seed})"
 
 
 def draw_accuracy(axes: Axes, result: DemoResult) -> None:
-    """Held-out accuracy of the fleet and of what it is compared with, by round."""
+    """Draw the held-out accuracy of the fleet and of the baselines, by round."""
     alone, full = list(result.baselines.alone.values()), result.baselines.all_full
     mean = fmean(curve[-1] for curve in alone)
     draw_range(
@@ -78,7 +78,7 @@ def draw_accuracy(axes: Axes, result: DemoResult) -> None:
 
 
 def draw_memory(axes: Axes, result: DemoResult) -> None:
-    """Peaks of training above the idle agent, on a model larger than the demo's."""
+    """Draw the memory peaks of training above the idle agent, for a larger model."""
     under = (
         "above the idle agent, measured;\n"
         f"{demo_settings.LARGER_NAME}, batch {demo_settings.LARGER_BATCH}"
@@ -95,7 +95,7 @@ def draw_memory(axes: Axes, result: DemoResult) -> None:
 
 
 def draw_traffic(axes: Axes, result: DemoResult) -> None:
-    """What each device received and sent in all rounds together."""
+    """Draw the bytes that each device received and sent in all rounds together."""
     heading(axes, "Traffic by device", f"sum of {counted(result.rounds, 'round')}")
     names = [f"{device.name}\n{device.submodel}" for device in result.devices]
     received = [device.bytes_down / 1e6 for device in result.devices]
@@ -115,7 +115,7 @@ def draw_traffic(axes: Axes, result: DemoResult) -> None:
 
 
 def heading(axes: Axes, text: str, under: str) -> None:
-    """A panel's title with a line of explanation below it, and its common style."""
+    """Set a panel's title, the explanation below it and the common style."""
     plain(axes)
     # Room for two lines in every panel, so that the titles are level.
     axes.set_title(text, loc="left", fontsize=12, weight="bold", color=INK, pad=36)
@@ -127,7 +127,7 @@ def heading(axes: Axes, text: str, under: str) -> None:
 
 
 def bars(axes: Axes, longest: float) -> None:
-    """Axes of horizontal bars in MB, the first one on top."""
+    """Style the axes of horizontal bars in MB, with the first bar on top."""
     axes.invert_yaxis()
     axes.set_xlim(0, ROOM * longest or 1)
     axes.set_xlabel("MB", color=INK)

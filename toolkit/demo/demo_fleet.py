@@ -28,7 +28,7 @@ END_S = 60.0
 """Seconds that processes have to end after the last round."""
 LOOK_S = 0.5
 SEEDS = 1000
-"""The devices of one demo have the seeds from seed * SEEDS upwards."""
+"""The seeds of the devices of a demo count up from seed * SEEDS."""
 
 
 def start_coordinator(
@@ -130,7 +130,7 @@ def _relative(path: Path, folder: DemoFolder) -> str:
 def _table(values: dict[str, object]) -> list[str]:
     """TOML lines. Strings, numbers and lists are written the same in JSON and TOML.
 
-    TOML has no null: what is None is left out.
+    TOML has no null, so values that are None are left out.
     """
     given = {key: value for key, value in values.items() if value is not None}
     return [f"{key} = {json.dumps(value)}" for key, value in given.items()]

@@ -37,7 +37,7 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The peak that training a submodel adds to the idle agent, bytes; None: not measurable."""
+    """Peak memory of training a submodel above the idle agent, bytes; None if not measurable."""
 
     submodel: str
     above_idle_bytes: int | None
@@ -54,8 +54,8 @@ class DemoResult:
         held_out_samples: How many samples the global model is judged on.
         elapsed_s: How long the demo took, in seconds.
         history: The fleet's rounds, from round 0 (before training) on.
-        devices: What is known about each device.
-        baselines: What the fleet's accuracy is compared with.
+        devices: The figures of each device.
+        baselines: The accuracies that the fleet is compared with.
         larger_model: Memory of training on the larger model.
     """
 

@@ -94,7 +94,7 @@ def notes(result: DemoResult) -> list[str]:
         lines.append(f"{UNKNOWN_CELL}: {NOT_MEASURABLE} on this system.")
     full = max((d.params for d in result.devices if d.submodel == "full"), default=None)
     if full is not None and any(_is_cp(d) and d.params > full for d in result.devices):
-        lines.append("cp: more params than full: a personal model is trained beside the factors.")
+        lines.append("cp: more params than full: a personal model is trained in addition.")
     return lines
 
 

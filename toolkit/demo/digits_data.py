@@ -1,4 +1,4 @@
-"""The digits of scikit-learn, split unevenly over the devices: by label, as FL papers do."""
+"""The digits of scikit-learn, split over the devices unevenly by label, as in papers on FL."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from toolkit.simulation.partition import dirichlet_split
 def write_data(folder: DemoFolder, devices: Sequence[str], seed: int) -> tuple[int, list[int]]:
     """Write the `.npz` files of the coordinator and of the `devices`.
 
-    Returns the number of held-out samples, and of each device's.
+    Returns the number of held-out samples and the numbers of each device's samples.
     """
     x, y = digits()
     held_out, parts = split_samples(

@@ -1,4 +1,4 @@
-"""The fleet while it trains: a live table in a terminal, otherwise a log line for each round."""
+"""Shows the training fleet: a live table in a terminal, else a log line for each round."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ STYLES = {"training": "green", "uploading": "cyan", "downloading": "cyan", "wait
 
 @contextmanager
 def display(devices: Sequence[str], start: float) -> Iterator[Show]:
-    """Provide a function that shows a status: as a live table, or in the log without a terminal.
+    """Provide a function that shows a status in a live table, or without a terminal in the log.
 
     `start` is when the demo began, in seconds of `time.monotonic`.
     """
@@ -105,7 +105,7 @@ def accuracy(status: Status) -> str:
 
 
 def row(name: str, device: DeviceStatus | None) -> tuple[Text, ...]:
-    """The row of a device. One that has not joined yet has only a name."""
+    """The row of a device. A device that has not joined yet has only a name."""
     if device is None:
         return Text(name), Text(""), Text("starting", style="dim"), Text("")
     loss = "" if device.loss is None else f"{device.loss:.4f}"

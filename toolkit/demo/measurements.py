@@ -1,7 +1,7 @@
-"""What the submodels cost: sizes by counting, time and memory by profiling bundles.
+"""Measures the costs of submodels: sizes by counting, time and memory by profiling bundles.
 
-The digits model takes about 1 MB beside a process of 75 MB, so its submodels look alike in memory.
-The peak memory of a larger model's submodels is measured, too.
+The digits model takes about 1 MB in a process of 75 MB, so the memory of its submodels differs
+little. Therefore the peak memory of a larger model's submodels is measured, too.
 """
 
 import shutil
@@ -21,9 +21,9 @@ from toolkit.inspection import Inspection, inspect
 from toolkit.submodels.model_loading import load_model
 
 PROFILE_S = 120.0
-"""The longest that a profile of the fleet's model may take, in seconds."""
+"""Time limit of a profile of the fleet's model, in seconds."""
 LARGER_S = 900.0
-"""The longest that an export of the larger model, or a profile of it, may take, in seconds."""
+"""Time limit of the export of the larger model, and of each of its profiles, in seconds."""
 LARGER_RUNS = 5
 """Counted runs of each phase; peaks hardly differ from run to run."""
 

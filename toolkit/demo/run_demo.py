@@ -26,7 +26,7 @@ from toolkit.demo.live_display import display
 logger = logging.getLogger(__name__)
 
 BASELINES_S = 1800.0
-"""The longest that training the baselines may take, in seconds."""
+"""Time limit of training the baselines, in seconds."""
 
 
 def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) -> DemoResult:
@@ -43,7 +43,7 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
         The figures that the report shows.
 
     Raises:
-        InputError: `out` exists, or with `force`: no demo made it.
+        InputError: `out` exists; with `force`, `out` exists and no demo wrote it.
         EdgeTailorError: A process of the fleet failed.
     """
     if seed < 0:
@@ -90,7 +90,7 @@ class Job:
     start: float = field(default_factory=time.monotonic)
 
     def distribute_data(self) -> tuple[int, list[int]]:
-        """Write the data files. Returns the number of held-out samples, and of each device's."""
+        """Write the data files. Returns the numbers of held-out and of each device's samples."""
         logger.info(f"Distributing the digits over {len(self.members)} devices")
         return write_data(self.folder, [member.name for member in self.members], self.seed)
 
@@ -116,7 +116,7 @@ class Job:
     ) -> tuple[Baselines, tuple[TrainingMemory, ...]]:
         """Train the baselines and measure the memory of a larger model's submodels.
 
-        Both run at the same time: a peak of memory does not depend on what else runs.
+        Both run at the same time, because a memory peak does not depend on other processes.
         """
         folder = self.folder
         logger.info("Training two baselines: all devices full, and each device alone")

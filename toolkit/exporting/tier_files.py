@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from profiles.errors import InputError
 from toolkit.exporting.output_places import folder_name
-from toolkit.toml_files import Place, Table, Tier, read_table, repeated
+from toolkit.toml_files import KeyPath, Table, Tier, read_table, repeated
 
 
 class TierFile(Table):
@@ -45,5 +45,5 @@ def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
     return tiers
 
 
-def _known_keys(path: Place) -> list[str]:
+def _known_keys(path: KeyPath) -> list[str]:
     return list(Tier.model_fields if len(path) > 1 else TierFile.model_fields)

@@ -196,7 +196,7 @@ def test_updates_given_ahead_of_the_global_model(round_: Path) -> None:
     done = edgetailor("aggregate", "one", "two", "global.safetensors", *options, cwd=round_)
     assert done.code == 2
     assert done.stderr == (
-        "Error: GLOBAL comes first, but one is an update and global.safetensors is a file. Run: "
+        "Error: The weights file global.safetensors must come before the update one. Run: "
         "edgetailor aggregate global.safetensors one two --out new --beta 0.5 --json\n"
     )
     assert json.loads(done.stdout)["error"]["code"] == "aggregate.wrong-order"

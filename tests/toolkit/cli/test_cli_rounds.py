@@ -46,7 +46,7 @@ def test_rounds_and_going_back(state: Path, tmp_path: Path) -> None:
     done = edgetailor("rollback", "state", "1", cwd=tmp_path)
     assert done.code == 0
     assert done.stderr == (
-        "Round 3 starts from the model of round 1, which global.safetensors now is. If all "
+        "Round 3 starts from the model of round 1, which global.safetensors now holds. If all "
         "`rounds` of the federation's file are over, set a higher number.\n"
     )
     notes = [

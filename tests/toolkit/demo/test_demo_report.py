@@ -161,7 +161,7 @@ def test_a_fleet_of_full_models_is_compared_with_devices_alone_only() -> None:
 def test_why_cp_counts_more_parameters_is_explained() -> None:
     full, personal = device("desktop-1", "full"), replace(device("t", "cp:2.0"), params=50_000)
     assert [line for line in demo_table.notes(result(full, personal)) if "cp" in line] == [
-        "cp: more params than full: a personal model is trained beside the factors."
+        "cp: more params than full: a personal model is trained in addition."
     ]
     smaller = replace(personal, params=20_000)
     assert not any("cp" in line for line in demo_table.notes(result(full, smaller)))

@@ -29,7 +29,7 @@ def show_comparison(rows: Sequence["Row"]) -> None:
 
 
 def _score(value: "Spread | None", by_loss: bool) -> str:
-    """Like 98.3±0.2% or 0.032±0.001."""
+    """A score as text, like 98.3±0.2% or 0.032±0.001."""
     if value is None:
         return ""
     scale, digits, unit = (1, 4, "") if by_loss else (100, 1, "%")

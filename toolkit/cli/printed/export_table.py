@@ -1,4 +1,4 @@
-"""What `edgetailor export` prints: signatures of a bundle, and several bundles in one table."""
+"""Prints the result of `edgetailor export`: the signatures of a bundle, or a table of bundles."""
 
 from collections.abc import Sequence
 
@@ -89,7 +89,7 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
 
 
 def bundle_figures(result: TierResult) -> tuple[str, str, str, str]:
-    """The cells below BUNDLE_TITLES; empty if the bundle failed."""
+    """The cells below BUNDLE_TITLES; only "failed" if the bundle failed."""
     exported = result.exported
     if exported is None:
         return "", "", "", "failed"
@@ -99,14 +99,14 @@ def bundle_figures(result: TierResult) -> tuple[str, str, str, str]:
 
 
 def weight_figures(result: TierResult) -> tuple[str, str]:
-    """The cells below WEIGHT_TITLES, which a dry run knows; empty if the bundle failed."""
+    """The cells below WEIGHT_TITLES, for a dry run; only "failed" if the bundle failed."""
     if result.exported is None:
         return "", "failed"
     return f"{result.exported.inspection.params:,}", format_bytes(result.exported.inspection.bytes)
 
 
 def peak(predicted: int | None) -> str:
-    """A peak of memory with its unit."""
+    """A memory peak with its unit, or "unknown"."""
     return "unknown" if predicted is None else format_bytes(predicted)
 
 
@@ -124,6 +124,6 @@ def explain_repeated(signatures: Sequence[SignatureCost]) -> None:
 
 
 def explain_unknown(signatures: Sequence[SignatureCost]) -> None:
-    """Say how to measure peaks of memory that are unknown, if there are any."""
+    """If memory peaks are unknown, say how to measure them."""
     if any(signature.peak_bytes is None for signature in signatures):
         print("unknown: `edgetailor-agent profile` measures it on the device")

@@ -1,4 +1,4 @@
-"""What `edgetailor inspect` prints: sizes of submodels, their layers, and places to cut."""
+"""Prints the result of `edgetailor inspect`: sizes of submodels, their layers, places to cut."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from toolkit.terminal_output import filled, print_table, table
 def show_inspections(
     captured: Captured, inspections: Sequence[Inspection | NotPossible], batch: int
 ) -> None:
-    """Print the sizes of each submodel of the model `captured`, and what it does to each layer."""
+    """Print the sizes of each submodel of the model `captured`, and the form of each layer."""
     console = Console(highlight=False)
     possible = [inspection for inspection in inspections if isinstance(inspection, Inspection)]
     sizes = table("submodel", "params", "activations", "MACs", "capacity", "weights")
@@ -57,12 +57,12 @@ def show_inspections(
 
 
 def shape(sizes: Sequence[int]) -> str:
-    """A shape as `--input-shape` takes it; one number has none."""
+    """A shape in the form of `--input-shape`, or "one number" for the empty shape."""
     return ",".join(map(str, sizes)) or "one number"
 
 
 WORDS = 36
-"""Columns that are left for words beside the name of a layer, however long it is."""
+"""The fewest columns for the text beside the names of layers."""
 
 FEW = 3
 """A model with fewer places to cut gets an explanation."""

@@ -1,4 +1,4 @@
-"""The rounds of a simulation while it runs: a bar in a terminal, otherwise a line for each."""
+"""Shows the rounds of a running simulation: a progress bar in a terminal, else a line each."""
 
 import logging
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 WHOLE_RUN_S = 1e9
-"""The remaining time follows from all rounds so far, however long they take."""
+"""Longer than any run, so the remaining time is estimated from all rounds so far."""
 
 
 @contextmanager

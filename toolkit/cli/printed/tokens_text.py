@@ -1,4 +1,4 @@
-"""What `edgetailor tokens` prints."""
+"""Prints the join tokens of `edgetailor tokens`."""
 
 import io
 import os
@@ -13,7 +13,7 @@ from profiles.text_formatting import counted
 from toolkit.coordinator.join_links import JoinToken
 
 WHITE_ON_BLACK = "\x1b[97;40m{}\x1b[0m"
-"""Colours of a QR code, so that it is the same on a terminal with a light background."""
+"""Colours of a QR code. They are fixed, so it is right on a light background, too."""
 
 
 def show_tokens(tokens: Iterable[JoinToken], with_codes: bool) -> None:
@@ -33,7 +33,7 @@ def show_tokens(tokens: Iterable[JoinToken], with_codes: bool) -> None:
 
 
 def qr_code(text: str, colours: bool = False) -> str:
-    """`text` as a QR code of half blocks: light modules are drawn, dark ones are the background."""
+    """`text` as a QR code of half-block characters. Only light modules are drawn."""
     drawn = io.StringIO()
     segno.make_qr(text, error="l").terminal(drawn, compact=True)
     lines = drawn.getvalue().splitlines()
