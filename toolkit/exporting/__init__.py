@@ -1,4 +1,4 @@
-"""The work of `edgetailor export`: load a model, split it, export bundles, report their sizes.
+"""Does what `edgetailor export` needs: loads and splits a model, exports bundles, reports sizes.
 
 Start with `model_export.py`. `tiers.py` exports several submodels of one model.
 """

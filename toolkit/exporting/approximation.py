@@ -16,8 +16,8 @@ class Fit:
     """The fit of factors: 1 - ||W - composed factors|| / ||W||, with Frobenius norms.
 
     Attributes:
-        all: Of all factorized weights together.
-        least: Of the weight with the lowest fit.
+        all: The fit of all factorized weights together.
+        least: The lowest fit of a weight.
         tensor: The name of that weight.
     """
 
@@ -39,7 +39,7 @@ def fit(submodel: Submodel, values: Mapping[str, Tensor], weights: GlobalModel) 
         weights: The global model.
 
     Returns:
-        The fit; None if no weight is factorized. A weight of zeros has the fit 1.
+        The fit, or None if no weight is factorized. A weight of zeros has the fit 1.
     """
     table = [e for e in submodel.program.tensors if e.factor is not None]
     if not table:
@@ -50,7 +50,7 @@ def fit(submodel: Submodel, values: Mapping[str, Tensor], weights: GlobalModel) 
     for name, value in composed.items():
         dense = value.dense() if isinstance(value, Product) else value
         lost[name] = float((weights.tensors[name] - dense).norm())
-        # A weight of zeros has no norm to divide by.
+        # A weight of zeros has the norm 0: do not divide by it.
         norms[name] = max(float(weights.tensors[name].norm()), 1e-30)
     worst = max(lost, key=lambda name: lost[name] / norms[name])
     total = sum(norm**2 for norm in norms.values()) ** 0.5

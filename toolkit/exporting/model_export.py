@@ -48,8 +48,8 @@ class Request:
         format: The runtime's format.
         training: The hyper-parameters of local training.
         save_weights: A file for the global model that the bundle is cut from, or None.
-        verify: Whether to compare the bundle with PyTorch; None for graphs that no earlier export
-            compared only.
+        verify: Whether to compare the bundle with PyTorch. None compares only the graphs that no
+            earlier export has compared.
         force: Replace an existing bundle and an existing weights file.
         dry_run: Write nothing.
         preprocessing: How pictures or CSV files of a device become samples.
@@ -81,8 +81,8 @@ class SignatureCost:
         macs: Multiply-accumulates.
         graph_bytes: Size of the graph.
         peak_bytes: Predicted peak above the memory of an idle agent; None if not known.
-        computed_again: Part of its work that saves memory by computing activations again, as the
-            option `recompute` says; None if not known.
+        computed_again: Share of its work that computes activations again to save memory, which the
+            option `recompute` sets; None if not known.
     """
 
     name: str
@@ -101,10 +101,10 @@ class Exported:
         out: The bundle's folder.
         inspection: The sizes of the submodel.
         bundle_sha256: Hash of the manifest.
-        bytes: Size of all files together.
+        bytes: Size of all files.
         signatures: The cost of each graph.
-        training: Predicted peak of the training above the memory of an idle agent, in bytes, and
-            the signatures that run at the peak; None if not known.
+        training: Predicted memory peak of training, in bytes above an idle agent, and the
+            signatures that run at the peak; None if not known.
         verdict: The result of the verification; None if it was skipped.
         fit: How well factors approximate the weights; None if nothing is factorized.
     """
@@ -123,7 +123,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Origin:
-    """The model that bundles are cut from, its weights, its recording and the full submodel."""
+    """The model that bundles are cut from: module, weights, recording and full submodel."""
 
     model: nn.Module
     numbers: GlobalModel
@@ -148,7 +148,7 @@ def export_bundle(request: Request) -> Exported:
     check_places(request.out, request.save_weights, request.force)
     origin = load_origin(request)
     exported = export_from(origin, request)
-    # Last, so that a full disk here leaves a complete bundle.
+    # The bundle comes first: if the disk is full here, it is complete.
     save_weights(origin, request)
     return exported
 
@@ -203,7 +203,7 @@ def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported
         report=log.info,
         cache=request.cache,
     )
-    # A device computes its memory from the manifest. Use what was written.
+    # Read the manifest as it was written, because a device computes its memory from it.
     manifest = (request.out / MANIFEST).read_bytes()
     return Exported(
         out=request.out,
@@ -223,7 +223,7 @@ def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported
 
 
 def cost(signature: ProgramSignature, graph: Graph, batch: int) -> SignatureCost:
-    """The cost of `graph`, which `signature` was lowered to, for `batch` samples."""
+    """The cost of `graph`, the exported form of `signature`, for `batch` samples."""
     return SignatureCost(
         name=signature.name,
         operators=graph.operators,

@@ -1,4 +1,4 @@
-"""Where an export may write. Needs no torch, so that a command checks it before anything else."""
+"""Checks where an export may write. Needs no torch, so a command checks this first."""
 
 import re
 from pathlib import Path
@@ -9,17 +9,17 @@ from profiles.errors import InputError
 
 
 def check_places(out: Path, save_weights: Path | None = None, force: bool = False) -> None:
-    """Refuse places that the bundle or the weights cannot be written to.
+    """Refuse paths to which the bundle or the weights cannot be written.
 
     A bundle's folder is replaced as a whole, so the weights file must be outside it.
 
     Args:
         out: The bundle folder.
-        save_weights: The file for the global model, if it is to be saved.
-        force: Allow an existing bundle and an existing weights file to be replaced.
+        save_weights: The file for the global model; None to save no file.
+        force: Allow to replace an existing bundle and an existing weights file.
 
     Raises:
-        InputError: One of the two cannot be written, or one is inside the other.
+        InputError: A path cannot be written to, or one path is inside the other.
     """
     check_bundle_place(out, force)
     if save_weights is None:
@@ -27,7 +27,7 @@ def check_places(out: Path, save_weights: Path | None = None, force: bool = Fals
     bundle, weights_file = out.resolve(), save_weights.resolve()
     if weights_file.is_relative_to(bundle):
         raise InputError(
-            "The weights cannot be saved as {weights}, inside the bundle {out}: give a place "
+            "The weights cannot be saved as {weights}, inside the bundle {out}: choose a file "
             "outside it.",
             code="export.weights-in-bundle",
             weights=str(save_weights),

@@ -1,4 +1,4 @@
-"""One submodel as a bundle: the public `edgetailor.export`."""
+"""Exports one submodel as a bundle: the public `edgetailor.export`."""
 
 from pathlib import Path
 
@@ -25,19 +25,19 @@ def export(
     (`edgetailor serve`) exports by itself.
 
     Args:
-        submodel: What `split` made of the model.
+        submodel: The result of `split`.
         state: The global model's weights.
-        out: The new folder.
+        out: The folder to write.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
         verify: Compare operators and training steps with PyTorch in float64 first.
         force: Replace an earlier bundle at `out`.
         progress: Called with the name of each stage when it begins; `print` shows them.
 
     Returns:
-        Where the bundle is, and the result of the verification.
+        The folder of the bundle, and the result of the verification.
 
     Raises:
-        ExportError: If an operator of the model has no form in this format.
+        ExportError: If this format does not support an operator of the model.
         VerificationError: If graph and PyTorch differ by more than the tolerance.
         InputError: If `out` cannot be written.
 

@@ -1,4 +1,4 @@
-"""The submodels to export in one go: the tiers of a TOML file, or the specs of the command line.
+"""Reads the submodels to export: the tiers of a TOML file, or the specs of the command line.
 
 Needs no torch, so that a mistake in the file is refused before the model is loaded.
 """
@@ -28,7 +28,7 @@ class TierFile(Table):
 
 
 def read_tiers(path: Path) -> tuple[Tier, ...]:
-    """Read the tiers of a TOML file. Raises InputError naming the file and the key."""
+    """Read the tiers of a TOML file. Raises InputError with the file and the key."""
     return read_table(path, TierFile, _known_keys).tiers
 
 

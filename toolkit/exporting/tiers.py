@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TierResult:
-    """The bundle of one tier, or the error that its export ended with."""
+    """The bundle of one tier, or the error of its export."""
 
     tier: Tier
     exported: Exported | None = None
@@ -31,7 +31,7 @@ class TierResult:
 
 
 def export_tiers(request: Request, tiers: Sequence[Tier]) -> list[TierResult]:
-    """Export each tier to the folder of its name under `request.out`.
+    """Export each tier to a folder in `request.out` that has the tier's name.
 
     If one fails, the others are still exported.
 
@@ -47,7 +47,7 @@ def export_tiers(request: Request, tiers: Sequence[Tier]) -> list[TierResult]:
         ModelError: The model cannot be loaded. Nothing is written.
     """
     requests = [replace(request, spec=t.submodel, out=request.out / t.name) for t in tiers]
-    # Refuse a wrong place before the first export: an export takes seconds to minutes.
+    # Check all folders before the first export: an export takes seconds to minutes.
     for own in requests:
         check_places(own.out, own.save_weights, own.force)
     origin = load_origin(request)

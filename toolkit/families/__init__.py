@@ -1,10 +1,10 @@
-"""The families, one module each: ways to cut a model, such as low-rank (FedHM) and cp (TDPFed).
+"""The families: ways to cut a model, such as low-rank (FedHM) and cp (TDPFed). Each is a module.
 
-The specs of all families are in the table of `forms.py`. The module of a family has an object
-`FAMILY`, which fulfils `submodels/family.py`; `full.py` is the smallest.
+The table in `forms.py` has the specs of all families. The module of a family has an object `FAMILY`
+of the type in `submodels/family.py`; `full.py` is the shortest.
 
-This package imports no torch: a module is imported when its family is first used. `check_spec`
-therefore takes milliseconds.
+This package imports no torch, because it imports a family's module when the family is first used.
+So `check_spec` takes milliseconds.
 """
 
 import importlib
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def form_named(name: str) -> SpecForm:
-    """The specs that the family `name` accepts.
+    """The form of the specs that the family `name` accepts.
 
     Raises:
         SpecError: If there is no such family; the message lists all of them.
@@ -40,7 +40,7 @@ def form_named(name: str) -> SpecForm:
 
 
 def check_spec(spec: str | Spec) -> Spec:
-    """Read a spec and check all that can be checked without a model, and without torch.
+    """Read a spec and check what can be checked without a model and without torch.
 
     Args:
         spec: The spec, as text or already parsed.
@@ -99,8 +99,8 @@ def family_named(name: str) -> "Family":
 def recovering_family(spec: Spec) -> "Family":
     """The family that recovers updates of `spec`: the innermost one.
 
-    A family that selects layers makes no factors. If it is combined with a second family, all
-    factors of an update are made by that one.
+    A family that selects layers makes no factors. If it is combined with a second family, the
+    second one makes all factors of an update.
     """
     *_, innermost = spec.nested()
     return family_named(innermost.family)

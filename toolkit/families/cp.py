@@ -49,8 +49,8 @@ FACTOR_STEPS = 17
 FACTOR_RATE = 3e-4
 """eta, Adam's learning rate for the factors.
 
-Section VII-D compares methods on MNIST with 3e-4; section VII-A has 8e-4, and 4e-5 on CIFAR-10.
-Each step of Adam moves every number by about the learning rate, whatever the gradient.
+Section VII-D compares methods on MNIST with 3e-4. Section VII-A has 8e-4, and 4e-5 for CIFAR-10.
+Each step of Adam moves every number by about the learning rate, for any size of the gradient.
 """
 
 LINEAR = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.RNNBase)
@@ -60,7 +60,7 @@ LINEAR = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.RNNBase)
 def choose_ranks(
     model: nn.Module, captured: Captured, spec: Spec
 ) -> tuple[dict[str, int], list[LayerDecision]]:
-    """Rank of each weight to factorize, and what becomes of every weighted layer.
+    """Choose the rank of each weight to factorize. Also returns the form of every weighted layer.
 
     Raises SpecError if a rank is too high or too low for the weights of the model; the message
     names the compression rates that are possible.
@@ -85,7 +85,7 @@ def choose_ranks(
             code="spec.nothing-smaller",
             spec=str(spec),
         )
-    # Rounded into the range, so that both ends are rates that can be used.
+    # Round towards the inside of the range, so that both ends are possible rates.
     most = max(highest_rate(captured.shape(name)) for name in ranks)
     lowest = _rounded(max(lowest_rate(captured.shape(name)) for name in ranks), ROUND_CEILING)
     highest = _rounded(most, ROUND_FLOOR)
@@ -128,7 +128,7 @@ def why_dense(layer: Layer) -> str:
 def highest_rank(shape: tuple[int, ...]) -> int:
     """An upper bound on the CP rank of any tensor of `shape`.
 
-    With one component for each fibre of the longest mode, every tensor is exact.
+    With one component for each fibre along the longest mode, CP factors give any tensor exactly.
     """
     return math.prod(shape) // max(shape)
 
@@ -149,7 +149,7 @@ def _rounded(rate: float, direction: str) -> float:
 
 
 class CP(Family):
-    """See the module."""
+    """The family `cp`; see the module."""
 
     form = forms.CP
     averages_factors = True
@@ -186,7 +186,7 @@ class CP(Family):
         )
 
     def strength(self, spec: Spec) -> float:
-        """1 / compression rate, at most 1: more factor values than tensor values add nothing."""
+        """1 / compression rate, at most 1: factors with more values than the tensor add nothing."""
         return 1 / max(1.0, forms.CP.size_as_number(spec))
 
     def recover(
@@ -201,7 +201,7 @@ class CP(Family):
     def received(
         self, key: str, table: Sequence[TensorEntry], model: GlobalModel
     ) -> Mapping[str, Tensor]:
-        """The factors of the last round. A first round has none, and decomposes the weights."""
+        """The factors of the last round; in the first round, new factors of the weights."""
         ranks = {e.stands_for or "": e.shape[1] for e in table}
         return model.kept.get(key) or first_factors(ranks, model)
 
@@ -214,7 +214,7 @@ class CP(Family):
         """Fit the averaged factors to the new global weights by a few ALS sweeps."""
         new: dict[str, Tensor] = {}
         for name, modes in factors_of(factors, table).items():
-            # The averaged factors are close to the new weights, so that a few sweeps are enough.
+            # The averaged factors are close to the new weights, so a few sweeps are enough.
             start = [modes[str(mode)] for mode in range(len(modes))]
             fitted = cp_refit(weights[name], start)
             new |= {factor_name(name, mode): value for mode, value in enumerate(fitted)}
@@ -224,12 +224,11 @@ class CP(Family):
 def record_with_factors(
     model: nn.Module, captured: Captured, ranks: Mapping[str, int]
 ) -> GraphModule:
-    """The model as it predicts, with factors in place of every weight that can be replaced."""
+    """Record the model in inference mode, with CP factors in place of weights where possible."""
     own = {
         layer.path("weight")
         for layer in weighted_layers(model, captured)
-        # Recurrent layers have no form that computes with CP factors; they predict with composed
-        # weights.
+        # Recurrent layers cannot compute with CP factors, so they predict with composed weights.
         if isinstance(layer.module, Convolution | nn.Linear) and not layer.obstacle
     }
     new = with_cp_factors(model, {name: rank for name, rank in ranks.items() if name in own})

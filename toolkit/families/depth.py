@@ -1,9 +1,9 @@
 """`depth`: the first blocks of every stage, and all layers outside of the stages (InclusiveFL).
 
-Stages are blocks of one class that follow each other in an `nn.Sequential` or `nn.ModuleList` and
-return what they take, in shape: residual blocks, or the layers of a transformer. The first block of
-a stage may change the shape. The submodel leaves out the last blocks of each stage, so a shallow
-device trains a subset of what a deeper one trains, and each block is averaged over the devices that
+A stage is a sequence of blocks of one class in an `nn.Sequential` or `nn.ModuleList`, such as
+residual blocks or the layers of a transformer. Each block returns the shape that it takes; only the
+first may change it. The submodel leaves out the last blocks of each stage. So a device with a small
+ratio trains a subset of the blocks of a larger one. Each block is averaged over the devices that
 have it.
 """
 
@@ -34,7 +34,7 @@ Stage = dict[str, bool]
 
 
 class LeftOut(nn.Module):
-    """In place of a block: the value that the block would take, as the block would return it."""
+    """Takes the place of a block and returns its input, in a tuple if the block returns one."""
 
     def __init__(self, in_tuple: bool) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class LeftOut(nn.Module):
 
 
 class Depth(Family):
-    """See the module."""
+    """The family `depth`; see the module."""
 
     form = forms.DEPTH
 
     def split(self, request: SplitRequest) -> Submodel:
         """See Family."""
-        # The decimal's exact value: in binary, 0.07 * 100 is above 7.
+        # Use the decimal's exact value: with binary numbers, 0.07 * 100 is above 7.
         ratio = Fraction(str(forms.DEPTH.size_as_number(request.spec)))
         shallow = copy.deepcopy(request.model)
         stages = list(stages_of(request.model, request.capture()))
@@ -102,7 +102,7 @@ def stages_of(model: nn.Module, captured: Captured) -> Iterator[Stage]:
         for kind, run in groupby(container.named_children(), lambda child: type(child[1])):
             names = [f"{path}.{own}" if path else own for own, _ in run]
             stages = [stage for stage in divided(names, calls, model) if len(stage) > 1]
-            # A sequence of other containers may be the stages themselves, with blocks inside.
+            # A sequence of containers may be a sequence of stages, with the blocks inside.
             if stages or (len(names) > 1 and not issubclass(kind, CONTAINERS)):
                 blocks.update(names)
             yield from stages
@@ -111,7 +111,7 @@ def stages_of(model: nn.Module, captured: Captured) -> Iterator[Stage]:
 def divided(names: Sequence[str], calls: Mapping[str, "Call"], model: nn.Module) -> Iterator[Stage]:
     """The stages of blocks that follow each other.
 
-    A block belongs to the stage of the block before it if it returns what it takes, in shape.
+    A block belongs to the stage of the block before it if it returns the shape that it takes.
     """
     stage: Stage = {}
     for name in names:
@@ -125,7 +125,7 @@ def divided(names: Sequence[str], calls: Mapping[str, "Call"], model: nn.Module)
 
 
 class Call(NamedTuple):
-    """A call of a module: the shapes of what it takes and returns, and whether in a tuple."""
+    """A call of a module: shapes of its input and its result, and whether the result is a tuple."""
 
     before: torch.Size
     after: torch.Size
@@ -133,7 +133,7 @@ class Call(NamedTuple):
 
 
 def calls_of(model: nn.Module, captured: Captured) -> dict[str, Call]:
-    """The calls of modules that are called once, with one tensor first, and return one."""
+    """The calls of modules that are called once, take a tensor first and return one tensor."""
     model, records = copy.deepcopy(model).eval(), dict[str, list[Call | None]]()
 
     def note(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
@@ -155,7 +155,7 @@ def calls_of(model: nn.Module, captured: Captured) -> dict[str, Call]:
 
 
 def owns_tensors(name: str, model: nn.Module) -> bool:
-    """Whether the module `name` has parameters, none of which other modules have too."""
+    """Whether the module `name` has parameters and shares none of them with other modules."""
     inside, outside = set[int](), set[int]()
     for path, tensor in model.named_parameters(remove_duplicate=False):
         (inside if path.startswith(f"{name}.") else outside).add(id(tensor))

@@ -73,4 +73,4 @@ WIDTH = SpecForm(
 )
 
 FORMS = {form.family: form for form in (CP, DEPTH, FULL, LOW_RANK, PFEDME, SLICE, WIDTH)}
-"""The forms by the names of the families, each of which is a module of this package."""
+"""The form of each family, by the family's name, which is also the name of its module."""

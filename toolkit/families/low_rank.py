@@ -1,8 +1,8 @@
 """`low-rank`: FedHM's hybrid network of truncated-SVD factors.
 
 A convolution (n, m, kh, kw) of rank r becomes a kh x 1 convolution to r channels and a 1 x kw
-convolution to n channels. A linear layer becomes two. The matrices of a recurrent layer become
-products. The first layers stay dense.
+convolution to n channels. A linear layer becomes two linear layers. The matrices of a recurrent
+layer become products of two factors. The first layers stay dense.
 """
 
 import copy
@@ -60,7 +60,7 @@ Ranks = dict[str, dict[str, int]]
 def choose_ranks(
     layers: Sequence[Layer], ratio: float, keep: int, among: Collection[str] | None = None
 ) -> tuple[Ranks, list[LayerDecision]]:
-    """Ranks of the weights to factorize, and what becomes of each layer.
+    """Choose the ranks of the weights to factorize. Also returns the form of each layer.
 
     1 x 1 convolutions and the classifier always stay dense.
 
@@ -69,7 +69,7 @@ def choose_ranks(
         ratio: Rank relative to the output channels (FedHM, Table 5). For a grouped convolution
             these are the channels of one group, for a recurrent layer the units of one gate. For a
             linear layer the rank is relative to the full rank of its weight.
-        keep: How many of the first layers stay dense; layers that always do are not counted.
+        keep: How many of the first layers stay dense. Layers that are always dense are not counted.
         among: Names of the layers to consider; all if None.
     """
     ranks: Ranks = {}
@@ -121,7 +121,7 @@ def why_dense(layer: Layer, last: bool) -> str:
 
 
 def saves_numbers(layer: Layer, weight: str, rank: int) -> bool:
-    """Whether factors of `rank` hold fewer numbers than the weight."""
+    """Whether factors of `rank` have fewer numbers than the weight."""
     rows, columns = unroll_groups(getattr(layer.module, weight), layer.groups)[0].shape
     # U has rank * rows numbers and V rank * columns.
     return rank * (rows + columns) < rows * columns
@@ -130,7 +130,7 @@ def saves_numbers(layer: Layer, weight: str, rank: int) -> bool:
 def highest_ratio(layers: Sequence[Layer], layer_decisions: Sequence[LayerDecision]) -> float:
     """The largest rank ratio that would make a layer smaller; 0 if none would.
 
-    Only layers that stay dense because of their rank count.
+    Considers only layers that stay dense because of their rank.
     """
     tried = {d.layer for d in layer_decisions if d.reason.startswith("rank ")}
     ratios = [0.0]
@@ -146,12 +146,12 @@ def highest_ratio(layers: Sequence[Layer], layer_decisions: Sequence[LayerDecisi
 
 
 def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> None:
-    """Raise SpecError if `spec` makes none of `layers` smaller; the message says what would."""
+    """Raise SpecError if `spec` makes none of `layers` smaller; the message names a remedy."""
     ratio = forms.LOW_RANK.size_as_number(spec)
     if rewritten.origins or ratio == 1:
         return
     best = highest_ratio(layers, rewritten.layer_decisions)
-    remedy = f" Ratios up to {best:.3g} make one smaller." if best else ""
+    remedy = f" Ratios up to {best:.3g} make a layer smaller." if best else ""
     if "keep" not in spec.options and (first := choose_ranks(layers, ratio, 0)[0]):
         remedy += f" With keep=0 {' and '.join(first)} would get smaller."
     raise SpecError(
@@ -166,7 +166,7 @@ def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> 
 
 def replace_layers(model: nn.Module, ranks: Ranks) -> nn.Module:
     """A copy of `model` with the layers in `ranks` replaced by factorized ones."""
-    # The caller keeps its model.
+    # Leave the caller's model unchanged.
     model = copy.deepcopy(model)
     for name, own in ranks.items():
         dense = model.get_submodule(name)
@@ -187,7 +187,7 @@ def factorized_layer(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
 
 
 def origin_of(layer: str, own: str) -> Origin:
-    """What the tensor `own` of the factorized layer `layer` stands for."""
+    """The tensor of the dense layer that the tensor `own` of the factorized `layer` stands for."""
     # The bias of `v` is the bias of the dense layer, not a factor.
     side, _, leaf = own.partition(".")
     factor = side if side in ("u", "v") and leaf != "bias" else None
@@ -214,7 +214,7 @@ class FrobeniusDecay:
 
 
 class LowRank(ExchangesLayers):
-    """See the module. Every round starts from the SVD of the global model."""
+    """The family `low-rank`. Every round starts from the SVD of the global model."""
 
     form = forms.LOW_RANK
 
@@ -237,8 +237,8 @@ class LowRank(ExchangesLayers):
         among: Collection[str] | None = None,
     ) -> Rewritten:
         """See ExchangesLayers."""
-        # FedHM keeps the first layers dense. In a slice they are frozen before the cut, so
-        # that no layer after it has to stay dense.
+        # FedHM keeps the first layers dense. A slice freezes the layers before its cut, so none
+        # after the cut has to stay dense.
         keep = forms.LOW_RANK.whole_number(spec, "keep", 1 if among is None else 0)
         strength = forms.LOW_RANK.number(spec, "decay", DECAY)
         layers = weighted_layers(model, captured)

@@ -22,7 +22,7 @@ LOCAL_RATE = 0.05
 
 
 class PFedMe(Family):
-    """See the module."""
+    """The family `pfedme`; see the module."""
 
     form = forms.PFEDME
 

@@ -3,9 +3,9 @@
 The device runs the input side once in inference mode, stage by stage, and writes the output of each
 stage to disk (Algorithm 1). It then trains the rest on the last recording (Algorithm 2).
 
-`slice:lstm,skip=128` also records the first 128 steps of the LSTM called `lstm`. A stage then reads
-the same weights that are trained after it. All stages run before training starts, so that they use
-the weights that the device received.
+`slice:lstm,skip=128` also records the first 128 steps of the LSTM called `lstm`. A stage then uses
+the LSTM's weights, which are trained later. All stages run before training starts, so they use the
+weights that the device received.
 
 `recording=float16` stores activations in half the space. `frozen=int8` rounds the weights of the
 stages to 8-bit integers with a scale for each output channel.
@@ -32,7 +32,7 @@ from toolkit.submodels.submodel import LayerDecision, SplitRequest, Submodel
 
 
 class Slice(Family):
-    """See the module."""
+    """The family `slice`; see the module."""
 
     form = forms.SLICE
 
@@ -79,7 +79,7 @@ class Slice(Family):
 
 
 def exchanging_family(spec: Spec) -> ExchangesLayers:
-    """The second family of `spec`. Raises SpecError if it cannot be combined with this slice."""
+    """The second family of `spec`. Raises SpecError if the slice cannot have a second family."""
     if "skip" in spec.options:
         raise SpecError(
             "Invalid combination {spec!r}: a slice with skip= takes no second family.",

@@ -1,14 +1,15 @@
 """`width`: the leading channels of every layer (HeteroFL, FjORD's ordered dropout).
 
-The smaller networks are nested: a narrow device trains a subset of what a wider device trains. Each
+The smaller networks are nested: a narrow submodel has a subset of the channels of a wider one. Each
 number is averaged over the devices that have it.
 
-`scaler=on` divides the outputs of narrowed layers by the ratio while a device trains, as HeteroFL's
-authors do with static batch norms. With statistics that devices track, these would be of scaled
-outputs, and predictions, which are not scaled, would not fit them.
+`scaler=on` divides the outputs of narrowed layers by the ratio while a device trains. HeteroFL's
+authors do so with static batch norms. If devices tracked the statistics, these would be of scaled
+outputs, but predictions are not scaled.
 
-`window=rolling` takes other channels in every round: in round t those from t - 1 on, around the end
-(FedRolex). Every device then trains every channel in turn, with the same graphs.
+`window=rolling` takes other channels in every round (FedRolex). In round t they begin with channel
+t - 1; the first channel follows after the last. So every device trains every channel in turn, with
+the same graphs.
 """
 
 import dataclasses
@@ -34,14 +35,14 @@ from toolkit.submodels.submodel import (
 
 
 class Width(Family):
-    """See the module. The model's input channels and its classes stay."""
+    """The family `width`. It keeps all input channels and all classes of the model."""
 
     form = forms.WIDTH
 
     def split(self, request: SplitRequest) -> Submodel:
         """See Family."""
         spec, ratio = request.spec, self.strength(request.spec)
-        # The decimal's exact value: in binary, 0.07 * 100 is above 7.
+        # Use the decimal's exact value: with binary numbers, 0.07 * 100 is above 7.
         scaler = forms.WIDTH.choice(spec, "scaler") == "on"
         narrowed = narrow(request.capture(), Fraction(str(ratio)), str(spec), scaler)
         small, ranges = narrowed.captured, narrowed.window(0)
@@ -71,7 +72,7 @@ class Width(Family):
 
 
 def layer_decisions(narrowed: Narrowed) -> list[LayerDecision]:
-    """How many channels each weighted layer keeps."""
+    """The number of channels that each weighted layer keeps."""
     kept = narrowed.kept
 
     def left(layer: Layer) -> str:

@@ -1,4 +1,4 @@
-"""The submodels that a plan considers: every family, at sizes that differ enough to matter."""
+"""Lists the submodels that a plan considers: families in sizes that differ clearly."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ from profiles.errors import ModelError, SpecError
 from toolkit.cutting.cut_points import CutPoint, Cutter
 
 RATIOS = (0.5, 0.25, 0.125)
-"""Rank ratios, those of FedHM."""
+"""The rank ratios of FedHM."""
 WIDTHS = (0.75, 0.5, 0.25, 0.125)
 RATES = (2.0, 4.0, 8.0)
 """Compression rates of CP factors; TDPFed uses 2."""
 INSIDE = 0.25
 """The rank ratio of low-rank layers inside a slice."""
 APART = 0.85
-"""A slice is considered if its load is at most this share of the previous one's."""
+"""A slice is considered if its load is at most this share of the previous slice's load."""
 
 
 def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterator[str]:
@@ -42,7 +42,7 @@ def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterat
 
 
 def useful_cuts(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterator[CutPoint]:
-    """Cut points whose slices differ enough; none if the model cannot be cut."""
+    """Yield cut points whose slices differ clearly; none if the model cannot be cut."""
     try:
         cutter = Cutter(capture(model, sample_shape))
     except (ModelError, SpecError):

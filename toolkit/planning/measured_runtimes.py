@@ -1,4 +1,4 @@
-"""What a device's measured bundles say about its runtimes, as notes of a plan."""
+"""Notes of a plan that compare a device's runtimes by the bundles measured on it."""
 
 from collections import defaultdict
 
@@ -12,13 +12,13 @@ from profiles.text_formatting import format_bytes, format_seconds
 def runtime_notes(device: DeviceProfile) -> list[str]:
     """A line for each submodel that was measured in both formats on the device.
 
-    The bundles are whatever its owner has measured, in most cases not those of the plan. So the
-    line only says what was measured.
+    The device's owner chose which bundles to measure. Usually they are not bundles of this plan, so
+    the line only says what was measured.
     """
     trainings = () if device.trainings is UNSET else device.trainings
     same = defaultdict[object, list[Profile]](list)
     for profile in trainings:
-        # A file that somebody sent in may state that training takes no time.
+        # A profile from another person may claim that training takes no time.
         if profile.of_role("train") and not profile.validity.invalid and profile.train.median_s > 0:
             about = (
                 profile.submodel, profile.structure, profile.batch_size, profile.method.threads
@@ -28,7 +28,7 @@ def runtime_notes(device: DeviceProfile) -> list[str]:
 
 
 def line(group: list[Profile]) -> str:
-    """Compare the fastest of `group`, profiles of one bundle with several runtimes, to the next."""
+    """Compare the two fastest profiles in `group`: one bundle, with different runtimes."""
     fast, slow, *_ = sorted(group, key=lambda profile: profile.train.median_s)
     return (
         f"measured on the device, perhaps with another model: a batch of {fast.submodel} takes "

@@ -1,4 +1,4 @@
-"""The plan for one model and one device: the public `edgetailor.plan`."""
+"""Plans for one model and one device: the public `edgetailor.plan`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,28 +29,28 @@ def plan(
 ) -> Planned:
     """Choose the strongest submodel of `model` that a device can train within its budgets.
 
-    Use it if you know the device and not the spec. It trains nothing: predictions come from the
-    device's profile. To compare sizes without a device, use `inspect`.
+    Use it if you know the device but not the spec. It trains nothing: it predicts from the device's
+    profile. To compare sizes without a device, use `inspect`.
 
     Args:
         model: The global model.
         sample_shape: Shape of one sample, without the batch.
-        profile: A device's profile, the file of one, or the name of a built-in one.
-        memory: Limit of the agent's process at its peak: bytes, or text like `"120MB"`. Without
-            it, a share of the device's memory.
+        profile: A device's profile, the path of its file, or the name of a built-in profile.
+        memory: Limit of the peak memory of the agent's process: bytes, or text like `"120MB"`. The
+            default is a share of the device's memory.
         step_s: Limit of the time of one batch, in seconds.
-        bandwidth: Limit of the traffic both ways in a round: bytes, or text.
-        specs: The submodels to look at; without them those of every family and size.
-        training: How devices train; it decides what a step holds.
+        bandwidth: Limit of the bytes sent and received in a round, or text like `"20MB"`.
+        specs: The submodels to choose from. The default is all families and sizes.
+        training: How devices train; the memory of a step depends on it.
         progress: Called with the name of each stage when it begins.
 
     Returns:
-        The plan: `plan.chosen` is the submodel, None if nothing fits; `plan.candidates` has the
-        predictions of all.
+        The plan. `plan.chosen` is the submodel, or None if nothing fits; `plan.rows` has the
+        predictions of all candidates.
 
     Raises:
-        InputError: If the profile cannot be read, or says nothing about memory and no limit is
-            given.
+        InputError: If the profile cannot be read. Also if `memory` is None and the profile does
+            not state the device's memory.
 
     Examples:
         >>> import edgetailor as et

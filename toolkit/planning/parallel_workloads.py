@@ -1,8 +1,8 @@
-"""The workloads of all candidates of one model, computed by several processes.
+"""Computes the workloads of all candidates of one model in several processes.
 
-Exporting a submodel takes seconds to a minute on one core, and exports are independent. They run in
-separate processes, because a server exports bundles at the same time and torch's tracing is not
-safe in two threads.
+An export of a submodel takes seconds to a minute on one core, and exports are independent. They run
+in separate processes, because the server exports bundles at the same time and tracing in torch is
+not safe in two threads.
 """
 
 import functools
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """How a process gets the model: the arguments of `load_global` and of `Workloads`."""
+    """What a process needs to load the model: the arguments of `load_global` and `Workloads`."""
 
     reference: str
     sample_shape: tuple[int, ...]
@@ -52,13 +52,13 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A submodel whose parameters alone, `bytes` in all, exceed every device's memory."""
+    """A submodel whose parameters alone (`bytes`) exceed the memory of every device."""
 
     submodel: str
     bytes: int
 
 
-Found = Known | Impossible | TooLarge
+Outcome = Known | Impossible | TooLarge
 
 
 class StoppedError(Exception):
@@ -75,7 +75,7 @@ class Search:
             parameters are not exported. None for no limit.
         progress: Called when the export of a submodel begins.
         stopping: Set it from another thread to end the search.
-        candidates: The submodels to look at. Default: all that `candidate_specs` gives.
+        candidates: The submodels to look at. None means all that `candidate_specs` lists.
         processes: How many submodels to export at once.
     """
 
@@ -87,24 +87,26 @@ class Search:
     processes: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     def run(self) -> tuple[list[Known], tuple[Impossible, ...]]:
-        """Find the workloads, in the cache or by exporting the submodels.
+        """Read the workloads from the cache, or export the submodels.
 
-        If all submodels are too large, the smallest is still exported, so that a refused device
-        learns how much memory it lacks.
+        If all submodels are too large, the smallest is exported, so that a refused device learns
+        how much memory it lacks.
 
         Returns:
-            The workloads, and the submodels that the model cannot give.
+            The workloads, and the submodels that are not possible.
 
         Raises:
             StoppedError: If `stopping` was set.
             LimitError: If the processes are killed, usually for lack of memory.
         """
-        results: dict[str, Found | None] = {}
+        results: dict[str, Outcome | None] = {}
         try:
             self._search(results, self.processes)
         except BrokenProcessPool:
             # Parallel exports need more memory than one at a time.
-            logger.warning("A process that exports submodels was killed: going on with one.")
+            logger.warning(
+                "A process that exports submodels was killed: continuing with one process."
+            )
             try:
                 self._search(results, 1)
             except BrokenProcessPool:
@@ -126,8 +128,8 @@ class Search:
         ]
         return known, tuple(impossible)
 
-    def _search(self, results: dict[str, Found | None], processes: int) -> None:
-        """Fill `results`, in `processes` processes. Raises BrokenProcessPool if one is killed."""
+    def _search(self, results: dict[str, Outcome | None], processes: int) -> None:
+        """Fill `results`. Raises BrokenProcessPool if one of the `processes` is killed."""
         with _pool(processes) as pool:
             if not results:
                 results |= self._result(_submit(pool, _remembered, self.source, self.candidates))
@@ -151,10 +153,10 @@ class Search:
         pool: ProcessPoolExecutor,
         new: list[str],
         count: int,
-        results: dict[str, Found | None],
+        results: dict[str, Outcome | None],
     ) -> None:
-        """Add what `_examined` finds for the specs `new` to `results`."""
-        running: dict[Future[Found], str] = {}
+        """Add the results of `_examined` for the specs `new` to `results`."""
+        running: dict[Future[Outcome], str] = {}
         for number, spec in enumerate(new, 1):
             # Submit only as many as run at once, so that progress shows exports that have begun.
             while len(running) >= count:
@@ -165,8 +167,10 @@ class Search:
         while running:
             self._collect(running, results)
 
-    def _collect(self, running: dict[Future[Found], str], results: dict[str, Found | None]) -> None:
-        """Move results that are ready from `running` to `results`."""
+    def _collect(
+        self, running: dict[Future[Outcome], str], results: dict[str, Outcome | None]
+    ) -> None:
+        """Move finished results from `running` to `results`."""
         if self.stopping.is_set():
             raise StoppedError
         done, _ = wait(running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
@@ -183,8 +187,8 @@ class Search:
 
 @contextmanager
 def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Up to `count` processes. They end with the block, also in the middle of a task."""
-    # Not forked: this process has threads, and a lock that one of them holds would stay locked.
+    """Provide a pool of up to `count` processes. They are ended with the block, even in a task."""
+    # Do not fork: if another thread of this process holds a lock, the child could never get it.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(count, context, _begin)
@@ -197,7 +201,7 @@ def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin() -> None:
-    """Make this process one of the pool."""
+    """Prepare a new process of the pool."""
     torch.set_num_threads(1)
     quieten_others()
 
@@ -205,8 +209,8 @@ def _begin() -> None:
 def _submit(pool: ProcessPoolExecutor, call: Callable[..., T], *arguments: object) -> Future[T]:
     """Run `call` in the pool, which may start a process.
 
-    Ctrl-C reaches every process of a terminal. The new process inherits that SIGINT is blocked,
-    so that only this one, which ends the others, reacts to it.
+    Ctrl-C reaches every process of a terminal. SIGINT is blocked in the new process, so only this
+    process reacts to it and ends the others.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -222,23 +226,25 @@ def _workloads(source: ModelSource) -> Workloads:
     return Workloads(module, source.sample_shape, source.training)
 
 
-def _remembered(source: ModelSource, candidates: tuple[str, ...] | None) -> dict[str, Found | None]:
-    """The candidates with their results in the cache."""
+def _remembered(
+    source: ModelSource, candidates: tuple[str, ...] | None
+) -> dict[str, Outcome | None]:
+    """The candidates, each with its result in the cache or None."""
     workloads = _workloads(source)
     with workloads.recording:
         every = specs(workloads.model, source.sample_shape, source.training.batch_size)
     return {spec: workloads.remembered(spec) for spec in candidates or every}
 
 
-def _examined(source: ModelSource, spec: str, limit_bytes: int | None) -> Found:
-    """The workload of `spec`, which is exported only if its parameters are within the limit."""
+def _examined(source: ModelSource, spec: str, limit_bytes: int | None) -> Outcome:
+    """The workload of `spec`. Exports it only if its parameters are within the limit."""
     workloads = _workloads(source)
     if limit_bytes is not None:
         try:
             with workloads.recording:
                 submodel = split(workloads.model, spec, source.sample_shape, source.training)
         except EdgeTailorError:
-            return workloads.of(spec)  # keeps the reason
+            return workloads.of(spec)  # records the reason in its result
         if submodel.bytes > limit_bytes:
             return TooLarge(spec, submodel.bytes)
     return workloads.of(spec)

@@ -30,9 +30,9 @@ class Planned:
         device: The device.
         budgets: What a submodel may use; the default for memory is filled in.
         plan: The candidates and the chosen one.
-        impossible: The submodels that the model does not allow.
-        notes: Assumptions for missing figures, reasons to doubt the plan, and what was measured of
-            the device's runtimes.
+        impossible: The submodels that are not possible for the model.
+        notes: Assumptions for missing figures, reasons to doubt the plan, and a comparison of the
+            device's runtimes if they were measured.
     """
 
     device: DeviceProfile
@@ -52,15 +52,15 @@ def plan_for(
 ) -> Planned:
     """Choose the strongest submodel that fits a device.
 
-    If memory alone excludes stronger submodels, they are also tried with `recompute=yes`, and what
-    then needs less memory becomes a candidate.
+    If only memory excludes stronger submodels, they are also tried with `recompute=yes`. If that
+    needs less memory, it becomes a candidate.
 
     Args:
         device: The device's profile.
         workloads: The workloads of the model's submodels.
         specs: The submodels to choose from.
         budgets: What the submodel may use. The default for memory is a share of the device's.
-        today: The date that the profile's age is judged by; today by default.
+        today: The date from which the profile's age is counted; today by default.
         progress: Called with the name of each stage when it begins.
 
     Returns:
@@ -68,7 +68,7 @@ def plan_for(
 
     Raises:
         InputError: There is no budget for memory, and the profile does not state the memory.
-        SpecError: A spec is wrong for every model.
+        SpecError: A spec is malformed, or its family is unknown.
     """
     known, impossible = find_workloads(workloads, specs, progress)
     limits, day = budgets or Budgets(), today or datetime.date.today()
@@ -89,7 +89,7 @@ def find_workloads(
 ) -> tuple[list[Known], tuple[Impossible, ...]]:
     """The workloads of `specs`, and the specs that are impossible.
 
-    Submodels that are not in the cache are exported. That takes seconds each, and each is a stage.
+    Exports the submodels that are not in the cache. Each export takes seconds and is a stage.
     """
     results = {spec: workloads.remembered(spec) for spec in specs}
     new = [spec for spec, result in results.items() if result is None]
@@ -111,7 +111,7 @@ def decide(
     budgets: Budgets,
     today: datetime.date,
 ) -> Planned:
-    """Make the plan from known workloads."""
+    """Make the plan from the workloads `known`."""
     budgets, notes = with_memory(device, budgets)
     return Planned(
         device=device,
@@ -123,7 +123,7 @@ def decide(
 
 
 def with_memory(device: DeviceProfile, budgets: Budgets) -> tuple[Budgets, list[str]]:
-    """Fill in a missing budget for memory; returns a note on it. Raises InputError."""
+    """Fill in a missing memory budget, with a note. Raises InputError if memory is unknown."""
     if budgets.memory is not None:
         return budgets, []
     available, whole = device.memory_available_bytes, device.memory_bytes
@@ -144,9 +144,9 @@ def with_memory(device: DeviceProfile, budgets: Budgets) -> tuple[Budgets, list[
 
 
 def candidate(known: Known, device: DeviceProfile, budget: float | None = None) -> Candidate:
-    """`known` with the memory and time that the agent needs on `device` to train it.
+    """Predict the memory and time that the agent needs to train `known` on `device`.
 
-    The agent uses no form of its graphs that may need more memory than the `budget`, in bytes.
+    With a `budget` in bytes, the agent leaves out forms of its graphs that may need more memory.
     """
     left = None if budget is None else budget - RESERVE
     predicted = predict(known.work, device.calibration, left)

@@ -15,12 +15,12 @@ from toolkit.terminal_output import table
 
 PLAN_VERSION = 1
 Written = Callable[[str, float], str]
-"""(resource, needed) -> the budget that allows it, as an option or a line of a file."""
+"""(resource, needed) -> the budget that allows it, as an option or as a line of a TOML file."""
 MOST_PLACES = 6
 
 
 def show_plan(planned: Planned) -> None:
-    """Print all candidates, best first, and why each was chosen or not."""
+    """Print all candidates, best first, and the reason why each was chosen or not."""
     console = Console(highlight=False)
     console.print(f"{planned.device.name}: {allowed(planned)}", markup=False)
     strengths = {row.candidate.strength for row in planned.plan.rows}
@@ -47,7 +47,7 @@ def show_plan(planned: Planned) -> None:
 
 
 def distinct(value: float, others: Iterable[float]) -> str:
-    """A strength with as many decimals as distinguish it from the others, 0 and 1; at least two."""
+    """A strength with enough decimals to differ from 0, 1 and the others; at least two."""
     if value == round(value, 2):
         return f"{value:.2f}"
     different = {0.0, 1.0, *others} - {value}
@@ -76,7 +76,7 @@ def allowed(planned: Planned) -> str:
 
 
 def span(figure: Figure, unit: Callable[[float], str]) -> str:
-    """A prediction and its upper bound, with one unit if they share it."""
+    """A prediction and its upper bound. If both have the same unit, it is written once."""
     low, high = unit(figure.value).split(), unit(figure.upper).split()
     return " ".join([f"{low[0]}-{high[0]}", high[1]] if low[1] == high[1] else [*low, "-", *high])
 
@@ -98,7 +98,7 @@ def as_key(resource: str, needed: float) -> str:
 
 
 def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str:
-    """Why a candidate was not chosen: the binding budget first, and what would allow it."""
+    """Why a candidate was not chosen: the exceeded budgets, and budgets that would allow it."""
     if row.candidate == chosen:
         return "chosen"
     if not row.excesses:

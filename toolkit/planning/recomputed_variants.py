@@ -1,6 +1,6 @@
-"""Submodels that fit only if training computes activations again, and what that costs.
+"""Finds submodels that fit only if training computes activations again, and what that costs.
 
-They are looked at only where memory alone excludes a submodel that is stronger than the chosen one.
+This is tried only for submodels that are stronger than the chosen one and exceed only the memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,15 +11,15 @@ from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.spec_form import RECOMPUTE
 
 MOST = 2.0
-"""A submodel that needs more than this many times the memory budget is not looked at: no step of
-the benchmarks shrinks to less than half."""
+"""A submodel that needs over this many times the memory budget is not tried. In the benchmarks,
+no step shrinks to less than half."""
 SUFFIX = f",{RECOMPUTE.name}={RECOMPUTE.words[1]}"
 
 
 def worth_recomputing(plan: Plan) -> list[str]:
     """The specs with `recompute=yes` that may be better than the chosen submodel of `plan`.
 
-    A spec that the plan has anyway is not among them.
+    Specs that the plan already has are left out.
     """
     known = {row.candidate.submodel for row in plan.rows}
     return [
@@ -33,12 +33,12 @@ def worth_recomputing(plan: Plan) -> list[str]:
 
 
 def decides(spec: str) -> bool:
-    """Whether `spec` says itself if activations are computed again."""
+    """Whether `spec` sets the option `recompute`."""
     return any(RECOMPUTE.name in own.options for own in parse_spec(spec).nested())
 
 
 def is_excluded_by_memory_alone(row: Row) -> bool:
-    """Whether a candidate exceeds the budget of memory, not by much, and no other."""
+    """Whether a candidate exceeds only the memory budget, and needs at most `MOST` times it."""
     if [excess.resource for excess in row.excesses] != ["memory"]:
         return False
     return row.excesses[0].needed <= MOST * row.excesses[0].budget

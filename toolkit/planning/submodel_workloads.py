@@ -1,4 +1,4 @@
-"""The workloads of submodels, read from their exported graphs and kept in a cache."""
+"""Reads the workloads of submodels from their exported graphs and keeps them in a cache."""
 
 import dataclasses
 import logging
@@ -53,8 +53,8 @@ class Impossible(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Workloads:
     """The workloads of the submodels of one model.
 
-    They are cached by everything that determines them: the model's graphs, the training options and
-    the versions of the code.
+    The key of the cache has everything that determines them: the model's graphs, the training
+    options and the versions of the code.
 
     Attributes:
         model: The whole model.
@@ -76,15 +76,15 @@ class Workloads:
         self.recording = SharedRecording(self.model, self.sample_shape)
         with self.recording:
             captured = capture(self.model, self.sample_shape)
-        # The learning rate is an input of the graphs, and the schedule has the epochs. Neither
-        # changes a graph, so neither belongs to the key.
+        # The learning rate is an input of the graphs, and the schedule holds the epochs. So they
+        # change no graph and are left out of the key.
         training = replace(
             self.training, learning_rate=0.0, round_decay=1.0, epochs=1, steps=None, milestones=()
         )
         self.key = digest([code_version(), str(training), *content(captured)])
 
     def remembered(self, spec: str) -> Known | Impossible | None:
-        """The cached result of `spec`, or None. Raises SpecError if no model allows the spec."""
+        """The cached result of `spec`, or None. Raises SpecError if `spec` is wrong."""
         family_named(parse_spec(spec).family)
         if self.cache is None:
             return None
@@ -96,9 +96,9 @@ class Workloads:
             return None
 
     def of(self, spec: str) -> Known | Impossible:
-        """The workload of `spec`, from the cache or by exporting its training graphs.
+        """Read the workload of `spec` from the cache, or export its training graphs.
 
-        Raises SpecError if no model allows the spec.
+        Raises SpecError if `spec` is wrong.
         """
         known = self.remembered(spec)
         if known is not None:
@@ -120,7 +120,7 @@ class Workloads:
         return cache / f"{digest([self.key, spec])}.json"
 
     def compute(self, submodel: Submodel) -> Known:
-        """Strength and workload of `submodel`. Raises ExportError if it cannot be exported."""
+        """Compute strength and workload of `submodel`. Raises ExportError if the export fails."""
         program, batch = submodel.program, self.training.batch_size
         signatures = {signature.name: signature for signature in program.signatures}
         stages = [i.signature for i in program.schedule if isinstance(i, Record)]
@@ -164,9 +164,9 @@ class Workloads:
 
 
 def content(captured: Captured) -> Iterable[str]:
-    """All of a model that determines the graphs of its submodels: its own graphs and its shapes.
+    """Yield what determines the graphs of a model's submodels: its own graphs and its shapes.
 
-    Whether a weight is all zero counts too, because such a weight is not factorized.
+    Also whether each weight has a number that is not zero: a weight of zeros is not factorized.
     """
     for graph in (captured.training, captured.inference):
         yield graph.code
@@ -175,7 +175,7 @@ def content(captured: Captured) -> Iterable[str]:
         yield f"{name} {tuple(tensor.shape)} {bool(tensor.any())} {name in captured.parameters}"
 
 
-ROOMS_THAT_SPLIT = (
+SPLITTING_FOLDERS = (
     *("submodels", "cutting", "families", "channels", "slicing"),
     *("factorization", "factor_layers", "personal"),
 )
@@ -186,7 +186,7 @@ def code_version() -> str:
     """A hash of all code and libraries that determine graphs or workloads."""
     own = Path(toolkit.__file__).parent
     sources = [Path(__file__), *(Path(str(m.__file__)) for m in (workload, memory_rule))]
-    for room in ROOMS_THAT_SPLIT:
-        sources += own.glob(f"{room}/*.py")
+    for folder in SPLITTING_FOLDERS:
+        sources += own.glob(f"{folder}/*.py")
     texts = (path.read_text(encoding="utf-8") for path in sorted(sources))
     return digest([environment(), sources_digest("exporters"), *texts])

@@ -48,7 +48,7 @@ def test_exports_that_cannot_be(folder: Path, arguments: list[str], message: str
 
 
 IS_FOLDER = "there is a folder: give the name of a file."
-OUTSIDE = "inside the bundle {}: give a place outside it."
+OUTSIDE = "inside the bundle {}: choose a file outside it."
 
 
 @pytest.mark.parametrize(
