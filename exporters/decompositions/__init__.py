@@ -1,9 +1,9 @@
-"""Decompositions of training-only operators into forward operators: one table for every runtime.
+"""Decompositions of training-only operators into forward operators: one table for all runtimes.
 
 Each module holds one group of operators as `DECOMPOSITIONS`, a dict from operator to function.
 Start with `activation.py`, the shortest one. Operators that PyTorch decomposes well (elementwise
-derivatives, softmax) come from its core table. Decompositions that only one runtime needs do not
-belong in this table; its writer passes them to `trace`.
+derivatives, softmax) come from its core table. A decomposition that only one runtime needs does not
+belong in this table: the writer for that runtime passes it to `trace`.
 """
 
 from functools import cache
@@ -42,7 +42,7 @@ GROUPS: tuple[Decompositions, ...] = (
 
 
 def merge(groups: tuple[Decompositions, ...]) -> Decompositions:
-    """Merge `groups` into one table. Raises ValueError if two groups decompose one operator."""
+    """Merge `groups` into one table. Raises ValueError if two groups have the same operator."""
     merged: Decompositions = {}
     for group in groups:
         for operator, decomposition in group.items():
@@ -56,7 +56,7 @@ def merge(groups: tuple[Decompositions, ...]) -> Decompositions:
 
 
 core_decompositions = cache(core_aten_decompositions)
-"""PyTorch's table, which it builds again at each call."""
+"""PyTorch's table, cached because PyTorch would build it again at each call."""
 
 
 def table() -> dict[Any, Decomposition]:

@@ -60,7 +60,7 @@ def averaging_matrix(size: int, count: int, x: Tensor) -> Tensor:
 
 
 def max_pool(x: Tensor, out: list[int]) -> tuple[Tensor, Tensor]:
-    """The maximum of each window and its index row * columns + column; the first of equal ones."""
+    """Return the maximum of each window and the index row * columns + column where it is first."""
     kernel = regular_kernel(x, out)
     if kernel is not None:
         return aten.max_pool2d_with_indices(x, kernel)  # type: ignore[no-any-return]
@@ -73,7 +73,7 @@ def max_pool(x: Tensor, out: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def max_pool_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """Add each window's gradient to the first maximum of the window, which is found again in `x`.
+    """Add each window's gradient to the first maximum of the window, which is searched in `x`.
 
     dX = sum of R^T share C over all positions in a window. share (.., rows', columns') is the part
     of the gradient that goes to that position; R (rows', rows) and C (columns', columns) are
@@ -109,16 +109,16 @@ def max_pool_backward_of_tiles(grad: Tensor, x: Tensor, kernel: list[int]) -> Te
 
 
 def elements_by_position(size: int, count: int) -> list[list[int]]:
-    """For each position in the longest window: its element in every window, or -1 if outside."""
+    """For each position in the longest window, its element in every window, or -1 if outside."""
     limits = window_bounds(size, count)
     longest = max(end - start for start, end in limits)
     return [[s + i if s + i < e else -1 for s, e in limits] for i in range(longest)]
 
 
 def window_slices(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """For each position in a window, row by row: its values in all windows, and their indices.
+    """For each position in a window, return the values there in all windows, and their indices.
 
-    A value is LOWEST if the position is outside a shorter window.
+    Positions are in row order. A value is LOWEST if the position is outside a shorter window.
     """
     height, width = (int(n) for n in x.shape[-2:])
     slices, positions = [], []
@@ -134,7 +134,7 @@ def window_slices(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]
 
 
 def one_hot(positions: list[int], size: int, x: Tensor) -> Tensor:
-    """Matrix (count, size) with a 1 at the given place of each row; a row of zeros for place -1."""
+    """Matrix (count, size) with a 1 at each row's position, and zeros only for position -1."""
     rows = [[1.0 * (position == column) for column in range(size)] for position in positions]
     return constant(rows, dtype=x.dtype)
 

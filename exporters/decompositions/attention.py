@@ -71,8 +71,8 @@ def masked_scores(
     # Scaling the query needs fewer multiplications than scaling the scores of long sequences.
     scores = (query * score_factor(query, scale)) @ key.transpose(-2, -1)
     if is_causal:
-        places = [torch.arange(size) for size in scores.shape[-2:]]
-        scores = torch.where(places[0].unsqueeze(1) >= places[1], scores, -math.inf)
+        positions = [torch.arange(size) for size in scores.shape[-2:]]
+        scores = torch.where(positions[0].unsqueeze(1) >= positions[1], scores, -math.inf)
     return scores if mask is None else scores + mask
 
 
@@ -97,7 +97,7 @@ def repeat_heads(part: Tensor, query: Tensor) -> Tensor:
 
 
 def sum_shared(grad: Tensor, part: Tensor) -> Tensor:
-    """The gradient of `part` from that of `repeat_heads(part)`: the sum over repeated heads."""
+    """Compute the gradient of `part` from that of `repeat_heads(part)`: sum over repeated heads."""
     times = grad.shape[1] // part.shape[1]
     if times == 1:
         return grad

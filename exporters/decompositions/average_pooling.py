@@ -49,7 +49,7 @@ class Windows:
         return (self.count - 1) * self.step + self.kernel - self.front - self.size
 
     def divisors(self, include_pad: bool) -> list[int]:
-        """Number of elements that the mean of each window divides by."""
+        """For each window, the number of elements that its sum is divided by."""
         low, high = (-self.front, self.size + self.front) if include_pad else (0, self.size)
         starts = [index * self.step - self.front for index in range(self.count)]
         return [min(start + self.kernel, high) - max(start, low) for start in starts]
@@ -58,7 +58,7 @@ class Windows:
 def windows(
     x: Tensor, kernel: list[int], stride: list[int], padding: list[int], ceil_mode: bool, axes: int
 ) -> list[Windows]:
-    """The windows along each of the last `axes` axes of `x`; one size may stand for all axes."""
+    """The windows along each of the last `axes` axes of `x`; a single size applies to all axes."""
     kernel, padding = several(kernel, axes), several(padding, axes)
     steps = several(stride, axes) if stride else kernel
     return [
@@ -85,7 +85,7 @@ def average_pool(
 ) -> Tensor:
     """y = mean over each window of the zero-padded `x`, times kernel size / divisor of the window.
 
-    Runtimes use different divisors at edges, so that the correction is computed here. Returns
+    Runtimes use different divisors at edges, so the division is corrected here. Returns
     NotImplemented for pooling without padding, which runtimes compute themselves.
     """
     along = windows(x, kernel, stride, padding, ceil_mode, axes)
@@ -137,7 +137,7 @@ def plain(x: Tensor, along: list[Windows], steps: list[int] | None = None) -> Te
 def corrected(
     means: Tensor, along: list[Windows], include_pad: bool, divisor: int | None
 ) -> Tensor:
-    """Turn `means` over whole windows into sums over windows / divisors."""
+    """Turn `means` over whole windows into the sum of each window divided by its divisor."""
     whole = math.prod(w.kernel for w in along)
     if divisor is not None:
         return means * (whole / divisor)

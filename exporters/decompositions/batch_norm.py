@@ -1,7 +1,7 @@
 """Batch normalisation, forward and backward, in plain arithmetic.
 
 The running variance of ONNX's BatchNormalization is biased, that of PyTorch is unbiased. Therefore
-statistics are computed here, and no runtime's definition matters.
+statistics are computed here, so that the runtime's definition does not matter.
 """
 
 import math
@@ -20,9 +20,9 @@ def over_channels(x: Tensor) -> tuple[list[int], list[int]]:
 
 
 def values_per_channel(x: Tensor) -> int:
-    """How many values of `x` (N, C, ...) each channel has.
+    """The number of values of each channel of `x` (N, C, ...).
 
-    A product of sizes, because a known symbolic size costs the graph no operator; `numel` does.
+    It is a product of known sizes, because `numel` would add an operator to the graph.
     """
     return x.shape[0] * math.prod(x.shape[2:])
 
@@ -86,7 +86,7 @@ def without_statistics(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Batch norm as instance normalisation uses it. Returns y, mean and 1 / sqrt(var + eps)."""
-    # `batch_norm` wants running statistics; the new ones are dropped.
+    # `batch_norm` needs running statistics; the new ones are not used.
     none = x.new_zeros([x.shape[1]])
     y, mean, inverse, *_ = batch_norm(x, weight, bias, none, none, True, momentum, eps)
     return y, mean, inverse

@@ -22,7 +22,7 @@ class Window:
     groups: int
 
     def of_line(self) -> "Window":
-        """The window for images of one row, in place of lines."""
+        """The same window in 2-D, for lines that are treated as images with one row."""
         return Window([1, *self.stride], [0, *self.padding], [1, *self.dilation], self.groups)
 
     def convolution(
@@ -50,7 +50,7 @@ class Window:
 Rewriting = Callable[[Tensor, Tensor, Tensor | None, Window, list[int] | None], Tensor]
 """Maps (x, weight, bias, window, output padding) to a convolution's result, or to NotImplemented.
 
-Only a transposed convolution has an output padding; that of a plain one is None."""
+The output padding of a plain convolution is None."""
 
 
 def convolution_by(rewriting: Rewriting) -> Decomposition:
@@ -125,7 +125,7 @@ def backward_with(weight_gradient: WeightGradient) -> Decomposition:
 def input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dX = the transposed convolution of `grad` with the same weight and window.
 
-    Elements of `x` behind the last stride that no window covers are the output padding.
+    The output padding is the number of elements at the end of `x` that no window covers.
     """
     left = [
         int(x.shape[2 + axis])
@@ -144,7 +144,7 @@ def transposed_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: W
     The result is larger than `x` if the output padding reaches the stride, which dilation allows.
     """
     d_x = window.convolution(grad, weight)
-    # Cut off what output padding of at least a stride adds.
+    # Cut off the elements that an output padding of at least a stride adds.
     for axis in (2, 3):
         if d_x.shape[axis] != x.shape[axis]:
             d_x = d_x.narrow(axis, 0, x.shape[axis])
@@ -167,8 +167,8 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
 
     dW[o, i, a, b] = sum over n, u, v of grad[n, o, u, v] * x[n, i, s u + d a - p, s v + d b - p].
     The samples n become the channels, which a convolution sums over. A row of the image holds all
-    I channels of each pixel, so that moving by one pixel is a dilation of I, and a row of the
-    result holds (b, i). The layer's stride s is the dilation here, and its dilation d the stride.
+    I channels of each pixel, so moving by one pixel is a dilation of I. A row of the result holds
+    (b, i). The layer's stride s is the dilation here, and the layer's dilation d is the stride.
     """
     outputs, inputs, rows, columns = weight.shape
     pads: list[int] = []
@@ -186,8 +186,8 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
         groups=window.groups,
     )
     result = result.reshape(outputs, rows, -1, inputs)
-    # A stride of `dilation` pixels would be one of dilation * I elements and skip channels, so the
-    # result is computed for every pixel and sliced here.
+    # A stride of `dilation` pixels would be dilation * I elements, which would skip channels. So
+    # the result is computed for every pixel and sliced here.
     if window.dilation[1] > 1:
         result = cut(result, 2, 0, window.dilation[1], columns)
     # Runtimes exchange two axes several times faster than they permute four.
@@ -233,7 +233,7 @@ def convolve(
     groups: int = 1,
 ) -> Tensor:
     """A 2-D convolution with `pads` [left, right, top, bottom]; negative pads crop."""
-    # The operator pads both sides alike; other paddings need an operator of their own.
+    # The operator pads both sides alike; other paddings need a separate operator.
     symmetric = pads[0] == pads[1] >= 0 and pads[2] == pads[3] >= 0
     if not symmetric:
         x = aten.constant_pad_nd(x, pads)

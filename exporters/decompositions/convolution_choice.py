@@ -1,4 +1,4 @@
-"""Rewrites convolutions as transposed ones and the reverse, if a runtime then computes faster."""
+"""Rewrite plain convolutions as transposed ones, or transposed as plain, where this is faster."""
 
 import math
 from dataclasses import replace
@@ -21,10 +21,10 @@ def cheaper_convolution(
 ) -> Tensor:
     """Choose the faster of a plain and a transposed convolution for ONNX Runtime, at stride 1.
 
-    A plain convolution copies its input window by window into a matrix that is kernel times as
-    large, and multiplies once. A transposed convolution multiplies first and then adds up the
-    overlapping windows of its output. Therefore a layer is faster transposed if it has at most half
-    as many outputs as inputs (measured on x86: 1.5 times at 64 to 16 channels). Returns
+    A plain convolution copies its input window by window into a matrix, which is larger by the
+    number of kernel elements, and multiplies once. A transposed convolution multiplies first and
+    then adds up the overlapping windows of its output. Therefore it is faster for layers with at
+    most half as many outputs as inputs (measured on x86: 1.5 times at 64 to 16 channels). Returns
     NotImplemented if the convolution already is the faster one.
     """
     more = output_padding or [0] * len(window.stride)
@@ -55,11 +55,11 @@ def cheaper_convolution(
 def cut_and_padded(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int]
 ) -> Tensor:
-    """A transposed convolution, with padding and output padding applied to its result.
+    """Compute a transposed convolution, and apply padding and output padding to its result.
 
-    ONNX Runtime rejects output padding that reaches the stride.
+    ONNX Runtime rejects output padding that is not smaller than the stride.
     """
-    # No padding: the crop below removes it. Negative pads crop.
+    # The convolution has no padding; instead, its result is cropped below by negative pads.
     none = [0] * len(window.stride)
     whole = replace(window, padding=none).convolution(x, weight, none)
     pads = [
@@ -74,7 +74,7 @@ def cut_and_padded(
 def untransposed(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int]
 ) -> Tensor:
-    """A transposed convolution in one or two spatial dimensions, as a plain one of stride 1.
+    """Compute a transposed convolution in one or two spatial dimensions as a plain one of stride 1.
 
     `x` is (N, A, *in), `weight` (A, B / groups, *kernel). Returns NotImplemented for three
     dimensions.
@@ -94,16 +94,16 @@ def untransposed(
         for a in (0, 1)
     ]
     # Phases need no inserted zeros, but they do not support dilation.
-    way = split_into_phases if stride != [1, 1] and dilation == [1, 1] else insert_zeros
-    result = way(x, weight, window, size)
+    method = split_into_phases if stride != [1, 1] and dilation == [1, 1] else insert_zeros
+    result = method(x, weight, window, size)
     return result if bias is None else result + bias.reshape(1, -1, 1, 1)
 
 
 def insert_zeros(x: Tensor, weight: Tensor, window: Window, size: list[int]) -> Tensor:
     """Put stride - 1 zeros behind each element of `x`, then convolve with the flipped weight.
 
-    The padding in front is dilation * (kernel - 1) - padding; that behind brings the result to
-    `size`.
+    The padding in front is dilation * (kernel - 1) - padding. The padding behind is chosen so that
+    the result has the size `size`.
     """
     dilation, groups = window.dilation, window.groups
     if window.stride != [1, 1]:
@@ -117,9 +117,9 @@ def insert_zeros(x: Tensor, weight: Tensor, window: Window, size: list[int]) -> 
 
 
 def split_into_phases(x: Tensor, weight: Tensor, window: Window, size: list[int]) -> Tensor:
-    """Compute each phase of the stride as a convolution of its own, without inserted zeros.
+    """Compute each phase of the stride as a separate convolution, without inserted zeros.
 
-    In one dimension, with padding p and j + p = s * q + r: y[j] = sum over t of
+    In one dimension with padding p, write j + p as s * q + r. Then y[j] is the sum over t of
     x[q - t] * w[s * t + r]. Each of the s phases r is a full convolution with every s-th weight.
     One convolution computes all phases as its output channels, which are interleaved afterwards.
     """
@@ -145,7 +145,7 @@ def split_into_phases(x: Tensor, weight: Tensor, window: Window, size: list[int]
 
 
 def other_padding(weight: Tensor, window: Window) -> list[int]:
-    """Padding after exchanging plain and transposed: dilation * (kernel - 1) - padding."""
+    """The padding if plain and transposed are exchanged: dilation * (kernel - 1) - padding."""
     sizes = zip(window.dilation, weight.shape[2:], window.padding, strict=True)
     return [d * (int(k) - 1) - p for d, k, p in sizes]
 

@@ -1,4 +1,4 @@
-"""Types of decompositions, and constants in what they trace."""
+"""Types of decompositions, and constants for the graphs that they trace."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Decompositions = dict[OpOverload[..., Any], Decomposition]
 
 
 def constant(values: object, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of `values` that the traced graph stores as a constant."""
+    """Return a tensor of `values` that the traced graph stores as a constant."""
     # Under the tracing modes, the tensor would be fake and without data.
     with _disable_current_modes():
         return torch.tensor(values, dtype=dtype)

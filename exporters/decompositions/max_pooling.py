@@ -1,4 +1,4 @@
-"""Max pooling in ceil mode, and its gradient for any window: overlapping, padded, dilated."""
+"""Max pooling in ceil mode, and gradients of max pooling with overlap, padding or dilation."""
 
 import math
 
@@ -54,8 +54,8 @@ def max_pool_backward(
     """Add each window's gradient to its first maximum, as PyTorch does.
 
     `x` is (N, C, H, W) and `grad` (N, C, H', W'), or both without the first axis. The maximum is
-    found again from shifted slices, because runtimes number the indices of their pooling
-    differently.
+    computed again from shifted slices, because the indices that pooling returns differ between
+    runtimes.
     """
     if x.dim() == 3:
         grad, x = grad.unsqueeze(0), x.unsqueeze(0)
@@ -88,9 +88,9 @@ def max_pool_backward(
 
 
 def split_gradient(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:
-    """Split `grad` into a part for each of `slices`: the first slice with the maximum gets it.
+    """Split `grad` into one part per slice: the first slice with the maximum gets the gradient.
 
-    Each slice holds one position of all windows.
+    Each slice holds the values at one position of all windows.
     """
     best, larger = slices[0], [torch.ones_like(slices[0], dtype=torch.bool)]
     for values in slices[1:]:
@@ -107,10 +107,10 @@ def split_gradient(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:
 
 
 def interleave(parts: list[Tensor], kernel: list[int]) -> Tensor:
-    """Put the positions of windows that do not overlap together: (N, C, H', W') to an image."""
+    """Interleave `parts` (N, C, H', W'), one per position in a window, to an image."""
     rows, columns = kernel
     batch, channels, high, wide = parts[0].shape
-    # With four axes throughout, an image stays one in the runtime's blocked layout.
+    # All tensors have four axes, so that the runtime can keep its blocked layout of images.
     bands = [
         torch.cat(
             [p.reshape(batch, channels, high * wide, 1) for p in parts[row : row + columns]], 3
@@ -123,7 +123,7 @@ def interleave(parts: list[Tensor], kernel: list[int]) -> Tensor:
 def scatter_slice(
     values: Tensor, start: tuple[int, int], stride: list[int], spans: list[int]
 ) -> Tensor:
-    """Inverse of a strided slice: `values` at their places in zeros of shape (.., *spans)."""
+    """Invert a strided slice: put `values` at their positions in zeros of shape (.., *spans)."""
     stuffed = stuff(values, stride)
     behind = [spans[a] - start[a] - int(stuffed.shape[2 + a]) for a in (0, 1)]
     return aten.constant_pad_nd(stuffed, [start[1], behind[1], start[0], behind[0]])  # type: ignore[no-any-return]

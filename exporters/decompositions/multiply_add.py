@@ -22,7 +22,7 @@ def trilinear(
     """Sum over the axes `sumdim` of first * second * third.
 
     Bilinear layers and their gradients use it. The lists `expand` name the axes that each factor
-    lacks; it is broadcast along them.
+    lacks. The factor is broadcast along these axes.
     """
     letters = LETTERS[: first.dim() + len(expand1)]
 
@@ -39,9 +39,9 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
 
 
 def multiply(x: Tensor, number: float | SymFloat) -> Tensor:
-    """Compute x * number, with a number that depends on the batch size as a tensor without axes.
+    """Compute x * number for a number that depends on the batch size.
 
-    Returns NotImplemented for other numbers.
+    The number becomes a tensor without axes. Returns NotImplemented for other numbers.
     """
     if not isinstance(number, SymFloat):
         return NotImplemented  # type: ignore[no-any-return]

@@ -25,7 +25,7 @@ def replication_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
 
 def fold_edges(grad: Tensor, axis: int, size: int, front: int) -> Tensor:
     """Crop `grad` to `size` elements along `axis` and add the cropped parts to the edges."""
-    # The only element is both the first and the last one.
+    # A single element is both the first and the last.
     if size == 1:
         return grad.sum(axis, keepdim=True)
     length = int(grad.shape[axis])

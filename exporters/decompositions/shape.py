@@ -17,7 +17,7 @@ def squeeze_dims(x: Tensor, dims: list[int]) -> Tensor:
 def empty_permuted(
     size: list[int], physical_layout: list[int], dtype: torch.dtype | None = None, **options: object
 ) -> Tensor:
-    """Zeros instead of uninitialised memory, which graphs do not have."""
+    """Return zeros, because graphs have no uninitialised memory."""
     return aten.full.default(size, 0.0, dtype=dtype)  # type: ignore[no-any-return]
 
 
@@ -41,7 +41,7 @@ def select_backward(grad: Tensor, input_sizes: list[int], dim: int, index: int) 
         return NotImplemented
     position = index % size
     pads = [0, 0] * (len(input_sizes) - 1 - axis)
-    # PyTorch would select from zeros and the gradient, with a mask of the same size.
+    # PyTorch's decomposition instead selects from zeros and the gradient by a mask of this size.
     return aten.constant_pad_nd(grad.unsqueeze(axis), [*pads, position, size - 1 - position])  # type: ignore[no-any-return]
 
 

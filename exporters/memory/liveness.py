@@ -1,8 +1,8 @@
-"""The lifetimes of the tensors of an ONNX graph, which give its peak memory without a run.
+"""Compute when each tensor of an ONNX graph is alive, to predict peak memory without a run.
 
 Execution order, buffers and their reuse follow the CPU provider of ONNX Runtime. An output gets its
 own buffer unless the operator is a view or may overwrite its input. A buffer is free after the last
-node that reads it has run. All sizes are in bytes, and all places count nodes in execution order.
+node that reads it has run. Sizes are in bytes. Positions count nodes in execution order, from 0.
 """
 
 import json
@@ -26,17 +26,20 @@ IN_PLACE = {
     *("Relu", "Sigmoid", "Tanh", "Elu", "LeakyRelu", "Selu", "Softplus", "Softsign"),
     *("HardSigmoid", "ThresholdedRelu", "Clip", "Cast", "CastLike", "Softmax", "LogSoftmax"),
 }
-"""Operators that overwrite their first input if no other node reads it. Arithmetic never does."""
+"""Operators that overwrite their first input if no other node reads it. None is arithmetic."""
 PRODUCTS = {"MatMul", "Gemm"}
 METADATA = "in_place"
-"""Key, in an ONNX graph's metadata, of the outputs that may be written over old state."""
+"""Key in an ONNX graph's metadata; its value lists outputs that may be written over old state."""
 SEGMENT = 128 * 128
-"""The smallest working buffer of a convolution, in numbers."""
+"""The smallest working buffer of a convolution, in elements."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of a tensor with its views, or of a running operator, from `birth` to `death`."""
+    """Memory that a tensor shares with its views, or that an operator needs while it runs.
+
+    It is needed from the node at position `birth` to the node at `death`, both included.
+    """
 
     name: str
     size: int
@@ -46,10 +49,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Liveness:
-    """The buffers of one run without its inputs, in the order of their allocation.
+    """The buffers of one run, in the order of their allocation.
 
-    They include the outputs, which stay alive to the end. `inputs` and `outputs` are total sizes,
-    without outputs that are written over inputs.
+    They include the outputs, which stay alive to the end, but not the inputs. `inputs` and
+    `outputs` are total sizes; outputs that are written over inputs do not count.
     """
 
     buffers: tuple[Buffer, ...]
@@ -58,7 +61,7 @@ class Liveness:
 
     @cached_property
     def timeline(self) -> list[int]:
-        """Bytes alive while each node runs."""
+        """The bytes that are alive while each node runs, in execution order."""
         change = [0] * (max((b.death for b in self.buffers), default=0) + 2)
         for buffer in self.buffers:
             change[buffer.birth] += buffer.size
@@ -73,8 +76,8 @@ class Liveness:
     def at_peak(self) -> tuple[Buffer, ...]:
         """The buffers alive at the first peak, largest first."""
         step = self.timeline.index(self.planned)
-        there = [b for b in self.buffers if b.birth <= step <= b.death]
-        return tuple(sorted(there, key=lambda buffer: -buffer.size))
+        alive = [b for b in self.buffers if b.birth <= step <= b.death]
+        return tuple(sorted(alive, key=lambda buffer: -buffer.size))
 
 
 def liveness(model: ModelProto, batch: int) -> Liveness:
@@ -82,7 +85,7 @@ def liveness(model: ModelProto, batch: int) -> Liveness:
 
     Args:
         model: The model.
-        batch: The size of every open dimension of its inputs.
+        batch: The batch size, which every open dimension of the inputs gets.
 
     Raises:
         ExportError: The size of a tensor does not follow from the batch.
@@ -91,15 +94,15 @@ def liveness(model: ModelProto, batch: int) -> Liveness:
 
 
 def model_liveness(model: Model) -> Liveness:
-    """The liveness of a model with known shapes."""
+    """Compute the liveness of a model whose tensors all have known shapes."""
     return graph_liveness(model.graph, in_place(model.metadata_props))
 
 
 def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
-    """Compute the liveness of a graph, or of one iteration of the body of a loop.
+    """Compute the liveness of a graph, or of one iteration of a loop's body.
 
-    A loop takes as many places as its body has nodes, because all iterations are alike. Outputs
-    `overwriting` take no memory of their own.
+    A loop takes as many positions as its body has nodes, because all iterations are alike. Outputs
+    whose names are in `overwriting` take no memory of their own.
     """
     order = execution_order(graph)
     own = {value for node in order for value in node.outputs}
@@ -143,9 +146,9 @@ def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
 
 
 def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
-    """Working buffers of `node`, the birth of each output, and the number of places it takes.
+    """Return the buffers that `node` needs while it runs, the births of its outputs, and its steps.
 
-    Places are relative to the first place of the node.
+    Births are relative to the position of the node. Steps are the number of positions it takes.
     """
     if node.op_type != "Scan":
         space = [Buffer(f"{node.op_type} at work", size, 0, 0) for size in working_space(node)]
@@ -156,7 +159,7 @@ def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
     born = {buffer.name: buffer.birth for buffer in liveness.buffers}
     results = [value.name or "" for value in body.outputs]
     states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
-    # Iterations write the carried state to two buffers in turn, and the last one to the output.
+    # Iterations write the carried state to two buffers in turn; the last writes to the output.
     carried = [
         Buffer(name, size_of(value), 0, steps - 1)
         for name, value in zip(results, body.outputs[:states], strict=False)
@@ -169,10 +172,10 @@ def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
 def execution_order(graph: Graph) -> list[Node]:
     """The nodes of `graph` in the order in which ONNX Runtime runs them.
 
-    It is depth first from the final nodes, the last one first. Among the inputs of a node, the one
-    that is last in the file is visited first.
+    The order comes from a depth-first search that starts at the final nodes, the last one first.
+    Of the nodes that produce a node's inputs, the search visits the last one in the file first.
     """
-    # ONNX Runtime turns Constant nodes into initializers before it orders the others.
+    # ONNX Runtime turns Constant nodes into initializers before it orders the other nodes.
     nodes = [node for node in graph if node.op_type != "Constant"]
     number = {node: n for n, node in enumerate(nodes)}
     ahead = {
@@ -232,9 +235,9 @@ def is_view(node: Node) -> bool:
 
 
 def working_space(node: Node) -> Iterator[int]:
-    """Sizes of the working buffers of ONNX Runtime's kernel for `node`, on one thread."""
+    """Yield the size of each buffer that ONNX Runtime's kernel for `node` needs on one thread."""
     match node.op_type:
-        # Blocked kernels, also those that the runtime chooses for constants, read images in place.
+        # Blocked kernels read images in place. The runtime uses them also for constant weights.
         case "Conv" if not node.domain and not is_constant(node.inputs[1]):
             yield 4 * unfolded(*map(shape_of, (*node.inputs[:2], node.outputs[0])))
         case "ConvTranspose":
@@ -254,7 +257,7 @@ def is_constant(value: Value | None) -> bool:
 
 
 def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int]) -> int:
-    """Numbers in the working buffer into which a convolution copies patches of the image.
+    """The number of elements of the buffer into which a convolution copies patches of the image.
 
     `image`: (batch, n, *size), `kernel`: (m, n / groups, *size), `output`: (batch, m, *size).
     """
@@ -269,17 +272,17 @@ def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int])
 
 
 def note_in_place(model: ModelProto, outputs: Sequence[str]) -> None:
-    """Write into `model` that `outputs` may be written over the state that they replace."""
+    """Note in the metadata of `model` that `outputs` may be written over the state they replace."""
     if outputs:
         model.metadata_props.add(key=METADATA, value=json.dumps(list(outputs)))
 
 
 def in_place(metadata: Mapping[str, str]) -> frozenset[str]:
-    """The outputs that may be written over the state that they replace, by name."""
+    """Read from a model's metadata the names of outputs that may be written over old state."""
     return frozenset(json.loads(metadata.get(METADATA, "[]")))
 
 
 def in_place_of(graph: bytes) -> tuple[str, ...]:
-    """The same for a serialized graph, in the order of their names."""
+    """Read from a serialized graph the sorted names of outputs that `in_place` returns."""
     entries = onnx.load_from_string(graph).metadata_props
     return tuple(sorted(in_place({entry.key: entry.value for entry in entries})))

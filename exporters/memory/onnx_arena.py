@@ -3,9 +3,9 @@
 The arena requests regions, each twice as large as the one before, divides them into blocks and
 keeps them until the session ends. The total depends on the order of all requests, so this module
 replays them block by block. A block goes into the smallest gap that is large enough. The rest of
-the gap becomes a new gap only if it is at least as large as the block. Of equal gaps, the one with
-the lowest address counts: on Linux, small regions lie below large ones, of which each lies below
-the one before. All sizes are in bytes.
+the gap becomes a new gap only if it is at least as large as the block. Of equal gaps, the arena
+uses the one at the lowest address. On Linux, small regions lie below large ones, and each large
+region lies below the previous large one. All sizes are in bytes.
 """
 
 from bisect import insort
@@ -20,18 +20,18 @@ GRAIN = 256
 """Sizes of blocks are multiples of this."""
 FIRST_REGION = 2**20
 MOST_REGIONS = 2**16
-"""Large regions are numbered from here down."""
+"""Large regions are numbered downwards from this number."""
 PAGE = 4096
 TABLE = 32
-"""A region divided by this is the size of its table: for every GRAIN of the region, 8 bytes that
-name its block."""
+"""The size of a region divided by this is the size of its table. For every GRAIN bytes of the
+region, the table has 8 bytes, which name the block there."""
 
 
 @dataclass
 class Block:
-    """A free or used part of a region, with its neighbours before and after it.
+    """A free or used part of a region, with its neighbours before and behind it.
 
-    The numbers of regions are in the order of their addresses.
+    Regions are numbered in the order of their addresses.
     """
 
     region: int
@@ -51,9 +51,9 @@ class Block:
 class Arena:
     """The regions of an arena.
 
-    `used` is the number of bytes that were ever used at the start of each region, by its number:
-    the system provides no memory for pages that are never written. `tables` are the bytes of all
-    tables, which are written completely. `gaps` are the keys of the free blocks, sorted.
+    `used` maps the number of each region to the end of the bytes that were ever used in it. The
+    system provides no memory for the pages behind, because they are never written. `tables` is the
+    size of all tables, which are written completely. `gaps` has the keys of free blocks, sorted.
     """
 
     next_region: int = FIRST_REGION
@@ -73,7 +73,7 @@ class Arena:
         if not any(gap[0] >= wanted for gap in self.gaps):
             self.extend(wanted)
         block = self.remove(next(gap for gap in self.gaps if gap[0] >= wanted))
-        # ONNX Runtime (BFCArena) gives the whole gap away unless the rest is worth keeping.
+        # ONNX Runtime (BFCArena) uses the whole gap unless the rest is as large as the block.
         if block.size >= 2 * wanted:
             self.split(block, wanted)
         block.free = False
@@ -91,7 +91,7 @@ class Arena:
 
     def extend(self, wanted: int) -> None:
         """Request another region of at least `wanted` bytes."""
-        # A region that had to grow for this request does not double the next one.
+        # If a region has to grow for this request, the next one is not doubled.
         enough = self.next_region >= wanted
         while self.next_region < wanted:
             self.next_region *= 2
@@ -114,7 +114,7 @@ class Arena:
         self.insert(rest)
 
     def merge(self, left: Block, right: Block) -> None:
-        """Merge two neighbours into one block, which is not in the gaps."""
+        """Merge two neighbours into one block. Remove both from the gaps; the caller inserts it."""
         for block in (left, right):
             if block.key in self.gaps:
                 self.remove(block.key)
@@ -135,9 +135,9 @@ class Arena:
 
 
 def arena_bytes(buffers: Iterable[Buffer], runs: int = 3) -> int:
-    """The runtime arena after `runs` runs that need `buffers`, in bytes.
+    """The size of the runtime arena after `runs` runs that each need `buffers`, in bytes.
 
-    Later runs may need more than the first one, because they start with the gaps that it left.
+    Later runs may need more than the first run, because they start with the gaps that it left.
     """
     needed = [buffer for buffer in buffers if buffer.size]
     births: dict[int, list[int]] = defaultdict(list)

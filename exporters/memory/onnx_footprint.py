@@ -17,13 +17,13 @@ from profiles.cost_model.memory_rule import ONNX, run_growth
 
 @dataclass(frozen=True)
 class Footprint:
-    """Three figures of one run in bytes.
+    """The peak memory of one run, in bytes, by three definitions.
 
     Attributes:
-        planned: Planned tensors: all tensors that are alive at the same time, inputs and constants
-            included.
-        arena: The runtime arena for the tensors that the runtime makes, gaps included and outputs
-            not.
+        planned: Planned tensors: the largest total size of tensors that are alive at the same
+            time, with inputs and constants.
+        arena: The runtime arena for the tensors that the runtime makes, with gaps and without
+            outputs.
         process: Process peak above the idle agent: arena, inputs, outputs, constants and session.
         alive: The buffers alive at the planned peak, largest first.
     """
@@ -39,23 +39,23 @@ Rewrite = Callable[[ir.Model], object]
 
 
 def footprint(graph: bytes, batch: int, rewrite: Rewrite | None = None) -> Footprint:
-    """The memory that an ONNX graph needs on one thread.
+    """Predict the memory that an ONNX graph needs on one thread.
 
-    The agent owns the arrays of inputs and outputs. State whose new value cannot be written over
-    the old one is in memory twice during a run. `profiles.cost_model.memory_rule` states the rule
-    for `process`.
+    The agent owns the arrays of inputs and outputs. If the new value of a state cannot be written
+    over the old one, both are in memory during a run. `profiles.cost_model.memory_rule` has the
+    rule for `process`.
 
     Args:
         graph: The serialized graph.
         batch: Samples in a batch.
-        rewrite: How the graph is changed before it runs.
+        rewrite: Changes the graph before it runs, as the agent does.
 
     Raises:
         ExportError: The size of a tensor does not follow from the batch.
     """
     model = as_opened(onnx.load_from_string(graph))
     runs = at_batch(model, batch)
-    nodes = len(model.graph.node) - len(runs.graph)  # folding has left fewer
+    nodes = len(model.graph.node) - len(runs.graph)  # the nodes that folding removed
     if rewrite is not None:
         rewrite(runs)
     liveness = model_liveness(runs)
@@ -72,15 +72,15 @@ def footprint(graph: bytes, batch: int, rewrite: Rewrite | None = None) -> Footp
 
 
 def is_folded(shape: tuple[int, ...]) -> bool:
-    """Whether a session computes a float32 weight of `shape` when it opens, and then keeps it."""
+    """Whether a session that opens computes and keeps a float32 weight of `shape`."""
     return 4 * math.prod(shape) <= LARGEST_FOLDED
 
 
 def as_opened(model: ModelProto) -> ModelProto:
     """`model` with a float32 constant in place of each product Cast(integers) * scale.
 
-    `exporters/int8_quantization.py` writes such products. The constants have the right size, but no
-    numbers of the weights.
+    `exporters/int8_quantization.py` writes such products. The constants have the right sizes, but
+    contain only zeros.
     """
     integers = {t.name: t for t in model.graph.initializer if t.data_type == TensorProto.INT8}
     casts = {n.output[0]: n for n in model.graph.node if n.op_type == "Cast"}

@@ -12,11 +12,11 @@ from onnxscript.optimizer import fold_constants
 from profiles.errors import ExportError
 
 SHAPE_SIZES = 32
-"""Limit for the numbers in a tensor that is the shape of another tensor."""
+"""Tensors with more elements are not folded. The shape of a tensor has one element per axis."""
 
 
 def at_batch(model: ModelProto, batch: int) -> ir.Model:
-    """A copy of `model` for this batch, with the shapes of all tensors that can be inferred."""
+    """Return a copy of `model` for this batch size, with all shapes that can be inferred."""
     fixed = ModelProto()
     fixed.CopyFrom(model)
     shapes = [value.type.tensor_type.shape for value in fixed.graph.input]
@@ -24,8 +24,8 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
     sized = without_waits(ir.from_proto(with_shapes(fixed)))
     unknown = -1
     while True:
-        # Folding turns shapes that the graph computes into constants, from which more shapes
-        # follow. A shape that depends on another computed shape needs one more turn.
+        # Folding turns shapes that the graph computes into constants. From these, more shapes can
+        # be inferred. A shape that depends on another computed shape needs one more iteration.
         sized = folded(sized)
         left = sum(not known(value) for node in sized.graph for value in node.outputs)
         if left in (0, unknown):
@@ -34,7 +34,7 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
 
 
 def without_waits(model: ir.Model) -> ir.Model:
-    """`model` without the nodes that only make others wait; see `onnx/state_in_place.py`."""
+    """Remove the nodes of `model` that only make others wait; see `onnx/state_in_place.py`."""
     for node in model.graph:
         same = node.inputs[1] if node.op_type == "Where" else None
         if same is not None and same is node.inputs[2]:
@@ -44,9 +44,9 @@ def without_waits(model: ir.Model) -> ir.Model:
 
 
 def folded(model: ir.Model) -> ir.Model:
-    """`model` with computed shapes folded into constants and all shapes inferred again.
+    """Fold computed shapes of `model` into constants and infer all shapes again.
 
-    Larger tensors are not folded: a graph with an open batch computes them, too.
+    Larger tensors are not folded, because a graph with an open batch computes them at each run.
     """
     fold_constants(model, output_size_limit=SHAPE_SIZES)
     RemoveUnusedNodesPass()(model)
@@ -81,8 +81,8 @@ def shape_of(value: Value | None) -> tuple[int, ...]:
     assert value is not None
     if not known(value):
         raise ExportError(
-            "Peak memory needs the shape of every tensor, but that of {tensor!r} does not follow "
-            "from the batch.",
+            "To predict peak memory, the shape of every tensor must follow from the batch size. "
+            "The shape of {tensor!r} does not.",
             code="export.unknown-shape",
             tensor=value.name,
         )

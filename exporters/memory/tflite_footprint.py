@@ -1,7 +1,7 @@
 """The peak memory of a TFLite signature, from the sizes of its tensors and the order of its calls.
 
-A TFLite file only says which sizes are open, and not which multiple of the batch they are. A plan
-does. It consists of numbers and words, so the graph cache can store it beside the file.
+A TFLite file says which sizes are open, but not how they depend on the batch size. A memory plan
+has this as expressions. It consists of numbers and words, so the graph cache can store it.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from profiles.cost_model.memory_rule import LITERT, run_growth
 from profiles.errors import ExportError
 
 Expression = Any
-"""A number of elements: a whole number, BATCH, or (operation, expression, ...)."""
+"""A number of elements: an integer, BATCH, or (operation, expression, ...)."""
 
 BATCH = "batch"
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -45,9 +45,9 @@ class PlannedTensor(msgspec.Struct, frozen=True):
 
 
 class PlannedCall(msgspec.Struct, frozen=True):
-    """An operator: places of the tensors that it reads and writes.
+    """An operator: the indices of the tensors that it reads and writes.
 
-    `part` is the place among the plan's parts of the subgraph that it runs, if it runs one.
+    If the operator runs a subgraph, `part` is the index of this subgraph in the plan's `parts`.
     """
 
     inputs: tuple[int, ...]
@@ -56,11 +56,11 @@ class PlannedCall(msgspec.Struct, frozen=True):
 
 
 class MemoryPlan(msgspec.Struct, frozen=True):
-    """A subgraph's tensors and operators, in order of execution, and the subgraphs that it runs.
+    """A subgraph's tensors, its operators in order of execution, and the subgraphs that they run.
 
-    `inputs` and `outputs` are places of tensors. `file_operators` counts the operators of the whole
-    file, whose session holds all of them. `over` has the places of the outputs that the agent
-    copies over inputs, by name.
+    `inputs` and `outputs` are indices of tensors. `file_operators` counts the operators of the
+    whole file, because the session holds all of them. `over` maps the name of each output that the
+    agent copies over an input to the index of its tensor.
     """
 
     tensors: tuple[PlannedTensor, ...]
@@ -73,17 +73,17 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 
 
 def footprint(plan: MemoryPlan, batch: int) -> Footprint:
-    """The memory of one run on one thread.
+    """Predict the memory of one run on one thread.
 
-    `profiles.cost_model.memory_rule` states the rule for `process`.
+    `profiles.cost_model.memory_rule` has the rule for `process`.
 
     Args:
-        plan: Of the signature.
+        plan: The memory plan of the signature.
         batch: Number of samples.
     """
     sizes = tensor_sizes(plan, batch)
     end = len(plan.operators)
-    births = {i: place for place, call in enumerate(plan.operators) for i in call.outputs}
+    births = {i: step for step, call in enumerate(plan.operators) for i in call.outputs}
     between = buffers(plan, sizes, batch)
     returned = [Buffer(plan.tensors[i].name, sizes[i], births[i], end) for i in plan.outputs]
     inputs = sum(sizes[i] for i in plan.inputs)
@@ -106,22 +106,22 @@ def footprint(plan: MemoryPlan, batch: int) -> Footprint:
 
 def buffers(plan: MemoryPlan, sizes: list[int], batch: int) -> list[Buffer]:
     """The tensors between inputs and outputs, and the memory of each called subgraph."""
-    last = {i: place for place, call in enumerate(plan.operators) for i in call.inputs}
+    last = {i: step for step, call in enumerate(plan.operators) for i in call.inputs}
     outputs = set(plan.outputs)
     inside = [arena_bytes(buffers(p, tensor_sizes(p, batch), batch)) for p in plan.parts]
-    found = []
-    for place, call in enumerate(plan.operators):
+    needed = []
+    for step, call in enumerate(plan.operators):
         for index in call.outputs:
             if index not in outputs:
                 name = plan.tensors[index].name
-                found.append(Buffer(name, sizes[index], place, last.get(index, place)))
+                needed.append(Buffer(name, sizes[index], step, last.get(index, step)))
         if call.part is not None:
-            found.append(Buffer("steps", inside[call.part], place, place))
-    return found
+            needed.append(Buffer("steps", inside[call.part], step, step))
+    return needed
 
 
 def tensor_sizes(plan: MemoryPlan, batch: int) -> list[int]:
-    """Bytes of each tensor of `plan`."""
+    """The size of each tensor of `plan`, in bytes."""
 
     @cache
     def elements(expression: Expression) -> int:
@@ -131,12 +131,12 @@ def tensor_sizes(plan: MemoryPlan, batch: int) -> list[int]:
 
 
 def hashable(expression: Expression) -> Expression:
-    """`expression` with tuples in place of the lists that a stored plan comes back with."""
+    """Return `expression` with its lists, which a stored plan contains, replaced by tuples."""
     return tuple(map(hashable, expression)) if isinstance(expression, list) else expression
 
 
 def evaluate(expression: Expression, batch: int) -> Any:
-    """The number that `expression` stands for. Raises ExportError for an unknown operation."""
+    """The value of `expression` for `batch`. Raises ExportError for an unknown operation."""
     if expression == BATCH:
         return batch
     if isinstance(expression, int):
@@ -144,8 +144,9 @@ def evaluate(expression: Expression, batch: int) -> Any:
     operation, *arguments = expression
     if operation not in OPERATIONS:
         raise ExportError(
-            "The memory of the TFLite graph cannot be predicted: the size of a tensor depends on "
-            "the batch by {operation}. Export with --format onnx to get a prediction.",
+            "The memory of the TFLite graph cannot be predicted: the size of a tensor is computed "
+            "from the batch size with {operation}, which is not supported. To get a prediction, "
+            "export with --format onnx.",
             code="export.unpredictable-memory",
             operation=operation,
         )
@@ -153,21 +154,21 @@ def evaluate(expression: Expression, batch: int) -> Any:
 
 
 def arena_bytes(buffers: Iterable[Buffer]) -> int:
-    """Length of the memory into which LiteRT and XNNPACK put `buffers`.
+    """The size of the memory into which LiteRT and XNNPACK put `buffers`, in bytes.
 
-    They place the largest buffer first. Each goes into the smallest gap that holds it among the
-    buffers that are alive at the same time, or behind all of them.
+    They place the largest buffer first. Each buffer goes into the smallest sufficient gap between
+    the buffers that are alive at the same time. Without such a gap, it goes behind all of them.
     """
     # Rows (offset, end, birth, death), sorted by offset, so that gaps lie between neighbours.
     placed = np.empty((0, 4), np.int64)
     for buffer in sorted(buffers, key=lambda b: (-b.size, b.birth)):
-        there = placed[(placed[:, 2] <= buffer.death) & (placed[:, 3] >= buffer.birth)]
-        starts = np.maximum.accumulate(np.concatenate([[0], there[:, 1]]))
-        gaps = there[:, 0] - starts[:-1]
+        alive = placed[(placed[:, 2] <= buffer.death) & (placed[:, 3] >= buffer.birth)]
+        starts = np.maximum.accumulate(np.concatenate([[0], alive[:, 1]]))
+        gaps = alive[:, 0] - starts[:-1]
         fitting = np.where(gaps >= buffer.size, gaps, np.iinfo(np.int64).max)
         best = int(fitting.argmin()) if (gaps >= buffer.size).any() else len(gaps)
         offset = int(starts[best])
         row = [offset, offset + buffer.size, buffer.birth, buffer.death]
-        place = int(np.searchsorted(placed[:, 0], offset, side="right"))
-        placed = np.insert(placed, place, row, axis=0)
+        index = int(np.searchsorted(placed[:, 0], offset, side="right"))
+        placed = np.insert(placed, index, row, axis=0)
     return int(placed[:, 1].max(initial=0))

@@ -19,21 +19,21 @@ from profiles.cost_model.workload import (
 )
 
 PASS = 8
-"""A number that an operator reads takes about as long as this many multiply-accumulates, on the
-processors that were measured."""
+"""Reading one element takes about as long as this many multiply-accumulates, on the processors that
+were measured."""
 
 Sized = tuple[str, tuple[int, ...]]
 """A kind of operation with its sizes."""
 
 
 def operations(graph: Graph) -> tuple[Operation, ...]:
-    """The operations of `graph`; equal ones are one with their number."""
+    """The operations of `graph`, in order. Equal operations are one entry with their number."""
     counts = Counter(work for node in execution_order(graph) for work in of_node(node))
     return tuple(Operation(kind, sizes, n) for (kind, sizes), n in counts.items())
 
 
 def effort(node: Node) -> int:
-    """The time of `node` on no certain device, in multiply-accumulates; for comparisons only."""
+    """Estimate the time of `node`, in multiply-accumulates. It serves only to compare nodes."""
     return sum(
         amount(kind, sizes) * (1 if kind in PRODUCTS else PASS)
         for kind, sizes in of_node(node)
@@ -42,7 +42,7 @@ def effort(node: Node) -> int:
 
 
 def of_node(node: Node) -> Iterator[Sized]:
-    """The operation of `node`; all operations that a loop does, in order of execution."""
+    """Yield the operation of `node`, or all operations that a loop runs, in order of execution."""
     steps = loop_steps(node)
     if steps is not None:
         yield LOOP, (steps,)

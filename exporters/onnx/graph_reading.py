@@ -1,4 +1,4 @@
-"""What one node of an ONNX graph says: shapes, windows, constants, and permutations before it."""
+"""Read shapes, windows, constants and earlier permutations from a node of an ONNX graph."""
 
 from typing import NamedTuple
 
@@ -12,16 +12,16 @@ Dims = tuple[int | None, ...]
 """The shape of a tensor; None for a size that is not known."""
 CHANNELS_LAST = (0, 2, 3, 1)
 POINTWISE = {"kernel_shape": [1, 1], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}
-"""The window of a convolution that reads one pixel for each."""
+"""The window of a 1 x 1 convolution with stride 1."""
 SWAP = (1, 0, 2, 3)
 """The permutation that exchanges the input and output channels of a weight."""
 
 
 class Gradient(NamedTuple):
-    """The gradient of a weight: `moved` (N, O, H', W') is moved over `image` (N, C, H, W).
+    """The gradient of a convolution's weight, itself a convolution (O, C / groups, *size).
 
-    Lengths are pixels: `pads` around the image, steps of `moved` over it and of its elements, and
-    the `size` of the result (O, C / groups, *size).
+    `moved` (N, O, H', W') is the kernel that moves over `image` (N, C, H, W). Lengths are in
+    pixels: `pads` around the image, `strides` of `moved`, and `dilations` between its elements.
     """
 
     image: Value
@@ -46,7 +46,7 @@ def sizes_of(value: Value | None) -> list[int]:
 
 
 def numbers(node: Node) -> dict[str, list[int]]:
-    """The window of a convolution, with its number of groups."""
+    """The window of a convolution and its number of groups, by the names of the attributes."""
     unlike = ("auto_pad", "group")
     window = {k: list(v.as_ints()) for k, v in node.attributes.items() if k not in unlike}
     groups = node.attributes["group"].as_int() if "group" in node.attributes else 1
@@ -54,14 +54,14 @@ def numbers(node: Node) -> dict[str, list[int]]:
 
 
 def swapped_pads(node: Node) -> list[int]:
-    """The padding of the plain convolution that equals the transposed one `node`."""
+    """The padding of the plain convolution that computes the same as the transposed one `node`."""
     window, kernel = numbers(node), dims_of(node.inputs[1])[2:]
     spans = [d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel, strict=True)]
     return [span - pad for span, pad in zip([*spans, *spans], window["pads"], strict=True)]
 
 
 def swapped(value: Value | None) -> Value | None:
-    """The value whose first two axes are exchanged in `value`."""
+    """The value that becomes `value` when its first two axes are exchanged; None without one."""
     swap = value.producer() if value is not None else None
     if swap is None or swap.op_type != "Transpose":
         return None
@@ -69,7 +69,7 @@ def swapped(value: Value | None) -> Value | None:
 
 
 def transposed(value: Value | None) -> Value | None:
-    """The matrix of which `value` is the transpose."""
+    """The matrix that a Transpose turns into `value`; None if there is no such node."""
     turn = value.producer() if value is not None else None
     if turn is None or turn.op_type != "Transpose":
         return None
@@ -77,9 +77,10 @@ def transposed(value: Value | None) -> Value | None:
 
 
 def rows_of(node: Node) -> tuple[Value | None, list[int]]:
-    """The image (N, C, H, W) that the convolution `node` reads as (1, C * N, H, W); its padding.
+    """Return the image that the convolution `node` reads with channels last, and its padding.
 
-    The image is None if `node` does not read one so.
+    `node` reads the image (N, C, H, W) as (1, groups * N, H, W * C / groups). The image is None if
+    `node` reads its input in another form.
     """
     pads, value = numbers(node).get("pads", [0] * 4), node.inputs[0]
     nothing = (None, pads)
@@ -104,7 +105,7 @@ def rows_of(node: Node) -> tuple[Value | None, list[int]]:
 
 
 def before_swap(weight: Value) -> Value | None:
-    """The weight whose channels are exchanged and whose kernel is turned around in `weight`."""
+    """The weight that becomes `weight` when channels are swapped and the kernel is flipped."""
     turn = weight.producer()
     if turn is None or turn.op_type != "Slice" or len(turn.inputs) < 5:
         return None
@@ -121,7 +122,7 @@ def value_of(value: Value | None) -> np.ndarray | None:
 
 
 def whole_numbers(value: Value | None) -> list[int]:
-    """The numbers of a constant; empty if it is computed."""
+    """The elements of the integer constant `value`; empty if it is computed."""
     array = value_of(value)
     return [] if array is None else [int(number) for number in array.reshape(-1)]
 
@@ -133,7 +134,7 @@ def is_all(value: Value | None, number: float) -> bool:
 
 
 def gradient_of(node: Node) -> Gradient | None:
-    """The gradient that `node` computes as `convolution.py` writes it; None for other nodes."""
+    """The gradient that `node` computes if it has the form of `convolution.py`; None for others."""
     if node.op_type != "Conv" or node.domain or len(dims_of(node.outputs[0])) != 4:
         return None
     image, (top, left, bottom, right) = rows_of(node)

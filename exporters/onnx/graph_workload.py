@@ -26,9 +26,9 @@ def signature_work(
     """The work of a run of `signature`, computed from its ONNX graph.
 
     Args:
-        signature: Of a program.
+        signature: A signature of a program.
         batch: Number of samples.
-        times: How often a step of the schedule runs it.
+        times: How often a step of the schedule runs the signature.
         graph: The signature's serialized graph, if it was exported before.
 
     Raises:
@@ -46,7 +46,7 @@ def signature_work(
 
 
 def with_forms(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork:
-    """`work` with that of the other forms of its `graph`."""
+    """Add to `work` the work of the blocked and Winograd forms of its `graph`."""
     blocked = form_work(graph, batch, partial(blocked_layout.rewrite, block=BLOCKS[0], batch=batch))
     if blocked is not None:
         work = msgspec.structs.replace(
@@ -59,7 +59,7 @@ def with_forms(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork:
 
 
 def form_work(graph: bytes, batch: int, rewrite: Callable[[Model], bool]) -> FormWork | None:
-    """The work of the form of `graph` that `rewrite` makes; None if it has no such form."""
+    """The work of `graph` after `rewrite` changed it; None if `rewrite` changes nothing."""
     whole = onnx.load_from_string(graph)
     model = at_batch(whole, batch)
     folded = len(whole.graph.node) - len(model.graph)

@@ -1,4 +1,4 @@
-"""Lets a large weight be the first factor of a product."""
+"""Make a large weight the first factor of a product."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -8,18 +8,18 @@ import onnx_ir as ir
 from exporters.onnx.graph_reading import transposed
 
 LARGE = 2**18
-"""Number of elements from which a transposition of the result costs less."""
+"""From this number of elements on, transposing the result costs less than copying the weight."""
 AS_IT_IS = {"alpha": 1, "beta": 1, "transA": 0, "transB": 0}
 """The attributes of a product that neither scales nor transposes."""
 
 
 def put_large_factors_first(graph: ir.Graph) -> None:
-    """Compute products of x (N, K) and a large weight as transposes of those of weight and x^T.
+    """Compute a product of x (N, K) and a large weight as the transpose of weight times x^T.
 
-    These are x @ weight, which gives the gradient of x, and the layer x @ weight^T + bias itself.
-    ONNX Runtime copies the second factor of a product into an order of its own. For a batch and a
-    large weight this takes as long as multiplying. A layer whose weight stays as it is keeps its
-    form: its weight may become a constant, which is copied once.
+    Such products are the layer x @ weight^T + bias, and x @ weight for the gradient of its input.
+    ONNX Runtime copies the second factor of a product into another order. For a batch and a large
+    weight, this takes as long as multiplying. A layer whose weight is not trained is not changed:
+    its weight may become a constant, which is copied only once.
     """
     trained = {value.name for value in graph.outputs}
     for node in list(graph):
@@ -41,7 +41,7 @@ def put_large_factors_first(graph: ir.Graph) -> None:
 def swap(
     graph: ir.Graph, node: ir.Node, factors: Collection[ir.Value], turn: Mapping[str, int]
 ) -> None:
-    """Let the transpose of the product of `factors`, a Gemm, take the place of `node`."""
+    """Replace `node` by a Gemm of `factors` with the attributes `turn`, and a Transpose."""
     result = node.outputs[0]
     product = ir.node("Gemm", list(factors), turn)
     back = ir.node("Transpose", product.outputs, {"perm": [1, 0]})
@@ -54,7 +54,7 @@ def swap(
 
 
 def column(graph: ir.Graph, node: ir.Node, bias: ir.Value) -> ir.Value:
-    """The vector `bias` as a column, which a node before `node` makes."""
+    """Add nodes before `node` that turn the vector `bias` into a column; return the column."""
     axis = ir.node("Constant", [], {"value": ir.tensor([1], ir.DataType.INT64)})
     upright = ir.node("Unsqueeze", [bias, axis.outputs[0]])
     upright.outputs[0].name, upright.outputs[0].type = f"{node.outputs[0].name}_bias", bias.type

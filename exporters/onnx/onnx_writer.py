@@ -47,7 +47,7 @@ IR_VERSION = 10
 """The newest version that onnxruntime 1.19 reads."""
 
 FOLDED_NUMBERS = 1024
-"""Most elements of a constant that is computed at export. Larger ones would make the file large."""
+"""Limit for the elements of a constant that is computed at export, to keep the file small."""
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
@@ -80,7 +80,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
 
 
 def lower(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
-    """Lower one signature; returns the file and what it was made from. Raises as `to_onnx`."""
+    """Return the ONNX file of a signature and the traced graph. Raises ExportError as `to_onnx`."""
     try:
         return written(signature)
     except EdgeTailorError:
@@ -97,7 +97,7 @@ def lower(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
 
 
 def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
-    """Lower `signature`. Errors of torch and onnx reach the caller."""
+    """Lower `signature` as `lower` does, but let errors of torch and onnx reach the caller."""
     quieten()
     forms = {**missing_translations(), **ONNX_RUNTIME, **HARD_SIGMOID, **GELU, **SYMBOLIC_FACTORS}
     graph = shorten(trace(signature, forms))
@@ -111,7 +111,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
         DeduplicateInitializersPass(),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
-        # Common subexpressions must be gone: they would merge the second copies again.
+        # These come after the elimination of common subexpressions, which would undo the copies.
         *([KeepCheckpoints(signature, again)] if (again := signature.recompute) else []),
         *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
@@ -131,13 +131,13 @@ def finish(
 ) -> bytes:
     """Remove metadata, check the model and serialize it.
 
-    Afterwards the model's only metadata are the outputs `overwritten`. It has no operator outside
-    the default domain, and its ports are those of the signature.
+    Afterwards the model's only metadata are the names `overwritten`. All its operators are in the
+    default domain, and its ports are those of the signature.
     """
     del model.metadata_props[:]
     for graph in graphs_of(model.graph):
         strip(graph)
-    # Only the program may decide the bytes of the file, not the version of torch.
+    # The bytes of the file must depend only on the program, not on the version of torch.
     model.graph.name = signature.name
     note_in_place(model, overwritten)
     model.ir_version = IR_VERSION
@@ -147,8 +147,8 @@ def finish(
     foreign = sorted({node.domain or "" for node in nodes} - {""})
     if foreign:
         raise ExportError(
-            "Signature {signature!r} needs operators outside ONNX's default domain, of {domains}. "
-            "Use other layers.",
+            "Signature {signature!r} needs operators of the domains {domains}, but only ONNX's "
+            "default domain is allowed. Use other layers.",
             code="export.foreign-operators",
             signature=signature.name,
             domains=foreign,
@@ -161,7 +161,7 @@ def finish(
 
 
 def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """`graph` and the bodies of its loops."""
+    """Yield `graph` and the bodies of its loops."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -173,8 +173,8 @@ def strip(graph: onnx.GraphProto) -> None:
     """Remove the metadata of `graph`, except the shapes that ONNX Runtime needs to save memory.
 
     ONNX Runtime lets an operator overwrite its input only if it knows that input and output have
-    one size. Its own shape inference stops at computed shapes, so the shapes on both sides of such
-    operators stay.
+    the same size. Its own shape inference stops at computed shapes. So the shapes of inputs and
+    outputs of such operators stay.
     """
     for holder in (graph, *graph.node, *graph.initializer):
         del holder.metadata_props[:]
@@ -214,7 +214,7 @@ def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
 def exposed_values(
     data: bytes, feeds: Mapping[str, np.ndarray], names: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Run a serialized graph; returns the values called `names`, inside it or outputs."""
+    """Run a serialized graph and return the values `names`, which may be outputs or inside it."""
     model = onnx.load_from_string(data)
     del model.graph.output[:]
     # ONNX Runtime infers the types.
@@ -226,9 +226,9 @@ def exposed_values(
 def places_of(
     module: GraphModule, model: onnx.ModelProto, signature: ProgramSignature
 ) -> dict[str, Place]:
-    """The value in `model` of each node of the traced graph `module`, by the node's name.
+    """Map the name of each node of the traced graph `module` to its value in `model`.
 
-    torch.onnx names a value like its node. An output has the name of its port instead.
+    torch.onnx gives a value the name of its node. An output has the name of its port instead.
     """
     written = {name for node in model.graph.node for name in node.output}
     places = {node.name: Place(node.name) for node in module.graph.nodes if node.name in written}

@@ -1,7 +1,7 @@
 """torch.onnx's table of operators, built once in a process, and simpler translations of our own.
 
-torch.onnx builds it again for every graph: it parses the source of all of its translations, which
-takes a second of processor time, more than lowering a small signature.
+torch.onnx would build its table again for every graph. For this it parses the source of all its
+translations, which takes a second of processor time: more than lowering a small signature.
 """
 
 import copy
@@ -26,9 +26,10 @@ OPSET = 18
 
 @cache
 def operators() -> dict[Any, list[Any]]:
-    """What torch.onnx translates, by name; from now on torch.onnx copies this table.
+    """Return torch.onnx's translations by operator name; from now on torch.onnx copies this table.
 
-    The table is private to torch. A version of torch that has none keeps its own way.
+    The table is private to torch. If a version of torch does not have it, the result is empty and
+    torch.onnx builds its tables as usual.
     """
     try:
         from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -60,7 +61,7 @@ def missing_translations() -> dict[Any, Decomposition]:
 
 
 def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onnx_ir.Value]:
-    """One Split for equal parts, else one Slice per part; torch.onnx would make a sequence."""
+    """Return one Split for equal parts, else one Slice per part, but not torch.onnx's sequence."""
     if len(set(sizes)) == 1:
         parts = onnx.Split(x, axis=axis, num_outputs=len(sizes))
         return parts if isinstance(parts, Sequence) else [parts]
@@ -69,7 +70,7 @@ def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onn
 
 
 def numel(x: onnx_ir.Value) -> onnx_ir.Value:
-    """The number of elements if it depends on the batch; torch.onnx cannot translate it."""
+    """The number of elements of `x`, which torch.onnx cannot translate if the batch is open."""
     size: onnx_ir.Value = onnx.Size(x)
     return size
 

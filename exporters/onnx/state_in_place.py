@@ -1,8 +1,8 @@
 """Lets a training step write new weights and optimizer state over the old ones.
 
 The memory of the old value may be overwritten once every node that reads it has run. That is
-certain only if the node that makes the new value depends on all of them. A weight's gradient does
-depend on most readers of the weight, but not on the one that passes the gradient on to the layers
+certain only if the node that computes the new value depends on all these nodes. A weight's gradient
+depends on most readers of the weight, but not on the node that computes the gradient for the layers
 before. This module adds the missing dependencies.
 """
 
@@ -17,8 +17,8 @@ from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import DTYPES
 
 LEAST_BYTES = 2**16
-"""Smaller state is written over only if no nodes are needed for that: four nodes and their time
-cost more than its memory."""
+"""Smaller state is overwritten only if this needs no further nodes: four nodes and their time cost
+more than the memory."""
 ELEMENTWISE = {"Add", "Sub", "Mul", "Div"}
 """Operators that read an element before they write the same element."""
 SAME_MEMORY = VIEWS | {"Transpose", "Cast", "Slice", "Expand", "Dropout", "Concat", "Split"}
@@ -33,8 +33,8 @@ def update_in_place(model: ir.Model, signature: ProgramSignature) -> list[str]:
         signature: Its ports say which output replaces which input.
 
     Returns:
-        The outputs that may now be written over the input with the same state, by name. An output
-        is left out if a node may need the old value after the new one.
+        The names of the outputs that may now be written over the input with the same state. An
+        output is left out if a node may need the old value after the new value is written.
     """
     graph = model.graph
     values = {value.name: value for value in (*graph.inputs, *graph.outputs)}
@@ -56,19 +56,19 @@ def update_in_place(model: ir.Model, signature: ProgramSignature) -> list[str]:
 
 
 def byte_size(port: Port) -> int:
-    """Bytes of the state of `port`."""
+    """The size of the state of `port`, in bytes."""
     return math.prod(size for size in port.shape if size) * DTYPES[port.dtype].itemsize
 
 
 class Order:
-    """Which nodes of a graph run before which, by the values that they read."""
+    """The order in which the nodes of a graph must run, from the values that they read."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.readers: dict[ir.Value, list[ir.Node]] = {}
         self.number = {node: number for number, node in enumerate(graph)}
-        # Bit n of a node's number says whether node n must have run. This costs one operation for
-        # each edge, where sets would cost one for each pair of nodes.
+        # Bit n of an entry says whether node n must have run. This takes one operation per edge;
+        # sets would take one per pair of nodes.
         self.needed: dict[ir.Node, int] = {}
         for node, number in self.number.items():
             bits = 1 << number
@@ -86,13 +86,13 @@ class Order:
     def finish_layer_by_layer(
         self, results: Sequence[ir.Value], labels: Sequence[ir.Value]
     ) -> None:
-        """Let the nodes that make `results` run as soon as the gradients that they need are known.
+        """Let the nodes that compute `results` run as soon as the gradients they need are known.
 
-        ONNX Runtime begins with the last node of the file that no other node reads, and with all
-        that this one needs. So the updates of the last layers, whose gradients are known first,
-        have to be last in the file. Otherwise large tensors wait for the updates of small biases.
-        An update comes later if it needs more of the gradients that updates share. Gradients are
-        what depends on `labels`.
+        ONNX Runtime takes the last node of the file that no other node reads, and first runs all
+        nodes that it depends on. So the updates of the last layers, whose gradients are known
+        first, have to be last in the file. Otherwise large tensors wait for the updates of small
+        biases. The more gradients an update needs that other updates also need, the later it runs.
+        Gradients are the values that depend on `labels`.
         """
         first = sum(1 << self.number[node] for v in labels for node in set(self.readers.get(v, ())))
         gradients = sum(1 << self.number[n] for n, needed in self.needed.items() if needed & first)
@@ -108,7 +108,7 @@ class Order:
         self.graph.extend(ends)
 
     def late_readers(self, old: ir.Value, new: ir.Value) -> list[ir.Node] | None:
-        """Nodes that read the memory of `old` and may run after the node that makes `new`.
+        """Nodes that read the memory of `old` and may run after the node that computes `new`.
 
         Returns None if `new` cannot be written over `old`.
         """
@@ -123,7 +123,7 @@ class Order:
             elif self.needs(node, end):
                 return None
             elif node.op_type in SAME_MEMORY:
-                # Whoever reads its results runs after it, and is looked at as well.
+                # The nodes that read its results run after it, and are checked as well.
                 if any(not self.readers.get(value) for value in node.outputs):
                     return None
             elif not self.needs(end, node):
@@ -131,7 +131,7 @@ class Order:
         return late
 
     def uses(self, value: ir.Value) -> Iterator[tuple[ir.Node, ir.Value]]:
-        """Nodes that read the memory of `value`, with the value that they read."""
+        """Yield the nodes that read the memory of `value`, with the value that they read."""
         for node in self.readers.get(value, ()):
             yield node, value
             if node.op_type in SAME_MEMORY:
@@ -139,10 +139,11 @@ class Order:
                     yield from self.uses(result)
 
     def run_after(self, new: ir.Value, late: Sequence[ir.Node]) -> bool:
-        """Let the node that makes `new` depend on `late`; False if it has no form for that.
+        """Make the node that computes `new` depend on the nodes `late`; False if it cannot.
 
-        It reads an input through a reshape to the shape that this input has. That shape becomes the
-        choice between two equal ones by the first element of what each node of `late` returns.
+        One of its inputs gets a Reshape to the shape that it already has. For each node of `late`,
+        a Where chooses between two equal copies of this shape by the first element that the node
+        returns.
         """
         end = new.producer()
         assert end is not None
@@ -163,14 +164,14 @@ class Order:
         view = ir.node("Reshape", [old, chosen])
         view.outputs[0].shape, view.outputs[0].type = new.shape, new.type
         end.replace_input_with(index, view.outputs[0])
-        # The node comes last in the file, because it now reads what others make.
+        # The node moves to the end of the file, because it now reads results of later nodes.
         self.graph.remove(end)
         self.graph.extend([*added, view, end])
         return True
 
 
 def know_shapes(graph: ir.Graph) -> None:
-    """Set the shapes of what `Order.run_after` reshaped, which onnx does not infer."""
+    """Set the shapes of values that `Order.run_after` reshaped, because onnx cannot infer them."""
     for node in graph:
         if node.op_type != "Reshape":
             continue
@@ -195,7 +196,7 @@ def writes_over(node: ir.Node, value: ir.Value) -> bool:
 
 
 def constant(value: int | list[int]) -> ir.Node:
-    """A node whose result is `value`."""
+    """Create a node whose result is the constant `value`."""
     return ir.node("Constant", [], {"value": ir.tensor(value, ir.DataType.INT64)})
 
 

@@ -1,7 +1,7 @@
 """Translates a traced graph with torch.onnx, without tracing it again.
 
-`torch.export` would run the whole graph once more to find out what the traced graph already says:
-the shape of each value, and which of them depend on the batch size.
+`torch.export` would run the whole graph once more to get what the traced graph already has: the
+shape of each value, and which shapes depend on the batch size.
 """
 
 import logging
@@ -38,10 +38,10 @@ from profiles.errors import ExportError
 
 
 def translated(graph: GraphModule, signature: ProgramSignature) -> ONNXProgram:
-    """Translate the traced `graph` of `signature`, which is changed.
+    """Translate the traced `graph` of `signature`. Changes `graph`.
 
-    torch.onnx's optimizer is left out: it takes longer than everything else. Raises ExportError if
-    an operator has no ONNX form.
+    It does not run torch.onnx's optimizer, which takes longer than everything else. Raises
+    ExportError if an operator has no ONNX form.
     """
     try:
         with warnings.catch_warnings():
@@ -64,7 +64,7 @@ def translated(graph: GraphModule, signature: ProgramSignature) -> ONNXProgram:
 
 
 def no_form(signature: ProgramSignature, reason: str) -> ExportError:
-    """The error for a signature that torch.onnx refuses; its `reason` may name the operator."""
+    """Make the error for a signature that torch.onnx refuses. `reason` may name the operator."""
     named = re.search(r"target=torch\.ops\.\w+\.(\w+)", reason)
     if named is None:
         first = reason.strip().splitlines()[0]
@@ -88,7 +88,7 @@ def no_form(signature: ProgramSignature, reason: str) -> ExportError:
 
 
 def quieten() -> None:
-    """Keep the exporter's remarks on optional packages and on our operators off the terminal."""
+    """Silence the exporter's log messages about optional packages and our operators."""
     own = "torch.onnx._internal.exporter"
     folding = "onnxscript.optimizer._constant_folding"
     for name in (f"{own}._registration", f"{own}._core", "onnx_ir._convenience", folding):
@@ -96,13 +96,13 @@ def quieten() -> None:
 
 
 class Decomposed(ExportedProgram):
-    """A program that holds core operators only, so that decomposing it changes nothing.
+    """A program that has only core operators, so decomposing it would change nothing.
 
-    torch.onnx would trace the whole graph twice to find that out.
+    Without this class, torch.onnx would trace the whole graph twice to decompose it.
     """
 
     def run_decompositions(self, *args: object, **kwargs: object) -> ExportedProgram:
-        """The program itself."""
+        """Return the program itself."""
         return self
 
 
@@ -110,7 +110,7 @@ def exported(graph: GraphModule) -> ExportedProgram:
     """Turn a traced graph into an exported program for any batch.
 
     Args:
-        graph: A traced graph; `exporters.programs.tracing.trace` makes it. It is changed.
+        graph: A traced graph from `exporters.programs.tracing.trace`. It is changed.
 
     Returns:
         A program whose inputs and outputs are those of the graph, in order. Decomposing it does
@@ -166,7 +166,7 @@ def exported(graph: GraphModule) -> ExportedProgram:
 
 
 def constants_as_inputs(graph: GraphModule, first: Node) -> dict[str, Node]:
-    """Replace the tensors that `graph` holds by inputs before its `first`; give them by name."""
+    """Replace tensors that `graph` holds by inputs before `first`; return the inputs by name."""
     bodies = dict(graph.named_children())
     mode = first.meta["val"].fake_mode
     lifted: dict[str, Node] = {}
@@ -186,8 +186,8 @@ def constants_as_inputs(graph: GraphModule, first: Node) -> dict[str, Node]:
 def finish_scans(model: ir.Model) -> None:
     """Set directions and separate outputs of the `Scan` operators of `model`.
 
-    Afterwards the loops that `to_scans` marked run from the last step to the first. No value is two
-    outputs of a body, because onnxruntime would give both one place in memory.
+    Afterwards the loops that `to_scans` marked run from the last step to the first. Each output of
+    a body is a different value, because onnxruntime would give equal outputs the same memory.
     """
     for node in model.graph:
         if node.op_type == "Scan":

@@ -1,8 +1,8 @@
 """Writes weights as constants of an ONNX graph: float32, or 8-bit integers with scales.
 
-ONNX Runtime multiplies a small weight of the second kind out when it opens the graph, and then runs
-as with a float32 constant. A larger one exists as float32 only while an operator reads it. A dense
-layer reads it in blocks of rows, so that the whole weight never does.
+ONNX Runtime converts a small 8-bit weight to a float32 constant when it opens the graph. A larger
+8-bit weight exists as float32 only while an operator reads it. A dense layer reads it in blocks of
+rows, so the whole weight never exists as float32.
 """
 
 import math
@@ -18,18 +18,18 @@ from exporters.int8_quantization import to_int8
 from exporters.memory.onnx_footprint import is_folded
 
 BLOCK_BYTES = 2 * LARGEST_FOLDED
-"""Size of a block as float32: more than a session would compute when it opens, and keep."""
+"""Size of a block as float32. It is so large that a session does not convert it when it opens."""
 
 
 def hold_weights(
     model: ModelProto, tensors: Mapping[str, Tensor], int8: Collection[str]
 ) -> set[str]:
-    """Let `model` hold `tensors` as constants instead of reading inputs of the same names.
+    """Make `tensors` constants of `model` instead of inputs with the same names.
 
-    Those in `int8` are 8-bit integers with scales.
+    Tensors whose names are in `int8` become 8-bit integers with scales.
 
     Returns:
-        Values that the model does not compute any more.
+        Names of values that the model does not compute any more.
     """
     inputs = [value for value in model.graph.input if value.name not in tensors]
     del model.graph.input[:]
@@ -47,10 +47,10 @@ def hold_weights(
 
 
 def add_int8(model: ModelProto, name: str, weight: Tensor) -> set[str]:
-    """Let `model` compute its input `name` from the integers and scales of `weight`.
+    """Let `model` compute the value `name` from the integers and scales of `weight`.
 
     Returns:
-        Values that the model does not compute any more.
+        Names of values that the model does not compute any more.
     """
     graph = model.graph
     q, scale = to_int8(weight)
@@ -69,7 +69,7 @@ def add_int8(model: ModelProto, name: str, weight: Tensor) -> set[str]:
 
 
 def hold(graph: GraphProto, name: str, q: np.ndarray, scale: np.ndarray) -> tuple[str, str]:
-    """Add integers and scales of `name` as constants; returns their names."""
+    """Add the integers `q` and their scales as constants; return the names of both."""
     integers, factors = f"{name}:int8", f"{name}:scale"
     graph.initializer.append(numpy_helper.from_array(q, integers))
     graph.initializer.append(numpy_helper.from_array(scale, factors))
@@ -77,7 +77,7 @@ def hold(graph: GraphProto, name: str, q: np.ndarray, scale: np.ndarray) -> tupl
 
 
 def put(graph: GraphProto, index: int, nodes: list[NodeProto]) -> None:
-    """Insert `nodes` ahead of the node number `index`."""
+    """Insert `nodes` before the node with the number `index`."""
     others = list(graph.node)
     del graph.node[:]
     graph.node.extend([*others[:index], *nodes, *others[index:]])
@@ -135,7 +135,7 @@ def in_blocks(
 
 
 def blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Ranges of rows of at most BLOCK_BYTES in float32, but at least one row each."""
+    """Yield ranges of rows that take at most BLOCK_BYTES as float32, or have a single row."""
     each = max(1, BLOCK_BYTES // (4 * columns))
     for number in range(math.ceil(rows / each)):
         yield slice(number * each, (number + 1) * each)

@@ -6,9 +6,11 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
 CHEAP = {"Relu": 1, "HardSigmoid": 1, "BatchNormalization": 1, "Add": 2}
-"""How many inputs of an operator can be large. Our BatchNormalization only scales and shifts."""
+"""Cheap operators and the number of their inputs that can be large.
+
+Our BatchNormalization only scales and shifts."""
 LIMIT = 6
-"""Most nodes that are repeated for one value. The ends of two residual blocks would be more."""
+"""Most nodes that are repeated for one value. The ends of two residual blocks need more."""
 
 
 class RecomputeActivations(InPlacePass):
@@ -16,9 +18,9 @@ class RecomputeActivations(InPlacePass):
 
     Before: each value is computed once.
 
-    After: if at most LIMIT cheap nodes make a value from others that the backward pass reads
-    anyway, the nodes after the loss read a second copy. The copy's node follows the first one in
-    the file. ONNX Runtime visits the last inputs of a node first, so it runs the copy only when it
+    After: nodes after the loss read a second copy of a value if at most LIMIT cheap nodes compute
+    it from values that the backward pass reads anyway. In the file, the copy's node follows the
+    original. ONNX Runtime visits the last inputs of a node first, so it runs the copy only when it
     is needed.
     """
 
@@ -55,10 +57,10 @@ class RecomputeActivations(InPlacePass):
 
 
 def cost(value: ir.Value, kept: set[ir.Value], most: float) -> float:
-    """Number of nodes that make `value` from `kept` values.
+    """The number of nodes that compute `value` from `kept` values.
 
-    Infinite if it is more than `most`, or if a node is not cheap. The walk ends there, because in a
-    chain of y + y each value has two ways back.
+    It is infinite if it exceeds `most`, or if a node is not cheap. The search stops there, because
+    each y + y in a chain doubles the number of ways back.
     """
     node = value.producer()
     if node is None or value in kept:
@@ -81,7 +83,7 @@ def repeated(
     kept: set[ir.Value],
     twins: dict[ir.Value, ir.Value],
 ) -> ir.Value:
-    """`value` if it is `kept`, else a copy whose node follows the first one."""
+    """Return `value` if it is `kept`, else a copy whose node follows the original node."""
     node = value.producer()
     if node is None or value in kept:
         return value

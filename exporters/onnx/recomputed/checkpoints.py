@@ -21,18 +21,18 @@ from profiles.cost_model.memory_rule import ONNX
 from profiles.errors import ExportError
 
 TRIALS, MOST_TRIALS = 12, 24
-"""How many ways to cut the forward pass are tried: those with the smallest estimated peaks. More
-are tried where memory alone counts."""
+"""Number of ways to cut the forward pass that are tried: those with the smallest estimated peaks.
+The second number applies if only memory counts."""
 SINGLE_TRIALS, MOST_SINGLE_TRIALS = 4, 8
-"""The same for sets of single values."""
+"""Number of sets of single values that are tried. The second applies if only memory counts."""
 WORK_WEIGHT = 1.8
-"""How many per cent of memory a per cent of work has to save. With 1 to 1, the steps of
-`make bench-step` took 2% more time in the median than the goal allows, and less memory than the
-goal of `make bench-memory`."""
+"""One per cent more work must save at least this many per cent of memory. With a weight of 1, the
+steps of `make bench-step` took 2% more time in the median than the goal allows, and less memory
+than the goal of `make bench-memory`."""
 ENOUGH = 1.02
-"""A figure is nearly the least if it is at most this many times as large."""
+"""A figure is nearly the smallest if it is at most the smallest times this."""
 LEAST_BYTES = 4 << 20
-"""Where work counts, steps that keep less than this for the backward pass stay as they are: they
+"""If work counts, steps that keep fewer bytes than this for the backward pass are not changed: they
 would save little, and the search takes time."""
 
 
@@ -41,21 +41,22 @@ class KeepCheckpoints(InPlacePass):
 
     Before: each value is computed once.
 
-    After: nodes behind the forward pass read second copies of the chosen values. The copies' nodes
-    follow the first ones in the file. ONNX Runtime visits the last inputs of a node first, so it
-    runs a copy only when a gradient has reached it. The numbers are the same, because the copies
+    After: nodes behind the forward pass read second copies of the chosen values. In the file, the
+    node of a copy follows the original node. ONNX Runtime visits the last inputs of a node first,
+    so it runs a copy only when a gradient has reached it. Results do not change, because the copies
     compute the same from the same values.
 
-    If nothing is worth its work, or if a size is not known, the graph stays as it is.
+    If no copy saves enough memory for its work, or if a size is not known, the graph does not
+    change.
     """
 
     def __init__(self, signature: ProgramSignature, wanted: Recomputation) -> None:
-        """Take the signature of the graph, a training step."""
+        """Take the signature of the graph, which is a training step."""
         super().__init__()
         self.signature, self.wanted = signature, wanted
 
     def call(self, model: ir.Model) -> PassResult:
-        """Let the nodes behind the forward pass of `model` read copies."""
+        """Let the nodes behind the forward pass of `model` read copies of chosen values."""
         forward = ForwardPass(model.graph, metrics_of(self.signature))
         work_counts = self.wanted.most_work is not None
         if work_counts and forward.kept_bytes(self.wanted.batch) < LEAST_BYTES:
@@ -69,15 +70,15 @@ class KeepCheckpoints(InPlacePass):
 
 
 def metrics_of(signature: ProgramSignature) -> list[str]:
-    """The outputs that end the forward pass of a training step, by name."""
+    """The names of the outputs that end the forward pass of a training step."""
     return [port.name for port in signature.outputs if port.kind == "metric"]
 
 
 class Search:
     """The search for the values of a training step to compute twice.
 
-    Peaks are for batches of `wanted.batch` samples: planned tensors, as of
-    `exporters/memory/liveness.py`, and what a session takes for its nodes.
+    A peak is the memory of planned tensors (see `exporters/memory/liveness.py`) and of the session
+    for its nodes, in bytes, for batches of `wanted.batch` samples.
     """
 
     def __init__(
@@ -99,11 +100,11 @@ class Search:
         self.segments = Segments(self.forward)
 
     def best(self) -> frozenset[str]:
-        """Names of the values to compute twice; empty if nothing is worth its work.
+        """Return the names of the values to compute twice; empty if this saves too little memory.
 
-        If work counts, the sum of two shares is the smallest: of the process's memory that is left,
-        and of the step's work that is done again, times `WORK_WEIGHT`. Otherwise it is nearly the
-        least work among peaks that are nearly the smallest.
+        If work counts, the result has the smallest sum of two terms: its peak divided by the
+        process's memory, and `WORK_WEIGHT` times the share of the step's work that is done again.
+        Otherwise it needs nearly the least work among the sets with nearly the smallest peak.
         """
         nodes, alive = self.liveness(())
         least = peak_of(nodes, alive)
@@ -118,7 +119,7 @@ class Search:
         return next(iter(near_least({names: self.share(names) for names in fitting})))
 
     def candidates(self, alive: Liveness) -> Iterator[frozenset[str]]:
-        """Sets of values to try; `alive` is what is alive if none is computed twice."""
+        """Yield sets of values to try; `alive` is the liveness if no value is computed twice."""
         trials, parts, most = TRIALS, SINGLE_TRIALS, self.most_work
         if most is None:
             trials, parts = MOST_TRIALS, MOST_SINGLE_TRIALS
@@ -129,7 +130,7 @@ class Search:
         sets = takewhile(
             lambda names: self.share(names) <= most, cheapest_first(self.forward, alive.at_peak())
         )
-        # The largest set within each part of the work that may be done again.
+        # Divide the work that may be repeated into parts, and try the largest set in each part.
         yield from {int(parts * self.share(names) / most): names for names in sets}.values()
 
     def liveness(self, names: Collection[str]) -> tuple[int, Liveness]:
@@ -143,17 +144,17 @@ class Search:
         return nodes, graph_liveness(without_waits(model).graph, overwritten)
 
     def share(self, names: Collection[str]) -> float:
-        """The part of the step's work that is done a second time."""
+        """The share of the step's work that is repeated if `names` are computed twice."""
         again = {node for node in self.forward.nodes for v in node.outputs if v.name in names}
         return sum(self.forward.efforts[node] for node in again) / self.work
 
 
 def peak_of(nodes: int, alive: Liveness) -> int:
-    """Bytes of planned tensors, without inputs, and of nodes."""
+    """The bytes of planned tensors, without inputs, plus the session's bytes for `nodes` nodes."""
     return ONNX.node_bytes * nodes + alive.planned
 
 
 def near_least(figures: Mapping[frozenset[str], float]) -> list[frozenset[str]]:
-    """The keys of figures that are nearly the least one, in order."""
+    """The keys whose figures are nearly the smallest (see `ENOUGH`), in the order of `figures`."""
     limit = ENOUGH * min(figures.values())
     return [names for names, figure in figures.items() if figure <= limit]

@@ -13,15 +13,15 @@ from exporters.onnx.graph_operations import effort
 from profiles.errors import ExportError
 
 SMALL = 64
-"""A value is always kept if this many of its size are at most as large as the largest value."""
+"""A value is always kept if its size times this is at most the size of the largest value."""
 REPEATED = "_repeated"
-"""The end of the names of second copies."""
+"""The suffix of the names of second copies."""
 
 
 class ForwardPass:
     """The nodes of a graph that its outputs `metrics` depend on, in the order of the file.
 
-    Sizes are bytes. They need a graph of which all shapes are known; else they raise ExportError.
+    Sizes are in bytes. Reading them raises ExportError if a shape of the graph is not known.
     """
 
     def __init__(self, graph: ir.Graph, metrics: Collection[str]) -> None:
@@ -30,29 +30,29 @@ class ForwardPass:
             if node in ends:
                 ends.update(value.producer() for value in reads(node))
         self.nodes = [node for node in graph if node in ends]
-        self.place = {node: number for number, node in enumerate(self.nodes)}
+        self.position = {node: number for number, node in enumerate(self.nodes)}
         self.values = [value for node in self.nodes for value in node.outputs]
-        # Constants cost nothing, and the body of a loop cannot be in two nodes.
+        # Constants cost no memory, and the body of a loop cannot belong to two nodes.
         once = [n for n in self.nodes if n.op_type == "Constant" or any(True for _ in bodies(n))]
         self.fixed = {*graph.outputs, *(value for node in once for value in node.outputs)}
 
-    def made_by(self, value: ir.Value) -> ir.Node:
-        """The node of the forward pass that makes `value`."""
+    def producer_of(self, value: ir.Value) -> ir.Node:
+        """The node of the forward pass that computes `value`."""
         node = value.producer()
         assert node is not None
         return node
 
     def read_later(self, value: ir.Value) -> bool:
         """Whether a node behind the forward pass reads `value`."""
-        return any(node not in self.place for node in value.consumers())
+        return any(node not in self.position for node in value.consumers())
 
     def last_reader(self, value: ir.Value) -> int:
-        """The place of the last node of the forward pass that reads `value`; -1 if none does."""
-        numbers = (self.place.get(node, -1) for node in value.consumers())
+        """The number of the last node of the forward pass that reads `value`; -1 if none does."""
+        numbers = (self.position.get(node, -1) for node in value.consumers())
         return max(numbers, default=-1)
 
     def kept_bytes(self, batch: int) -> int:
-        """Size of what the backward pass reads, if `batch` is every size that is not known.
+        """The size of the values that the backward pass reads, if each unknown size is `batch`.
 
         Values of unknown rank do not count.
         """
@@ -70,7 +70,7 @@ class ForwardPass:
 
     @cached_property
     def small(self) -> set[ir.Value]:
-        """Values that take little memory."""
+        """Values that take little memory; see `SMALL`."""
         largest = max(self.sizes.values(), default=0)
         return {value for value, size in self.sizes.items() if size * SMALL <= largest}
 
@@ -85,8 +85,8 @@ class ForwardPass:
         return {node: effort(node) for node in self.nodes}
 
     def holder(self, value: ir.Value) -> ir.Value:
-        """The value of which `value` is a view; `value` itself if it is none."""
-        while value in self.sizes and is_view(node := self.made_by(value)):
+        """The value whose memory `value` uses: itself, or the value of which it is a view."""
+        while value in self.sizes and is_view(node := self.producer_of(value)):
             source = node.inputs[0]
             if source is None or source not in self.sizes:
                 break
@@ -95,7 +95,7 @@ class ForwardPass:
 
 
 def repeat(forward: ForwardPass, names: Collection[str]) -> None:
-    """Let nodes behind `forward` read second copies of the values called `names`."""
+    """Add second copies of the values `names`, and let the nodes behind `forward` read these."""
     copies: dict[ir.Value, ir.Value] = {}
     twins = set()
     for node in forward.nodes:
@@ -117,15 +117,15 @@ def repeat(forward: ForwardPass, names: Collection[str]) -> None:
         node.append(copy)
     for old, new in copies.items():
         for use in list(old.uses()):
-            if use.node not in forward.place and use.node not in twins:
+            if use.node not in forward.position and use.node not in twins:
                 use.node.replace_input_with(use.idx, new)
 
 
 def repeated_share(data: bytes, batch: int) -> float | None:
-    """The part of the work of an ONNX file, for `batch` samples, that is done a second time.
+    """The share of the work of an ONNX file, for `batch` samples, that is done a second time.
 
-    It is the work of the nodes of `repeat` over that of all others. None if sizes depend on the
-    data.
+    It is the work of the nodes that `repeat` added, divided by the work of all other nodes. Returns
+    None if sizes depend on the data.
     """
     if REPEATED.encode() not in data:
         return 0.0

@@ -1,8 +1,9 @@
 """Segments of a forward pass that run again when the backward pass reaches them.
 
 The forward pass is cut into segments, as in Chen et al., "Training deep nets with sublinear memory
-cost" (2016, https://arxiv.org/abs/1604.06174). The values that cross a cut are its checkpoints,
-from which the segment behind it runs again. What lies behind the last cut runs once.
+cost" (2016, https://arxiv.org/abs/1604.06174). The checkpoints of a cut are the values that nodes
+behind it read from nodes before it. From these, the segment behind the cut runs again. The segment
+behind the last cut runs only once.
 """
 
 from collections import deque
@@ -13,23 +14,23 @@ from exporters.memory.liveness import reads
 from exporters.onnx.recomputed.forward_pass import ForwardPass
 
 PARTS = 32
-"""Budgets are such parts of the memory of everything that the backward pass reads."""
+"""Budgets are n / PARTS of the size of all values that the backward pass reads, for n from 1."""
 
 Cuts = tuple[int, ...]
-"""Ascending places in the forward pass: a cut at place n is before the node n."""
+"""Numbers of nodes of the forward pass, ascending: the cut n is before the node n."""
 
 
 class Segments:
-    """Ways to cut `forward`, of which all sizes are known."""
+    """Ways to cut the forward pass `forward`, whose sizes must all be known."""
 
     def __init__(self, forward: ForwardPass) -> None:
         self.forward = forward
 
     def repeated(self) -> dict[frozenset[str], int]:
-        """Names of the values to compute twice, with an estimate of the peak in bytes.
+        """Map each set of names of values to compute twice to its estimated peak, in bytes.
 
-        They follow from cuts for budgets of all sizes, and from the first cuts of each: those at
-        the beginning save most, because the largest values of most models are there.
+        The sets come from the cuts for each budget, and from the first n of these cuts. The first
+        cuts save most, because most models have their largest values at the beginning.
         """
         starts = (cuts[:n] for cuts in self.cuts() for n in range(1, len(cuts) + 1))
         peaks: dict[frozenset[str], int] = {}
@@ -38,11 +39,11 @@ class Segments:
         return peaks
 
     def between(self, cuts: Cuts) -> frozenset[str]:
-        """Names of the values to compute twice with these `cuts`."""
-        forward, number = self.forward, self.forward.place
+        """The names of the values to compute twice with these `cuts`."""
+        forward, number = self.forward, self.forward.position
         kept = set(forward.always_kept)
         for value in forward.values:
-            first, last = number[forward.made_by(value)], forward.last_reader(value)
+            first, last = number[forward.producer_of(value)], forward.last_reader(value)
             if first >= cuts[-1] or any(first < cut <= last for cut in cuts):
                 kept.add(value)
         repeated = {value for value in forward.values if forward.read_later(value)} - kept
@@ -52,7 +53,7 @@ class Segments:
         return frozenset(value.name or "" for value in repeated)
 
     def estimated(self, cuts: Cuts) -> int:
-        """The largest number of bytes that are kept for the backward pass, see `cuts`."""
+        """The largest number of bytes kept for the backward pass with these `cuts`."""
         held = start = most = 0
         for cut in (*cuts, len(self.forward.nodes)):
             most = max(most, held + self.needed[cut] - self.needed[start])
@@ -60,23 +61,23 @@ class Segments:
         return most
 
     def cuts(self) -> list[Cuts]:
-        """Different cuts, each for some budget.
+        """The cuts for each budget, without duplicates.
 
-        When the backward pass reaches a segment, all checkpoints before it are alive, and all that
-        the backward pass needs of it. The cuts for a budget leave this below the budget
-        everywhere, with as few bytes of checkpoints as possible.
+        When the backward pass reaches a segment, two kinds of values are alive: the checkpoints of
+        all cuts before the segment, and the values of the segment that the backward pass reads.
+        The cuts keep their sum within the budget, with as few bytes of checkpoints as possible.
         """
         ways = (self.within(self.needed[-1] * part / PARTS) for part in range(1, PARTS))
         return list(dict.fromkeys(cuts for cuts in ways if cuts))
 
     def within(self, budget: float) -> Cuts:
-        """The cuts with the fewest bytes of checkpoints in this budget; empty if there are none."""
-        held: dict[int, int] = {0: 0}  # bytes of all checkpoints up to a cut; the start counts too
+        """The cuts within `budget` with the fewest bytes of checkpoints; empty if none are."""
+        held: dict[int, int] = {0: 0}  # bytes of checkpoints up to each cut; 0 is the start
         before: dict[int, int] = {}
         end = len(self.forward.nodes)
-        starts = deque([0])  # of segments; the best one that is in the budget is the first
+        starts = deque([0])  # of segments within the budget; the first has the fewest checkpoints
         for cut in (*self.narrow, end):
-            # What exceeds the budget here exceeds it behind every later cut, too.
+            # A segment that exceeds the budget here exceeds it at every later cut, too.
             while starts and held[starts[0]] + self.needed[cut] - self.needed[starts[0]] > budget:
                 starts.popleft()
             if not starts:
@@ -94,17 +95,17 @@ class Segments:
 
     @cached_property
     def narrow(self) -> list[int]:
-        """Places that fewer bytes cross than the places beside them, or as many."""
+        """Possible cuts whose checkpoints are not larger than those of the two next to them."""
         numbers = range(1, len(self.forward.nodes))
         widths = self.widths
         return [n for n in numbers if widths[n - 1] >= widths[n] <= widths[n + 1]]
 
     @cached_property
     def widths(self) -> list[int]:
-        """Bytes that nodes from each place on read from nodes before it."""
+        """For each n, the bytes that the nodes from n on read from nodes before n."""
         change = [0] * (len(self.forward.nodes) + 1)
         for value, size in self.forward.sizes.items():
-            first = self.forward.place[self.forward.made_by(value)]
+            first = self.forward.position[self.forward.producer_of(value)]
             last = self.forward.last_reader(value)
             if first < last:
                 change[first + 1] += size
@@ -113,9 +114,12 @@ class Segments:
 
     @cached_property
     def needed(self) -> list[int]:
-        """Bytes made before each place that the backward pass reads, without small values."""
+        """For each n, the bytes of values from nodes before n that the backward pass reads.
+
+        Small values do not count.
+        """
         sizes = [0] * (len(self.forward.nodes) + 1)
         for value, size in self.forward.sizes.items():
             if value not in self.forward.small and self.forward.read_later(value):
-                sizes[self.forward.place[self.forward.made_by(value)] + 1] += size
+                sizes[self.forward.position[self.forward.producer_of(value)] + 1] += size
         return list(accumulate(sizes))

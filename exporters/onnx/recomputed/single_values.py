@@ -1,6 +1,6 @@
-"""Single values of a forward pass that take much memory for the work of computing them again.
+"""Single values of a forward pass that take much memory, and little work to compute again.
 
-Examples are what norms, GELU and softmax return, as in Korthikanti et al., "Reducing activation
+Examples are the results of norms, GELU and softmax; see Korthikanti et al., "Reducing activation
 recomputation in large transformer models" (2022, https://arxiv.org/abs/2205.05198).
 """
 
@@ -13,14 +13,17 @@ from exporters.onnx.recomputed.forward_pass import ForwardPass
 
 
 def cheapest_first(forward: ForwardPass, peak: Collection[Buffer]) -> Iterator[frozenset[str]]:
-    """Names of values to compute twice: sets that grow by what saves most for its work.
+    """Yield growing sets of names of values to compute twice.
+
+    Each set adds the values that save most memory for their work.
 
     Args:
-        forward: The forward pass, of which all sizes are known.
-        peak: What is alive at the peak of the step. Other values are not looked at.
+        forward: The forward pass, whose sizes must all be known.
+        peak: The buffers that are alive at the peak of the step. Only their values are candidates.
     """
     alive = {buffer.name: buffer.size for buffer in peak}
-    held: dict[ir.Value, list[ir.Value]] = {}  # what the backward pass reads, by its memory
+    # Values that the backward pass reads, by the value whose memory they use.
+    held: dict[ir.Value, list[ir.Value]] = {}
     for value in forward.values:
         holder = forward.holder(value)
         if holder.name in alive and forward.read_later(value) and value not in forward.always_kept:
@@ -42,9 +45,9 @@ def needed_for(
     kept: dict[ir.Value, ir.Value],
     repeated: Collection[ir.Value],
 ) -> set[ir.Value]:
-    """What is computed again, in addition to `repeated`, so that the memory of `holder` is free.
+    """The values to compute again, in addition to `repeated`, to free the memory of `holder`.
 
-    `kept` are the values from which that may begin, each with the value whose memory it is.
+    `kept` maps each value that is kept so far to the value whose memory it uses.
     """
     stack = [value for value, memory in kept.items() if memory is holder]
     needed: set[ir.Value] = set()
@@ -53,7 +56,7 @@ def needed_for(
         if value in needed or value in repeated:
             continue
         needed.add(value)
-        for source in reads(forward.made_by(value)):
+        for source in reads(forward.producer_of(value)):
             again = kept.get(source, holder) is holder and source not in forward.always_kept
             if again and source in forward.sizes:
                 stack.append(source)
@@ -62,4 +65,4 @@ def needed_for(
 
 def work_of(forward: ForwardPass, values: Collection[ir.Value]) -> int:
     """The work of computing `values`."""
-    return sum(forward.efforts[node] for node in {forward.made_by(value) for value in values})
+    return sum(forward.efforts[node] for node in {forward.producer_of(value) for value in values})

@@ -26,9 +26,9 @@ SCALINGS = (aten.div.Scalar, aten.div.Tensor, aten.mul.Tensor)
 
 
 def read_sizes_of_inputs(graph: GraphModule) -> None:
-    """Read the batch size from an input only.
+    """Read the batch size only from inputs.
 
-    A runtime may read the size of a large value late, and keep the value in memory until then.
+    Otherwise a runtime may read the size of a large value late, and keep the value until then.
     """
     batches = {
         size.node.expr: (node, axis)
@@ -50,10 +50,10 @@ def read_sizes_of_inputs(graph: GraphModule) -> None:
 
 
 def drop_copies(graph: GraphModule) -> None:
-    """Remove copies and changes of shape that change nothing: they hide what other passes look for.
+    """Remove copies and reshapes that change nothing, because they hide patterns from other passes.
 
-    PyTorch copies a tensor before a view of it that needs a copy, so without copies all views are
-    reshapes.
+    A view can need contiguous memory, for which PyTorch inserted the copy. Without the copy, the
+    view could fail, so all views become reshapes.
     """
     results = graph.graph.output_node()
     for view in graph.graph.find_nodes(op="call_function", target=aten.view.default):
@@ -66,9 +66,9 @@ def drop_copies(graph: GraphModule) -> None:
 
 
 def repeat_while_computing(graph: GraphModule) -> None:
-    """Let operators repeat a small tensor, instead of writing its copies into memory first.
+    """Let operators broadcast a small tensor, instead of writing its copies into memory first.
 
-    Copies come from gradients of means.
+    Such copies come from gradients of means.
     """
     for node in graph.graph.find_nodes(op="call_function", target=aten.expand.default):
         for user in [*node.users] if len(node.users) == 1 else []:
@@ -85,10 +85,10 @@ def repeat_while_computing(graph: GraphModule) -> None:
 
 
 def multiply_in_batches(graph: GraphModule) -> None:
-    """Let a product of batches of matrices read them with all their axes.
+    """Let a product of batches of matrices read all axes of the batches.
 
-    PyTorch makes one axis of several first. The runtime needs no such view, and it reads a matrix
-    in place of its transpose only where nothing stands between the transposition and the product.
+    PyTorch first joins several axes into one. The runtime does not need this. It can also avoid a
+    transposition, but only if the product reads the transposed matrix directly.
     """
     for node in graph.graph.find_nodes(op="call_function", target=aten.bmm.default):
         first, second = node.args
@@ -129,7 +129,7 @@ def join_views(graph: GraphModule) -> None:
 
 
 def scale_smaller_factors(graph: GraphModule) -> None:
-    """Multiply a matrix of known size by a number, instead of its larger product."""
+    """Replace (x @ matrix) * number by x @ (matrix * number), because the matrix is smaller."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         product, number = node.args
         views = []
@@ -149,7 +149,7 @@ def scale_smaller_factors(graph: GraphModule) -> None:
 
 
 def accumulate_products(graph: GraphModule) -> None:
-    """Replace number * c + a @ b, from momentum, and c - a @ b by one product that adds."""
+    """Replace number * c + a @ b (from momentum) and c - a @ b by one `addmm`."""
     for target in (aten.add.Tensor, aten.sub.Tensor):
         for node in graph.graph.find_nodes(op="call_function", target=target):
             if node.kwargs or len(node.args) != 2:
@@ -165,7 +165,7 @@ def accumulate_products(graph: GraphModule) -> None:
 
 
 def replace_sum(node: Node, added: Node, product: Node, factors: dict[str, Argument]) -> None:
-    """Let one addmm with `factors` take the place of `node`."""
+    """Replace `node` by one addmm with `factors`."""
     node.replace_all_uses_with(
         add_before(node, aten.addmm.default, added, *product.args, **factors)
     )

@@ -1,7 +1,7 @@
 """Passes for tensors that are cut into parts and put together again, as attention does.
 
-PyTorch stacks queries, keys and values along a new first axis before it cuts them apart, and adds
-up their gradients in tensors of the whole's size. ONNX Runtime would copy the whole each time.
+PyTorch stacks queries, keys and values along a new first axis before it cuts them apart. It adds up
+their gradients in tensors as large as the whole. ONNX Runtime would copy the whole each time.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from exporters.onnx.traced_passes.traced_nodes import (
 aten = torch.ops.aten
 
 Order = list[int | None]
-"""For each axis of a tensor the axis of its source that it is, None for a new one of size 1."""
+"""For each axis of a tensor, the same axis in its source; None for a new axis of size 1."""
 MOVERS = (
     aten.permute.default,
     aten.unsqueeze.default,
@@ -66,7 +66,7 @@ def cut_before_moving(graph: GraphModule) -> None:
 
 
 def concatenate_parts(graph: GraphModule) -> None:
-    """Replace a sum of parts, which zeros make as large as the whole, by one concatenation."""
+    """Replace a sum of parts that are padded with zeros to the whole size by one concatenation."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         padded = [part_of(summand) for summand in summands(node)] if is_sum(node) else []
         parts = sorted((part for part in padded if part is not None), key=lambda part: part[:2])
@@ -77,7 +77,7 @@ def concatenate_parts(graph: GraphModule) -> None:
 
 
 def move_before_concatenating(graph: GraphModule) -> None:
-    """Let parts that are rows of a new axis be put together where that axis ends up."""
+    """If parts have size 1 along the axis that joins them, move their axes before joining them."""
     for node in reversed(graph.graph.nodes):
         if node.target not in MOVERS:
             continue
@@ -96,10 +96,10 @@ def move_before_concatenating(graph: GraphModule) -> None:
 
 
 def source_of(node: Node, shared: bool = True) -> tuple[Node, Order]:
-    """The tensor that `node` shows with its axes in another order, and that order.
+    """Return the tensor from which `node` differs only in the order of axes, and that order.
 
-    Only changes that move axes, or add or drop axes of size 1, count. Without `shared`, the search
-    ends at a tensor that others read, too.
+    The search goes back through operators that move axes, or add or drop axes of size 1. Without
+    `shared`, it ends at a tensor that has other readers, too.
     """
     order: Order = list(range(len(shape_of(node))))
     first = node
@@ -110,7 +110,7 @@ def source_of(node: Node, shared: bool = True) -> tuple[Node, Order]:
 
 
 def moved(node: Node) -> Order | None:
-    """The order of the axes of `node` by those of its input; None if it does more than move."""
+    """The order of the axes of `node` in its input; None if `node` does more than move axes."""
     if node.target not in MOVERS:
         return None
     old, new = shape_of(node.args[0]), shape_of(node)
@@ -124,7 +124,7 @@ def moved(node: Node) -> Order | None:
 
 
 def arranged(tensor: Node, order: Order, reader: Node) -> Node:
-    """`tensor` with its axes in `order`, made before `reader`. Axes of size 1 may be left out."""
+    """Arrange the axes of `tensor` in `order`, before `reader`. `order` may lack axes of size 1."""
     shape = shape_of(tensor)
     kept = long_axes(shape)
     wanted = [axis for axis in order if axis in kept]
@@ -145,7 +145,7 @@ def long_axes(shape: Sequence[Size]) -> list[int]:
 
 
 def fit_into(lengths: Sequence[Size], whole: Size) -> bool:
-    """Whether `lengths` are known and together at most `whole`."""
+    """Whether all sizes are known and the sum of `lengths` is at most `whole`."""
     return is_known(*lengths, whole) and sum(lengths) <= whole
 
 
@@ -155,7 +155,7 @@ def is_one(size: Size) -> bool:
 
 
 def summands(node: Node) -> list[Node]:
-    """What the sum `node` adds up; sums that only it reads count by their own summands."""
+    """The tensors that the sum `node` adds up, including those of inner sums that only it reads."""
     tensors: list[Node] = []
     for given in cast(tuple[Node, Node], node.args):
         tensors += summands(given) if is_sum(given) and len(given.users) == 1 else [given]
@@ -169,7 +169,7 @@ def is_sum(node: Node) -> bool:
 
 
 def part_of(node: Node) -> Part | None:
-    """The part that `node` puts zeros around; None if it does not, or along several axes."""
+    """The part that `node` pads with zeros along one axis; None for other nodes."""
     if node.target is not aten.constant_pad_nd.default or any(node.args[2:]) or node.kwargs:
         return None
     tensor, pads = cast(tuple[Node, Sequence[int]], node.args[:2])
