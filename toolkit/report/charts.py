@@ -1,4 +1,4 @@
-"""The charts of a report: a stacked bar for each submodel, and a line for a sustained run."""
+"""Draws the charts of a report: a stacked bar for each submodel, a line for a sustained run."""
 
 import io
 import re
@@ -35,15 +35,15 @@ THEMED = {
     INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper", BUDGET: "budget",
     PREDICTED: "predicted", **{colour: part for part, colour in COLOURS.items()},
 }  # fmt: skip
-"""Colours that the page replaces on a dark screen, with their names in its style."""
+"""Colours that the page replaces on a dark screen, with the names of their CSS variables."""
 
 WIDTH_IN, ROW_IN, BESIDES_IN = 8.6, 0.68, 0.85
 NARROW = 0.075
-"""A part narrower than this share of the axis has no room for a number."""
+"""A part gets no number if it takes less than this share of the axis."""
 
 
 def draw_png(report: Report) -> bytes:
-    """Draw memory and time of a report.
+    """Draw the memory and the time of a report.
 
     Args:
         report: The costs of the submodels.
@@ -196,7 +196,7 @@ def stack(axes: Axes, row: int, parts: Sequence[tuple[Part, float]]) -> None:
     for part, value in parts:
         axes.barh(row, value, 0.58, left=left, color=COLOURS[part], edgecolor=PAPER, linewidth=0.8)
         if value > room:
-            # A background keeps the line of the budget off the number.
+            # With a background, the line of the budget does not cross the number.
             ground = {"facecolor": COLOURS[part], "edgecolor": "none", "pad": 1.0}
             axes.text(
                 left + value / 2, row, short(value), ha="center", va="center", fontsize=9,
@@ -226,7 +226,7 @@ def svg(drawn: Figure, name: str, described: str) -> str:
 
     Args:
         drawn: The figure.
-        name: A name that is unique on the page; it keeps the element's ids apart.
+        name: A name that is unique on the page. The element's ids are made from it.
         described: A description for screen readers.
 
     Returns:
@@ -249,12 +249,12 @@ def svg(drawn: Figure, name: str, described: str) -> str:
 
 
 def save(drawn: Figure, to: IO[str] | IO[bytes], **how: Any) -> None:
-    """Write a figure without warnings, for example about a letter that the font lacks."""
+    """Write a figure and ignore warnings, such as a letter that is not in the font."""
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         drawn.savefig(to, **how)
 
 
 def panel(rows: int) -> tuple[Figure, Axes]:
-    """An empty figure for a page, with room for `rows` bars."""
+    """Make an empty figure for a page, with room for `rows` bars."""
     drawn = Figure(figsize=(WIDTH_IN, ROW_IN * rows + BESIDES_IN), layout="constrained")
     return drawn, drawn.add_subplot()

@@ -1,4 +1,4 @@
-"""A report as one HTML file that can be read offline: charts, and tables with the same numbers."""
+"""Writes a report as one HTML file for reading offline: charts, and tables of their numbers."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -97,7 +97,7 @@ def page(report: Report) -> str:
 
 
 def picture(drawn: Figure, name: str, described: str) -> str:
-    """A figure that scrolls on narrow screens; `described` is for screen readers."""
+    """HTML of a figure that scrolls on narrow screens; `described` is for screen readers."""
     return f"<div class=wide>{svg(drawn, name, described)}</div>"
 
 
@@ -111,7 +111,7 @@ def setting(about: Profile) -> str:
 
 
 def headline(report: Report) -> str:
-    """The highest peak, and whether it is within the budget."""
+    """HTML with the highest peak, and whether it is within the budget."""
     highest = report.highest
     if highest is None or highest.peak is None:
         return f"<p class=peak>The process peak was {NOT_MEASURABLE} on this machine.</p>"
@@ -132,7 +132,7 @@ def headline(report: Report) -> str:
 
 
 def warnings(report: Report) -> Iterable[str]:
-    """Warnings about invalid and unstable figures."""
+    """Yield HTML with warnings about invalid and unstable figures."""
     for cost in report.costs:
         for reason in cost.profile.validity.invalid:
             yield f"<p class=warning>Not valid: {escape(f'{cost.submodel}, {reason}')}.</p>"
@@ -146,7 +146,7 @@ def warnings(report: Report) -> Iterable[str]:
 
 
 def section(title: str, text: str, *content: str) -> str:
-    """A heading, a paragraph and content."""
+    """HTML of a section: a heading, a paragraph and content."""
     said = f"<p>{escape(text)}</p>" if text else ""
     return "\n".join([f"<section>\n<h2>{escape(title)}</h2>", said, *content, "</section>"])
 
@@ -161,7 +161,7 @@ def legend(report: Report) -> str:
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column names the row."""
+    """HTML of a table. Its first column has the headings of the rows."""
     columns = "".join(f"<th scope=col>{escape(name)}</th>" for name in head)
     body = "\n".join(
         f"<tr><th scope=row>{escape(first)}</th>"
@@ -176,7 +176,7 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> s
 
 
 def memory_table(report: Report) -> str:
-    """The numbers of the memory chart."""
+    """HTML of a table with the numbers of the memory chart."""
     rows = [
         [
             cost.submodel,
@@ -191,7 +191,7 @@ def memory_table(report: Report) -> str:
 
 
 def time_table(report: Report) -> str:
-    """The numbers of the time chart."""
+    """HTML of a table with the numbers of the time chart."""
     parts = [part for part in COLOURS if part != "idle"]
     rows = [
         [
@@ -206,7 +206,7 @@ def time_table(report: Report) -> str:
 
 
 def phases(cost: Cost, report: Report) -> str:
-    """All phases of a submodel. The submodel with the highest peak is unfolded."""
+    """HTML of a submodel's phases. It is unfolded for the submodel with the highest peak."""
     rows = []
     for phase in cost.profile.phases:
         first, *figures = row(phase)
@@ -235,7 +235,7 @@ def course(cost: Cost) -> str:
 
 
 def method(about: Profile) -> str:
-    """Machine, versions and method. They are the same for all profiles."""
+    """HTML with machine, versions and method, which are the same for all profiles."""
     machine, how = about.machine, about.method
     memory = None if machine.memory_bytes is None else format_bytes(machine.memory_bytes)
     python = "" if machine.python is None else f", Python {machine.python}"

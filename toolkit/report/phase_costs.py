@@ -1,7 +1,7 @@
 """Memory and time of one batch, by phase, for each submodel of a report.
 
-Phases are those of Table 8 of EmbracingFL: feed-forward with its frozen stages shown separately,
-and backpropagation.
+The phases are those of EmbracingFL, Table 8: the forward pass, with its frozen stages shown
+separately, and backpropagation.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ class Cost:
 
     Attributes:
         profile: The measured profile.
-        memory: What each part adds to the parts before it. The sum is the process peak. Empty if
-            memory was not measurable.
+        memory: The bytes that each part adds to the parts before it. The sum is the process peak.
+            Empty if memory was not measurable.
         decisive: The phase with the highest peak.
         predicted: The process peak that the bundle's manifest predicts; None if not known.
         time: The time of each part. The sum is the time of the batch.
-        train: The spread of the training step, that is of forward pass and backpropagation.
+        train: The times of the training step (forward pass and backpropagation) with their spread.
     """
 
     profile: Profile
@@ -91,7 +91,7 @@ def make_report(profiles: Sequence[Profile], budget: int | None = None) -> Repor
         The costs of each submodel, in the order of the profiles.
 
     Raises:
-        InputError: The profiles are of different machines, models or methods, or one lacks a
+        InputError: The profiles are of different machines, models or methods, or a profile lacks a
             phase. The message says what differs.
     """
     by_bundle: dict[tuple[str, str], list[Profile]] = {}
@@ -111,7 +111,7 @@ def make_report(profiles: Sequence[Profile], budget: int | None = None) -> Repor
 
 
 def cost_of(profile: Profile) -> Cost:
-    """Add up the phases of `profile`. Raises InputError if one is missing."""
+    """Add up the phases of `profile`. Raises InputError if a phase is missing."""
     memory, decisive = stacked_memory(profile)
     forward, train = profile.forward.median_s, profile.train.median_s
     stages = sum(phase.steady.median_s for phase in profile.of_role("stage"))
@@ -133,11 +133,11 @@ PARTS: dict[str, Part] = {
     "step": "backprop",
     "train": "backprop",
 }
-"""The part that a phase belongs to. Initialising personal tensors happens once and is left out."""
+"""The part of each phase. Initialising personal tensors happens once and is left out."""
 
 
 def stacked_memory(profile: Profile) -> tuple[tuple[tuple[Part, int], ...], str | None]:
-    """The parts from the idle process up, lowest peak first, and the phase with the peak."""
+    """Bytes of each part, from the idle process to the highest peak, and the phase of that peak."""
     tops: dict[Part, tuple[int, Phase]] = {}
     idles = []
     for phase in profile.phases:
@@ -149,7 +149,7 @@ def stacked_memory(profile: Profile) -> tuple[tuple[tuple[Part, int], ...], str 
             tops[part] = peak, phase
     if not tops:
         return (), None
-    # Idle processes of different phases differ slightly. The lowest keeps every part positive.
+    # The idle memory differs slightly between phases. With the lowest, every part is positive.
     below = min(idles)
     stack: list[tuple[Part, int]] = [("idle", below)]
     for part, (peak, _) in sorted(tops.items(), key=lambda item: item[1][0]):
@@ -159,7 +159,7 @@ def stacked_memory(profile: Profile) -> tuple[tuple[tuple[Part, int], ...], str 
 
 
 def predicted_peak(profile: Profile) -> int | None:
-    """The process peak that the manifest predicts: idle process plus the largest phase."""
+    """The process peak that the manifest predicts: the idle process plus the largest phase."""
     known = [
         phase.memory.idle_bytes + phase.predicted_bytes
         for phase in profile.phases
@@ -196,5 +196,5 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def over_budget(report: Report, cost: Cost) -> int | None:
-    """Bytes by which the peak exceeds the budget; negative within it, None if not known."""
+    """Bytes by which the peak exceeds the budget; negative if it fits, None if not known."""
     return None if report.budget is None or cost.peak is None else cost.peak - report.budget

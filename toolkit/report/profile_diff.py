@@ -1,4 +1,4 @@
-"""Compare two profiles of one bundle: what became slower or larger."""
+"""Compares two profiles of one bundle and finds what became slower or larger."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def compare(
     Args:
         before: The earlier profile.
         after: The later profile.
-        allowed: The relative growth that is not reported, for example 0.05.
+        allowed: A relative growth up to this is not reported, for example 0.05.
         other_machine: Allow profiles of different machines.
 
     Returns:
@@ -59,13 +59,13 @@ def compare(
 
     Raises:
         InputError: The profiles are of different bundles, methods or machines.
-        UnstableError: One of them was measured while the machine was throttled.
+        UnstableError: A profile was measured while the machine was throttled.
     """
     if not other_machine and not same_hardware(before.machine, after.machine):
         ways = list(machine_differences(before.machine, after.machine))
         raise InputError(
-            "The profiles are of different machines, by {differences}: measure both on one "
-            "machine, or compare them anyway with --other-machine.",
+            "The profiles are of different machines: {differences}. Measure both on one machine, "
+            "or compare them anyway with --other-machine.",
             code="profile.other-machine",
             differences=ways,
         )
@@ -94,7 +94,7 @@ def require_no_regression(comparison: Comparison) -> None:
 
     Raises:
         RegressionError: A figure grew by more than allowed.
-        UnstableError: No figure certainly grew, but an unstable time may have.
+        UnstableError: No figure certainly grew, but an unstable time may have grown.
     """
     if worse := _named(comparison, "worse"):
         raise RegressionError(
@@ -107,7 +107,7 @@ def require_no_regression(comparison: Comparison) -> None:
     if unsure := _named(comparison, "unstable"):
         raise UnstableError(
             "Times of {submodel} are too unstable to compare: {unsure}. Measure both again with "
-            "more --runs while nothing else runs on the machine, or give folders of several "
+            "more --runs while nothing else runs on the machine, or give two folders with several "
             "profiles each.",
             code="measurement.unstable",
             submodel=comparison.submodel,
@@ -194,7 +194,7 @@ def lines(comparison: Comparison) -> list[str]:
     if any(change.verdict == "within spread" for change in comparison.changes):
         said.append("within spread: a median lies within the other's p10 to p90; measure longer")
     if any(change.verdict == "unstable" for change in comparison.changes):
-        said.append("unstable: in one of the two its times vary too much to tell; measure again")
+        said.append("unstable: its times vary too much in one of the profiles; measure again")
     return said + [f"note: other {difference}" for difference in comparison.differences]
 
 

@@ -1,4 +1,4 @@
-"""Which clients of a round deliver an update, and how long the round takes in simulated time."""
+"""Decides which clients of a round deliver an update, and how long the round takes, simulated."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +25,8 @@ Chosen = Sequence[tuple[int, str]]
 class Turnout(NamedTuple):
     """The clients of a round.
 
-    `present` deliver an update. `failed` ones and `late` ones only receive their submodels.
-    `simulated_s` is the time of the round in seconds, None without a clock.
+    Clients in `present` deliver an update; those in `failed` and `late` only receive submodels.
+    `simulated_s` is the simulated time of the round in seconds, or None if no time is simulated.
     """
 
     present: Chosen
@@ -37,16 +37,16 @@ class Turnout(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Attendance:
-    """Decides who delivers an update, as `serve` would.
+    """Decides which clients deliver an update, by the rules of `serve`.
 
     Attributes:
         clients: Number of all clients.
-        seed: Of the failures.
+        seed: The seed of the failures.
         failure_rate: The probability that a client fails in a round.
-        deadline_s: When a round closes with the updates that it has, in simulated seconds.
+        deadline_s: Simulated seconds after which a round closes with the updates that it has.
         quorum: The number of updates at which a round closes; None for all.
-        seconds: The simulated time of a client with a submodel. None: nobody is late.
-        min_updates: The fewest updates that a round closes with; None for the default.
+        seconds: Returns a client's simulated time for a submodel. None if no client is ever late.
+        min_updates: A round needs at least this many updates to close; None for the default.
     """
 
     clients: int
@@ -58,9 +58,9 @@ class Attendance:
     min_updates: int | None = None
 
     def turnout(self, round_: int, chosen: Chosen) -> Turnout:
-        """What becomes of the clients `chosen` for `round_`.
+        """Decide which of the clients `chosen` for `round_` deliver an update.
 
-        A client's failure depends on the seed, the round and its number alone.
+        Whether a client fails depends only on the seed, the round and the client's number.
         """
         # The third number separates these draws from those of the sampling.
         luck = np.random.default_rng([self.seed, round_, 1]).random(self.clients)
@@ -68,7 +68,7 @@ class Attendance:
         working = [entry for entry in chosen if luck[entry[0]] >= self.failure_rate]
         if self.seconds is None:
             return Turnout(working, failed)
-        # Equal times are in random order, or a quorum would always take the first clients.
+        # Order equal times at random: otherwise, a quorum would always take the first clients.
         arriving = sorted((self.seconds(*entry), luck[entry[0]], *entry) for entry in working)
         times = [time for time, *_ in arriving]
         fewest = fewest_updates(len(chosen), len(chosen), self.min_updates, self.quorum)
@@ -87,16 +87,17 @@ def taken(
 ) -> tuple[int, float]:
     """How many updates a round takes, the earliest first, and when it closes, in seconds.
 
-    It closes once it has `quorum` updates, or all. At the deadline it closes with the updates that
-    it has. With less than `fewest` it opens again for as long, and what came stays, until the
-    clients that did not fail have sent theirs. If all clients failed, it ends at the deadline.
+    The round closes when it has `quorum` updates or all updates, otherwise at the deadline with the
+    updates that it has. If these are fewer than `fewest`, and other clients have not failed, the
+    deadline is extended by `deadline_s`, as often as needed. If all clients failed, the round
+    closes at the first deadline.
 
     Args:
-        times: When updates come, ascending, in seconds after the round opened.
+        times: When each update arrives, in seconds after the round opened, ascending.
         failed: Number of clients whose updates never come.
         deadline_s: The deadline in seconds after the round opened.
         quorum: The number of updates at which a round closes; None for all.
-        fewest: The fewest updates that it closes with.
+        fewest: The fewest updates with which the round closes.
 
     Examples:
         >>> taken([3.0, 5.0, 90.0], failed=0, deadline_s=60, quorum=None)
@@ -117,9 +118,9 @@ def taken(
 def workloads(
     config: SimulationConfig, model: Federation, progress: Report = silent
 ) -> dict[str, Workload]:
-    """The workload of each submodel, if the devices have profiles.
+    """The workload of each submodel; empty if the devices have no profiles.
 
-    Submodels that are not in the planner's cache are exported. That takes seconds each.
+    Exports submodels that are not in the planner's cache, which takes seconds for each.
 
     Raises ExportError if a submodel cannot be exported.
     """
@@ -141,7 +142,7 @@ def workloads(
 def attendance_of(
     config: SimulationConfig, parts: Parts, works: Mapping[str, Workload]
 ) -> Attendance:
-    """Who fails and who is late, for clients whose samples are the rows `parts`."""
+    """Make the attendance for clients whose samples are the rows `parts`."""
     kinds, table = config.kinds(), config.simulation
     clock = Clock(
         {kind.name: simulated_device(kind) for kind in config.devices if works},

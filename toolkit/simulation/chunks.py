@@ -1,4 +1,4 @@
-"""Chunks: clients of one kind that are trained by one call, and what comes back of them."""
+"""Trains chunks: a chunk is a group of clients of one submodel that one call trains."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.submodel import Submodel
 
 CHUNK_MACS = 1e9
-"""Multiply-accumulates of forward passes that are worth a partial aggregate, which takes 3 to 5 ms
-with a small model: about 80 ms of training."""
+"""A chunk gets about this many multiply-accumulates of forward passes: about 80 ms of training. Its
+partial aggregate takes 3 to 5 ms for a small model."""
 
 BATCH_MACS = 8e6
-"""What a batch takes beside its samples, in the same measure: about 1 ms."""
+"""The fixed cost of a batch, without its samples, in multiply-accumulates: about 1 ms."""
 
 MOST_CLIENTS = 20
-"""Of a chunk, whose samples and personal models are in memory at the same time."""
+"""The most clients of a chunk. Their samples and personal models are in memory together."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Client:
         number: Its number, from 0.
         data: Its samples.
         personal: The personal tensors of its last round; empty before its first.
-        own: The model that it has trained alone, as `Federation.save` gives it; None before its
-            first round, and if clients train together.
+        own: If clients train alone, the model that it has trained, as bytes of `Federation.save`;
+            None before its first round, and if clients train together.
     """
 
     number: int
@@ -67,18 +67,18 @@ class OwnModel:
 
 @dataclass
 class TrainedChunk:
-    """What comes back of a chunk. Its size does not depend on where it was trained.
+    """The result of training a chunk.
 
     Attributes:
         partial: The files of the partial aggregate of all updates; None if there is no update, or
-            clients train alone.
+            if clients train alone.
         own: The new models of clients that train alone, by client.
         personal: The personal tensors that clients keep, by client.
-        diverged: Why clients are left out, by client.
-        bytes_down: Tensors that the clients received, in bytes.
-        bytes_up: Tensors that they sent, in bytes.
-        judged: Samples held out by the clients that their own models judged.
-        correct: How many of these were right.
+        diverged: The reason why a client is left out, by client.
+        bytes_down: Bytes of the tensors that the clients received.
+        bytes_up: Bytes of the tensors that they sent.
+        judged: Number of held-out labels on which clients evaluated their own models.
+        correct: How many of these labels were predicted correctly.
     """
 
     partial: dict[str, bytes] | None = None
@@ -92,7 +92,7 @@ class TrainedChunk:
 
     @contextmanager
     def leaving_out_diverged(self, client: int) -> Iterator[None]:
-        """Note a training that diverges."""
+        """Record in `diverged` if the training of `client` diverges in the block."""
         try:
             yield
         except UpdateError as error:
@@ -101,13 +101,13 @@ class TrainedChunk:
 
 @dataclass
 class ChunkTrainer:
-    """Trains chunks in one process. Traces are kept by submodel, and bundles for a round.
+    """Trains chunks in one process. Keeps traces for each submodel, and bundles for a round.
 
     Attributes:
         config: The federation's file.
         federation: The global model that the round starts from.
-        held_out: Samples and labels that judge the models of clients that train alone.
-        device: Where clients are trained: a device of PyTorch.
+        held_out: Samples and labels to evaluate the models of clients that train alone.
+        device: The PyTorch device on which clients are trained.
     """
 
     config: SimulationConfig
@@ -128,7 +128,7 @@ class ChunkTrainer:
         return result
 
     def _together(self, chunk: Chunk, result: TrainedChunk) -> None:
-        """Add the updates of all clients, of which one is in memory at a time."""
+        """Train the clients and add their updates, with one update in memory at a time."""
         aggregation = Aggregation(self.federation.model, self.federation.policy)
         for client in chunk.clients:
             update = None
@@ -140,7 +140,7 @@ class ChunkTrainer:
             result.partial = encode_partial(aggregation)
 
     def _alone(self, chunk: Chunk, result: TrainedChunk) -> None:
-        """Each client continues its own model."""
+        """Train each client's own model."""
         first = self.federation.model
         for client in chunk.clients:
             if client.own is not None:
@@ -173,7 +173,7 @@ class ChunkTrainer:
         return update.record, update.tensors
 
     def _executor(self, spec: str) -> TorchExecutor:
-        """The executor of `spec`, made once."""
+        """The executor of `spec`, which is created at first use."""
         if spec not in self.executors:
             self.executors[spec] = TorchExecutor(self.federation.submodel(spec), self.device)
         return self.executors[spec]
@@ -182,14 +182,14 @@ class ChunkTrainer:
 def shared_out(
     samples: Mapping[int, int], submodel: Submodel, training: TrainingConfig
 ) -> list[list[int]]:
-    """Share clients of one kind out among chunks of about the same number of clients.
+    """Divide clients of one submodel into chunks of about the same number of clients.
 
-    Depends on the federation's file alone. The sums of a round therefore are the same, bit for bit,
-    whoever trains the chunks.
+    The chunks depend only on the federation's file, not on the engine. So the sums of a round are
+    the same, bit for bit, with every engine.
 
     Args:
         samples: The number of samples of each client.
-        submodel: What they train.
+        submodel: The submodel that they train.
         training: How they train.
     """
     size = training.batch_size

@@ -1,4 +1,4 @@
-"""Comparing simulations: runs of one definition with different seeds are one row."""
+"""Compares simulations. Runs that differ only in their seeds are one row."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from toolkit.simulation.results import UNUSED, RoundResult, read_run
 
 
 class Spread(NamedTuple):
-    """Mean and sample standard deviation over runs; the latter is None for a single run."""
+    """Mean and sample standard deviation over runs; the deviation of a single run is None."""
 
     mean: float
     deviation: float | None
@@ -25,7 +25,7 @@ class Row:
     """Runs that differ only in their seeds.
 
     Attributes:
-        name: What the names of their folders begin with.
+        name: The common beginning of their folders' names.
         folders: Their folders.
         histories: Their finished rounds.
     """
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def judged_by_loss(self) -> bool:
-        """Whether the runs are of a regression, which has no accuracy."""
+        """Whether the runs train a regression, which has no accuracy."""
         return any(result.accuracy is None for history in self.histories for result in history)
 
     def scores(self, history: Sequence[RoundResult]) -> list[float]:
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def best(self) -> Spread:
-        """The score of the best round of each run, of those that have one."""
+        """The best score of each run; rounds whose score is NaN are ignored."""
         choose = min if self.judged_by_loss else max
         known = [[score for score in self.scores(run) if score == score] for run in self.histories]
         return spread([choose(scores, default=math.nan) for scores in known])
@@ -64,7 +64,7 @@ class Row:
 
     @property
     def sent(self) -> Spread:
-        """Bytes both ways in all rounds of a run."""
+        """Bytes in both directions in all rounds of a run."""
         return spread([sum(o.bytes_down + o.bytes_up for o in run) for run in self.histories])
 
     @property
@@ -81,7 +81,7 @@ class Row:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and sample standard deviation of `values`; not a number if one of them is none."""
+    """Mean and sample standard deviation of `values`; NaN if a value is NaN."""
     if any(value != value for value in values):
         return Spread(math.nan, math.nan if len(values) > 1 else None)
     deviation = statistics.stdev(values) if len(values) > 1 else None
@@ -89,11 +89,11 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def compare(folders: Sequence[Path]) -> list[Row]:
-    """Read runs and put those together that differ only in their seeds, in the order given.
+    """Read runs and group those that differ only in their seeds, in the given order.
 
-    A second run with the same seeds is no further sample: it goes into a row of its own.
+    A second run with the same seeds is not another sample, so it gets its own row.
 
-    Raises InputError if a folder is not that of a simulation with a finished round.
+    Raises InputError if a folder is not of a simulation, or has no finished round.
     """
     groups: dict[tuple[str, int], list[tuple[Path, list[RoundResult]]]] = {}
     repeats = Counter[tuple[str, object]]()
@@ -110,7 +110,7 @@ def compare(folders: Sequence[Path]) -> list[Row]:
 
 
 def _definition(settings: dict[str, Any]) -> str:
-    """The settings that make a difference to a simulation, without the seeds, as text."""
+    """The settings that change the result of a simulation, without the seeds, as text."""
     table = {key: value for key, value in settings["simulation"].items() if key != "seed"}
     others = {"seed", "simulation", *UNUSED}
     rest = {key: value for key, value in settings.items() if key not in others}

@@ -1,4 +1,4 @@
-"""Curves of accuracy and loss: of one simulation, and of several that are compared."""
+"""Draws curves of accuracy and loss of one simulation, or of several simulations."""
 
 import statistics
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", SKY, "#000000")
 def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
     """Write a PNG with the accuracy, if there is one, and the loss of each round.
 
-    If every round has a simulated time, a second pair of curves is by simulated time.
+    If every round has a simulated time, a second pair of curves shows them by simulated time.
     """
     accuracies = [result.accuracy for result in history if result.accuracy is not None]
     spans = [result.simulated_s for result in history if result.simulated_s is not None]
@@ -67,7 +67,7 @@ def draw_comparison(rows: Sequence[Row], to: Path) -> None:
 
 
 def draw_range(axes: Axes, curves: Sequence[Sequence[float]], first: int, **style: Any) -> None:
-    """Draw the mean of `curves` and, around it, their range. They begin with the round `first`."""
+    """Draw the mean of `curves` and their range. The curves begin with the round `first`."""
     rounds = range(first, first + min(map(len, curves)))
     values = list(zip(*curves, strict=False))
     axes.plot(rounds, [*map(statistics.fmean, values)], **style)
@@ -86,7 +86,7 @@ def in_percent(axes: Axes) -> None:
 
 
 def _unit(seconds: float) -> tuple[int, str]:
-    """The unit of an axis as long as `seconds`: its seconds and its name."""
+    """The unit of an axis of length `seconds`: the seconds of the unit, and its name."""
     if seconds < 120:
         return 1, "seconds"
     return (60, "minutes") if seconds < 7200 else (3600, "hours")

@@ -1,4 +1,4 @@
-"""The files of public datasets: CIFAR's binary version, MNIST, Tiny-ImageNet and LEAF's JSON.
+"""Reads files of public datasets: CIFAR (binary), MNIST, Tiny-ImageNet and LEAF (JSON).
 
 CIFAR: https://www.cs.toronto.edu/~kriz/cifar.html; LEAF: Caldas et al., 2019, arXiv:1812.01097.
 """
@@ -26,10 +26,10 @@ BRIGHTEST = 255.0
 
 
 class Cifar(NamedTuple):
-    """Files of one of the two datasets; a record is its labels, a byte each, and the pixels.
+    """The files of CIFAR-10 or CIFAR-100. A record has the labels, one byte each, then the pixels.
 
-    The last label counts: CIFAR-100's first is that of a group of classes. `mean` and `std` are
-    those of the training samples, for each channel.
+    The last label is the class; the first label of CIFAR-100 is a group of classes. `mean` and
+    `std` are those of the training samples, for each channel.
     """
 
     train: Sequence[str]
@@ -62,7 +62,7 @@ IMAGES_HEADER, LABELS_HEADER = 16, 8
 """Bytes before the first pixel and before the first label of MNIST's files."""
 
 TINY_MEAN, TINY_STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
-"""Of the channels of Tiny-ImageNet's training samples."""
+"""Mean and standard deviation of each channel of Tiny-ImageNet's training samples."""
 
 
 class LeafUser(msgspec.Struct):
@@ -73,7 +73,7 @@ class LeafUser(msgspec.Struct):
 
 
 class LeafFile(msgspec.Struct):
-    """What is used of one of LEAF's JSON files."""
+    """The part of a LEAF JSON file that is used."""
 
     user_data: dict[str, LeafUser]
 
@@ -85,7 +85,7 @@ class Samples:
     Attributes:
         x: Values, shape (n, *sample shape), float32.
         y: Classes, shape (n,), int64.
-        writers: Number of the person who wrote each sample, shape (n,); None if nobody did.
+        writers: Number of the person who wrote each sample, shape (n,); None if not known.
     """
 
     x: np.ndarray
@@ -96,13 +96,13 @@ class Samples:
 def read_dataset(format_: Format, folder: Path, shape: tuple[int, ...]) -> tuple[Samples, Samples]:
     """Read a dataset's training and test samples from its folder.
 
-    Pixels are from 0 to 1. Those of CIFAR and Tiny-ImageNet become (value - mean) / std for each
-    channel. LEAF's numbers stay what they are. MNIST and LEAF are arranged as the model takes them.
+    Pixels are scaled to 0..1; those of CIFAR and Tiny-ImageNet then become (value - mean) / std for
+    each channel. LEAF's numbers are not changed. Samples of MNIST and LEAF are reshaped to `shape`.
 
     Args:
         format_: The dataset, by the format of its files.
-        folder: The folder of CIFAR's .bin files, or of MNIST's; the one with LEAF's train/ and
-            test/; Tiny-ImageNet's with wnids.txt, whose val/ is the test.
+        folder: The folder with the files of CIFAR or MNIST, with the folders train/ and test/ of
+            LEAF, or with wnids.txt of Tiny-ImageNet, whose val/ gives the test samples.
         shape: Shape of the model's samples.
 
     Raises:
@@ -139,7 +139,7 @@ def _read_cifar(folder: Path, names: Sequence[str], files: Cifar) -> Samples:
 
 
 def _records(path: Path, size: int, header: int = 0) -> np.ndarray:
-    """The file's records after its header as bytes, shape (n, size)."""
+    """The records of a file after its header, as bytes of shape (n, size)."""
     content = _content(path)[header:]
     if not content or len(content) % size:
         raise DataError(
@@ -155,7 +155,7 @@ def _records(path: Path, size: int, header: int = 0) -> np.ndarray:
 
 
 def _content(path: Path) -> bytes:
-    """The file, or what `path`.gz holds."""
+    """The content of the file, or the unpacked content of `path`.gz."""
     packed = path.with_name(f"{path.name}.gz")
     try:
         if not path.exists() and packed.exists():
@@ -177,8 +177,8 @@ def _read_mnist(path: Path, shape: tuple[int, ...]) -> Samples:
     y = _records(path.with_name(f"{path.name}-labels-idx1-ubyte"), 1, LABELS_HEADER)
     if len(x) != len(y):
         raise DataError(
-            "{folder}: {name} has {images} images and {labels} labels. Download the dataset "
-            "again, and give `input_shape` the 784 numbers of an image.",
+            "{folder}: {name} has {images} images but {labels} labels. Download the dataset again. "
+            "An image has 28 x 28 pixels: `input_shape` must have 784 elements.",
             code="data.dataset-file",
             path=str(path),
             folder=path.parent,
@@ -204,7 +204,7 @@ def _read_tiny_imagenet(folder: Path, shape: tuple[int, ...]) -> tuple[Samples, 
         name, label, *_ = [*line.split("\t"), ""]
         if label not in classes:
             raise DataError(
-                '{path} has a line "{line}" without a class of wnids.txt. Download the dataset '
+                '{path}: the line "{line}" names no class of wnids.txt. Download the dataset '
                 "again.",
                 code="data.dataset-file",
                 path=str(annotations),
@@ -237,7 +237,7 @@ def _read_leaf(folder: Path, shape: tuple[int, ...]) -> Samples:
     writers: list[int] = []
     numbers: dict[str, int] = {}
     for path in sorted(folder.glob("*.json")):
-        # As Python's numbers a file takes eight times the memory of its array.
+        # Convert file by file: as Python numbers, it takes eight times the memory of an array.
         for name, user in _users(path).items():
             if len(user.x) != len(user.y) or any(len(row) != math.prod(shape) for row in user.x):
                 raise DataError(
@@ -266,7 +266,7 @@ def _users(path: Path) -> dict[str, LeafUser]:
         return msgspec.json.decode(path.read_bytes(), type=LeafFile).user_data
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(
-            "{path} is not a file of LEAF with lists of numbers: {reason}.",
+            "{path} is not a LEAF file with lists of numbers: {reason}.",
             code="data.dataset-file",
             path=str(path),
             reason=str(error),

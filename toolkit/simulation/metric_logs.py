@@ -1,7 +1,7 @@
-"""Logging the rounds of a simulation to TensorBoard or MLflow, with the keys of `history.jsonl`.
+"""Logs the rounds of a simulation to TensorBoard or MLflow, with the keys of `history.jsonl`.
 
-A simulation that continues also logs the rounds before, so that nothing is lost if it was killed,
-or if it was begun without a log.
+A simulation that continues also logs the earlier rounds. So no round is missing if it was killed,
+or if it began without a log.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from profiles.errors import InputError
 from toolkit.simulation.results import EVENTS, RUN_ID, RoundResult, RunFolder
 
 LogName: TypeAlias = Literal["mlflow", "tensorboard"]
-"""A service that rounds are logged to, named like its package."""
+"""A service to which rounds are logged. It has the name of its package."""
 Observer = Callable[[RoundResult], None]
 """Called with each finished round."""
 EXPERIMENT = "edgetailor"
@@ -38,7 +38,7 @@ def check_installed(names: Iterable[LogName]) -> None:
 def open_logs(
     names: Iterable[LogName], folder: RunFolder, settings: Mapping[str, object]
 ) -> Iterator[list[Observer]]:
-    """Provide the functions that log a round, after they have logged those of `folder`.
+    """Provide functions that log a round. They have already logged the rounds of `folder`.
 
     Raises InputError if MLflow's store cannot be used.
     """
@@ -56,7 +56,7 @@ def open_logs(
 
 
 def metrics(result: RoundResult) -> dict[str, float]:
-    """The figures of a round by their keys, without those that it does not have."""
+    """The figures of a round, by key. Figures that are None are left out."""
     figures = msgspec.structs.asdict(result)
     del figures["round"]
     return {key: float(value) for key, value in figures.items() if value is not None}
@@ -64,10 +64,10 @@ def metrics(result: RoundResult) -> dict[str, float]:
 
 @contextmanager
 def _tensorboard(folder: RunFolder) -> Iterator[Observer]:
-    """Write event files."""
+    """Provide a function that writes a round to event files."""
     from torch.utils.tensorboard import SummaryWriter
 
-    # Readers drop what earlier files say about steps from `purge_step` on.
+    # From `purge_step` on, readers ignore the steps in earlier files.
     again = 1 if folder.history else None
     with SummaryWriter(str(folder.root / EVENTS), purge_step=again) as writer:
 
@@ -81,7 +81,7 @@ def _tensorboard(folder: RunFolder) -> Iterator[Observer]:
 
 @contextmanager
 def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Observer]:
-    """Log to the run whose id is in the folder, or to a new one."""
+    """Provide a function that logs to the run whose id is in the folder, or to a new run."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric
     from mlflow.exceptions import MlflowException
@@ -94,7 +94,7 @@ def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Obser
             reason = str(error).partition("\n")[0].rstrip(".")
             raise InputError(
                 "MLflow cannot be used: {reason}. Check MLFLOW_TRACKING_URI, then run the same "
-                "command again to continue, or without the log.",
+                "command again to continue. Or run it without the log.",
                 code="simulation.mlflow",
                 reason=reason,
             ) from None
@@ -132,7 +132,7 @@ def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Obser
 
 
 def _new_run(client: Any, root: Path, settings: Mapping[str, object]) -> str:
-    """The id of a new run with the settings as its parameters."""
+    """Create a run with the settings as its parameters, and return its id."""
     from mlflow.entities import Param
 
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)

@@ -1,4 +1,4 @@
-"""Sharing samples among clients: evenly, by a Dirichlet distribution, in shards, or by writers.
+"""Shares samples among clients: evenly, by a Dirichlet distribution, in shards, or by writers.
 
 Each sample goes to exactly one client, and each client gets at least `LEAST` samples.
 """
@@ -13,11 +13,11 @@ LEAST = 2
 """The fewest samples of a client: batch norm cannot train on a single sample."""
 
 Parts = list[np.ndarray]
-"""For each client, indices of its samples."""
+"""The indices of the samples of each client."""
 
 
 def iid_split(samples: int, clients: int, order: np.random.Generator) -> Parts:
-    """Shuffle the samples and give each client the same number, or one more."""
+    """Shuffle the samples and give each client the same number of samples, or one more."""
     check_enough(samples, clients)
     return np.array_split(order.permutation(samples), clients)
 
@@ -31,7 +31,7 @@ def dirichlet_split(
         labels: The labels of all samples (n,).
         clients: The number of clients.
         alpha: Concentration; the smaller, the fewer labels a client gets.
-        order: Draws the shares.
+        order: The random generator that draws the shares.
 
     Raises:
         InputError: There are fewer than `LEAST` samples for each client.
@@ -54,7 +54,7 @@ def shard_split(labels: np.ndarray, clients: int, shards: int, order: np.random.
         labels: The labels of all samples (n,).
         clients: The number of clients.
         shards: Shards of each client.
-        order: Deals the shards.
+        order: The random generator that deals the shards.
 
     Raises:
         InputError: There are fewer than `LEAST` samples for each client.
@@ -68,12 +68,12 @@ def shard_split(labels: np.ndarray, clients: int, shards: int, order: np.random.
 
 
 def writer_split(writers: np.ndarray, clients: int, order: np.random.Generator) -> Parts:
-    """Give each client all samples of the same number of writers, or of one more.
+    """Give each client the same number of writers, or one more, with all their samples.
 
     Args:
         writers: The number of each sample's writer (n,).
         clients: The number of clients.
-        order: Deals the writers.
+        order: The random generator that deals the writers.
 
     Raises:
         InputError: There are fewer writers than clients, or too few samples.
@@ -89,7 +89,7 @@ def writer_split(writers: np.ndarray, clients: int, order: np.random.Generator) 
             clients=clients,
         )
     client = order.permutation(len(known)) % clients  # of each writer
-    client = client[places]
+    client = client[places]  # of each sample
     cuts = np.cumsum(np.bincount(client, minlength=clients))[:-1]
     return _level(np.split(np.argsort(client, kind="stable"), cuts))
 
@@ -108,7 +108,7 @@ def check_enough(samples: int, clients: int) -> None:
 
 
 def _level(parts: Sequence[np.ndarray]) -> Parts:
-    """Move samples from the largest part to every part with fewer than `LEAST`."""
+    """Move samples from the largest part to parts that have fewer than `LEAST`."""
     parts = list(parts)
     while min(map(len, parts)) < LEAST:
         sizes = [len(part) for part in parts]

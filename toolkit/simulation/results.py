@@ -1,7 +1,7 @@
-"""The folder of a simulation: its settings, a line for each round, and what a restart needs.
+"""The folder of a simulation: its settings, a line for each round, and the state for a restart.
 
-A round is finished once its line is in `history.jsonl`. Files of a round that has no line yet are
-deleted by the next start, so that a killed simulation continues after its last finished round.
+A round is finished when its line is in `history.jsonl`. The next start deletes files of a round
+without a line. So a killed simulation continues after its last finished round.
 """
 
 import json
@@ -39,19 +39,19 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         round: Number of the round, from 1.
-        accuracy: Of the new global model on held-out samples; None for a regression.
-        loss: Its mean loss on them. A loss that is not finite is null in the file, and is read as
-            not a number.
-        local_accuracy: Of the clients' own models after their training, on the samples that they
-            held out; None without such samples.
-        clients: Number of clients whose updates the model has.
+        accuracy: Accuracy of the new global model on held-out samples; None for a regression.
+        loss: Mean loss of the new global model on these samples. A loss that is not finite is null
+            in the file, and is read as NaN.
+        local_accuracy: Accuracy of the clients' own models after training, on samples that the
+            clients held out; None if they held out no samples.
+        clients: Number of clients whose updates are in the model.
         diverged: Number of clients whose training diverged; their updates are left out.
-        bytes_down: Tensors that all clients of the round received, in bytes.
-        bytes_up: Tensors that they sent, in bytes.
+        bytes_down: Bytes of the tensors that all clients of the round received.
+        bytes_up: Bytes of the tensors that they sent.
         seconds: Time of the round on this machine.
         failed: Number of clients that failed.
         late: Number of clients that were late in simulated time.
-        simulated_s: Time that the round would take on the devices; None without their profiles.
+        simulated_s: Time that the round would take on the devices; None without profiles of these.
     """
 
     round: int
@@ -82,14 +82,14 @@ class RunFolder:
         self._written: list[str] = []
 
     def read(self, settings: Mapping[str, object], force: bool) -> None:
-        """Read what the folder holds of the simulation with `settings`, and change nothing.
+        """Read the finished rounds of the simulation with `settings`. Changes no file.
 
         Args:
-            settings: Of this simulation, in JSON's types.
-            force: Whether `begin` is to replace what the folder holds.
+            settings: The settings of this simulation, in JSON's types.
+            force: Whether `begin` will replace the content of the folder.
 
         Raises:
-            InputError: The folder holds something else, or a simulation with other settings.
+            InputError: The folder has other files, or a simulation with other settings.
         """
         if self._is_unused():
             return
@@ -104,10 +104,10 @@ class RunFolder:
             self.history = [self._result(line) for line in self._whole_lines().splitlines()]
 
     def begin(self, settings: Mapping[str, object], force: bool) -> None:
-        """Make the folder, or delete what an unfinished round left in it."""
+        """Create the folder, or delete files of an unfinished round from it."""
         if force:
-            # The settings stay until they are replaced: without them, a start that is killed here
-            # would leave a folder that is not known as a simulation's.
+            # Keep the settings until they are replaced: if the start is killed here, they show
+            # that the folder is of a simulation.
             for name in (HISTORY, CURVES, MODEL, RUN_ID):
                 (self.root / name).unlink(missing_ok=True)
             for name in (STATE, EVENTS):
@@ -120,7 +120,7 @@ class RunFolder:
         self._find_state()
 
     def settings(self) -> dict[str, Any]:
-        """The settings in the folder. Raises InputError if they are not those of a simulation."""
+        """Read the settings. Raises InputError if they are not the settings of a simulation."""
         content = self._decoded(SETTINGS, (self.root / SETTINGS).read_bytes(), dict[str, Any])
         if not isinstance(content.get("simulation"), dict):
             raise self._damaged(SETTINGS, "it has no object `simulation`")
@@ -131,7 +131,7 @@ class RunFolder:
         return self._file("model", len(self.history)).read_bytes() if self.history else None
 
     def finish_round(self, result: RoundResult, model: bytes) -> None:
-        """Keep the global model of a round, then its line."""
+        """Write the global model of a round, then its line."""
         write(self._file("model", result.round), model)
         self._written.append("model")
         append(self.root / HISTORY, msgspec.json.encode(result) + b"\n")
@@ -152,7 +152,7 @@ class RunFolder:
             raise self._damaged(f"{STATE}/{file.name}", error) from None
 
     def keep_personal(self, client: int, round_: int, tensors: dict[str, np.ndarray]) -> None:
-        """Keep the personal tensors that `client` has after `round_`, if it has any."""
+        """Write the personal tensors of `client` after `round_`, if it has any."""
         if tensors:
             arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
             owner = f"personal-{client}"
@@ -160,22 +160,22 @@ class RunFolder:
             self._written.append(owner)
 
     def own_model(self, client: int) -> bytes | None:
-        """The model that `client` has trained alone; None before its first round."""
+        """The model of `client`, which trains alone; None before its first round."""
         newest = self._newest.get(owner := f"own-{client}")
         return None if newest is None else self._file(owner, newest).read_bytes()
 
     def keep_own_model(self, client: int, round_: int, model: bytes) -> None:
-        """Keep the model that `client` has after `round_`."""
+        """Write the own model of `client` after `round_`."""
         owner = f"own-{client}"
         write(self._file(owner, round_), model)
         self._written.append(owner)
 
     def _file(self, owner: str, round_: int) -> Path:
-        """The file in the state folder of `owner`, the model or a client, after `round_`."""
+        """The path of the state of `owner`, such as "model" or "own-7", after `round_`."""
         return self.root / STATE / f"{owner}-{round_}"
 
     def _replace(self, owner: str, round_: int) -> None:
-        """Note the newest file of `owner`, and delete the one before it."""
+        """Remember the newest file of `owner`, and delete the file before it."""
         if owner in self._newest:
             self._file(owner, self._newest[owner]).unlink()
         self._newest[owner] = round_
@@ -191,7 +191,7 @@ class RunFolder:
                 self._replace(owner, round_)
 
     def _is_unused(self) -> bool:
-        """Whether there is no folder, or one in which at most the settings were being written."""
+        """Whether there is no folder, or it has at most a settings file that is not complete."""
         if not self.root.is_dir():
             return not self.root.exists()
         return all(path.name.startswith(f".{SETTINGS}.") for path in self.root.iterdir())
@@ -209,14 +209,14 @@ class RunFolder:
                 )
 
     def _whole_lines(self) -> bytes:
-        """The history without a line that was being written."""
+        """The history without an incomplete last line."""
         file = self.root / HISTORY
         data = file.read_bytes() if file.exists() else b""
         return data[: data.rfind(b"\n") + 1]
 
     def _result(self, line: bytes) -> RoundResult:
         fields = self._decoded(HISTORY, line, dict[str, Any])
-        if "loss" in fields and fields["loss"] is None:  # JSON has no word for it
+        if "loss" in fields and fields["loss"] is None:  # JSON has no NaN
             fields["loss"] = math.nan
         try:
             return msgspec.convert(fields, RoundResult)
@@ -231,7 +231,7 @@ class RunFolder:
 
     def _damaged(self, name: str, reason: object) -> InputError:
         return InputError(
-            "{path} is damaged: {reason}. Give --force to start again.",
+            "{path} is damaged: {reason}. Use --force to start from the beginning.",
             code="simulation.damaged-folder",
             path=str(self.root / name),
             reason=reason,
@@ -239,7 +239,7 @@ class RunFolder:
 
 
 def read_run(root: Path) -> tuple[dict[str, Any], list[RoundResult]]:
-    """The settings and the finished rounds of the simulation in the folder `root`.
+    """Read the settings and the finished rounds of the simulation in the folder `root`.
 
     Raises InputError if there is no simulation, or none of its rounds is finished.
     """
@@ -264,7 +264,7 @@ def read_run(root: Path) -> tuple[dict[str, Any], list[RoundResult]]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file that nothing reads before the round has its line."""
+    """Write a file of a round. Nothing reads it before the round has its line."""
     path.write_bytes(data)
 
 

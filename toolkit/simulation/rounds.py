@@ -1,4 +1,4 @@
-"""The rounds of a simulation: which clients train, what they train, and what becomes of it."""
+"""Runs the rounds of a simulation: chooses clients, trains them and folds their updates."""
 
 import logging
 import time
@@ -23,25 +23,26 @@ from toolkit.simulation.simulation_config import SimulationConfig
 
 logger = logging.getLogger(__name__)
 Evaluated = tuple[float | None, float]
-"""Accuracy, None for a regression, and mean loss."""
+"""Accuracy (None for a regression) and mean loss."""
 
 Choices = Mapping[str, Sequence[str]]
-"""The submodels that a client may train in a round, by its own submodel; only this one if none."""
+"""The submodels that a client may train in a round, by its own submodel. If that is not a key, the
+client trains only its own submodel."""
 
 
 @dataclass
 class Simulation:
-    """Everything that stays from round to round; the clients' samples are rows of `samples`.
+    """The state of a simulation. The clients' samples are rows of `samples`.
 
     Attributes:
         config: The federation's file.
-        folder: Where results are kept.
+        folder: The folder of the results.
         federation: The global model.
         samples: All samples that clients train on.
-        held_out: Samples and labels that judge the global model.
+        held_out: Samples and labels to evaluate the global model.
         specs: The submodel of each client.
-        choices: The submodels that clients draw from.
-        parts: The rows of each client.
+        choices: The submodels from which clients draw one in each round.
+        parts: The rows of each client in `samples`.
         attendance: Which of a round's clients deliver an update; None for all.
         observers: Called with the result of each finished round.
     """
@@ -70,8 +71,8 @@ class Simulation:
     def run_round(self, round_: int, engine: Engine) -> None:
         """Let `engine` train the round's clients, fold their updates and keep the result."""
         begun = time.monotonic()
-        # A round starts from what is saved, in workers and after a restart. Other things that stay
-        # in memory, such as subspaces of factorizations, must not make a difference.
+        # In workers and after a restart, a round starts from the saved model. Do the same here:
+        # other state in memory, such as subspaces of factorizations, must not matter.
         model = self.federation.save()
         self.federation.load(model)
         chosen = sampled(self.config.simulation, self.specs, round_, self.choices)
@@ -103,7 +104,7 @@ class Simulation:
             observe(result)
 
     def chunks(self, chosen: Sequence[tuple[int, str]]) -> Iterator[Chunk]:
-        """The chunks of the clients `chosen`, kind by kind, each made when it is needed."""
+        """Yield the chunks of the clients `chosen`, by submodel, each when it is needed."""
         kinds: dict[str, dict[int, int]] = {}
         for client, spec in chosen:
             kinds.setdefault(spec, {})[client] = len(self.parts[client])
@@ -113,7 +114,7 @@ class Simulation:
                 yield Chunk(spec, [self.client(number) for number in clients])
 
     def client(self, number: int) -> Client:
-        """The client `number` as it is before the round."""
+        """The client `number` in its state before the round."""
         folder = self.folder
         data = self.client_data(number)
         return Client(number, data, folder.personal(number), folder.own_model(number))
@@ -125,7 +126,7 @@ class Simulation:
 
 
 class _Round(TrainedChunk):
-    """All chunks of a round so far: their sums, and the evaluations of clients that train alone."""
+    """The sums of a round's chunks so far, and the evaluations of clients that train alone."""
 
     def __init__(self, simulation: Simulation, number: int) -> None:
         super().__init__()
@@ -135,7 +136,7 @@ class _Round(TrainedChunk):
         self.alone: list[Evaluated] = []
 
     def keep(self, chunk: TrainedChunk) -> None:
-        """Add a chunk, and write what its clients keep."""
+        """Add a chunk, and write the tensors and models that its clients keep."""
         folder, aggregation = self.simulation.folder, self.aggregation
         for client, reason in chunk.diverged.items():
             logger.warning("Client %d is left out of round %d: %s", client, self.number, reason)
@@ -154,9 +155,9 @@ class _Round(TrainedChunk):
         self.correct += chunk.correct
 
     def evaluated(self) -> Evaluated:
-        """Take the next global model and evaluate it; for clients that train alone, the means.
+        """Make the next global model and evaluate it. Without updates, the model does not change.
 
-        Without updates the model stays as it was.
+        If clients train alone, returns the means of their evaluations.
         """
         federation = self.simulation.federation
         if not self.alone:
@@ -171,14 +172,14 @@ class _Round(TrainedChunk):
 def sampled(
     table: SimulationTable, specs: Sequence[str], round_: int, choices: Choices
 ) -> list[tuple[int, str]]:
-    """The clients that take part in `round_`, at least one, ascending, each with its submodel.
+    """Draw the clients of `round_`, at least one, ascending, each with its submodel.
 
-    A client whose submodel has several `choices` trains one of them, each as likely as the others.
+    If the submodel of a client has `choices`, the client trains one of them, drawn at random.
     """
     count = max(1, round(table.participation * len(specs)))
     draw = np.random.default_rng([table.seed, round_])
     clients = sorted(draw.choice(len(specs), count, replace=False).tolist())
-    # With dynamic capacities a client has the submodel of a client drawn at random.
+    # With dynamic capacities, a client gets the submodel of a randomly drawn client.
     dynamic = table.capacities == "dynamic"
     shown = draw.integers(len(specs), size=count).tolist() if dynamic else clients
     own = [specs[number] for number in shown]

@@ -1,4 +1,4 @@
-"""A simulation from its file to its folder. This is the public function `edgetailor.simulate`."""
+"""Runs a whole simulation: the public function `edgetailor.simulate`."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,10 +42,10 @@ from toolkit.simulation.simulation_config import SimulationConfig, load_simulati
 from toolkit.simulation.torch_executor import check_device
 
 CENTRALISED = "full"
-"""What the one client of `baseline = "centralised"` trains."""
+"""The submodel of the only client of `baseline = "centralised"`."""
 
 EngineName: TypeAlias = Literal["local", "ray"]
-"""Who trains: processes of this machine, or actors of Ray."""
+"""The engine that trains: processes of this machine, or Ray actors."""
 
 
 def simulate(
@@ -67,39 +67,38 @@ def simulate(
     Use it to compare submodels, settings and numbers of clients before devices exist.
 
     Each client trains exactly what an agent would train. If the simulation is killed, the same call
-    continues after the last finished round. The result is the same, bit for bit, as without the
-    interruption, if the number of threads is the same. It does not depend on `workers` and `engine`
-    either.
+    continues after the last finished round. With the same number of threads, the result is the
+    same, bit for bit, as without the interruption. It does not depend on `workers` or `engine`.
 
-    With workers, a script needs `if __name__ == "__main__":` around this call, as always with
-    processes in Python.
+    With workers, a script needs `if __name__ == "__main__":` around this call, because the workers
+    import the script.
 
     Args:
         file: The federation's TOML file, with a table `[simulation]`.
         out: Folder for the results: `history.jsonl`, `curves.png`, `config.json` and
             `global.safetensors`.
-        workers: Processes that train the clients of a round; 1 with the engine `local` is this
-            process.
-        engine: `local` has the workers on this machine, `ray` as actors of Ray.
+        workers: Number of processes that train the clients of a round. With 1 and the engine
+            `local`, this process trains them.
+        engine: `local` starts the workers on this machine, `ray` as Ray actors.
         threads: Threads of PyTorch in each worker. Small models are fastest with one.
-        device: Where clients are trained: a device of PyTorch, such as `"cuda"`.
-        seed: In place of both seeds of the file.
+        device: The PyTorch device on which clients are trained, such as `"cuda"`.
+        seed: Replaces both seeds of the file.
         force: Replace an earlier simulation in `out`.
         logs: Log each round to `"mlflow"`, `"tensorboard"` or both, with the keys of
-            `history.jsonl`: to the run or the folder of event files of this simulation.
+            `history.jsonl`.
         on_round: Called with the result of each finished round.
-        progress: Called with the name of each stage before the rounds when it begins.
+        progress: Called before the rounds with the name of each stage when it begins.
 
     Returns:
         The result of each round.
 
     Raises:
-        InputError: The file is wrong, `out` holds something else, the engine is unknown, its
-            package is not installed, or the device or a log cannot be used.
-        LimitError: A worker has ended, most often because memory is short.
+        InputError: The file is wrong, `out` has other files, the engine is unknown, its package is
+            not installed, or the device or a log cannot be used.
+        LimitError: A worker has ended, usually because memory is short.
         DataError: The samples cannot be read or do not fit the model.
         ModelError: The model cannot be loaded or recorded.
-        SpecError: The model cannot give a submodel.
+        SpecError: A submodel is not possible for the model.
         ExportError: A submodel cannot be traced.
         UpdateError: The training of every client of a round diverged.
 
@@ -156,7 +155,7 @@ def check_engine(engine: str) -> None:
 def started(
     engine: EngineName, simulation: Simulation, workers: int, threads: int, device: str = "cpu"
 ) -> Engine:
-    """The engine of that name; `workers` = 1 with the engine `local` needs no other process."""
+    """Start the engine of that name. With `local` and `workers` = 1, it is this process."""
     setup = WorkerSetup(simulation.config, simulation.held_out, threads, device)
     if engine == "ray":
         return RayActors(setup, workers)
@@ -186,7 +185,7 @@ def limited_threads(threads: int) -> Iterator[None]:
 def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = silent) -> Simulation:
     """Load model and data, and share the samples among the clients."""
     model = federation(config, progress)
-    # Workloads depend on the first weights, which a restart no longer has.
+    # Workloads depend on the initial weights, so compute them before the saved model is loaded.
     works = workloads(config, model, progress)
     saved = folder.model()
     if saved is not None:
@@ -218,9 +217,9 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
 
 
 class SimulationData(NamedTuple):
-    """The samples to share, those that judge the global model, and the writer of each, if known.
+    """The samples for the clients, those to evaluate the global model, and the writers if known.
 
-    Without `held_out`, some of the samples have to judge it.
+    If `held_out` is None, a share of the samples is held out.
     """
 
     samples: LocalData
@@ -229,7 +228,7 @@ class SimulationData(NamedTuple):
 
 
 def read_data(config: SimulationConfig, program: Program) -> SimulationData:
-    """Read the data that the federation's file names, as `program` takes samples."""
+    """Read the data that the federation's file names, in the form that `program` takes."""
 
     def load(source: Data) -> LocalData:
         return load_data(
@@ -261,7 +260,7 @@ def read_data(config: SimulationConfig, program: Program) -> SimulationData:
 
 
 def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
-    """For each of `specs` those that train at most as many parameters as it (FjORD)."""
+    """By spec, the specs in `specs` that train no more parameters than it (FjORD)."""
     sizes = {spec: model.submodel(spec).counts.params for spec in dict.fromkeys(specs)}
     return {
         own: [spec for spec, size in sizes.items() if size <= most] for own, most in sizes.items()
@@ -269,7 +268,7 @@ def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
 
 
 def refuse_personal_models(model: Federation, specs: Iterable[str]) -> None:
-    """Raise InputError if clients of a submodel keep tensors, which fit no other submodel."""
+    """Raise InputError if clients keep a personal model, which fits no other submodel."""
     for spec in dict.fromkeys(specs):
         if any(entry.role == "personal" for entry in model.submodel(spec).program.tensors):
             raise InputError(
@@ -289,7 +288,7 @@ def partition(
 ) -> Parts:
     """Share the samples that have `labels` and `writers` among `clients`, as `table` says.
 
-    Raises InputError for too few samples, and for a partition by labels that are no classes.
+    Raises InputError for too few samples, and for a partition by labels without classes.
     """
     if writers is not None and table.partition == "writers":
         return writer_split(writers, clients, order)

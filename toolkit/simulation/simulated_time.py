@@ -1,13 +1,13 @@
 """Simulated time: how long a client's device would take for a round.
 
-It downloads the tensors of its submodel, records activations (slices), trains and uploads, one
-after another:
+The device downloads the tensors of its submodel, records activations (slices), trains and uploads,
+one after another:
 
     8 * down / download + slowdown * (stages * recorded batches + step * batches) + 8 * up / upload
 
-Bytes and graphs are those of the planner's workloads, and the time of a batch is the planner's
-prediction from the device's calibration. A batch that is not full counts as a full one. Evaluating
-held-out samples and starting the runtime are not counted.
+Bytes and graphs come from the planner's workloads. The time of a batch is the planner's prediction
+from the device's calibration. An incomplete batch counts as a full batch. The evaluation of
+held-out samples and the start of the runtime are not counted.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class SimulatedDevice:
 
     Attributes:
         calibration: The times of operations.
-        slowdown: How many times as long each operation takes.
+        slowdown: Factor by which each operation takes longer than in the calibration.
         down_bits_per_s: Speed of downloads.
         up_bits_per_s: Speed of uploads.
     """
@@ -46,7 +46,7 @@ class SimulatedDevice:
     def cost(self, work: Workload) -> "Cost":
         """The times of a submodel with the workload `work`.
 
-        Raises InputError if the calibration has not timed every kind of operation.
+        Raises InputError if the calibration lacks the time of a kind of operation.
         """
         model = TimeModel(self.calibration)
         work = model.fastest(work)
@@ -59,10 +59,10 @@ class SimulatedDevice:
 
 
 class Cost(NamedTuple):
-    """What a submodel costs on a device, in seconds.
+    """The times of a submodel on a device, in seconds.
 
-    `transfer_s` is for both ways of a round. `record_s` runs a batch through all recorded stages,
-    and `step_s` trains a batch.
+    `transfer_s` is the download and upload of a round, `record_s` runs a batch through all recorded
+    stages, and `step_s` trains a batch.
     """
 
     transfer_s: float
@@ -71,7 +71,7 @@ class Cost(NamedTuple):
 
 
 def simulated_device(kind: DeviceKind) -> SimulatedDevice:
-    """The device of a kind that has a profile.
+    """The simulated device of `kind`, which has a profile.
 
     Raises:
         InputError: The profile cannot be read or was never calibrated, or the speed of the network
@@ -115,8 +115,8 @@ class Clock:
     """The simulated times of clients.
 
     Attributes:
-        devices: The devices by the names of their kinds.
-        works: The workloads by submodel.
+        devices: The devices, by the name of their kind.
+        works: The workloads, by submodel.
         training: How devices train.
         validation: Share of its samples that a client holds out.
     """
@@ -140,11 +140,11 @@ class Clock:
         return cost.transfer_s + recorded * cost.record_s + trained * cost.step_s
 
     def batches_of(self, samples: int) -> int:
-        """How many batches `samples` samples are."""
+        """The number of batches for `samples` samples."""
         return len(batches(samples, self.training.batch_size, None))
 
     def held_out_of(self, samples: int) -> int:
-        """How many of its samples a client holds out; none if these are too few."""
+        """The number of samples that a client holds out; 0 if it has too few."""
         with suppress(DataError):
             return len(held_out(samples, self.validation))
         return 0

@@ -19,7 +19,7 @@ from toolkit.simulation.simulated_time import simulated_device
 
 
 class SimulationConfig(FederationConfig):
-    """What `simulate` reads. Keys that only a coordinator needs are checked and not used."""
+    """The content of the file for `simulate`. Keys for coordinators are checked but not used."""
 
     held_out: Path | None = None
     simulation: SimulationTable
@@ -60,7 +60,7 @@ class SimulationConfig(FederationConfig):
         return self
 
     def kinds(self) -> list[DeviceKind]:
-        """The kind of each client, kind by kind. Kinds of any number share what is left."""
+        """The kind of each client, kind by kind. Kinds with `count = "any"` share the rest."""
         fixed = sum(kind.places or 0 for kind in self.devices)
         opened = [kind.name for kind in self.devices if kind.places is None]
         rest = (self.simulation.clients or fixed) - fixed
@@ -82,10 +82,10 @@ class SimulationConfig(FederationConfig):
 def load_simulation(path: Path, seed: int | None = None) -> SimulationConfig:
     """Read the federation's TOML file for `simulate`; relative paths start from its folder.
 
-    `seed` replaces both seeds of the file, if it is given.
+    If `seed` is given, it replaces both seeds of the file.
 
-    Raises InputError: one sentence with the file, the key, its value and what is allowed; or a
-    profile of a kind cannot be read, or lacks what simulated time needs.
+    Raises InputError if a key is wrong; the message has the file, the key, its value and what is
+    allowed. Also if a profile cannot be read, or lacks figures that simulated time needs.
     """
     config = load_settings(path, SimulationConfig)
     table = config.simulation
@@ -97,7 +97,7 @@ def load_simulation(path: Path, seed: int | None = None) -> SimulationConfig:
     devices = tuple(_located(kind, folder) for kind in config.devices)
     for kind in devices:
         if kind.profile is not None:
-            simulated_device(kind)  # refused now, before the model is loaded
+            simulated_device(kind)  # raises now, before the model is loaded
     table = table.model_copy(update={"data": data})
     return config.model_copy(update={"simulation": table, "devices": devices})
 

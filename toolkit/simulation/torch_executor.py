@@ -1,7 +1,7 @@
-"""Training a client in this process: the agent's own schedule, with PyTorch in place of a runtime.
+"""Trains a client in this process as the agent does, with PyTorch in place of the runtime.
 
-Batches, their order, seeds, recordings and the personal model are the agent's. Only the graphs are
-not exported: PyTorch runs the traced signatures.
+Batches, their order, seeds, recordings and the personal model come from the agent's code. Only the
+graphs are not exported: PyTorch runs the traced signatures.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -36,11 +36,11 @@ from toolkit.submodels.submodel import Submodel
 
 Arrays = dict[str, np.ndarray]
 NOWHERE = Path()
-"""In place of the folders of a bundle and of a training, which do not exist here."""
+"""Takes the place of the folders of a bundle and of a training, which do not exist here."""
 
 
 class TorchSession:
-    """A traced signature that PyTorch runs on `device`; the agent's `Session`."""
+    """Runs a traced signature in PyTorch on `device`. Implements the agent's `Session` protocol."""
 
     def __init__(self, signature: ProgramSignature, device: str = "cpu") -> None:
         self._device = device
@@ -50,7 +50,7 @@ class TorchSession:
         self.inputs, self.outputs = frozenset(self._inputs), frozenset(self._outputs)
 
     def run(self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str] | None = None) -> Arrays:
-        """See `Session`. Nothing is written over an input."""
+        """See `Session`. `over` is ignored: no input is overwritten."""
         with torch.inference_mode():
             given = (torch.from_numpy(feeds[name]).to(self._device) for name in self._inputs)
             results = self._graph(*given)
@@ -59,13 +59,13 @@ class TorchSession:
 
 @dataclass(frozen=True)
 class MemoryBundle(Bundle):
-    """What a client receives: a bundle without files. `values` are its weights."""
+    """A bundle in memory, without files, for a client. `values` are its weights."""
 
     values: Mapping[str, np.ndarray]
 
     @cached_property
     def entries(self) -> Mapping[str, TensorEntry]:
-        """The tensor table by name."""
+        """The tensor table, by name."""
         return {entry.name: entry for entry in self.manifest.tensors}
 
     @property
@@ -78,12 +78,12 @@ class MemoryBundle(Bundle):
         return self.entries[name]
 
     def load(self, names: Iterable[str]) -> Arrays:
-        """The stored tensors `names`, which nothing may write to."""
+        """The stored tensors `names`. Do not write to them."""
         return {name: self.values[name] for name in names}
 
 
 class ClientUpdate(NamedTuple):
-    """What a client sends, what it keeps, and how its own model did on samples it held out."""
+    """The update of a client, the tensors that it keeps, and the evaluation of its own model."""
 
     record: UpdateRecord
     tensors: Arrays
@@ -100,7 +100,7 @@ class TorchExecutor:
     sessions: dict[str, TorchSession] = field(default_factory=dict, init=False)
 
     def bundle(self, model: GlobalModel, rate_factor: float, round_: int) -> MemoryBundle:
-        """What clients receive in a round that starts from `model`.
+        """The bundle that clients receive in a round that starts from `model`.
 
         Args:
             model: The global model.
@@ -125,11 +125,11 @@ class TorchExecutor:
         """Train one client.
 
         Args:
-            bundle: What it receives in this round.
+            bundle: The bundle that it receives in this round.
             local: Its samples.
             seed: Its seed in this round.
             personal: The personal tensors of its last round; empty before its first.
-            validation: Share of its samples that it holds out; none if these are too few.
+            validation: Share of its samples that it holds out, unless it has too few samples.
 
         Raises:
             UpdateError: The training diverged.
@@ -155,7 +155,7 @@ class TorchExecutor:
 
 @dataclass
 class TorchRun(ScheduleRun):
-    """The agent's training without files: its sessions are those of `executor`."""
+    """The agent's training without files. It takes its sessions from `executor`."""
 
     executor: TorchExecutor = field(init=False)
 
@@ -164,12 +164,12 @@ class TorchRun(ScheduleRun):
         return self.executor.session(name)
 
     def open_recording(self, name: str, done: int) -> Recording:
-        """Keep the recording in memory, as a client's training is short."""
+        """Keep the recording in memory, because a client's training is short."""
         dtype = self.made_by(name).dtype
         return RecordingInMemory(len(self.local), self.recorded_shape(name), dtype)
 
     def report_epoch(self, instruction: Train) -> None:
-        """Say nothing: a simulation reports rounds."""
+        """Report nothing, because a simulation reports only rounds."""
 
 
 def manifest_of(program: Program) -> Manifest:

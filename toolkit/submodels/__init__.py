@@ -1,5 +1,5 @@
-"""Submodels: their specs, tensors and layers, and how their sizes are counted.
+"""Submodels: their specs, tensors and layers, and the counting of their sizes.
 
-Start with `submodel.py`, `spec.py` and `family.py`, the contract of every family. The families
-build on this room; nothing here depends on a particular one.
+Start with `submodel.py`, `spec.py` and `family.py`, the contract of every family. The families use
+this folder; nothing here depends on a particular family.
 """

@@ -1,4 +1,4 @@
-"""Capacity accounting: parameters, activations and multiply-accumulates of a captured graph.
+"""Counts parameters, activations and multiply-accumulates of a recorded graph, for its capacity.
 
 EmbracingFL, Table 1: the capacity of a submodel is (p + a) / (P + A). p and P are the trained
 parameters of the submodel and of the full model. a and A are the output elements of their
@@ -6,9 +6,9 @@ convolution and linear layers for one batch. Shortcut convolutions count; normal
 pooling and embedding do not.
 
 An LSTM counts 10 values for each unit, step and direction: four gates before and after their
-nonlinearity, the cell state and the hidden state. In the paper's table the layer after the LSTM,
-which has one output for each sample, does not count. Layers with one output are therefore left out
-here. Other recurrent layers count by their parameters and multiply-accumulates only.
+nonlinearity, the cell state and the hidden state. In the paper's table, the layer after the LSTM is
+not counted; it has one output for each sample. Therefore layers with one output are left out here.
+Of other recurrent layers, only parameters and multiply-accumulates are counted.
 """
 
 import math
@@ -44,7 +44,7 @@ class Counts:
         params: Trained parameters.
         activations: Output elements of convolution and linear layers, and values inside LSTMs.
         macs: Multiply-accumulates of one forward pass through the trained part.
-        exchanged: Numbers that an update holds.
+        exchanged: Numbers in an update.
     """
 
     params: int
@@ -58,9 +58,9 @@ class Counts:
 
 
 def shape_for_batch(node: Node, batch: int) -> list[int]:
-    """The shape of the value of `node` for `batch` samples; the batch may be any axis."""
+    """The shape of the value of `node` for `batch` samples. Any axis may be the batch."""
     return [
-        # The graph was recorded for any batch size, so that sizes may be expressions in its symbol.
+        # The graph was recorded for any batch size, so a size may be an expression in its symbol.
         int(size.node.expr.subs(dict.fromkeys(size.node.expr.free_symbols, batch)))
         if isinstance(size, torch.SymInt)
         else size
@@ -69,17 +69,17 @@ def shape_for_batch(node: Node, batch: int) -> list[int]:
 
 
 def count_elements(node: Node, batch: int) -> int:
-    """How many numbers the value of `node` holds for `batch` samples."""
+    """The number of elements in the value of `node` for `batch` samples."""
     return math.prod(shape_for_batch(node, batch))
 
 
 def lstm_nodes(graph: GraphModule) -> Iterator[Node]:
-    """The LSTM nodes of `graph`; one node is all layers and directions."""
+    """The LSTM nodes of `graph`. One node has all layers and directions of an LSTM."""
     return (node for node in graph.graph.nodes if node.target is LSTM)
 
 
 def recurrent_steps(node: Node) -> int:
-    """How many steps the recurrent layer `node` takes along its input."""
+    """The number of steps that the recurrent layer `node` takes along its input."""
     # Positions in the signature of aten.lstm.input.
     source, batch_first = node.args[0], node.args[8]
     assert isinstance(source, Node)
@@ -88,7 +88,7 @@ def recurrent_steps(node: Node) -> int:
 
 def lstm_units(node: Node) -> int:
     """Units of the LSTM `node` over all its layers and directions."""
-    # The initial states are (hidden, cell). The cell state has all units even with projections.
+    # The initial states are (hidden, cell). With projections, only the cell state has all units.
     cell = node.args[1][1]  # type: ignore[index]
     assert isinstance(cell, Node)
     layers, _, units = cell.meta["val"].shape
@@ -112,11 +112,11 @@ def activations_of(node: Node, batch: int) -> int:
 def count_macs(graph: GraphModule, batch: int) -> int:
     """Multiply-accumulates of one run of `graph` on `batch` samples, counted as for exports."""
     inputs = (node for node in graph.graph.nodes if node.op == "placeholder")
-    # The count depends on shapes only, so that zeros will do.
+    # The count depends only on shapes, so zeros are enough.
     vals = [(shape_for_batch(node, batch), node.meta["val"].dtype) for node in inputs]
     return macs_of(lambda: graph(*(torch.zeros(shape, dtype=dtype) for shape, dtype in vals)))
 
 
 def count_parameters(graph: GraphModule, parameters: Mapping[str, torch.Tensor]) -> int:
-    """How many numbers the `parameters` that `graph` reads hold."""
+    """The number of elements in those of `parameters` that `graph` reads."""
     return sum(parameters[n].numel() for n in attributes_read(graph) if n in parameters)

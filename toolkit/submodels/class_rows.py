@@ -1,7 +1,7 @@
-"""Rows of the classifier that stand for one class each, and updates that hold only some of them.
+"""Rows of the classifier, each for one class, and updates that have only some of the rows.
 
-With a masked loss the rows of classes that a device has no samples of get no gradient from it.
-HeteroFL therefore averages each row over the devices that have samples of its class.
+With a masked loss, a device gives no gradient to the rows of classes of which it has no samples.
+Therefore HeteroFL averages each row over the devices that have samples of its class.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from toolkit.submodels.submodel import Ranges, Submodel
 from toolkit.submodels.tensor_slices import TensorSlice, take_slice
 
 FIRST_FACTOR = "0"
-"""The CP factor whose rows are those of the weight."""
+"""The label of the CP factor that has a row for each row of the weight."""
 
 WEIGHTED = ("linear", "conv1d", "conv2d", "conv3d")
 
 
 def mark_class_rows(submodel: Submodel) -> Submodel:
-    """Mark the tensors of `submodel` with a row for every class, if its loss is masked."""
+    """If the loss of `submodel` is masked, mark its tensors that have a row for every class."""
     program = submodel.program
     ports = [port for signature in program.signatures for port in signature.inputs]
     if not any(port.kind == "classes" for port in ports):
@@ -45,15 +45,15 @@ def mark_class_rows(submodel: Submodel) -> Submodel:
 
 
 def classifier_tensors(graph: GraphModule) -> set[str]:
-    """Names of weight and bias that only the layer which computes the output reads, if any."""
+    """Names of the weight and bias of the output layer that no other layer reads, if any."""
     node: object = output_node(graph)
     while isinstance(node, Node) and node.op == "call_function":
         name = str(node.target).split(".")[1] if "." in str(node.target) else ""
         if name in WEIGHTED:
             own = (read for read in node.args[1:3] if isinstance(read, Node))
-            # A row that another operator reads too, as a tied embedding does, is not of one class.
+            # Rows that another operator reads too (a tied embedding) are not of one class.
             return {str(n.target) for n in own if n.op == "get_attr" and len(n.users) == 1}
-        # Reshaping and elementwise operators keep the rows apart.
+        # Reshaping and elementwise operators do not mix the rows.
         computed = [read for read in node.all_input_nodes if read.op == "call_function"]
         node = computed[0] if len(computed) == 1 else None
     return set()
@@ -65,7 +65,7 @@ def own_rows(
     classes: Collection[int] | None,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[tuple[TensorEntry, ...], dict[str, Tensor]]:
-    """An update without the rows of classes that its device has no samples of.
+    """Remove from an update the rows of classes of which its device has no samples.
 
     Args:
         table: The entries of the update.
@@ -96,7 +96,7 @@ def own_rows(
 def row_places(
     table: Sequence[TensorEntry], classes: Collection[int] | None
 ) -> dict[str, TensorSlice]:
-    """The places of a device's rows in each uploaded tensor that has a row for every class."""
+    """The slice of a device's rows in each uploaded tensor that has a row for every class."""
     if classes is None:
         return {}
     rows = ranges_of(classes)
@@ -104,12 +104,12 @@ def row_places(
 
 
 def rows_of(shape: Sequence[int], rows: tuple[tuple[int, int], ...]) -> Ranges:
-    """The ranges of `rows` of a tensor of `shape`."""
+    """The ranges that select `rows` of a tensor of `shape`."""
     return (rows, *(((0, size),) for size in shape[1:]))
 
 
 def ranges_of(classes: Collection[int]) -> tuple[tuple[int, int], ...]:
-    """Ranges [start, stop) that hold exactly `classes`."""
+    """The ranges [start, stop) of exactly the numbers in `classes`."""
     ranges: list[tuple[int, int]] = []
     for number in sorted(classes):
         if ranges and ranges[-1][1] == number:

@@ -1,4 +1,4 @@
-"""What every family must be able to do. The families themselves are in `toolkit/families/`."""
+"""The contract of every family. The families are in `toolkit/families/`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -17,9 +17,9 @@ from toolkit.submodels.submodel import Shapes, SplitRequest, Submodel, recover_d
 
 
 class Family(ABC):
-    """A way to cut a model. Each file under `toolkit/families` has one, called FAMILY.
+    """A way to cut a model. Each file under `toolkit/families` has a family, called FAMILY.
 
-    By default a family keeps nothing between rounds, and an update holds the tensors themselves.
+    By default, a family keeps nothing between rounds, and its updates have tensors, not factors.
     """
 
     form: ClassVar[SpecForm]
@@ -34,14 +34,14 @@ class Family(ABC):
         The submodel does not hold weights: `Submodel.cut` takes them from a global model.
 
         Raises:
-            SpecError: If the model cannot give what the spec asks for.
+            SpecError: If the spec is not possible for the model.
             ModelError: If the model cannot be recorded.
         """
 
     def strength(self, spec: Spec) -> float | None:
-        """Strength (FedHM eq. 2) in (0, 1] that the size of `spec` states.
+        """The strength (FedHM eq. 2), in (0, 1], that the size of `spec` gives.
 
-        None if it states none: the strength then follows from what is trained.
+        None if the size gives no strength: it is then computed from the trained tensors.
 
         Raises:
             SpecError: If the size is missing or out of range.
@@ -53,14 +53,14 @@ class Family(ABC):
     ) -> Mapping[str, Tensor | Product]:
         """The global tensors that an update stands for.
 
-        An update is checked by calling this with tensors that have shapes and no numbers (PyTorch's
-        device `meta`). It must raise KeyError, RuntimeError or ValueError for factors that do not
-        fit together.
+        To check an update, this is called with tensors that have shapes but no numbers (PyTorch's
+        device `meta`). It must raise KeyError, RuntimeError or ValueError if factors do not fit
+        together.
 
         Args:
             tensors: The uploaded tensors by their names in the bundle.
-            table: What each of them stands for.
-            shapes: Shapes of the global tensors, or of the slices of them that the update holds.
+            table: Their entries, which say what each tensor stands for.
+            shapes: Shapes of the global tensors, or of their slices that the update has.
 
         Returns:
             Each global tensor by its name, in its shape in `shapes`.
@@ -72,10 +72,10 @@ class Family(ABC):
     ) -> Mapping[str, Tensor]:
         """The factors that devices receive in the round that starts from `model`.
 
-        Only called for families that average factors.
+        Called only for families that average factors.
 
         Args:
-            key: The submodel, under which `model` keeps factors.
+            key: The key of the submodel's factors in `model.kept`.
             table: The entries of the factors.
             model: The global model of the round.
 
@@ -90,15 +90,15 @@ class Family(ABC):
         table: Sequence[TensorEntry],
         weights: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Factors for the next round, close to `factors`, of the new global `weights`.
+        """Compute factors of the new global `weights` for the next round, close to `factors`.
 
-        Only called for families that average factors.
+        Called only for families that average factors.
         """
         return {}
 
 
 class ExchangesLayers(Family):
-    """A family that only replaces layers, so that another family can select which.
+    """A family that only replaces layers. So another family can select which ones.
 
     Its form says `exchanges_layers=True`. `slice` uses it for specs such as
     `slice:0.42+low-rank:0.25`.

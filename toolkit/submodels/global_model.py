@@ -1,11 +1,11 @@
 """The weights of the global model, in memory and as one safetensors file.
 
-The file may also hold factors that a family keeps from round to round (`cp`). Averaging factors
-only makes sense if each round starts from the factors of the last one.
+The file may also have factors that a family keeps from round to round (`cp`). An average of factors
+is only meaningful if each round starts from the factors of the last round.
 
 A tensor with several names, such as the weight of tied layers, is one tensor here, under its first
-name. The file has it under all names, as `load_state_dict` expects it, and its metadata names the
-first one for every other.
+name. The file has it under all names, as `load_state_dict` expects. The file's metadata have the
+first name for each other name.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from toolkit.submodels.model_reference import unreadable
 
 KEPT = "kept|"
 SHARED = "edgetailor.shared"
-"""The metadata with the first name of a tensor by each of its other names, as JSON."""
+"""Key of the metadata with the first name of a tensor, by each of its other names, as JSON."""
 PIECE = 1 << 20
-"""Numbers that are checked at a time."""
+"""How many numbers are checked at once."""
 
 Kept = Mapping[str, Mapping[str, Tensor]]
 """Factors by family and size (for example `cp:2.0`), then by their names in the bundle."""
@@ -39,15 +39,15 @@ Kept = Mapping[str, Mapping[str, Tensor]]
 class GlobalModel:
     """All tensors of the global model, and the factors that families keep.
 
-    A round starts from one and ends with one. Make the first from `model.state_dict()`; put the
-    last back into the model with `load_into`.
+    A round starts from a global model and ends with a new one. Make the first from
+    `model.state_dict()`. Copy the last back into the model with `load_into`.
 
     Attributes:
-        tensors: Parameters and buffers by their first names in the PyTorch model. A state dict that
-            has one tensor under several names may be given.
+        tensors: Parameters and buffers, by their first names in the PyTorch model. You may give a
+            state dict that has a tensor under several names.
         kept: Factors that families keep from round to round.
         factorizer: Computes and caches factors for all submodels. It is not saved.
-        shared: The first name of a tensor by each of its other names.
+        shared: The first name of a tensor, by each of its other names.
 
     Raises:
         ModelError: If a tensor has a name that the file reserves for kept factors.
@@ -67,7 +67,7 @@ class GlobalModel:
         first = first_names(self.tensors)
         others = {name: kept_name for name, kept_name in first.items() if name != kept_name}
         tensors = {name: self.tensors[name] for name in first if name not in others}
-        # The class is frozen for its users.
+        # The class is frozen, so set attributes through `object`.
         object.__setattr__(self, "tensors", tensors)
         object.__setattr__(self, "shared", {**self.shared, **others})
         for name in self.tensors:
@@ -83,18 +83,18 @@ class GlobalModel:
 
     def save(self) -> bytes:
         """The safetensors file of this model. Equal weights give equal bytes."""
-        # safetensors refuses tensors that are not contiguous, and two in the same memory.
+        # safetensors refuses tensors that are not contiguous or share memory.
         flat = {name: value.detach().contiguous() for name, value in self.tensors.items()}
         flat |= {name: flat[first].clone() for name, first in self.shared.items()}
         for key, factors in self.kept.items():
             for name, value in factors.items():
                 flat[f"{KEPT}{key}|{name}"] = value.detach().contiguous()
-        # One text, because the order of several would differ from file to file.
+        # Write one entry: the order of several would differ from file to file.
         names = {SHARED: json.dumps(self.shared, sort_keys=True)} if self.shared else None
         return save(flat, names)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the saved model; bundles and updates refer to their global model by it."""
+        """SHA-256 of the saved model, by which bundles and updates refer to their global model."""
         return hashlib.sha256(self.save()).hexdigest()
 
     def load_into(self, model: nn.Module) -> None:
@@ -102,12 +102,12 @@ class GlobalModel:
         model.load_state_dict(self.state_dict())
 
     def lend_to(self, model: nn.Module) -> None:
-        """As `load_into`, but parameters are not copied: they share the memory of these tensors.
+        """Like `load_into`, but without copying parameters: they share the memory of these tensors.
 
         Buffers are copied, because a forward pass may change them.
         """
         parameters = {name for name, _ in model.named_parameters()}
-        # Parameters already here, so that a parameter with several names stays one.
+        # Make parameters here, so that one with several names stays a single parameter.
         tensors = {
             n: nn.Parameter(v.detach()) if n in parameters else v.clone()
             for n, v in self.tensors.items()
@@ -123,7 +123,7 @@ class GlobalModel:
 
 
 def from_model(model: nn.Module) -> GlobalModel:
-    """The current weights of `model`, copied.
+    """Copy the current weights of `model` into a global model.
 
     Examples:
         >>> from toolkit.models import mnist_dnn
@@ -143,8 +143,8 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
         origin: Where it comes from, for messages.
 
     Raises:
-        InputError: If it is not a safetensors file, holds a number that is not finite, or holds
-            different values for one tensor with several names.
+        InputError: If it is not a safetensors file, has a number that is not finite, or has
+            different values under two names of one tensor.
     """
     try:
         flat = load(data)
@@ -158,7 +158,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
     tensors: dict[str, Tensor] = {}
     kept: dict[str, dict[str, Tensor]] = {}
     for name, value in flat.items():
-        # One such number would spread to the whole model in a round.
+        # A single such number would spread to the whole model in a round.
         if value.is_floating_point() and not _all_finite(value):
             raise InputError(
                 "{file}: the tensor {tensor!r} holds a number that is not finite.",
@@ -167,7 +167,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
                 tensor=name,
             )
         if name.startswith(KEPT):
-            # A tensor name may contain the bar, a key may not.
+            # A tensor name may contain the bar, but a key may not.
             key, bar, tensor = name.removeprefix(KEPT).partition("|")
             if not bar:
                 raise InputError(
@@ -186,9 +186,9 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
 
 
 def _shared_names(data: bytes, origin: str) -> dict[str, str]:
-    """`GlobalModel.shared` of a readable safetensors file, whose header is JSON after its length.
+    """Read `GlobalModel.shared` from a safetensors file. Its header is its length, then JSON.
 
-    Raises InputError if the metadata are not what `GlobalModel.save` wrote.
+    Raises InputError if the metadata do not have the form that `GlobalModel.save` writes.
     """
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -210,7 +210,7 @@ def _shared_names(data: bytes, origin: str) -> dict[str, str]:
 def _first_only(
     tensors: Mapping[str, Tensor], first: Mapping[str, str], origin: str
 ) -> dict[str, Tensor]:
-    """The tensors under their first names; `first` has these by other names.
+    """The tensors under their first names. `first` has the first name of each other name.
 
     Raises InputError if two names of one tensor have different values.
     """
@@ -247,13 +247,13 @@ def from_file(path: str | Path) -> GlobalModel:
 
 
 def fitted(weights: GlobalModel, model: nn.Module, origin: str) -> GlobalModel:
-    """The weights of `model` that were read as `weights`.
+    """Check that `weights`, which were read from a file, fit `model`, and name them as in `model`.
 
-    A tensor with several names in `model` may have had one or all of them in the file.
+    If a tensor has several names in `model`, the file may have it under one or all of them.
 
     Raises:
-        InputError: If names, shapes or types differ from those of `model`, or the values under two
-            names of one tensor do.
+        InputError: If names, shapes or types differ from those of `model`, or if a tensor has
+            different values under two names.
     """
     own = model.state_dict()
     first = first_names(own)
@@ -268,25 +268,25 @@ def fitted(weights: GlobalModel, model: nn.Module, origin: str) -> GlobalModel:
             tensor=name,
             problem=problem,
         )
-    for name, came in tensors.items():
+    for name, given in tensors.items():
         value = own[name]
-        if came.shape != value.shape:
+        if given.shape != value.shape:
             raise InputError(
                 "{file}: {tensor!r} has the shape {shape}, but the model has {expected}. It "
                 "belongs to another model; give the weights of this one.",
                 code="model.wrong-weights",
                 file=origin,
                 tensor=name,
-                shape=tuple(came.shape),
+                shape=tuple(given.shape),
                 expected=tuple(value.shape),
             )
-        if came.dtype != value.dtype:
+        if given.dtype != value.dtype:
             raise InputError(
                 "{file}: {tensor!r} is {dtype}, but the model has {expected}. Convert it.",
                 code="model.wrong-weights",
                 file=origin,
                 tensor=name,
-                dtype=str(came.dtype),
+                dtype=str(given.dtype),
                 expected=str(value.dtype),
             )
     others = {name: kept_name for name, kept_name in first.items() if name != kept_name}

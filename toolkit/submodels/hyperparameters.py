@@ -1,4 +1,4 @@
-"""How devices train: hyper-parameters that all families share."""
+"""The hyper-parameters of local training that all families share."""
 
 import math
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ Loss = Literal["cross-entropy", "binary-cross-entropy", "ctc", "mse"]
 Optimizer = Literal["sgd", "nesterov", "adam", "adamw"]
 
 LARGEST_COUNT = 2**31 - 1
-"""Largest batch size and number of epochs; every runtime can count that far."""
+"""The largest batch size, number of epochs and number of steps: every runtime can count it."""
 
 LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 """The largest float32."""
 
 
 class LocalWork(NamedTuple):
-    """The most epochs and batches of a round."""
+    """The most epochs and batches of a device in a round; None: no limit of batches."""
 
     epochs: int
     batches: int | None
@@ -29,35 +29,34 @@ class LocalWork(NamedTuple):
 class TrainingConfig:
     """Local training of one round.
 
-    Give one to `split`, `plan` or `Federation` if devices should not train with these defaults.
+    To train with other values than these defaults, give one to `split`, `plan` or `Federation`.
 
-    Families with a personal model keep it close by their own option `penalty` instead of
-    `proximal`. They use Nesterov's momentum for `sgd` too, as their papers do.
+    Families with a personal model keep it close to the received weights with their own option
+    `penalty` instead of `proximal`. Like their papers, they use Nesterov's momentum for `sgd`, too.
 
     Attributes:
         batch_size: Samples in a batch.
         epochs: Passes over the local data in each round.
-        steps: In place of `epochs`: batches in each round. A device that has fewer goes over its
-            data again.
+        steps: Number of batches in each round, instead of `epochs`. A device with fewer batches
+            repeats its data.
         learning_rate: Learning rate of the first round.
         momentum: Momentum of `sgd` and `nesterov`.
-        weight_decay: Added to the gradient; with `adamw` subtracted from the parameters instead.
-        round_decay: Factor by which learning rates shrink from round to round.
-        milestones: The rounds after which they shrink by `round_decay`, ascending, in place of all.
-        batch_norm: `global` averages the statistics of batch norms over the devices. With `static`
-            devices neither update nor send them, and the server computes them from training
-            samples of its own (`Federation`'s `statistics`), or without any from the held-out
-            samples.
-        masked: Whether the logits of classes of which a device has no samples are set to zero, as
-            HeteroFL's authors do. They stay in the softmax. Each row of the classifier is
+        weight_decay: Added to the gradient; `adamw` subtracts it from the parameters instead.
+        round_decay: Factor by which learning rates are multiplied after each round.
+        milestones: If given, `round_decay` applies only after these rounds, ascending.
+        batch_norm: `global` averages the statistics of batch norms over the devices. With `static`,
+            devices neither update nor send them. The server computes them from its own training
+            samples (`Federation`'s `statistics`), or if it has none, from the held-out samples.
+        masked: Whether to set the logit of a class to zero if the device has no samples of it, as
+            HeteroFL's authors do. The logit stays in the softmax. Each row of the classifier is
             averaged over the devices that have its class. Only for outputs (batch, n).
-        loss: `cross-entropy` (binary if the output's class axis has size one), `ctc` for sequences
-            whose places are not known, or `mse` for a regression.
+        loss: `cross-entropy` (binary if the output's class axis has size one), `ctc` for label
+            sequences without known positions, or `mse` for a regression.
         optimizer: The optimizer that devices use.
-        proximal: FedProx's mu, which keeps parameters close to those that the device received.
+        proximal: FedProx's mu, which keeps parameters close to the received parameters.
 
     Raises:
-        InputError: If training cannot use a value.
+        InputError: If a value is not allowed.
 
     Examples:
         >>> TrainingConfig(epochs=2, optimizer="adam").batch_size
@@ -91,8 +90,8 @@ class TrainingConfig:
                 raise invalid("steps", self.steps, f"from 1 to {LARGEST_COUNT:,}")
             if self.epochs != 1:
                 raise InputError(
-                    "steps is {steps} and epochs is {epochs}, but a round has either a number of "
-                    "steps or one of epochs. Remove one of them.",
+                    "steps is {steps} and epochs is {epochs}, but only one of them can set the "
+                    "length of a round. Remove the other.",
                     code="option.conflict",
                     options=["steps", "epochs"],
                     steps=self.steps,
@@ -100,7 +99,7 @@ class TrainingConfig:
                 )
         if list(self.milestones) != sorted({round_ for round_ in self.milestones if round_ >= 1}):
             raise invalid("milestones", self.milestones, "ascending rounds from 1")
-        # Devices compute in float32, where a larger value would become infinite.
+        # Devices compute in float32: a larger value would become infinite.
         for name in ("learning_rate", "momentum", "weight_decay", "proximal"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -113,7 +112,7 @@ class TrainingConfig:
             value = getattr(self, name)
             if value not in known:
                 raise invalid(name, value, "one of " + ", ".join(f'"{word}"' for word in known))
-        # From 1 on, the velocity would grow without bound.
+        # With a momentum of 1 or more, the velocity would grow without bound.
         if self.momentum >= 1:
             raise invalid("momentum", self.momentum, "below 1")
         if self.optimizer == "nesterov" and self.momentum == 0:
@@ -140,14 +139,14 @@ class TrainingConfig:
 
     @property
     def local_work(self) -> LocalWork:
-        """The limits of a round's training."""
+        """The most epochs and batches of a device in a round."""
         if self.steps is None:
             return LocalWork(self.epochs, None)
-        return LocalWork(self.steps, self.steps)  # an epoch has a batch at least
+        return LocalWork(self.steps, self.steps)  # an epoch has at least one batch
 
     @property
     def labels(self) -> LabelRule:
-        """The labels that the loss needs, as far as they do not depend on the model."""
+        """The part of the rule for labels that depends on the loss, not on the model."""
         dtype: Dtype = "float32" if self.loss == "mse" else "int64"
         return LabelRule(None, None, dtype, self.loss == "ctc")
 

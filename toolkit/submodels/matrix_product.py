@@ -1,4 +1,4 @@
-"""A tensor in the form of a matrix product, which need not be multiplied until it is added."""
+"""A tensor stored as two matrices. They are multiplied only when the tensor is needed."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Product:
-    """u @ v, read as a dense tensor of `shape`.
+    """The product u @ v, with its axes arranged as a dense tensor of `shape`.
 
-    The axes of u without the last are the rows of the product, the axes of v without the first its
-    columns. Together they are the axes of the dense tensor in the order `axes`. For example, FedHM
-    unrolls a convolution (n, m, kh, kw) to (m * kh, n * kw), which is `axes` (1, 2, 0, 3).
+    All axes of u except the last are the rows of the product, and all axes of v except the first
+    are its columns. Together they are the axes of the dense tensor, in the order `axes`. For
+    example, FedHM unrolls a convolution (n, m, kh, kw) to (m * kh, n * kw): `axes` is (1, 2, 0, 3).
 
     Attributes:
         u: Left factor (..., r).
@@ -36,7 +36,7 @@ class Product:
             raise ValueError(f"factors that make {sizes}, not {self.shape}")
 
     def matrices(self) -> tuple[Tensor, Tensor]:
-        """u (p, r) and v (r, q); they are copied only if their memory layout requires it."""
+        """u as (p, r) and v as (r, q). They are copied only if their memory layout requires it."""
         rank = self.v.shape[0]
         return self.u.reshape(-1, rank), self.v.reshape(rank, -1)
 
@@ -49,5 +49,5 @@ class Product:
 
 
 def inverse(axes: tuple[int, ...]) -> list[int]:
-    """The permutation that undoes `axes`."""
+    """The inverse of the permutation `axes`."""
     return sorted(range(len(axes)), key=axes.__getitem__)

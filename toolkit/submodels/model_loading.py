@@ -1,4 +1,4 @@
-"""Model references: `package.module:callable` returning an `nn.Module`."""
+"""Loads models from references `package.module:callable` to functions that return an nn.Module."""
 
 import importlib
 import os
@@ -18,8 +18,8 @@ from toolkit.submodels.model_reference import parse_reference
 def load_model(reference: str, weights_file: str | Path | None = None, seed: int = 0) -> nn.Module:
     """Build the model that a reference names. The current folder is importable.
 
-    Use it in scripts that are given a model by name, as the commands are. A model that you have
-    built needs no loading.
+    Use it in scripts that get a model by name, like the commands. If you build the model yourself,
+    you do not need it.
 
     Args:
         reference: `package.module:callable`, for example `toolkit.models:resnet20`.
@@ -46,10 +46,10 @@ def load_model(reference: str, weights_file: str | Path | None = None, seed: int
 def load_global(
     reference: str, weights_file: str | Path | None = None, seed: int = 0
 ) -> tuple[nn.Module, GlobalModel]:
-    """The model as `load_model` builds it, and its weights as a global model.
+    """Load a model like `load_model`. Returns it, and its weights as a global model.
 
-    The global model includes the factors that the weights file holds. Arguments and errors are
-    those of `load_model`.
+    The global model includes the factors in the weights file. Arguments and errors are those of
+    `load_model`.
     """
     model = build_model(reference, seed)
     if weights_file is None:
@@ -72,7 +72,7 @@ def load_weights(model: nn.Module, weights_file: str | Path) -> GlobalModel:
 
 
 def build_model(reference: str, seed: int) -> nn.Module:
-    """Build the model that `reference` names. Raises ModelError if it does not name one."""
+    """Build the model that `reference` names. Raises ModelError if it names no model."""
     module_name, name = parse_reference(reference)
     # Installed commands do not have the current folder on the path, unlike `python -m`.
     if os.getcwd() not in sys.path:
@@ -99,7 +99,7 @@ def build_model(reference: str, seed: int) -> nn.Module:
             callable=name,
             did_you_mean=did_you_mean(name, callables),
         )
-    # Immediately before the builder, so that imports cannot consume random numbers.
+    # Seed immediately before the builder, because imports may draw random numbers.
     torch.manual_seed(seed)
     try:
         model = builder()

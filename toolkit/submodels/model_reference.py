@@ -1,7 +1,7 @@
-"""Check a model reference by reading source files: nothing is imported, so a typo costs no time.
+"""Checks a model reference by reading source files, without importing the module.
 
-Importing a model's module usually imports torch, which takes seconds. What is said of a weights
-file that cannot be read is here, too, as a command checks both first.
+The import usually imports torch, which takes seconds; this check finds a typo at once. The error
+for a weights file that cannot be read is here, too, because a command checks both first.
 """
 
 import ast
@@ -16,7 +16,7 @@ from pathlib import Path
 from profiles.errors import InputError, ModelError
 
 DYNAMIC = ("__path__", "sys.modules", "globals(", "exec(", "setattr(", "__getattr__")
-"""Words in a module's source that may create names or submodules which the text does not show."""
+"""If a module's source has one of these words, it may create names that the text does not show."""
 NAMED = (
     ast.FunctionDef,
     ast.AsyncFunctionDef,
@@ -27,14 +27,14 @@ NAMED = (
 )
 """Statements and patterns that bind their `name`."""
 MOST_NAMES = 12
-"""The most names that a message lists when no name of the module is similar."""
+"""If no name of the module is similar, a message lists at most this many names."""
 
 
 def parse_reference(reference: str) -> tuple[str, str]:
     """Split `package.module:callable` into module and callable.
 
     Raises:
-        ModelError: The text is not a reference, or it names a file in place of a module.
+        ModelError: The text is not a reference, or it names a file instead of a module.
     """
     module_name, colon, name = reference.partition(":")
     if not (module_name and colon and name):
@@ -52,7 +52,7 @@ def parse_reference(reference: str) -> tuple[str, str]:
 def check_reference(reference: str) -> None:
     """Refuse a misspelt `package.module:callable` without importing the module.
 
-    A module that cannot be judged from its source passes; loading the model decides then.
+    If the source is not enough to decide, nothing is raised: loading the model shows errors later.
 
     Args:
         reference: The model reference as the user wrote it.
@@ -82,7 +82,7 @@ def check_reference(reference: str) -> None:
 
 
 def _file_as_module(reference: str, file: str, name: str) -> ModelError:
-    """The error for a reference to a file, with the reference to write in its place."""
+    """The error for a reference to a file. It suggests the reference to the module."""
     path = Path(os.path.relpath(file).removesuffix(".py"))
     first = ""
     if path.parts[0] == os.pardir:
@@ -99,7 +99,7 @@ def _file_as_module(reference: str, file: str, name: str) -> ModelError:
 
 
 def _find_module(reference: str, module_name: str) -> ModuleSpec | None:
-    """Find `module_name` part by part without running a parent package; None if undecided."""
+    """Find `module_name` part by part without running a parent package; None if unknown."""
     path: list[str] | None = None
     spec: ModuleSpec | None = None
     parts = module_name.split(".")
@@ -118,17 +118,17 @@ def _find_module(reference: str, module_name: str) -> ModuleSpec | None:
 
 
 def _find(name: str, path: list[str] | None) -> ModuleSpec | None:
-    """Ask every finder for `name`; the current folder counts, as it does when a model is loaded."""
+    """Find `name` with all finders, and in the current folder, as loading a model does."""
     here = PathFinder.find_spec(name, [os.getcwd()]) if path is None else None
     if here is not None and here.origin is not None:
         return here
-    # A folder without code of its own is taken only if no package has its name.
+    # Use a folder without `__init__.py` only if no package has its name.
     specs = (finder.find_spec(name, path) for finder in sys.meta_path)
     return next((spec for spec in specs if spec is not None), here)
 
 
 def _refuse_module(reference: str, module_name: str, missing: str, path: list[str] | None) -> None:
-    """Raise ModelError for the module `missing`, with similar modules beside it."""
+    """Raise ModelError for the module `missing`, and suggest similar modules in its folder."""
     part = missing.rpartition(".")[2]
     folders = [os.getcwd(), *sys.path] if path is None else path
     beside = sorted({name for folder in folders for name in _modules_in(Path(folder))})
@@ -159,7 +159,7 @@ def _modules_in(folder: Path) -> Iterator[str]:
 
 
 def _source_of(spec: ModuleSpec) -> str | None:
-    """The source text of a module; None for one that is compiled or built in."""
+    """The source text of a module; None if it is compiled or built in."""
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None
     try:
@@ -169,7 +169,7 @@ def _source_of(spec: ModuleSpec) -> str | None:
 
 
 def _creates_names(spec: ModuleSpec) -> bool:
-    """Whether the package's code may make modules or names that its text does not show."""
+    """Whether the package's code may create modules or names that its text does not show."""
     source = _source_of(spec)
     return source is not None and any(word in source for word in DYNAMIC)
 
@@ -181,7 +181,7 @@ def _defined_names(source: str) -> set[str] | None:
     try:
         names = set(_names_in(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # importing it gives the better message
+        return None  # the import will give a better message
     return None if "*" in names else names
 
 
@@ -196,7 +196,7 @@ def _names_in(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, NAMED) and node.name:
             yield node.name
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            # Called while the module loads, a function may set its globals.
+            # A function that is called while the module loads may set globals.
             inside = (below for below in ast.walk(node) if isinstance(below, ast.Global))
             yield from (name for declared in inside for name in declared.names)
         else:
@@ -204,13 +204,13 @@ def _names_in(tree: ast.AST) -> Iterator[str]:
 
 
 def _is_submodule(spec: ModuleSpec, name: str) -> bool:
-    """Whether `name` is a module of the package; loading it gives the better message."""
+    """Whether `name` is a module of the package. Then loading it gives a better message."""
     folders = spec.submodule_search_locations or ()
     return any(name in _modules_in(Path(folder)) for folder in folders)
 
 
 def _contents(source: str) -> str:
-    """What a module offers: the functions that it defines."""
+    """A sentence that lists the functions which the module defines."""
     functions = [
         node.name
         for node in ast.parse(source).body

@@ -1,4 +1,4 @@
-"""Submodels that train a whole network with one step for each batch."""
+"""Makes submodels that train a whole network with one step for each batch."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ from toolkit.submodels.submodel import (
 def training_instruction(
     source: str, training: TrainingConfig, steps: tuple[Step, ...] = ()
 ) -> Train:
-    """Do `steps` on each batch of the data set `source`; by default one `train` step."""
+    """The instruction to run `steps` on each batch of `source`; by default a `train` step."""
     return Train(
         source=source,
         **training.local_work._asdict(),
@@ -59,11 +59,11 @@ def make_optimizer(
     undecayed: frozenset[str] = frozenset(),
     counter: str = Adam.counter,
 ) -> Optimizer:
-    """The optimizer that devices use.
+    """Make the optimizer that devices use.
 
     Args:
-        training: Its kind and hyper-parameters.
-        undecayed: Names of the tensors that weight decay does not apply to.
+        training: The kind and hyper-parameters of the optimizer.
+        undecayed: Names of the tensors without weight decay.
         counter: Name of the state tensor in which Adam counts its steps.
     """
     decay = training.weight_decay
@@ -96,7 +96,7 @@ def _scale_rate(step: Step, factor: float) -> Step:
 
 
 def without_gradient(graph: GraphModule, parameters: Iterable[TensorEntry]) -> frozenset[str]:
-    """Names of the parameters that PyTorch's optimizers leave as they are, without decay."""
+    """Names of parameters without gradient: PyTorch's optimizers do not change or decay these."""
     trained = attributes_with_gradient(graph)
     return frozenset(entry.name for entry in parameters if entry.name not in trained)
 
@@ -108,9 +108,9 @@ def prediction_signatures(
     training: TrainingConfig,
     names: Names = same_name,
 ) -> tuple[ProgramSignature, ProgramSignature]:
-    """The signatures that predict and evaluate by `graph`, for samples of `shape`.
+    """Make the signatures that predict and evaluate with `graph`, for samples of `shape`.
 
-    `names` gives the state name of each tensor that the graph reads.
+    `names` maps each tensor that the graph reads to its state name.
     """
     return (
         forward_signature(PREDICT, graph, shape, reads, names=names),
@@ -166,18 +166,18 @@ def one_step_submodel(
     penalty: Penalty | None = None,
     layer_decisions: Sequence[LayerDecision] = (),
 ) -> Submodel:
-    """A submodel that trains all of `captured`.
+    """Make a submodel that trains all of `captured`.
 
     Args:
         request: The spec, and how devices train.
         captured: The recorded model.
         tensor_entries: Its parameters, buffers and frozen parameters.
         cut: Takes the values of `tensor_entries` from a global model.
-        undecayed: Names of the tensors that weight decay does not apply to.
-        penalty: A term to add to the loss, if any.
-        layer_decisions: What became of each layer.
+        undecayed: Names of the tensors without weight decay.
+        penalty: A term to add to the loss, or None.
+        layer_decisions: The form of each layer.
     """
-    # The order of the entries is the order of the inputs of every signature.
+    # The inputs of every signature are in the order of the entries.
     parameters = [entry for entry in tensor_entries if entry.role == "parameter"]
     buffers = [entry for entry in tensor_entries if entry.role == "buffer"]
     frozen = [entry for entry in tensor_entries if entry.role == "frozen"]
@@ -210,7 +210,7 @@ def one_step_submodel(
 
 
 def rewritten_submodel(request: SplitRequest, rewritten: Rewritten) -> Submodel:
-    """A submodel that trains all of a model in which layers were replaced.
+    """Make a submodel that trains all of a model in which layers were replaced.
 
     Raises SpecError if the model does not run with the new layers.
     """

@@ -1,6 +1,6 @@
-"""A model in which some layers are replaced, and what each of its tensors stands for.
+"""A model in which some layers are replaced, and the global tensors that its tensors stand for.
 
-A family that only exchanges layers makes one of these. It can then be trained whole or sliced.
+A family that only exchanges layers returns such a model. It can then be trained whole or sliced.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from toolkit.submodels.submodel import LayerDecision, dense_tensor_entries
 
 @dataclass(frozen=True)
 class Origin:
-    """The global tensor `name` that a tensor stands for; `factor` labels one of its factors."""
+    """The global tensor `name` that a tensor stands for. `factor` is the label of a factor."""
 
     name: str
     factor: str | None = None
@@ -33,12 +33,12 @@ class Rewritten:
 
     Attributes:
         model: The model with the new layers.
-        origins: What the tensors of the new layers stand for, by their names in `model`. All other
-            tensors are the global model's own.
+        origins: The global tensors that the tensors of the new layers stand for, by their names in
+            `model`. All other tensors are unchanged tensors of the global model.
         factors: Computes the values of all tensors in `origins` from a global model.
-        penalty: A term to add to the loss, if any.
-        undecayed: Tensors that weight decay does not apply to.
-        layer_decisions: What became of each layer.
+        penalty: A term to add to the loss, or None.
+        undecayed: Names of the tensors without weight decay.
+        layer_decisions: The form of each layer.
     """
 
     model: nn.Module
@@ -51,7 +51,7 @@ class Rewritten:
     def tensor_entries(
         self, captured: Captured, names: Iterable[str], role: Role
     ) -> tuple[TensorEntry, ...]:
-        """One entry for each of `names`, tensors of the rewritten model, in `role`."""
+        """An entry with `role` for each of `names`, tensors of the rewritten model."""
         return tuple(
             replace(entry, stands_for=origin.name, factor=origin.factor)
             if (origin := self.origins.get(entry.name))
@@ -63,7 +63,7 @@ class Rewritten:
         self, weights: GlobalModel, entries: Iterable[TensorEntry]
     ) -> dict[str, Tensor]:
         """The value of each tensor in `entries`, from the global model `weights`."""
-        # Factors are computed together: those of one weight come from one decomposition.
+        # Compute all factors at once: one decomposition gives all factors of a weight.
         factors = self.factors(weights)
         return {
             e.name: factors[e.name] if e.name in factors else weights.tensors[str(e.stands_for)]
@@ -72,7 +72,7 @@ class Rewritten:
 
 
 def reasons(layer_decisions: Iterable[LayerDecision]) -> str:
-    """Why layers stay dense, for a person."""
+    """The reasons why layers stay dense, as text."""
     return "; ".join(f"{d.layer}: {d.reason}" for d in layer_decisions if d.reason)
 
 
@@ -80,7 +80,7 @@ def reasons(layer_decisions: Iterable[LayerDecision]) -> str:
 def refuse_if_unusable(spec: Spec, layer_decisions: Iterable[LayerDecision]) -> Iterator[None]:
     """Turn a ModelError, raised while a model with new layers is recorded, into a SpecError.
 
-    The model itself has been recorded before. If it fails now, its code uses an attribute of a
+    The unchanged model was recorded before. If it fails now, its code uses an attribute of a
     replaced layer that the new layer lacks.
     """
     try:

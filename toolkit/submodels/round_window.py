@@ -1,4 +1,4 @@
-"""A submodel that holds other elements of the global tensors from round to round."""
+"""Submodels that have different elements of the global tensors in each round."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ from toolkit.submodels.tensor_slices import take_slice
 
 
 def in_round(submodel: Submodel, round_: int) -> Submodel:
-    """`submodel` as devices train it in round `round_`, from 1.
+    """The form of `submodel` that devices train in round `round_`, from 1.
 
-    Graphs and shapes stay. Its tensors hold the parts that `Submodel.windows` gives for the round.
+    Its tensors have the parts that `Submodel.windows` gives for the round. Graphs and shapes do not
+    change.
     """
     if submodel.windows is None:
         return submodel
@@ -31,7 +32,7 @@ def in_round(submodel: Submodel, round_: int) -> Submodel:
 
 
 def cut_parts(entries: Sequence[TensorEntry], weights: GlobalModel) -> dict[str, Tensor]:
-    """The values of `entries`: the elements of the global `weights` that each of them holds."""
+    """The values of `entries`: for each, its elements of the global `weights`."""
     return {
         entry.name: weights.tensors[entry.name]
         if entry.part is None

@@ -1,12 +1,12 @@
-"""Submodel specs: a family, its one main number or name, and options.
+"""Submodel specs: a family, its size (a number or a name) and options.
 
 full    low-rank:0.25    low-rank:0.25,keep=3    slice:0.42    slice:blocks.3    cp:2.0
 
 A plus sign combines two families: slice:0.42+low-rank:0.25 factorizes the layers of a slice.
 Spaces around the signs are allowed.
 
-This module only reads the text. `spec_form.py` checks a spec against what its family accepts.
-Neither imports torch.
+This module only reads the text. `spec_form.py` checks whether the family accepts a spec. Neither
+imports torch.
 """
 
 import math
@@ -34,7 +34,7 @@ class Spec:
 
     @property
     def head(self) -> str:
-        """Family and size. They fix the shapes of factors, so the server stores factors by them."""
+        """Family and size. They determine the shapes of factors, so they are the key of factors."""
         return self.family if self.size is None else f"{self.family}:{self.size}"
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Spec:
 
 
 def as_number(text: str) -> float | None:
-    """`text` as a finite or infinite number, or None if it is not a number."""
+    """The finite or infinite number in `text`, or None if it is not a number."""
     try:
         value = float(text)
     except ValueError:
@@ -59,13 +59,13 @@ def as_number(text: str) -> float | None:
 
 
 def parse_spec(text: str) -> Spec:
-    """Read a spec without checking that its family exists; `families.check_spec` does both.
+    """Read a spec. Does not check that its family exists; `families.check_spec` does.
 
     Args:
         text: The spec, for example `low-rank:0.25,keep=3`.
 
     Returns:
-        The parsed spec; `str` of it gives `text` back, without spaces around the signs.
+        The parsed spec. Its `str` is `text` without spaces around the signs.
 
     Raises:
         SpecError: If the text is malformed.

@@ -1,6 +1,6 @@
-"""What a family accepts in its specs: a size, options and a second family.
+"""The form of a family's specs: which size, options and second family it accepts.
 
-Nothing here imports torch. A command can therefore refuse a typing error before it loads a model.
+Nothing here imports torch. So a command can refuse a typo before it loads a model.
 """
 
 import math
@@ -16,7 +16,7 @@ class Number:
     """A size that is a number above 0 and at most `highest`.
 
     Attributes:
-        meaning: What the number says, for example `rank ratio`.
+        meaning: The meaning of the number, for example `rank ratio`.
         example: A whole spec with such a size.
         highest: The largest number allowed, inclusive.
     """
@@ -49,7 +49,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Text:
-    """A size that only the model can give a meaning to, for example the name of a module."""
+    """A size whose meaning depends on the model, for example the name of a module."""
 
     meaning: str
     example: str
@@ -63,7 +63,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Option:
-    """An option: a number of at least `lowest`, `whole` if it has to be a whole number."""
+    """An option with a number of at least `lowest`. With `whole`, it must be a whole number."""
 
     name: str
     lowest: int = 0
@@ -90,7 +90,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """An option: one of a few words.
+    """An option whose value is one of a few words.
 
     Attributes:
         name: The name of the option.
@@ -101,7 +101,7 @@ class Choice:
     words: tuple[str, ...]
 
     def read(self, spec: Spec) -> str:
-        """The word in `spec`. Raises SpecError if it is none of `words`."""
+        """The word in `spec`. Raises SpecError if it is not in `words`."""
         word = spec.options[self.name]
         if word not in self.words:
             raise SpecError(
@@ -117,7 +117,7 @@ class Choice:
 
 RECOMPUTE = Choice("recompute", ("some", "yes", "no"))
 COMMON = (RECOMPUTE,)
-"""Options that every family has: they say how a device trains the submodel, not what it trains."""
+"""Options of every family. They set how a device trains the submodel, not what it trains."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ class SpecForm:
 
     Attributes:
         family: Name of the family.
-        usage: How its spec is written, for help texts.
+        usage: How to write its spec, for help texts.
         summary: One line about the family and its options, for help texts.
-        size: What follows the colon, or None if the family takes no size.
-        options: What may follow after commas, apart from COMMON.
+        size: The form of the text after the colon, or None if the family takes no size.
+        options: The options that the family accepts, without COMMON.
         selects_layers: Whether a second family may follow after a plus sign. That family then
             exchanges the layers that this one selects.
         exchanges_layers: Whether the family can be that second family.
@@ -159,7 +159,7 @@ class SpecForm:
             self._option(name, spec).read(spec)
 
     def size_as_number(self, spec: Spec) -> float:
-        """The size of `spec`, if the form says that it is a number. Raises SpecError as `check`."""
+        """The size of `spec`, for a form whose size is a number. Raises SpecError as `check`."""
         assert isinstance(self.size, Number), f"{self.family} has no number for a size"
         return self.size.read(spec)
 
@@ -170,13 +170,13 @@ class SpecForm:
         return option.read(spec) if name in spec.options else default
 
     def choice(self, spec: Spec, name: str) -> str:
-        """The option `name` of `spec`, or its first word. Raises SpecError if it is another."""
+        """The word of the option `name`, or its default. Raises SpecError if it is not allowed."""
         option = self._option(name, spec)
         assert isinstance(option, Choice), f"{name} is no choice of words"
         return option.read(spec) if name in spec.options else option.words[0]
 
     def whole_number(self, spec: Spec, name: str, default: int) -> int:
-        """As `number`, for an option that is a whole number."""
+        """Like `number`, for an option that is a whole number."""
         return int(self.number(spec, name, default))
 
     def _option(self, name: str, spec: Spec) -> Option | Choice:
@@ -196,7 +196,7 @@ class SpecForm:
 
 
 def recomputed(spec: Spec) -> str:
-    """What `spec`, or the spec after its plus sign, says of `recompute`; else the default."""
+    """The value of `recompute` in `spec` or in the spec after its plus sign; else the default."""
     said = [own.options.get(RECOMPUTE.name) for own in spec.nested()]
     return next((word for word in said if word is not None), RECOMPUTE.words[0])
 

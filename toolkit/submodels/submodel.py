@@ -1,4 +1,4 @@
-"""A submodel: one family at one size, on one model. `family.py` says what a family must do."""
+"""A submodel: the part of one model that a family cuts at one size; see also `family.py`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each global tensor, by name."""
 
 Ranges = tuple[tuple[tuple[int, int], ...], ...]
-"""For each axis the ranges [start, stop) that a slice of a tensor holds, in this order."""
+"""For each axis, the ranges [start, stop) of a slice of a tensor, in the order of the slice."""
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
@@ -30,7 +30,7 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
 
 @dataclass(frozen=True)
 class SplitRequest:
-    """What a family makes a submodel from.
+    """The input from which a family makes a submodel.
 
     Attributes:
         model: The global model.
@@ -51,12 +51,12 @@ class SplitRequest:
 
 @dataclass(frozen=True)
 class LayerDecision:
-    """What a submodel does with one weighted layer.
+    """The form of one weighted layer in a submodel.
 
     Attributes:
         layer: Name of the layer.
-        form: What becomes of it, for example `dense` or `rank 8`.
-        reason: Why, if the spec alone does not explain it.
+        form: Its form in the submodel, for example `dense` or `rank 8`.
+        reason: The reason for this form; empty if the spec explains it.
     """
 
     layer: str
@@ -66,18 +66,18 @@ class LayerDecision:
 
 @dataclass(frozen=True)
 class Submodel:
-    """One family at one size, on one model.
+    """The part of a model that a family cuts at one size: the result of `split`.
 
-    `split` returns one. Keep it for all rounds: only the weights that `cut` gives change.
+    Keep it for all rounds: only the weights that `cut` returns change.
 
     Attributes:
-        spec: The spec that it was made from.
-        program: What the exporters turn into graphs. It is the same in every round.
+        spec: Its spec.
+        program: The functions that are exported as graphs. They are the same in every round.
         counts: Its sizes for one batch.
-        layer_decisions: What becomes of each weighted layer.
+        layer_decisions: The form of each weighted layer.
         cut: Computes the tensors that the device receives from the global model of a round.
-        windows: For a round (from 1), the part of its global tensor that each tensor holds, by
-            name; see `in_round`. None if the parts are the same in every round.
+        windows: Returns, for a round (from 1), the part of its global tensor that each tensor has,
+            by name; see `in_round`. None if the parts are the same in every round.
     """
 
     spec: Spec
@@ -128,7 +128,7 @@ def factors_of(
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Numbers in a tensor of `shape`."""
+    """The number of elements in a tensor of `shape`."""
     total = 1
     for size in shape:
         total *= size
@@ -136,14 +136,14 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def statistics_role(training: TrainingConfig) -> Role:
-    """Role of running statistics: `buffer` if devices update them, else `frozen`."""
+    """The role of running statistics: `buffer` if devices update them, else `frozen`."""
     return "buffer" if training.batch_norm == "global" else "frozen"
 
 
 def dense_tensor_entries(
     captured: Captured, names: Iterable[str], role: Role
 ) -> tuple[TensorEntry, ...]:
-    """One entry with `role` for each parameter or buffer in `names`."""
+    """An entry with `role` for each parameter or buffer in `names`."""
     return tuple(
         TensorEntry(
             name=name, role=role, dtype="float32", shape=captured.shape(name), stands_for=name

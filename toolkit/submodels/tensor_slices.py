@@ -1,4 +1,4 @@
-"""Slices of global tensors: which elements of a global tensor an uploaded tensor holds.
+"""Slices of global tensors: the elements of a global tensor that an uploaded tensor has.
 
 In a manifest the ranges of a slice are called `part`.
 """
@@ -23,7 +23,7 @@ class TensorSlice:
 
     Attributes:
         whole_shape: Shape of the whole tensor.
-        ranges: The elements that the slice holds.
+        ranges: The elements in the slice.
     """
 
     whole_shape: tuple[int, ...]
@@ -36,54 +36,54 @@ class TensorSlice:
 
     @cached_property
     def index(self) -> tuple[slice, ...] | tuple[Tensor, ...]:
-        """Index of the slice: Python slices if each axis has one range, else open index tensors.
+        """The index of the slice: Python slices if each axis has one range, else index tensors.
 
         With Python slices the result is a view, which `add_to` can change in place.
         """
         if all(len(ranges) == 1 for ranges in self.ranges):
             return tuple(slice(*ranges[0]) for ranges in self.ranges)
-        # Open index tensors broadcast against each other, as numpy.ix_ makes them.
+        # Like those of numpy.ix_, the index tensors broadcast against each other.
         axes = [torch.cat([torch.arange(*ends) for ends in ranges]) for ranges in self.ranges]
         last = len(axes) - 1
         return tuple(axis.reshape(-1, *[1] * (last - n)) for n, axis in enumerate(axes))
 
     def add_to(self, target: Tensor, value: Tensor | float, weight: float = 1.0) -> None:
-        """target[slice] += weight * value, in place.
+        """Compute target[slice] += weight * value, in place.
 
         Args:
             target: A tensor of `whole_shape`.
             value: A number, or a tensor of `shape`.
-            weight: What `value` is multiplied by.
+            weight: The factor of `value`.
         """
         current = target[self.index]
         current.add_(value, alpha=weight)
-        # Index tensors give a copy, which has to be written back.
+        # Index tensors return a copy, so write it back.
         if not isinstance(self.index[0], slice):
             target[self.index] = current
 
 
 def take_slice(tensor: Tensor, ranges: Ranges) -> Tensor:
-    """The elements of `tensor` in `ranges`; the ranges of an axis are concatenated."""
+    """The elements of `tensor` in `ranges`. The ranges of an axis are concatenated."""
     for axis, pieces in enumerate(ranges):
         tensor = torch.cat([tensor.narrow(axis, a, b - a) for a, b in pieces], axis)
     return tensor
 
 
 def slice_of(entry: TensorEntry, shape: tuple[int, ...]) -> TensorSlice | None:
-    """The slice of a global tensor of `shape` that `entry` holds; None if it holds all of it."""
+    """The slice of a global tensor of `shape` that `entry` has; None if it has the whole tensor."""
     if entry.part is None or entry.part == tuple(((0, size),) for size in shape):
         return None
     return TensorSlice(shape, entry.part)
 
 
 def slice_shape(entry: TensorEntry, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the elements of a global tensor of `shape` that `entry` or its factors stand for."""
+    """The shape of the slice of a global tensor of `shape` that `entry` stands for."""
     part = slice_of(entry, shape)
     return shape if part is None else part.shape
 
 
 def slice_size(entry: TensorEntry, shape: tuple[int, ...]) -> int:
-    """How many elements of a global tensor of `shape` the entry stands for."""
+    """The number of elements of a global tensor of `shape` that `entry` stands for."""
     return math.prod(slice_shape(entry, shape))
 
 
@@ -104,7 +104,7 @@ def slice_shapes(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, tupl
 
 
 def slices_by_tensor(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, TensorSlice]:
-    """The slice that a table holds of each global tensor; whole tensors are left out."""
+    """The slice of each global tensor that a table has; whole tensors are left out."""
     slices = {e.stands_for: slice_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
     return {name: part for name, part in slices.items() if part is not None}
 

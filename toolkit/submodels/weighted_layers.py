@@ -1,4 +1,4 @@
-"""The weighted layers of a model, in the order in which it uses them."""
+"""Finds the weighted layers of a model, in the order in which the model uses them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ REPLACEABLE = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LSTM, nn.GRU, nn.RNN)
 def is_product(module: nn.Module) -> bool:
     """Whether `module` is `Conv1D` of transformers: x @ weight + bias, with a weight (m, n).
 
-    GPT-2 has it in place of linear layers. transformers need not be installed here.
+    GPT-2 uses it instead of linear layers. Works without transformers installed.
     """
     kind = type(module)
     return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
@@ -26,13 +26,13 @@ def is_product(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Layer:
-    """A module that owns parameters with two axes or more.
+    """A module with its own parameters of two axes or more.
 
     Attributes:
         name: Name of the module in the model.
         module: The module.
-        obstacle: Why it cannot be replaced; empty if it can.
-        is_tied: Whether another module has one of its parameters too.
+        obstacle: The reason why it cannot be replaced; empty if it can.
+        is_tied: Whether it shares a parameter with another module.
     """
 
     name: str
@@ -78,7 +78,7 @@ def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
     for name, module in model.named_modules():
         own = owned[name]
         if any(p.dim() > 1 for _, p in own_parameters(module)):
-            # The order of use differs from the order of registration in many models.
+            # In many models, the order of use differs from the order of registration.
             first = min((order[n] for n in own if n in order), default=len(order))
             tied = any(owners[n] > 1 for n in own)
             obstacle = replacement_obstacle(
@@ -94,11 +94,11 @@ def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def replacement_obstacle(module: nn.Module, used: bool, shared: bool) -> str:
-    """Why `module` cannot be replaced; `shared` says whether others have or read its tensors."""
+    """The reason why `module` cannot be replaced. `shared`: other modules use its tensors."""
     # nn.MultiheadAttention reads the weight of its output layer without calling the layer.
     if type(module) is NonDynamicallyQuantizableLinear:
         return "attention reads its weights itself"
-    # A subclass may compute something else, so that only the exact types can be replaced.
+    # A subclass may compute something else, so only the exact types can be replaced.
     if type(module) not in REPLACEABLE and not is_product(module):
         return f"{type(module).__name__} has no factorized form"
     if not used:

@@ -14,7 +14,7 @@ from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 
 BUILT = Path(__file__).parent / "built"
-"""Where `make web` writes the page. A released wheel has this folder."""
+"""The folder to which `make web` writes the page. A released wheel has it."""
 LISTED = "files.json"
 """The file that lists all others."""
 INDEX = "index.html"
@@ -26,9 +26,9 @@ CODINGS = {"br": "br", "gz": "gzip"}
 
 
 class ListedFile(msgspec.Struct, frozen=True):
-    """A file of the page in `files.json`; `sha256` and `size` (bytes) are of the raw file.
+    """The entry of a file in `files.json`. `sha256` and `size` (bytes) are of the raw file.
 
-    An `immutable` file has its hash in its name.
+    If a file is `immutable`, its name contains its hash.
     """
 
     type: str
@@ -40,9 +40,9 @@ class ListedFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PageFile:
-    """A file of the page with its `bodies` by content coding.
+    """A file of the page, with its `bodies` by content coding.
 
-    The coding `identity` is there if the build has a gzip file.
+    If the build has a gzip file, `bodies` has the coding `identity`, too.
     """
 
     name: str
@@ -51,7 +51,7 @@ class PageFile:
 
 
 Page = Mapping[str, PageFile]
-"""The files of the page by name."""
+"""The files of the page, by name."""
 
 
 def is_built(folder: Path = BUILT) -> bool:
@@ -62,7 +62,7 @@ def is_built(folder: Path = BUILT) -> bool:
 def read_page(folder: Path = BUILT) -> Page | None:
     """Read the built page in `folder` into memory, a few MB; None if it was not built.
 
-    Raises InputError if a file is missing or is not the one that was built.
+    Raises InputError if a file is missing or differs from the built file.
     """
     if not is_built(folder):
         return None
@@ -86,12 +86,12 @@ def read_page(folder: Path = BUILT) -> Page | None:
 
 
 def _bodies(folder: Path, name: str, listed: ListedFile) -> dict[str, bytes]:
-    """The file in every coding that there is. Raises ValueError if its hash is another."""
+    """Read the file in all its codings. Raises ValueError if its hash is wrong."""
     bodies = {
         CODINGS[suffix]: (folder / f"{name}.{suffix}").read_bytes() for suffix in listed.encodings
     }
     if "gzip" in bodies:
         raw = bodies["identity"] = gzip.decompress(bodies["gzip"])
         if hashlib.sha256(raw).hexdigest() != listed.sha256:
-            raise ValueError(f"{name} is not the file of {LISTED}")
+            raise ValueError(f"the hash of {name} differs from {LISTED}")
     return bodies

@@ -1,7 +1,7 @@
-"""The page for phones over HTTP, at `/join/`: negotiation of encodings, caching and security.
+"""Serves the page for phones at `/join/`: negotiation of encodings, caching and security.
 
-It needs no credentials: the page reads the join token from the fragment of its address, which
-browsers do not send, and uses it in requests to the coordinator.
+These requests need no credentials. The page reads the join token from the fragment of its address,
+which browsers do not send, and uses it in requests to the coordinator.
 """
 
 import re
@@ -19,7 +19,7 @@ from toolkit.web.built_page import HOW_TO_BUILD, INDEX, Page, PageFile
 
 JOIN = "/join/"
 PIECE = 1 << 16
-"""Bytes that are sent at a time: a slow connection holds no more than this in memory."""
+"""Bytes that are sent at once. A slow connection keeps only this much in memory."""
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
     "img-src 'self' data: blob:; connect-src 'self'; worker-src 'self'; manifest-src 'self'; "
@@ -59,9 +59,9 @@ NOT_BUILT = f"""\
 
 
 def join_routes(page: Page | None, headers: Mapping[str, str] = NO_HEADERS) -> list[BaseRoute]:
-    """The routes of the page, or of what says that it was not built.
+    """Make the routes of the page, or of a notice that it was not built.
 
-    Answers with files of the page have `headers`, too.
+    `headers` are added to answers with files of the page.
     """
 
     async def answer(request: Request) -> Response:
@@ -70,7 +70,7 @@ def join_routes(page: Page | None, headers: Mapping[str, str] = NO_HEADERS) -> l
             return HTMLResponse(NOT_BUILT, 503, SECURITY | {"Cache-Control": "no-store"})
         if page is None or name not in page:
             error = InputError(
-                "The page has no file {name!r}.", code="client.no-such-route", name=name
+                "The join page has no file {name!r}.", code="client.no-such-route", name=name
             )
             return _refusal(404, error)
         response = _file(request, page[name])
@@ -78,7 +78,7 @@ def join_routes(page: Page | None, headers: Mapping[str, str] = NO_HEADERS) -> l
         return response
 
     async def redirect(request: Request) -> Response:
-        # Relative, because a proxy may serve the coordinator below another path.
+        # The path is relative, because a proxy may serve the coordinator below another path.
         return Response(status_code=308, headers=SECURITY | {"Location": "join/"})
 
     return [Route(JOIN.rstrip("/"), redirect), Route(f"{JOIN}{{name:path}}", answer)]
@@ -114,7 +114,7 @@ def _file(request: Request, file: PageFile) -> Response:
 
 
 def accepts(header: str, coding: str) -> bool:
-    """Whether the value of Accept-Encoding admits `coding` (RFC 9110, section 12.5.3)."""
+    """Whether the value of Accept-Encoding accepts `coding` (RFC 9110, section 12.5.3)."""
     weights = {}
     for part in header.lower().split(","):
         name, _, weight = part.partition(";")
@@ -123,7 +123,7 @@ def accepts(header: str, coding: str) -> bool:
 
 
 def _has(header: str, tag: str) -> bool:
-    """Whether the value of If-None-Match names `tag`. Proxies may have made it a weak one."""
+    """Whether the value of If-None-Match names `tag`. A proxy may have marked it as weak (W/)."""
     given = [entry.strip().removeprefix("W/") for entry in header.split(",")]
     return tag in given or "*" in given
 

@@ -242,7 +242,7 @@ def test_a_module_called_on_both_sides_of_a_cut_stays_as_it_is() -> None:
     [
         (
             *("low-rank:0.9", "spec.nothing-smaller", {"highest_ratio": 0.7}),
-            r"layers.3: rank 9 would be no smaller; .*\. Ratios up to 0.7 make one",
+            r"layers.3: rank 9 would be no smaller; .*\. Ratios up to 0.7 make a layer",
         ),
         (
             *("low-rank:0.5,keep=99", "spec.nothing-smaller", {"highest_ratio": 0}),

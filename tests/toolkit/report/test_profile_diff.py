@@ -110,7 +110,7 @@ def test_an_unstable_time_that_grew_neither_passes_nor_is_slower(
     row = next(line for line in done.stdout.splitlines() if line.startswith("training step "))
     assert row.endswith("  unstable")
     assert done.stdout.endswith(
-        "unstable: in one of the two its times vary too much to tell; measure again\n"
+        "unstable: its times vary too much in one of the profiles; measure again\n"
     )
     grew = f"{median_s / 0.4 - 1:+.1%}"
     assert done.stderr.startswith(
@@ -165,8 +165,8 @@ def test_other_machines_are_refused_unless_told(tmp_path: Path) -> None:
     files = saved(tmp_path, full(), msgspec.structs.replace(full(), machine=fifth))
     said = refusal(edgetailor("report", "diff", *files, cwd=tmp_path))
     assert said.startswith(
-        "The profiles are of different machines, by model (Raspberry Pi 4 Model B Rev 1.4 and "
-        "Raspberry Pi 5 Model B Rev 1.0): measure both on one"
+        "The profiles are of different machines: model (Raspberry Pi 4 Model B Rev 1.4 and "
+        "Raspberry Pi 5 Model B Rev 1.0). Measure both on one"
     )
     done = edgetailor("report", "diff", *files, "--other-machine", cwd=tmp_path)
     assert done.code == 0

@@ -1,6 +1,6 @@
-"""Engines of a simulation: who trains the chunks of a round, one file for each.
+"""Engines of a simulation. An engine trains the chunks of a round; each is one file.
 
-An engine is made from a `WorkerSetup` and has two functions, see `engine.py`. All train the same
-chunks by the same `ChunkTrainer` and return results in the same order, so that the global model
-does not depend on the engine.
+An engine has two functions, see `engine.py`. All engines train the same chunks with the same
+`ChunkTrainer` and return results in the same order, so the global model does not depend on the
+engine.
 """

@@ -1,4 +1,4 @@
-"""What an engine is, and the worker that engines with several processes have in each."""
+"""The protocol of an engine, and the worker in each process of an engine with processes."""
 
 import logging
 from collections import deque
@@ -16,23 +16,23 @@ from toolkit.simulation.chunks import Chunk, ChunkTrainer, TrainedChunk
 from toolkit.simulation.simulation_config import SimulationConfig
 
 AHEAD = 4
-"""Chunks for each worker that are sent, trained or waiting for an earlier one, at most."""
+"""The most chunks for each worker that are submitted and whose results are not taken yet."""
 
 
 class Engine(Protocol):
     """Trains the chunks of a round."""
 
     def map(self, round_: int, model: bytes, chunks: Iterable[Chunk]) -> Iterator[TrainedChunk]:
-        """Train `chunks` and yield what comes back of each, in their order.
+        """Train `chunks` and yield the result of each, in their order.
 
         Args:
             round_: Number of the round.
-            model: The global model that the round starts from, as `Federation.save` gives it.
-            chunks: Taken one by one, so that few are in memory.
+            model: The global model that the round starts from, as bytes of `Federation.save`.
+            chunks: The chunks. They are taken one by one, so that few are in memory.
 
         Raises:
             LimitError: A worker has ended.
-            EdgeTailorError: What the training of a chunk raised.
+            EdgeTailorError: The training of a chunk raised it.
         """
         ...
 
@@ -42,13 +42,13 @@ class Engine(Protocol):
 
 
 class WorkerSetup(NamedTuple):
-    """What a worker is made from.
+    """The arguments of a worker.
 
     Attributes:
         config: The federation's file.
-        held_out: Samples and labels that judge the models of clients that train alone.
+        held_out: Samples and labels to evaluate the models of clients that train alone.
         threads: Threads of PyTorch in each worker.
-        device: Where clients are trained: a device of PyTorch.
+        device: The PyTorch device on which clients are trained.
     """
 
     config: SimulationConfig
@@ -58,11 +58,11 @@ class WorkerSetup(NamedTuple):
 
 
 class Worker:
-    """A process of its own that trains chunks. It loads the model when the first one comes."""
+    """Trains chunks in a separate process. It loads the model when the first chunk arrives."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         torch.set_num_threads(setup.threads)
-        # The process that prepared the simulation has said what there is to say about the file.
+        # The process that prepared the simulation has already logged the notes about the file.
         logging.disable()
         quieten_others()
         self._setup = setup
@@ -72,7 +72,7 @@ class Worker:
         """Train `chunk` of a round that starts from `model`."""
         if self._trainer is None:
             config = self._setup.config
-            # A submodel is split when its first chunk comes: few workers may need all.
+            # Split a submodel when its first chunk arrives, because a worker may not need all.
             whole = federation(config.model_copy(update={"devices": ()}))
             self._trainer = ChunkTrainer(config, whole, self._setup.held_out, self._setup.device)
         if round_ != self._trainer.round:
@@ -83,7 +83,7 @@ class Worker:
 def in_order(
     submit: Callable[[Chunk], Future[TrainedChunk]], chunks: Iterable[Chunk], workers: int
 ) -> Iterator[TrainedChunk]:
-    """Submit chunks ahead of their turn, and yield what comes back in their order."""
+    """Submit chunks in advance, and yield their results in the order of the chunks."""
     waiting: deque[Future[TrainedChunk]] = deque()
     for chunk in chunks:
         waiting.append(submit(chunk))
@@ -96,9 +96,9 @@ def in_order(
 def worker_died(round_: int, reason: str) -> LimitError:
     """The error for a worker that has ended in round `round_`."""
     return LimitError(
-        "A worker of the simulation ended in round {round}: {reason}. Most often the system stops "
-        "a process because memory is short. Finished rounds are kept: run the same command again "
-        "to continue, with fewer --workers if memory is short.",
+        "A worker of the simulation ended in round {round}: {reason}. Usually the system stops a "
+        "process because memory is short. Finished rounds are kept: run the same command again to "
+        "continue, with fewer --workers if memory is short.",
         code="simulation.worker-died",
         round=round_,
         reason=reason,

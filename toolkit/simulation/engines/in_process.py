@@ -1,4 +1,4 @@
-"""Chunks one after another in this process."""
+"""The engine that trains chunks one after another in this process."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +9,7 @@ class InProcess:
     """The engine without workers.
 
     Args:
-        trainer: Trains with the simulation's own federation, whose model a round starts from.
+        trainer: Trains chunks with the federation of the simulation itself.
     """
 
     def __init__(self, trainer: ChunkTrainer) -> None:

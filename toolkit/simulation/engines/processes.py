@@ -1,4 +1,4 @@
-"""Chunks in several processes of this machine."""
+"""The engine that trains chunks in several processes of this machine."""
 
 import os
 import signal
@@ -14,19 +14,18 @@ from toolkit.simulation.chunks import Chunk, TrainedChunk
 from toolkit.simulation.engines.engine import Worker, WorkerSetup, in_order, worker_died
 
 _worker: Worker
-"""That of this process, if it is a worker."""
+"""The worker of this process, if this process is a worker."""
 
 
 class Processes:
     """The engine with `workers` processes, which start with the first round.
 
-    They end when `close` is called or this process ends, however that happens: nothing is left that
-    could train on.
+    They end when `close` is called or when this process ends for any reason.
     """
 
     def __init__(self, setup: WorkerSetup, workers: int) -> None:
-        # A fork of a process with threads may wait forever. Where it can, a fresh process that has
-        # loaded PyTorch is forked instead: workers start in no time and share its memory.
+        # A fork of a process with threads may wait forever. Where possible, fork a fresh process
+        # that has only loaded PyTorch: workers then start at once and share its memory.
         forks = "forkserver" in get_all_start_methods()
         context = start_forkserver() if forks else get_context("spawn")
         self._workers = workers
@@ -53,18 +52,18 @@ class Processes:
 def start_forkserver() -> BaseContext:
     """Start the process that workers are forked from, and wait until it has loaded PyTorch.
 
-    Ctrl-C does not reach it: its error would be printed. It ends with this process.
+    The process ignores Ctrl-C, because it would print an error. It ends with this process.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    resource_tracker.ensure_running()  # otherwise the next start does it, and unblocks Ctrl-C
+    resource_tracker.ensure_running()  # the next start would do it and unblock Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # A worker whose start is interrupted while PyTorch is loaded would print that its queues are
-    # gone. This process has none; it starts as soon as PyTorch is loaded.
+    # A worker that is interrupted while PyTorch loads would print an error about its queues. This
+    # empty process has no queues. When it has started, PyTorch is loaded.
     context.Process(target=int).start()
     return context
 
@@ -72,7 +71,7 @@ def start_forkserver() -> BaseContext:
 def _begin(setup: WorkerSetup, watched: Connection) -> None:
     """Make this process a worker."""
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process that closes all
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C and ends all
     threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
     _worker = Worker(setup)
 

@@ -1,4 +1,4 @@
-"""Chunks in actors of Ray: on this machine, or in the cluster that RAY_ADDRESS names."""
+"""The engine that trains chunks in Ray actors: here, or in the cluster of RAY_ADDRESS."""
 
 import importlib.util
 import os
@@ -14,11 +14,11 @@ from toolkit.simulation.engines.engine import Worker, WorkerSetup, in_order, wor
 
 
 class RayActors:
-    """The engine with `workers` actors, each with as many processors as it has threads.
+    """The engine with `workers` actors. Each actor uses one processor for each of its threads.
 
-    Ray is started, and stopped by `close`, unless this process has started it already. Files that
-    the federation's file names have to be at the same place on all machines of a cluster; samples
-    and results travel.
+    If this process has not started Ray yet, the engine starts it, and `close` stops it. Files that
+    the federation's file names must have the same path on all machines of a cluster. Samples and
+    results are sent over the network.
 
     Raises:
         InputError: Ray is not installed, or has too few processors.
@@ -34,7 +34,7 @@ class RayActors:
             here = "RAY_ADDRESS" not in os.environ
             path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
             ray.init(
-                # Otherwise a Ray that happens to run on this machine would be taken.
+                # Without "local", Ray would join a Ray that already runs on this machine.
                 address="local" if here else None,
                 num_cpus=workers * setup.threads if here else None,
                 include_dashboard=False if here else None,
@@ -51,8 +51,8 @@ class RayActors:
         self._free: SimpleQueue[Any] = SimpleQueue()
         for worker in self._actors:
             self._free.put(worker)
-        # A thread for each actor waits for it, so that an actor is never without work while an
-        # earlier chunk is awaited.
+        # One thread for each actor waits for its result, so every actor has work even while the
+        # result of an earlier chunk is still missing.
         self._threads = ThreadPoolExecutor(workers)
 
     def map(self, round_: int, model: bytes, chunks: Iterable[Chunk]) -> Iterator[TrainedChunk]:
@@ -83,7 +83,7 @@ class RayActors:
             ray.shutdown()
 
     def _train(self, round_: int, model: Any, chunk: Chunk) -> TrainedChunk:
-        """Train `chunk` in an actor that has nothing to do."""
+        """Train `chunk` in a free actor."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
@@ -112,7 +112,7 @@ def check_ray() -> None:
 
 
 def too_few_processors(there: int, workers: int, threads: int) -> InputError:
-    """The error for workers that would wait forever for processors of Ray."""
+    """The error if Ray has too few processors, so that workers would wait forever."""
     return InputError(
         "{workers} workers with {threads} threads each take {needed} processors; Ray has {found}. "
         "Lower --workers or --threads, or add machines to Ray first.",
