@@ -1,7 +1,7 @@
-"""Aggregating updates of any shape into one global model.
+"""Aggregates updates of any shape into one global model.
 
-Every update is recovered by its family to global tensors, or parts of them, and each element is
-averaged over the devices that trained it. Nothing here knows how updates arrive.
+The family of an update recovers global tensors, or parts of them, from it. Each element is averaged
+over the devices that trained it. Nothing here depends on how updates arrive.
 """
 
 import itertools
@@ -23,8 +23,8 @@ from toolkit.submodels.global_model import GlobalModel
 Strategy = Callable[[GlobalModel, Iterator[RecoveredUpdate]], Mapping[str, Tensor]]
 """(global model, updates) -> the new values of the global tensors that change, by name.
 
-The updates can be iterated once. Each is recovered when it is reached, so a strategy that keeps
-only sums never holds two updates in memory."""
+The updates can be iterated once. Each is recovered only when the iteration reaches it. So a
+strategy that keeps only sums never holds two updates in memory."""
 
 
 def aggregate(
@@ -37,15 +37,16 @@ def aggregate(
 ) -> GlobalModel:
     """Aggregate updates into the next global model.
 
-    Use it at the end of a round, when all updates are there. If they arrive one by one, use
+    Use it at the end of a round, when all updates have arrived. If they arrive one by one, use
     `Aggregation`.
 
-    By default each element moves to the weighted mean over the updates that hold it, as `policy`
-    says. Elements that no update holds stay unchanged. One update is in memory at a time.
+    By default each element moves to the weighted mean of the updates that hold it; `policy` sets
+    the weights and how far. Elements that no update holds stay unchanged. One update is in memory
+    at a time.
 
-    A family that keeps factors moves them to their mean in the same way (TDPFed eq. 20). A tensor
-    that only these factors stand for is composed of them. If other updates hold it too, the factors
-    are fitted to the resulting tensor (eq. 22).
+    Some families keep factors from round to round. These factors move to their mean in the same way
+    (TDPFed eq. 20), and their tensor is composed of them. If other updates hold that tensor too, it
+    is averaged instead, and the factors are fitted to the new tensor (eq. 22).
 
     Args:
         model: The global model that the updates were trained from.
@@ -84,7 +85,7 @@ def aggregate_checked(
     *,
     progress: Report = silent,
 ) -> GlobalModel:
-    """As `aggregate`, for updates that `check_update` has accepted."""
+    """Aggregate updates that `check_update` has accepted; otherwise like `aggregate`."""
     if strategy is not None:
         return _aggregate_by(strategy, model, updates, policy)
     aggregation = Aggregation(model, policy)
@@ -98,7 +99,7 @@ def aggregate_checked(
 def _checked_updates(
     updates: Iterable[Received], model: GlobalModel, progress: Report
 ) -> Iterator[Received]:
-    """`updates`, each checked when it is reached; each is a stage of its own."""
+    """Yield each update after it was checked, and report it as a stage."""
     numbers = itertools.count(1)  # `enumerate` would keep an update until it has the next one
     for update in updates:
         progress(f"adding update {next(numbers)}: {update[0].submodel}")
@@ -113,7 +114,7 @@ def _aggregate_by(
     updates: Iterable[Received],
     policy: AggregationPolicy,
 ) -> GlobalModel:
-    """The next global model by a user's strategy."""
+    """Compute the next global model with a user's strategy."""
     factors = Aggregation(model, policy)
     count = 0
 
@@ -128,7 +129,7 @@ def _aggregate_by(
 
     iterator = recovered()
     new = strategy(model, iterator)
-    for _ in iterator:  # kept factors need every update, whatever the strategy used
+    for _ in iterator:  # kept factors also need the updates that the strategy has not read
         pass
     if not count:
         raise no_update()
@@ -140,7 +141,7 @@ def _aggregate_by(
 
 
 def _checked(name: str, value: Tensor, model: GlobalModel) -> Tensor:
-    """A strategy's tensor in the type of the global tensor `name`. Raises InputError."""
+    """Return a strategy's `value` in the type of the global tensor `name`. Raises InputError."""
     if name not in model.tensors:
         raise InputError(
             "The strategy returned {parameter!r}, which the global model does not have.",

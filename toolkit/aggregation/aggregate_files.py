@@ -1,4 +1,4 @@
-"""Rounds without a coordinator: update folders aggregated into a weights file."""
+"""Aggregates update folders into a weights file, for rounds without a coordinator."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ AGGREGATION_VERSION = 1
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The updates in a new global model, and its file."""
+    """A new global model: the records of its updates, and its weights file."""
 
     records: tuple[UpdateRecord, ...]
     out: Path
@@ -42,7 +42,7 @@ def aggregate_files(
         progress: Called with the name of each stage when it begins.
 
     Returns:
-        The records of the updates.
+        The records of the updates, and `out`.
 
     Raises:
         UpdateError: If an update was trained from other weights. `out` is then unchanged.
@@ -67,8 +67,8 @@ def aggregate_files(
             record, tensors = read_update(folder)
             if record.base != base:
                 raise UpdateError(
-                    "{path} was trained from another global model than {global_file}: it is of "
-                    "another model or another round. Aggregate it into the weights that its "
+                    "{path} was trained from another global model than {global_file}: it belongs "
+                    "to another model or another round. Aggregate it into the weights that its "
                     "bundle was cut from.",
                     code="aggregate.other-model",
                     path=str(folder),
@@ -76,7 +76,7 @@ def aggregate_files(
                 )
             if record.file.sha256 in seen:
                 raise UpdateError(
-                    "{path} is the same update as {other}: give each once.",
+                    "{path} is the same update as {other}: give each update once.",
                     code="aggregate.same-update",
                     path=str(folder),
                     other=str(seen[record.file.sha256]),

@@ -23,8 +23,8 @@ GREATEST_BETA = 10.0
 class AggregationPolicy:
     """How the updates of one round are aggregated.
 
-    Make one if the default, a mean weighted by samples, is not what you want. A rule that it does
-    not have is a function of your own: give it to `aggregate` or `Federation` as `strategy`.
+    The default is a mean weighted by samples. For a rule that no policy describes, write a function
+    and give it to `aggregate` or `Federation` as `strategy`.
 
     Args:
         weights: The weight of an update: its number of `samples`, `uniform` for all, or FedHM
@@ -32,8 +32,8 @@ class AggregationPolicy:
         temperature: The temperature of the softmax, from 0.05; inf means uniform weights.
         factors: How families that keep factors are averaged. `afm` averages factors and composes
             the mean; `act` composes every update and averages the tensors.
-        beta: TDPFed's: the new model is (1 - beta) * old + beta * mean. Above 1 it moves beyond
-            the mean.
+        beta: The new model is (1 - beta) * old + beta * mean, as in TDPFed. With beta above 1 it
+            moves beyond the mean.
 
     Raises:
         InputError: If a value cannot be used.
@@ -76,8 +76,8 @@ class AggregationPolicy:
     def weight(self, samples: int, strength: float) -> float:
         """The weight of an update of `samples` samples, relative to other updates.
 
-        `strength` is in (0, 1]. The softmax is FedHM eq. 2 with 1 subtracted from every strength:
-        that cancels in the quotient and keeps the exponential at most 1.
+        `strength` is in (0, 1]. The softmax is FedHM eq. 2 with 1 subtracted from every strength.
+        This cancels in the quotient, and the exponential is at most 1.
         """
         match self.weights:
             case "samples":
@@ -88,13 +88,13 @@ class AggregationPolicy:
                 return math.exp((strength - 1.0) / self.temperature)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the policy: only partial aggregates of one policy can be merged."""
+        """The SHA-256 of the policy. Only partial aggregates with the same policy can be merged."""
         numbers = float(self.temperature), float(self.beta)
         return hashlib.sha256(repr((self.weights, self.factors, *numbers)).encode()).hexdigest()
 
 
 def _number(value: object) -> float:
-    """`value` as a float; nan, which no range contains, if it is not a number or too large."""
+    """`value` as a float. If it is not a number or too large: nan, which no range contains."""
     try:
         return float(value) if isinstance(value, Real) else math.nan
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Batch norm's counters of batches: each advances by the most steps of one update."""
+"""Batch norm's counters of batches. In a round each advances by the steps of the longest update."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,16 +9,16 @@ from device_agent.formats.update import UpdateRecord
 from toolkit.aggregation.update_validation import is_statistic
 
 COUNTER = "num_batches_tracked"
-"""The name of batch norm's counter of the batches that its statistics are of."""
+"""The name of batch norm's counter: how many batches its statistics were computed from."""
 MOST_BATCHES = 10**9
-"""In one round. The counter has 64 bits."""
+"""The most batches that a counter may advance by in one round. The counter has 64 bits."""
 
 
 class BatchCounters:
-    """By how much each counter of `model` advances in a round. Counters are not averaged.
+    """Collects how far each counter of `model` advances in a round. Counters are not averaged.
 
     Attributes:
-        advances: The number of batches, by the counter's name.
+        advances: The number of batches by which a counter advances, by its name.
     """
 
     def __init__(self, model: Mapping[str, Tensor]) -> None:
@@ -26,7 +26,7 @@ class BatchCounters:
         self.advances: dict[str, int] = {}
 
     def add(self, record: UpdateRecord) -> None:
-        """Note how many batches the statistics in an update are of."""
+        """Note how many batches the statistics in an update were computed from."""
         steps = min(max(record.steps, 0), MOST_BATCHES)
         for name in counters_of(record.tensors, self.model):
             self.advances[name] = max(self.advances.get(name, 0), steps)

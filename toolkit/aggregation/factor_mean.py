@@ -26,11 +26,11 @@ class FactorMean:
 
     Attributes:
         family: The family of the submodel.
-        table: What the updates hold: factors, and tensors without factors.
+        table: The tensors of the updates: factors, and tensors without factors.
         mean: The mean of all tensors in `table`.
         weight: The sum of the weights of the updates.
-        weights: The sum of the weights of the updates whose devices trained on a class, by class;
-            under None that of devices with all classes.
+        weights: By class, the sum of the weights of the updates whose devices listed this class.
+            The key None holds the sum of the updates with all classes.
     """
 
     family: Family
@@ -62,7 +62,7 @@ class FactorMean:
             self.weights[label] = self.weights.get(label, 0.0) + more
 
     def means(self, key: str, model: GlobalModel) -> dict[str, Tensor]:
-        """The means by name. Rows that no device trained are those that devices received."""
+        """The means by name. Rows that no device trained keep the values that devices received."""
         means = self.mean.result()
         lacking = [e for e in self.table if e.by_class and means[e.name].isnan().any()]
         if not lacking:
@@ -78,7 +78,10 @@ class FactorMean:
     def weighted_rows(
         self, name: str, value: Tensor | Product
     ) -> Iterator[tuple[Tensor | Product, float, TensorSlice | None]]:
-        """The global tensor `name`, or rows of equal weight of it with their places."""
+        """Yield `value`, the global tensor `name`, with its weight.
+
+        If its rows belong to classes, yield groups of rows of equal weight, each with its slice.
+        """
         known = {c: w for c, w in self.weights.items() if c is not None}
         if not known or not any(e.by_class and e.stands_for == name for e in self.table):
             yield value, self.weight, None
@@ -101,10 +104,10 @@ class FactorMean:
     def moved(
         self, key: str, names: Collection[str], model: GlobalModel, beta: float
     ) -> dict[str, Tensor]:
-        """(1 - beta) * old + beta * mean of factors (TDPFed eq. 20), by name.
+        """Return (1 - beta) * old + beta * mean of each factor (TDPFed eq. 20), by name.
 
         Args:
-            key: The submodel, under which `model` keeps factors.
+            key: The submodel; `model` keeps its factors under this key.
             names: The global tensors whose factors are moved.
             model: The global model that the updates were trained from.
             beta: TDPFed's beta.

@@ -1,4 +1,4 @@
-"""One global model over the rounds: bundles out, updates in, without any transport."""
+"""Takes one global model through rounds: bundles go out, updates come in, without any transport."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -42,19 +42,19 @@ class Federation:
     Use it in a server program of your own that runs several rounds. For a single round, `split`,
     `export` and `aggregate` are enough; for rounds over HTTP there is `edgetailor serve`.
 
-    The graphs of a submodel are made once. Every round only cuts new weights for them.
+    The graphs of a submodel are compiled once. Every round only cuts new weights for them.
 
     Args:
         model_reference: `package.module:function` that returns the model.
         input_shape: The shape of one sample.
         training: How devices train.
-        weights_file: The model's first weights. Default: those that it is built with.
+        weights_file: The model's first weights. Default: the weights that it is built with.
         seed: The seed that the model is built with.
         policy: The weights of updates and how far the model moves in a round.
         strategy: Replaces the weighted mean; see `aggregate`.
         statistics: Training samples (n, *input_shape) for the statistics of static batch norms.
-            Without them these are taken from the samples that `evaluate` judges the model on, which
-            makes it look better than it is.
+            Without them the statistics come from the samples of `evaluate`, which makes the model
+            look better than it is.
         preprocessing: How the files of devices become samples; None if they have arrays.
 
     Raises:
@@ -94,11 +94,11 @@ class Federation:
         self.model.lend_to(self.module)  # one copy in memory
 
     def submodel(self, spec: str) -> Submodel:
-        """The submodel of `spec`, split once.
+        """The submodel of `spec`. The model is split only at the first call.
 
         Raises:
-            SpecError: The model cannot give it.
-            InputError: The preprocessing is not for this model.
+            SpecError: The model cannot be split in this way.
+            InputError: The preprocessing does not fit this model.
         """
         if spec not in self._submodels:
             submodel = split(self.module, spec, self.input_shape, self.training)
@@ -124,26 +124,26 @@ class Federation:
         self._follow(aggregate(self.model, updates, self.policy, self.strategy))
 
     def fold_checked(self, updates: Iterable[Received]) -> None:
-        """As `fold`, for updates that `check` has accepted."""
+        """Aggregate updates that `check` has accepted; otherwise like `fold`."""
         self._follow(aggregate_checked(self.model, updates, self.policy, self.strategy))
 
     def take(self, aggregation: Aggregation) -> None:
-        """Take the result of `aggregation`, of this model and policy, as the next global model.
+        """Use the result of `aggregation`, which has this model and policy, as the next model.
 
-        Raises UpdateError if there is no update in it; the model then stays unchanged.
+        Raises UpdateError if it has no update; the model then stays unchanged.
         """
         self._follow(aggregation.result())
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take `tensors` of this model that were averaged elsewhere; the others stay as they are.
+        """Use `tensors`, which were averaged elsewhere, in the model. Its others stay unchanged.
 
         Kept factors are fitted to the new tensors. Variances that noise made negative become 0.
 
         Args:
-            tensors: By global name. They are converted to the model's types.
+            tensors: The new tensors by global name. They are converted to the model's types.
 
         Raises:
-            InputError: A tensor is not of this model, or has another shape.
+            InputError: The model does not have one of the tensors, or it has another shape.
         """
         own = self.model.tensors
         new = {n: value.to(own[n].dtype) if n in own else value for n, value in tensors.items()}
@@ -166,8 +166,8 @@ class Federation:
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
         """Evaluate the global model.
 
-        With static batch norm the model takes its statistics first: from the samples `statistics`,
-        or from `x` if there are none.
+        With static batch norm, its statistics are computed first: from the samples `statistics`, or
+        from `x` if there are none.
 
         Args:
             x: Samples, (samples, *input_shape).
@@ -177,7 +177,7 @@ class Federation:
             The accuracy (None for a regression) and the mean loss.
 
         Raises:
-            ModelError: If the model does not take these samples.
+            ModelError: If the model cannot process these samples.
             InputError: If the labels do not fit its output.
         """
         self.model.lend_to(self.module)
@@ -190,19 +190,19 @@ class Federation:
     def check(self, update: Received, origin: str) -> None:
         """Raise UpdateError unless `update` fits the model; `origin` names it in the error.
 
-        It may be called while another thread folds updates: tensors keep their shapes.
+        It may be called while another thread folds updates, because tensors keep their shapes.
         """
         check_update(*update, self.model.tensors, origin)
 
     def scales(self, update: Received) -> Mapping[str, Scale]:
-        """How large the numbers of `update` are, which `check` has accepted."""
+        """The scale of each tensor of `update`, which `check` has accepted."""
         return scales(update, self.model)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Raise UpdateError if a training step on samples that `evaluate` takes is not finite.
+        """Raise UpdateError if a training step on samples, given as for `evaluate`, is not finite.
 
-        A model may predict well and still not train: predictions use running statistics, and
-        training the statistics of its batch.
+        A model may predict well and still fail to train: predictions use running statistics, but
+        training uses the statistics of its batch.
         """
         self.model.lend_to(self.module)
         few = slice(self.training.batch_size)
@@ -220,13 +220,13 @@ class Federation:
         return self.model.save()
 
     def load(self, data: bytes) -> None:
-        """Restore a saved global model. Raises InputError if it is not of this model."""
+        """Restore a saved global model. Raises InputError if it belongs to another model."""
         origin = "The saved global model"
         self.model = global_model.fitted(global_model.from_bytes(data, origin), self.module, origin)
 
 
 def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -> None:
-    """Raise InputError for statistics without static batch norm; warn about the opposite."""
+    """Raise InputError for statistics without static batch norm. Warn if static has none."""
     if training.batch_norm == "static" and statistics is None:
         logger.warning(
             "Static batch norm takes its statistics from the held-out samples, so the held-out "

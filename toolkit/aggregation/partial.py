@@ -1,7 +1,7 @@
-"""A running aggregation as two files, so that those of many places can be merged in one.
+"""Writes a running aggregation as two files, so that those of many machines can be merged.
 
-`partial.safetensors` holds the compensated sums and `partial.json` their weights. The size follows
-from the model and the submodels, not from the number of devices.
+`partial.safetensors` holds the sums and `partial.json` their weights. The size depends on the model
+and the submodels, not on the number of devices.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,16 +40,16 @@ from toolkit.submodels.tensor_slices import TensorSlice
 def write_partial(out: str | Path, aggregation: Aggregation, force: bool = False) -> None:
     """Write a running aggregation to the new folder `out`, atomically. It can still be used.
 
-    Use it where updates are added on several machines: each writes what it has, and one reads all
-    with `read_partial`.
+    Use it if updates are added on several machines: each writes its aggregation, and one machine
+    reads all of them with `read_partial`.
 
     Args:
-        out: The folder to make.
+        out: The folder to create.
         aggregation: An aggregation with at least one update.
         force: Replace a partial aggregate that exists at `out`.
 
     Raises:
-        UpdateError: It has no update, or a sum is too large: training diverged.
+        UpdateError: The aggregation has no update, or a sum is too large: training diverged.
         InputError: `out` exists and may not be replaced.
 
     Examples:
@@ -63,7 +63,7 @@ def write_partial(out: str | Path, aggregation: Aggregation, force: bool = False
     refuse_existing(out, force)
     if out.exists() and not (out / RECORD).is_file():
         raise InputError(
-            "{path} is not a partial aggregate, so it is not replaced: give another place.",
+            "{path} is not a partial aggregate, so it is not replaced: give another folder.",
             code="file.not-replaceable",
             path=str(out),
         )
@@ -78,15 +78,15 @@ def read_partial(
 ) -> Aggregation:
     """Read and check the partial aggregate in `folder`.
 
-    Use it on the machine that joins what others aggregated: `merge` the aggregations that it
-    returns, and take the `result` of one.
+    Use it on the machine that merges the aggregations of others: `merge` all into one, and call its
+    `result`.
 
     Args:
-        folder: The folder that `write_partial` made.
+        folder: The folder that `write_partial` created.
         model: The global model that the updates were trained from.
-        policy: The policy that they were added under.
-        most_bytes: The most that `partial.safetensors` may have, in bytes. Default: 16 times the
-            model and 1 MiB.
+        policy: The policy under which they were added.
+        most_bytes: The largest allowed size of `partial.safetensors`, in bytes. Default: 16 times
+            the model, plus 1 MiB.
 
     Returns:
         The aggregation. `Aggregation.merge` adds it to another one.
@@ -154,7 +154,7 @@ def decode_partial(
     most_bytes: int | None = None,
     origin: str = "The partial aggregate",
 ) -> Aggregation:
-    """The running aggregation in the files that `encode_partial` made; see `read_partial`."""
+    """Decode the files of `encode_partial` to a running aggregation; see `read_partial`."""
     if files.keys() != {RECORD, TENSORS}:
         raise UpdateError(
             "{origin} must consist of {record} and {tensors}; it has {found}. Send both files.",
@@ -191,7 +191,7 @@ def decode_partial(
 def _without_sums(
     record: PartialRecord, model: GlobalModel, policy: AggregationPolicy
 ) -> Aggregation:
-    """The aggregation that a checked record describes: all weights, and no tensor yet."""
+    """The aggregation that a checked record describes, with all weights and without tensors."""
     aggregation = Aggregation(model, policy)
     aggregation.updates, aggregation.trained = record.updates, set(record.trained)
     aggregation.counters.advances = dict(record.batches)
@@ -231,9 +231,9 @@ def _entry(key: str, group: FactorMean) -> FactorsEntry:
 
 
 def _by_part(weights: Mapping[TensorSlice | None, float]) -> Iterator[PartWeight]:
-    """The weights by part. Rows of one weight are one part, whatever sets of rows devices had.
+    """Yield the weights by part. All rows of equal weight are one part, whatever rows devices had.
 
-    There are thus at most as many parts as rows for each part of the other axes.
+    So for each part of the other axes there are at most as many parts as rows.
     """
     if None in weights:
         yield PartWeight(part=None, weight=weights[None])

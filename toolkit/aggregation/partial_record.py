@@ -27,11 +27,11 @@ class FactorsEntry(Struct, frozen=True, kw_only=True):
     """The weighted sums of the factors of one submodel.
 
     Attributes:
-        submodel: Family and size, under which the server keeps the factors.
-        tensors: What the updates hold.
+        submodel: Family and size. The server keeps the factors under this key.
+        tensors: The tensors that the updates hold.
         weight: The weight of all updates.
-        all_classes: The weight of those that hold the rows of all classes.
-        classes: The weight of the others by class, ascending.
+        all_classes: The weight of the updates that hold the rows of all classes.
+        classes: The weight of the other updates by class, ascending.
     """
 
     submodel: str
@@ -49,10 +49,10 @@ class PartialRecord(Struct, frozen=True, kw_only=True):
         base: Fingerprint of the global model that the updates were trained from.
         policy: Fingerprint of the aggregation policy.
         updates: How many updates are in the sums.
-        trained: The global tensors that an update calls parameters, sorted.
+        trained: The global tensors that at least one update lists as parameters, sorted.
         sums: The sums of global tensors.
         factors: The sums of factors.
-        batches: By how much each counter of batches advances, by name.
+        batches: How far each counter of batches advances, by name.
         file: Size and SHA-256 of `partial.safetensors`.
     """
 

@@ -18,13 +18,14 @@ from toolkit.aggregation.weighted_mean import Mean
 from toolkit.submodels.submodel import Shapes
 
 LOW, HIGH = "low|", "high|"
-"""Before a sum's label: its two parts, see `RunningSum.parts`. A sum may come without `high`."""
+"""Prefixes of a sum's label for its two parts, see `RunningSum.parts`. `high` may be missing."""
 
 MOST = 1e30
-"""Above every weight times a useful number; 10^8 such sums add up to less than float32 holds."""
+"""The largest number in a sum. Any weight times a useful number is below it, and 10^8 such sums
+still fit into float32."""
 
 ENTRY_BYTES = 256
-"""The most that the header of the tensor file has for a tensor, without its name, in bytes."""
+"""The most bytes of the tensor file's header for one tensor, without its name."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class HeldSum:
     """One sum of an aggregation.
 
     Attributes:
-        label: Its name in the tensor file, without the part.
+        label: Its name in the tensor file, without the prefix LOW or HIGH.
         mean: The mean that it belongs to.
-        name: Its name there.
+        name: Its name in `mean`.
         shape: Its shape.
-        parameter: The global tensor that it is of, unless it is one of factors.
+        parameter: The global tensor that was summed; None for a factor.
     """
 
     label: str
@@ -47,7 +48,7 @@ class HeldSum:
 
 
 def held_sums(aggregation: Aggregation) -> Iterator[HeldSum]:
-    """Every sum that `aggregation` has weights of."""
+    """Yield every sum for which `aggregation` has weights."""
     mean = aggregation.mean
     for name in mean.weights:
         yield HeldSum(f"sum|{name}", mean, name, aggregation.shapes[name], name)
@@ -59,7 +60,7 @@ def held_sums(aggregation: Aggregation) -> Iterator[HeldSum]:
 
 
 def read_sums(data: bytes, shapes: Shapes, origin: str) -> dict[str, Tensor]:
-    """The parts of the sums in `data`, a safetensors file, which has all of them and nothing else.
+    """Read the parts of the sums from a safetensors file, which has all sums and nothing else.
 
     Args:
         data: The content of the file.
@@ -93,15 +94,15 @@ def read_sums(data: bytes, shapes: Shapes, origin: str) -> dict[str, Tensor]:
 
 
 def _check_header(data: bytes, expected: Shapes, origin: str) -> None:
-    """Check the file's header before anything is made of what it says."""
+    """Check the file's header before its sizes are used."""
     length = int.from_bytes(data[:8], "little")
     if length > len(data) - 8:
         raise MalformedError(f"its header should have {length} bytes and is truncated")
     most = sum(len(json.dumps(name)) + ENTRY_BYTES for name in expected)
     if length > most:
         raise UpdateError(
-            "{origin} has a header of {bytes} bytes; for the tensors of its record it has at most "
-            "{limit_bytes}. Send the tensors that the record names.",
+            "{origin} has a header of {bytes} bytes; the tensors of its record need at most "
+            "{limit_bytes}. Send only the tensors that the record names.",
             code="partial.too-large",
             bytes=length,
             limit_bytes=most,
@@ -114,8 +115,7 @@ def _check_header(data: bytes, expected: Shapes, origin: str) -> None:
     for name, raw in sorted(entries.items(), key=lambda item: _begin(item[1])):
         if name not in expected:
             raise UpdateError(
-                "{origin}: unexpected tensor {tensor!r}. A partial aggregate has the sums that "
-                "its record names, and nothing else. Send these.",
+                "{origin}: unexpected tensor {tensor!r}. Send only the sums that the record names.",
                 code="partial.unexpected-tensor",
                 tensor=name,
                 origin=origin,
@@ -124,7 +124,7 @@ def _check_header(data: bytes, expected: Shapes, origin: str) -> None:
         if entry.dtype != "F32" or entry.shape != expected[name]:
             raise UpdateError(
                 "{origin}: {tensor!r} is {dtype} {found_shape}; it must be F32 {expected_shape}. "
-                "It is of another model or other submodels.",
+                "It belongs to another model or to other submodels.",
                 code="partial.wrong-shape",
                 tensor=name,
                 found_shape=entry.shape,
@@ -144,9 +144,9 @@ def _begin(raw: msgspec.Raw) -> tuple[int, int]:
 
 
 def check_sum(held: HeldSum, origin: str) -> None:
-    """Raise UpdateError unless a sum has usable numbers, and none where nothing has a weight."""
+    """Raise UpdateError if a sum has an unusable number, or a number where no update has weight."""
     sums, share = held.mean.sums[held.name], held.mean.share(held.name)
-    if not bool((sums.total.abs() <= MOST).all()):  # nan is not
+    if not bool((sums.total.abs() <= MOST).all()):  # false for nan
         raise UpdateError(
             "{origin}: the sum of {tensor!r} holds a number that is not finite or above {most:g}; "
             "training diverged. Leave this partial aggregate out, and lower the learning rate.",
@@ -158,14 +158,14 @@ def check_sum(held: HeldSum, origin: str) -> None:
     if isinstance(share, Tensor) and bool(sums.total[share == 0].any()):
         raise UpdateError(
             "{origin}: the sum of {tensor!r} has a number where no update has a weight. The "
-            "weights are not those of this sum: send both again.",
+            "weights do not belong to this sum: send both files again.",
             code="partial.unweighted-sum",
             tensor=held.name,
             origin=origin,
         )
     if is_variance(held.parameter or "") and bool((sums.total < 0).any()):
         raise UpdateError(
-            "{origin}: the sum of {parameter!r} is below zero, which no sum of variances is. "
+            "{origin}: the sum of {parameter!r} is below zero, but variances cannot be negative. "
             "Leave this partial aggregate out.",
             code="partial.negative-variance",
             parameter=held.parameter,

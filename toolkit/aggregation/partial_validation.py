@@ -34,22 +34,22 @@ MOST_RECORD_BYTES = 16 << 20
 MOST_UPDATES = 10**9
 
 COPIES = 16
-"""Times the model's size that the sums may have by default: two parts of it, and of the factors of
-several submodels."""
+"""By default the sums may have this many times the model's size: each tensor has two parts, and so
+have the factors of several submodels."""
 HEADROOM = 1 << 20
 """Bytes that are allowed in addition, for the header and small models."""
 
 COVERS = 100
-"""How often the parts of a tensor may cover it: by as many submodels, about."""
+"""How often the parts of a tensor may cover it: about once for each submodel."""
 
 ROUNDING = 1e-9
-"""How much weights that are equal may differ after sums in different orders, relatively."""
+"""The largest relative difference of equal weights that were summed in different orders."""
 
 
 def check_sizes(
     record_bytes: int, tensor_bytes: int, model: GlobalModel, most_bytes: int | None, origin: str
 ) -> None:
-    """Raise UpdateError for files above their limits; `most_bytes` is that of the tensors."""
+    """Raise UpdateError for files above their limits; `most_bytes` limits the tensors."""
     if most_bytes is None:
         own = sum(tensor.numel() * tensor.element_size() for tensor in model.tensors.values())
         most_bytes = COPIES * own + HEADROOM
@@ -85,8 +85,8 @@ def _check_origin(
 ) -> None:
     if record.base != (base := model.fingerprint()):
         raise UpdateError(
-            "{origin} is of updates that were trained from the global model {base!r}; this "
-            "round's is {expected_base!r}. Merge it where that model is.",
+            "The updates of {origin} were trained from the global model {base!r}; this round's "
+            "model is {expected_base!r}. Merge it into an aggregation of its own model.",
             code="partial.other-model",
             found=record.base[:64],
             expected=base,
@@ -115,7 +115,7 @@ def _check_origin(
 
 
 def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None:
-    """Raise UpdateError unless every name is there once and can be trained."""
+    """Raise UpdateError if a name is repeated, or is not one of a trainable tensor."""
     named = [("tensor", [entry.name for entry in record.sums])]
     named += [("submodel", [entry.submodel for entry in record.factors])]
     named += [("trained tensor", list(record.trained))]
@@ -133,8 +133,8 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
     for entry in record.sums:
         if entry.name not in model.tensors or not model.tensors[entry.name].is_floating_point():
             raise UpdateError(
-                "{origin} has a sum of {parameter!r}, which is not a tensor that devices train of "
-                "the global model. Merge it where its model is.",
+                "{origin} has a sum of {parameter!r}, which is not a trainable tensor of the "
+                "global model. Merge it into an aggregation of its own model.",
                 code="partial.unknown-parameter",
                 parameter=entry.name,
                 origin=origin,
@@ -142,8 +142,9 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
     for name, count in record.batches:
         if name.rpartition(".")[2] != COUNTER or name not in model.tensors or count > MOST_BATCHES:
             raise UpdateError(
-                "{origin} counts {count} batches of {name!r}, which is no counter of the global "
-                "model or more than {most}. Merge it where its model is.",
+                "{origin} counts {count} batches for {name!r}. The global model has no such "
+                "counter, or the number is above {most}. Merge it into an aggregation of its own "
+                "model.",
                 code="partial.wrong-batches",
                 origin=origin,
                 count=count,
@@ -160,8 +161,7 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
         )
     for name in sorted(set(record.trained) - held):
         raise UpdateError(
-            "{origin} calls {parameter!r} trained, but has no sum of it. Merge it where its model "
-            "is.",
+            "{origin} lists {parameter!r} as trained, but has no sum of it. Leave it out.",
             code="partial.unknown-parameter",
             parameter=name,
             origin=origin,
@@ -169,7 +169,7 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
 
 
 class _WeightLimits:
-    """What the weights of so many updates under a policy can be."""
+    """The range of weights that this many updates can have together under a policy."""
 
     def __init__(self, updates: int, policy: AggregationPolicy, origin: str) -> None:
         self.least = policy.weight(1, 0.0)
@@ -177,12 +177,12 @@ class _WeightLimits:
         self.origin = origin
 
     def check(self, what: str, weights: Iterable[float]) -> None:
-        """Raise UpdateError for a weight of `what` that no updates can have together."""
+        """Raise UpdateError if a weight of `what` is outside this range."""
         for weight in weights:
             if not self.least <= weight <= self.most * (1 + ROUNDING):
                 raise UpdateError(
-                    "{origin}: {what} has the weight {weight:g}; under this policy its updates "
-                    "weigh from {least:g} to {most:g}. Leave it out.",
+                    "{origin}: {what} has the weight {weight:g}; under this policy the weight of "
+                    "its updates is from {least:g} to {most:g}. Leave it out.",
                     code="partial.wrong-weight",
                     weight=weight,
                     least=self.least,
@@ -193,7 +193,7 @@ class _WeightLimits:
 
 
 def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None:
-    """Check where the updates hold a tensor, and how much they weigh at every element."""
+    """Check the parts of a tensor that the updates hold, and their weight at every element."""
     shape, name = tuple(tensor.shape), repr(entry.name)
     limits.check(name, (part.weight for part in entry.weights))
     for part in entry.weights:
@@ -217,8 +217,8 @@ def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None
         or sum(math.prod(place.shape) for place in parts) > COVERS * tensor.numel()
     ):
         raise UpdateError(
-            "{origin}: the parts of {name} must be different, at least one, and cover it at most "
-            "{times} times. Leave it out.",
+            "{origin}: {name} must have at least one part, no two equal parts, and parts that "
+            "cover it at most {times} times. Leave it out.",
             code="partial.wrong-parts",
             parameter=entry.name,
             origin=limits.origin,
@@ -262,8 +262,9 @@ def _check_factors(
     )
     if not fits:
         raise UpdateError(
-            "{origin}: the weights of classes must be of classes below {classes}, ascending, and "
-            "with that of all classes at most the whole weight. Leave it out.",
+            "{origin}: the weights of classes must be listed by ascending class, below {classes}. "
+            "Each of them plus the weight for all classes must be at most the weight of all "
+            "updates. Leave it out.",
             code="partial.wrong-classes",
             submodel=factors.submodel,
             classes=rows,

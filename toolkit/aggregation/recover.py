@@ -1,7 +1,7 @@
-"""Recovering an update of any submodel to tensors of the global model.
+"""Recovers an update of any submodel to tensors of the global model.
 
-This is what a user's own aggregation starts from: `recover` turns factors, slices and narrowed
-layers into full-shape tensors and says which elements the device trained.
+A user's own aggregation starts here: `recover` turns factors, slices and narrowed layers into
+full-shape tensors and says which elements the device trained.
 """
 
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ def recover(
 def recover_checked(
     update: Received, model: GlobalModel, policy: AggregationPolicy
 ) -> RecoveredUpdate:
-    """As `recover`, for an update that `check_update` has accepted."""
+    """Recover an update that `check_update` has accepted; otherwise like `recover`."""
     record, arrays = update
     shapes = shapes_of(model.tensors)
     table, left = own_rows(record.tensors, as_tensors(arrays), record.classes, shapes)

@@ -31,10 +31,10 @@ class Aggregation:
     """A running aggregation of one round's updates. It needs the memory of a few models.
 
     Use it if updates arrive one by one, or on several machines (`write_partial`, `read_partial`).
-    For updates that are all in folders, `aggregate` is one call.
+    If all updates are there already, call `aggregate` instead.
 
-    The result does not depend on the order of `add`. Merging two aggregations of one model under
-    one policy equals adding all updates to one.
+    The result does not depend on the order of `add`. Merging two aggregations with the same model
+    and policy gives the same result as adding all updates to one of them.
 
     Args:
         model: The global model that the updates were trained from.
@@ -67,7 +67,7 @@ class Aggregation:
     def add_checked(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
         """Add an update that `check_update` has accepted.
 
-        Raises UpdateError if an update of its family and size came with other factors.
+        Raises UpdateError if an earlier update of its family and size has other factors.
         """
         family = recovering_family(parse_spec(record.submodel))
         self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
@@ -103,7 +103,10 @@ class Aggregation:
             group.merge(theirs)
 
     def group(self, key: str, family: Family, table: Table) -> FactorMean:
-        """The factors of the submodel `key`. Raises UpdateError if others do not hold `table`."""
+        """The mean of the factors of the submodel `key`, whose updates hold `table`.
+
+        Raises UpdateError if earlier updates of this submodel hold other tensors.
+        """
         group = self.factors.setdefault(key, FactorMean(family, table))
         if group.table != table:
             raise UpdateError(
@@ -137,7 +140,7 @@ class Aggregation:
     def refitted(
         self, tensors: Mapping[str, Tensor], moved: Mapping[str, Mapping[str, Tensor]]
     ) -> dict[str, dict[str, Tensor]]:
-        """Factors of the new global `tensors` for the next round, by submodel.
+        """The factors of the new global `tensors` for the next round, by submodel.
 
         Factors in `moved` stay as they are, because their tensors were composed of them.
         """
@@ -150,9 +153,10 @@ class Aggregation:
         return fitted
 
     def _moved_factors(self) -> dict[str, dict[str, Tensor]]:
-        """By submodel: factors by eq. 20, of the tensors that no other update of the round holds.
+        """Return factors moved by TDPFed eq. 20, by submodel.
 
-        Where other updates hold a tensor too, the tensor is averaged and moves instead.
+        Only factors of tensors that no other update of the round holds are moved. If other updates
+        hold the tensor, the tensor is averaged and moved instead.
         """
         if self.policy.factors != "afm":
             return {}
@@ -170,11 +174,11 @@ class Aggregation:
         }
 
     def _next(self, name: str) -> Tensor:
-        """(1 - beta) * old + beta * mean (TDPFed, above eq. 22); drops the mean.
+        """Return (1 - beta) * old + beta * mean (TDPFed, above eq. 22), and drop the mean.
 
         Statistics never move beyond the mean, because a variance could become negative. Batch
-        norm's are known by name, whatever role an update gives them. Other tensors are statistics
-        if every update says so.
+        norm's statistics are known by name, whatever role an update gives them. Another tensor is a
+        statistic if no update lists it as a parameter.
         """
         old = self.model.tensors[name]
         statistic = is_statistic(name) or name not in self.trained
@@ -184,7 +188,7 @@ class Aggregation:
         return check_finite(name, new).to(old.dtype)
 
     def _add_group(self, key: str, group: FactorMean, table: Table) -> None:
-        """Add the tensors that the mean of a group's factors stands for."""
+        """Recover the tensors of `table` from the mean of a group's factors, and add them."""
         means = group.means(key, self.model)
         recovered = group.family.recover(means, table, slice_shapes(table, self.shapes))
         for name, value in recovered.items():

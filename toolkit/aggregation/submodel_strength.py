@@ -13,12 +13,12 @@ from toolkit.submodels.tensor_slices import slice_size
 
 
 def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> float:
-    """Strength in (0, 1] of an update of `submodel` (a spec) whose tensors `table` describes.
+    """The strength, in (0, 1], of an update of the spec `submodel` whose tensors are in `table`.
 
-    If the family gives the spec's size a strength, that is it; otherwise it is the share of the
-    global model that the update holds (1 for `full`). A composed spec, like
-    `slice:0.42+low-rank:0.25`, has the product over its families. `shapes` are those that
-    `trainable` gives. Raises SpecError for a malformed spec.
+    Some families define a strength for each size. For other families it is the share of the global
+    model that the update holds (1 for `full`). For a composed spec, like
+    `slice:0.42+low-rank:0.25`, the strengths are multiplied. `shapes` come from `trainable`. Raises
+    SpecError for a malformed spec.
     """
     specs = parse_spec(submodel).nested()
     known = [family_named(spec.family).strength(spec) for spec in specs]
@@ -34,8 +34,8 @@ def trainable(tensors: Mapping[str, Tensor]) -> Shapes:
 def share(table: Sequence[TensorEntry], shapes: Shapes) -> float:
     """The share of the global model's numbers that an update holds.
 
-    Factors hold all of their tensor. Buffers count in both numbers, because a state dict does not
-    distinguish them from parameters.
+    Factors count as the tensor that they stand for. Buffers count too, because a state dict does
+    not distinguish them from parameters.
     """
     held = {e.stands_for: slice_size(e, shapes[e.stands_for]) for e in table if e.stands_for}
     return sum(held.values()) / sum(map(math.prod, shapes.values()))

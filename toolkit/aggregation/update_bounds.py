@@ -1,8 +1,9 @@
-"""Bounds on an update, beside what its device received and the other updates of its round.
+"""Bounds on an update, relative to the received model and to the other updates of its round.
 
-Honest updates differ much: by steps, learning rates, data and kinds of submodels. The bounds are
-therefore orders of magnitude wide. They keep out numbers with which no device could train on; they
-do not find an attacker whose numbers are of ordinary size. Scales come from `update_scales.py`.
+Honest updates differ widely in steps, learning rates, data and kinds of submodels. The bounds are
+therefore orders of magnitude wide. They keep out numbers with which no device could continue to
+train. They do not detect an attacker whose numbers have an ordinary size. Scales come from
+`update_scales.py`.
 """
 
 import math
@@ -10,22 +11,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 LIMIT = 300.0
-"""How many times as large as its reference a tensor's largest number may be.
+"""A tensor's largest number may be at most LIMIT times its reference.
 
-Weights of honest updates had up to 5 on ordinary data, and up to 48 on inputs a thousand times too
-large.
+Weights of honest updates reached 5 times on ordinary data, and 48 times on inputs a thousand times
+too large.
 """
 WIDE = 30.0
-"""How much more statistics of batch norm and factors may hold.
+"""An additional factor of the bound for statistics of batch norm and for factors.
 
-On inputs a thousand times too large, honest statistics had up to 2,400 times the numbers of the
-others', at a learning rate of 1; on the others' inputs up to 400 at a learning rate of 0.5.
+Honest statistics reached 2,400 times those of other devices on inputs a thousand times too large
+(learning rate 1), and 400 times on the same inputs (learning rate 0.5).
 """
 UNIT = 1.0
-"""The least reference. Tensors that begin at 0, such as biases, have no scale of their own."""
+"""The smallest reference. Tensors that begin at 0, such as biases, have no scale of their own."""
 LOOSE = 1e6
-"""How much more a tensor may hold that no other update holds, if the model gives no scale for it:
-statistics of batch norm, factors, and everything in a round's only update."""
+"""An additional factor of the bound for tensors without a comparison: statistics of batch norm and
+factors that no other update holds, and every tensor of a round's only update."""
 SUSPICIOUS = 3.0
 """An update below this many times its reference is never suspected."""
 
@@ -33,8 +34,9 @@ SUSPICIOUS = 3.0
 class Scale(NamedTuple):
     """The largest absolute numbers of one tensor; for variances, their square roots.
 
-    `held` is that of the update and `received` that of the model that it was trained from. `loose`
-    tensors, statistics and factors, have no scale that a model alone gives.
+    `held` is the largest number in the update, `received` the largest in the model that it was
+    trained from. `loose`: the tensor is a statistic or a factor, and the model alone gives no scale
+    for it.
     """
 
     held: float
@@ -43,11 +45,14 @@ class Scale(NamedTuple):
 
 
 Scales = Mapping[str, Scale]
-"""By the name of a global tensor, or by submodel and name for factors that are averaged."""
+"""Scales by the name of a global tensor, or by submodel and name for factors that are averaged."""
 
 
 class Excess(NamedTuple):
-    """How far the `tensor` of an update is beyond its reference: `held` is `times` `reference`."""
+    """How far the `tensor` of an update exceeds its reference.
+
+    `times` is `held` / `reference`, divided by WIDE or LOOSE if these apply to the tensor.
+    """
 
     times: float
     tensor: str = ""
@@ -56,17 +61,17 @@ class Excess(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.tensor!r} holds numbers up to {self.held:.3g}; those that the device received "
-            f"and those of the round's other updates are up to {self.reference:.3g}"
+            f"{self.tensor!r} holds numbers up to {self.held:.3g}; in the received model and the "
+            f"round's other updates they are up to {self.reference:.3g}"
         )
 
 
 def excesses(round_: Mapping[str, Scales]) -> dict[str, Excess]:
-    """How far each update of a round, by device, is beyond its references, in its worst tensor.
+    """Return how far each update exceeds its references in its worst tensor, by device.
 
-    The reference of a tensor is the largest of what the device received, UNIT, and the upper median
-    of what the other updates hold. As long as most updates are honest, the others can neither hide
-    behind a higher median nor make an honest update look large by a lower one.
+    The reference of a tensor is the largest of three numbers: what the device received, UNIT, and
+    the upper median of the other updates. As long as most updates are honest, the dishonest ones
+    cannot raise the median to hide, nor lower it to make an honest update look large.
     """
     held: dict[str, list[float]] = {}
     for own in round_.values():
@@ -75,7 +80,9 @@ def excesses(round_: Mapping[str, Scales]) -> dict[str, Excess]:
     ordered = {name: sorted(values) for name, values in held.items()}
     return {
         device: max(
-            _excesses(own, ordered, len(round_) == 1), key=lambda one: one.times, default=Excess(0)
+            _excesses(own, ordered, len(round_) == 1),
+            key=lambda excess: excess.times,
+            default=Excess(0),
         )
         for device, own in round_.items()
     }
@@ -95,8 +102,8 @@ def _excesses(own: Scales, ordered: Mapping[str, Sequence[float]], only: bool) -
 
 
 def most_samples(samples: Sequence[int]) -> int:
-    """The most samples by which one of several updates may be weighted, given what all claim.
+    """The most samples that an update may be weighted with, given the `samples` that all claim.
 
-    LIMIT times the lower median of the claims, which a minority cannot raise.
+    It is LIMIT times the lower median of the claims, which a minority cannot raise.
     """
     return round(LIMIT * sorted(samples)[(len(samples) - 1) // 2])

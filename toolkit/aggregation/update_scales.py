@@ -23,17 +23,17 @@ def scales(update: Received, model: GlobalModel) -> dict[str, Scale]:
     spec, table = parse_spec(record.submodel), record.tensors
     family, tensors = recovering_family(spec), as_tensors(arrays)
     shapes = slice_shapes(table, shapes_of(model.tensors))
-    found = {}
+    by_name = {}
     for name, value in family.recover(tensors, table, shapes).items():
         dense = value.dense() if isinstance(value, Product) else value
-        found[name] = _scale_of(name, dense, model)
+        by_name[name] = _scale_of(name, dense, model)
     if family.averages_factors:
         for entry in table:
             if entry.factor is not None:
                 received = _received(spec.head, entry, model)
                 key = f"{spec.head}|{entry.name}"
-                found[key] = Scale(_largest(tensors[entry.name]), received, loose=True)
-    return found
+                by_name[key] = Scale(_largest(tensors[entry.name]), received, loose=True)
+    return by_name
 
 
 def _scale_of(name: str, value: Tensor, model: GlobalModel) -> Scale:
@@ -50,15 +50,15 @@ def _scale_of(name: str, value: Tensor, model: GlobalModel) -> Scale:
 
 
 def _received(key: str, entry: TensorEntry, model: GlobalModel) -> float:
-    """The largest number of a factor that devices received; of its tensor if none is kept yet."""
+    """The largest number of a factor that devices received; of its tensor if no factor is kept."""
     kept = model.kept.get(key, {}).get(entry.name)
     return _largest(model.tensors[entry.stands_for or ""] if kept is None else kept)
 
 
 def _largest(value: Tensor) -> float:
-    """The largest absolute number; inf if one is not finite."""
+    """The largest absolute number; inf if any number is not finite."""
     if not value.numel():
         return 0.0
-    least, most = (float(one) for one in torch.aminmax(value.detach()))
+    least, most = (float(bound) for bound in torch.aminmax(value.detach()))
     largest = max(abs(least), abs(most))
     return largest if math.isfinite(largest) else math.inf

@@ -1,6 +1,6 @@
 """Checks of an update against the global model, before it may be aggregated.
 
-They are complete: aggregating an update that passed them only fails if numbers become too large.
+An update that passes them can be aggregated, unless numbers become too large.
 """
 
 import math
@@ -35,7 +35,7 @@ def check_update(
     model: Mapping[str, Tensor],
     origin: str | None = None,
 ) -> None:
-    """Raise UpdateError unless an update, whatever its source, fits the global tensors `model`.
+    """Raise UpdateError unless an update from any source fits the global tensors `model`.
 
     The table is checked before the arrays, so that nothing is computed from factors of absurd size.
     `origin` names the update in errors.
@@ -52,7 +52,7 @@ def check_update(
 def check_table(
     submodel: str, table: tuple[TensorEntry, ...], model: Mapping[str, Tensor], origin: str
 ) -> None:
-    """Raise UpdateError unless updates of `submodel` to the global tensors may hold `table`."""
+    """Raise UpdateError unless an update of `submodel` may hold the tensors in `table`."""
     shapes = shapes_of(model)
     _check_spec(submodel)
     _check_names(table, origin, shapes)
@@ -64,7 +64,7 @@ def check_table(
 
 
 def class_rows(table: tuple[TensorEntry, ...]) -> int:
-    """How many classes the tensors with a row for every class have; 0 if there are none."""
+    """The number of classes: rows of the tensors with a row for every class; 0 without these."""
     marked = [entry for entry in table if entry.by_class]
     return min((entry.shape[0] if entry.shape else 0 for entry in marked), default=0)
 
@@ -78,8 +78,8 @@ def _check_classes(record: UpdateRecord, origin: str) -> None:
         {number for number in record.classes if 0 <= number < rows}
     ):
         raise UpdateError(
-            "{origin} must list the classes of its samples, ascending and below {classes}, the "
-            "rows of its classifier. Train the bundle again.",
+            "{origin} must list the classes of its samples in ascending order, each below "
+            "{classes}, the number of rows of its classifier. Train the bundle again.",
             code="update.wrong-classes",
             classes=rows,
             origin=origin,
@@ -97,7 +97,7 @@ def is_variance(name: str) -> bool:
 
 
 def _check_spec(submodel: str) -> None:
-    """Raise UpdateError for a submodel that no family makes of any model."""
+    """Raise UpdateError if no family has the spec `submodel`."""
     try:
         check_spec(submodel)
     except SpecError as error:
@@ -190,7 +190,8 @@ def _check_group(
     labels = [entry.factor for entry in entries]
     if len(set(labels)) < len(labels) or (None in labels and len(labels) > 1):
         raise UpdateError(
-            "{origin} holds {parameter!r} twice; it may hold one tensor or its factors.",
+            "{origin} holds {parameter!r} twice; it may hold either the tensor or its factors, "
+            "once.",
             code="update.repeated-parameter",
             parameter=name,
             origin=origin,
@@ -223,10 +224,11 @@ def _check_shape(name: str, came: tuple[int, ...], held: tuple[int, ...], origin
 
 
 def _check_rank(name: str, entries: list[TensorEntry], held: tuple[int, ...], origin: str) -> None:
-    """Raise UpdateError for empty factors, and for more numbers than any useful rank has.
+    """Raise UpdateError for empty factors, and for more numbers than any useful rank needs.
 
-    A tensor of shape `held` has at most the rank count / largest size. At that rank CP factors have
-    that many rows of `sum(held)` numbers. A matrix factorization of less than full size is smaller.
+    The rank of a tensor of shape `held` is at most its number of elements / its largest axis. CP
+    factors have one row of `sum(held)` numbers for each rank. A useful matrix factorization has
+    fewer numbers.
     """
     if len(held) < 2:
         raise UpdateError(
@@ -253,7 +255,7 @@ def _check_rank(name: str, entries: list[TensorEntry], held: tuple[int, ...], or
 
 
 def check_factors(submodel: str, table: Sequence[TensorEntry], whole: Shapes) -> None:
-    """Raise UpdateError unless the family of `submodel` recovers what a checked `table` stands for.
+    """Raise UpdateError unless the family can recover the global tensors of a checked `table`.
 
     `whole` has the shapes of the global tensors. Nothing is computed: the tensors are on PyTorch's
     device `meta`.

@@ -1,4 +1,4 @@
-"""The streaming weighted mean of tensors, for each element over the updates that hold it."""
+"""The streaming weighted mean of tensors: of each element over the updates that hold it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from toolkit.submodels.tensor_slices import TensorSlice
 
 @dataclass
 class Mean:
-    """Streaming weighted mean, for each tensor over the values that were added.
+    """The streaming weighted mean of the values that were added for each tensor.
 
     Laws: the result does not depend on the order of `add`, and merging two means equals adding
-    everything to one. Equal values have exactly that value as their mean. However many tensors are
-    added, the mean holds one float64 copy of each, and one number for every different place.
+    everything to one. The mean of equal values is exactly that value. The memory does not grow with
+    the number of additions: one float64 copy of each tensor, and one weight for each slice of it.
     """
 
     sums: dict[str, RunningSum] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Mean:
         weight: float,
         places: Mapping[str, TensorSlice] | None = None,
     ) -> None:
-        """Add `tensors` with `weight` > 0. Those in `places` are parts of larger tensors."""
+        """Add `tensors` with `weight` > 0. `places` has the slices of those that are parts."""
         for name, value in tensors.items():
             part = (places or {}).get(name)
             if name not in self.sums:
@@ -48,7 +48,7 @@ class Mean:
                 self._weigh(name, part, weight)
 
     def result(self) -> dict[str, Tensor]:
-        """The means so far, float32; nan for elements that nothing holds."""
+        """The means so far, float32; nan for elements that no update holds."""
         return {name: (total.total / self.share(name)).float() for name, total in self.sums.items()}
 
     def take(self, name: str, old: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The coordinator: enrols devices, offers bundles, takes updates and runs the rounds.
+"""The coordinator enrols devices, offers bundles, receives updates and runs the rounds.
 
 Start with `coordinator.py` (the requests of devices, without HTTP) and `round_worker.py` (the work
 between rounds). `http/` is the transport, `storage/` the state that survives a restart, `devices/`

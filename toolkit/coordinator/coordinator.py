@@ -1,6 +1,6 @@
-"""The requests of devices and of the operator, behind any transport.
+"""Answers the requests of devices and of the operator, for any transport.
 
-Every method may be called from any thread. None of them does heavy work: see `round_worker.py`.
+Every method may be called from any thread. Heavy work is done in `round_worker.py`.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ STARTED = "started"
 
 
 class _Offer:
-    """Signed work for the devices that train `bundle`, and its JSON."""
+    """The signed work of the devices that train `bundle`, also as JSON."""
 
     def __init__(self, bundle: Bundle, work: Work) -> None:
         self.bundle, self.work = bundle, work
@@ -64,7 +64,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         self.poll_interval = PollInterval(self.clock)
 
     def work(self, device: Device) -> Work:
-        """What `device` should do now."""
+        """Return what `device` should do now."""
         with self.lock:
             if device.id in self.rounds.stopped:
                 self.resume(device)
@@ -74,7 +74,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
             return self._offer(device).work
 
     def work_at_once(self, device: Device) -> bytes | None:
-        """The same as JSON; None if that takes time.
+        """Return what `device` should do now, as JSON; None if that would take time.
 
         It is called for every poll of a large fleet, in the thread that all requests share.
         """
@@ -91,10 +91,10 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
             self.lock.release()
 
     def _offer(self, device: Device) -> "_Offer":
-        """The work of a `device` that has to train; needs the lock.
+        """The work of a `device` that has to train. The caller holds the lock.
 
-        It is signed once a second for all devices of a submodel: the work is the same for all, and
-        a signature costs more than all else of a poll.
+        It is signed once a second for all devices of a submodel: their work is the same, and the
+        signature is the most expensive part of a poll.
         """
         submodel, round_, now = self.submodel(device), self.rounds.round, self.wall_clock()
         bundle, offer = self.bundles[submodel], self._offers.get(submodel)
@@ -108,7 +108,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         return offer
 
     def _nothing_to_train(self, device: Device, task: Literal["wait", "finished"]) -> Work:
-        """The work of a `device` that waits or has finished; needs the lock."""
+        """The work of a `device` that waits or has finished. The caller holds the lock."""
         activity = self.activity[device.id]
         activity.state, activity.note = "waiting" if task == "wait" else task, None
         if device.id in self.rounds.left_out:
@@ -130,7 +130,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
             if entry.sha256 == sha256:
                 return self.store.blobs.path(sha256), entry.size
         raise RefusalError(
-            "{device} is offered no file {file} now: its round is over.",
+            "The round with the file {file} is over, so {device} cannot fetch it.",
             status=404,
             code=NO_SUCH_FILE,
             device=device.id,
@@ -151,7 +151,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
                 activity.loss = progress.loss
 
     def close_round(self) -> list[Device]:
-        """Close the open round. Returns the devices without an update: they missed its deadline."""
+        """Close the open round. Returns the devices that it waited for: their updates are late."""
         with self.lock:
             late = self.rounds.late()
             for device in late:
@@ -160,7 +160,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         return [self.store.registry.device(device) for device in late]
 
     def note_preparation(self, task: str, preparation: Preparation | None) -> None:
-        """Show in the status what is being made for `task`; None when it is done."""
+        """Show in the status what is being prepared for `task`; None when it is done."""
         with self.lock:
             if preparation is None:
                 self.preparations.pop(task, None)
@@ -168,7 +168,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
                 self.preparations[task] = preparation
 
     def status(self) -> Status:
-        """The whole fleet, now."""
+        """The status of the whole fleet."""
         trained = self.store.rounds_trained()
         devices, now = self.store.registry.devices(), self.clock()
         history = self.store.history()
@@ -204,7 +204,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         return kind.submodel in self.bundles or kind.submodel in self.bundles_made
 
     def submodels(self) -> set[str]:
-        """The submodels whose bundles the next round needs: every kind's and every device's."""
+        """The submodels for which the next round needs bundles: those of kinds and of devices."""
         kinds = {kind.submodel for kind in self.config.devices if not kind.planned}
         return kinds | {self._submodel_of(*group) for group in self.store.registry.groups()}
 
@@ -215,7 +215,7 @@ def restore(
     clock: Callable[[], float],
     planner: SubmodelPlanner | None = None,
 ) -> Coordinator:
-    """The coordinator in the state of `store`: a new one, or one that continues."""
+    """Create a coordinator in the state that `store` holds, which may be a new federation."""
     done = max((result.round for result in store.history()), default=0)
     rounds = Rounds(
         config.rounds,
@@ -240,7 +240,7 @@ def restore(
         coordinator.activity[device.id] = DeviceActivity(
             clock(), state, note=bad or reason, told=reason
         )
-    # Devices may have left since the first round opened: their number does not say that it has.
+    # The number of devices does not tell whether the first round has opened: some may have left.
     if store.value(STARTED) is not None and rounds.phase == "enrolling":
         rounds.begin()
     return coordinator

@@ -29,9 +29,9 @@ from toolkit.toml_files import KeyPath, Table, Tier, checked_spec, read_table, r
 Positive = Annotated[int, Field(ge=1)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AUTO = "auto"
-"""In place of a submodel: each device gets the strongest submodel that fits it."""
+"""The value of `submodel` if each device gets the strongest submodel that fits it."""
 ANY = "any"
-"""In place of a number of devices: any number may join."""
+"""The value of `count` if any number of devices may join."""
 
 
 def _bytes(given: object) -> int:
@@ -75,7 +75,7 @@ def _is_one_line(text: str) -> str:
 
 
 Line = Annotated[str, Field(max_length=500), AfterValidator(_is_one_line)]
-"""Words that owners of devices read: one line."""
+"""One line of text for the owners of devices."""
 SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
 """Keys of a kind of devices that only `simulate` uses."""
 
@@ -83,14 +83,14 @@ SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
 class DeviceKind(Tier):
     """A kind of device: `count` devices that train `submodel`, or with AUTO what fits each.
 
-    A kind with the count ANY is open: it always has another place.
-    A device that reports that it cannot train gets `fallback` from the next round on. The budgets
-    of a planned device are `memory` of the agent's process in bytes, `step_time` of a batch in
-    seconds and `bandwidth` of a round in bytes.
+    A kind with the count ANY is open: any number of devices may join. A device that reports that it
+    cannot train gets `fallback` from the next round on. The budgets of a planned device are
+    `memory` of the agent's process in bytes, `step_time` of a batch in seconds and `bandwidth` of a
+    round in bytes.
 
-    A simulated device of this kind is as fast as the device of `profile`, a file or a built-in
-    name, divided by `slowdown`. Its network has `download_mbps` and `upload_mbps`, in 10^6 bits per
-    second, or the profile's speeds. The coordinator does not use these keys.
+    Only `simulate` uses the other keys. A simulated device has the speed of the device in
+    `profile`, a file or a built-in name, divided by `slowdown`. Its network has `download_mbps` and
+    `upload_mbps`, in 10^6 bits per second. Without these it has the profile's speeds.
     """
 
     count: Annotated[int | Literal["any"], _whole_or(ANY)] = 1
@@ -117,7 +117,7 @@ class DeviceKind(Tier):
     def _budgets_plan(self) -> Self:
         if not self.planned and self.budgets != Budgets():
             raise ValueError(
-                f'memory, step_time and bandwidth are budgets to plan by; set submodel = "{AUTO}"'
+                f'memory, step_time and bandwidth need a planned submodel; set submodel = "{AUTO}"'
             )
         return self
 
@@ -125,7 +125,7 @@ class DeviceKind(Tier):
     def _speeds_have_a_profile(self) -> Self:
         for key in SIMULATED:
             if self.profile is None and getattr(self, key) is not None:
-                raise ValueError(f"`{key}` is for a kind with a `profile`; set `profile`, too")
+                raise ValueError(f"`{key}` needs a `profile`; set `profile`, too")
         return self
 
     @property
@@ -149,22 +149,22 @@ PATHS = ("weights", "held_out", "statistics", "state", "tls_cert", "tls_key")
 
 
 class FederationConfig(Table):
-    """What `serve` and `simulate` read alike; after `load_settings` its paths are absolute.
+    """The keys that both `serve` and `simulate` read. `load_settings` makes its paths absolute.
 
-    `deadline_s` is in seconds. `keep` says the models of which rounds stay in the state folder.
-    `port` 0 means any free one. A join token enrols new devices for `token_days` days after it was
-    made. `phones`: serve the page by which phones join. `site`: be a site of a larger fleet, whose
-    rounds begin with a model from above and end with a partial aggregate.
-
-    `title`, `purpose` and `contact` are for the owners of devices, who read them before they join.
-
-    `data`: how pictures or CSV files of a device become samples.
-
-    With `tls_cert` and `tls_key`, PEM files, the coordinator speaks https.
-
-    The first round opens once `min_devices` have joined. A round closes early once `quorum` updates
-    have come, and never with fewer than `min_updates`. A device that was not seen for
-    `forget_after` seconds loses its place.
+    - `deadline_s`: seconds that a round may last.
+    - `keep`: which rounds' models stay in the state folder.
+    - `port`: 0 chooses a free port.
+    - `token_days`: lifetime of a join token, in days.
+    - `phones`: serve the page with which phones join.
+    - `site`: be a site of a larger fleet. A round begins with a model from Flower's server and ends
+      with a partial aggregate for it.
+    - `title`, `purpose`, `contact`: texts that owners of devices read before they join.
+    - `data`: how pictures or CSV files of a device become samples.
+    - `tls_cert`, `tls_key`: PEM files. With them the coordinator uses https.
+    - `min_devices`: the first round opens when this many have joined.
+    - `quorum`: a round closes early when this many updates have come.
+    - `min_updates`: a round never closes with fewer updates.
+    - `forget_after`: a device that was not seen for these seconds loses its membership.
     """
 
     title: Line = ""
@@ -251,8 +251,8 @@ class FederationConfig(Table):
             number = getattr(self, key)
             if most is not None and number is not None and number > most:
                 raise ValueError(
-                    f"`{key}` is {number}, but the kinds have {counted(most, 'place')} in all: "
-                    f'lower it, or set count = "{ANY}" for a kind'
+                    f"`{key}` is {number}, but only {counted(most, 'device')} can join: lower "
+                    f'`{key}`, or set count = "{ANY}" for a kind'
                 )
         return self
 
@@ -260,14 +260,14 @@ class FederationConfig(Table):
     def _quorum_is_enough(self) -> Self:
         if self.quorum is not None and self.quorum < (self.min_updates or 0):
             raise ValueError(
-                f"`quorum` is {self.quorum}, and a round with fewer than `min_updates` = "
-                f"{self.min_updates} updates never closes: raise `quorum`, or lower `min_updates`"
+                f"`quorum` is {self.quorum}, but a round needs `min_updates` = "
+                f"{self.min_updates} updates to close: raise `quorum`, or lower `min_updates`"
             )
         return self
 
     @property
     def places(self) -> int | None:
-        """The number of places of all kinds; None if a kind is open."""
+        """How many devices may be members at a time; None if any number may."""
         is_open = any(kind.places is None for kind in self.devices)
         return None if is_open else self._fixed_places
 
@@ -279,7 +279,7 @@ class FederationConfig(Table):
     def expected_devices(self) -> int:
         """How many devices have to join before the first round opens.
 
-        By default all that have a place of a kind that is not open, and at least one.
+        By default this is the sum of all `count` that are numbers, and at least 1.
         """
         return self.min_devices or self._fixed_places or 1
 
@@ -289,7 +289,7 @@ class FederationConfig(Table):
 
 
 class CoordinatorConfig(FederationConfig):
-    """What `serve` reads. It checks the table [simulation] and does not use it."""
+    """The keys that `serve` reads. It checks the table [simulation], but does not use it."""
 
     held_out: Path
     simulation: SimulationTable | None = None

@@ -1,8 +1,8 @@
 """The federation's own secrets: the coordinator's key, the operator's token, the join tokens.
 
-Each is in a file of the state folder. A file that is cut, empty or of another federation is refused
-by its name: none of them begins again unnoticed, because devices know the key and people hold
-copies of the tokens.
+Each is in a file of the state folder. If a file is cut, empty or from another federation, the start
+fails and names it. A secret is never replaced silently, because devices know the key and people
+hold copies of the tokens.
 """
 
 import logging
@@ -24,16 +24,17 @@ from toolkit.coordinator.storage.device_registry import hashed
 logger = logging.getLogger(__name__)
 
 KNOWN_KEY, KNOWN_OPERATOR = "key", "operator"
-"""Keys in the store of the coordinator key's fingerprint and of the operator token's hash."""
+"""The store keeps the fingerprint of the coordinator's key and the hash of the operator's token
+under these keys."""
 EARLIER_LENGTH = 43
-"""Characters of an operator's token that was made before its hash was kept."""
+"""The length of an operator's token from versions that did not keep its hash."""
 
 
 @dataclass(frozen=True)
 class FederationSecrets:
     """The key, the operator's token, and the join token of each kind of devices.
 
-    `new_key`: the key is not in its file yet.
+    `new_key`: the key was just made, and is not in its file yet.
     """
 
     key: CoordinatorKey
@@ -43,14 +44,13 @@ class FederationSecrets:
 
 
 def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> FederationSecrets:
-    """The secrets of the federation; missing tokens, and those of a new federation, are made.
+    """Read the secrets of the federation, and make those that are missing. It writes nothing.
 
-    It writes nothing. `new_key` makes a key in place of one that is lost.
+    With `new_key`, a new key replaces one that is lost.
 
     Raises:
         InputError: If a file is damaged or cannot be read, if the key is missing although devices
-            have joined, if it is another one than before, or if `new_key` is given and the key is
-            whole.
+            have joined, if the key has changed, or if `new_key` is given and the key is intact.
     """
     key, is_new = _key(config.state / KEY, store, new_key)
     known = store.registry.token_hashes()
@@ -58,10 +58,10 @@ def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> Fede
     tokens: dict[str, str] = {}
     for kind in config.devices:
         path = token_file(config.state, kind.name)
-        # Behind the first point is the key's fingerprint, which is no secret: it is written again.
+        # After the first dot comes the key's fingerprint. It is not secret, and written again.
         given = _read(path)
         token = token_urlsafe(32) if given is None else given.partition(".")[0]
-        # A token that is there before the federation knows the kind is the operator's choice.
+        # If the federation does not know the kind yet, the operator has chosen the token.
         fits = token and hashed(token) == known.get(kind.name, hashed(token))
         if given is not None and not fits:
             raise _damaged(path)
@@ -70,7 +70,7 @@ def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> Fede
 
 
 def keep_secrets(config: CoordinatorConfig, store: Store, secrets: FederationSecrets) -> None:
-    """Write what `read_secrets` gave. The store knows a secret before its file exists."""
+    """Write the secrets of `read_secrets`. The store knows a secret before its file exists."""
     key, known = secrets.key, store.registry.token_hashes()
     store.set_value(KNOWN_KEY, key.fingerprint)
     store.set_value(KNOWN_OPERATOR, hashed(secrets.operator))
@@ -86,7 +86,7 @@ def keep_secrets(config: CoordinatorConfig, store: Store, secrets: FederationSec
 
 
 def _operator(path: Path, known: str | None, began: bool) -> str:
-    """The operator's token. `began`: the federation has begun before."""
+    """The operator's token. `began`: this is not the federation's first start."""
     token = _read(path)
     if token is None:
         return token_urlsafe(32)
@@ -123,15 +123,15 @@ def _key(path: Path, store: Store, new_key: bool) -> tuple[CoordinatorKey, bool]
     same = key is not None and known in (None, key.fingerprint)
     if key is not None and not same and not new_key:
         raise InputError(
-            "{path} holds another key than the one that this federation began with. {why}",
+            "{path} holds a key that is not the key of this federation. {why}",
             code="state.other-coordinator-key",
             path=path,
             why=why,
         )
     if same and new_key:
         raise InputError(
-            "--new-key replaces a key that is lost, and {path} is whole. Start without --new-key. "
-            "If somebody else has the key, remove the file and start with --new-key.",
+            "--new-key replaces a lost key, but {path} is intact. Start without --new-key. If "
+            "somebody else has the key, remove the file and start with --new-key.",
             code="state.whole-coordinator-key",
             path=path,
         )
@@ -170,7 +170,7 @@ def _content(path: Path) -> bytes | None:
 def _damaged(path: Path) -> InputError:
     return InputError(
         "{path} is damaged: it does not hold the token that this federation has. Put the file back "
-        "from a backup, or remove it and start again: then a new token is made, and copies of the "
+        "from a backup, or remove it and start again: this makes a new token, and copies of the "
         "old one no longer work.",
         code="state.damaged-token",
         path=path,

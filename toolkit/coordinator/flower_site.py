@@ -1,14 +1,14 @@
-"""A coordinator as one site of a larger fleet: models come from above, its aggregate goes back.
+"""A coordinator as one site of a larger fleet: it receives models and returns aggregates.
 
-Both pass through the folder `site` of the state folder, so that whatever carries them needs no
-connection to the coordinator:
+Both pass through the folder `site` of the state folder, so that a gateway, such as Flower's
+ClientApp, needs no connection to the coordinator:
 
-- `next/`: `global.safetensors` and `task.json`, put there for the next round.
-- `open/`: the same, of the round that is open.
+- `next/`: `global.safetensors` and `task.json` of the next round, written by the gateway.
+- `open/`: these two files of the open round.
 - `partial/`: the partial aggregate of the last round, with its `task.json`.
 
-A dense task's model has floating-point tensors only, and the site's own model takes the place of
-the partial aggregate.
+In a dense round, the given model has only floating-point tensors, and the site returns its own
+model instead of a partial aggregate.
 """
 
 import os
@@ -37,10 +37,10 @@ NEXT, OPEN, PARTIAL = "next", "open", "partial"
 
 
 class SiteTask(Struct, frozen=True, kw_only=True):
-    """The content of `task.json`: which round a model is for.
+    """The content of `task.json`: the round that a model belongs to.
 
-    `name` is different for every round of every run; `round` counts the rounds of a run from 1. In
-    a `dense` round the site answers with its own model.
+    `name` differs for every round of every run; `round` counts the rounds of a run from 1. In a
+    `dense` round the site answers with its own model.
     """
 
     name: str
@@ -49,14 +49,14 @@ class SiteTask(Struct, frozen=True, kw_only=True):
 
 
 def give_task(site: Path, task: SiteTask, model: bytes) -> None:
-    """Put a global model for the next round into the folder `site`. It replaces an earlier one."""
+    """Write the global model of the next round to the folder `site`, in place of an earlier one."""
     write_folder(site / NEXT, {TASK: encode(task), GLOBAL: model}, force=True)
 
 
 def partial_for(site: Path, task: SiteTask) -> dict[str, bytes] | None:
-    """The files of the partial aggregate of `task`, or of the site's own model if it is dense.
+    """The site's answer to `task`: the files of a partial aggregate or, if dense, of its own model.
 
-    None as long as there is none.
+    None as long as there is no answer.
     """
     if read_task(site / PARTIAL) != task:
         return None
@@ -87,9 +87,9 @@ def read_task(folder: Path) -> SiteTask | None:
 class SiteModel:
     """The global model of a site, for its coordinator's rounds.
 
-    `load` and `bundle` take the model of the open round from the folder. `fold_checked` aggregates
-    as a federation does, so that the site can judge its updates. `save`, which the coordinator
-    calls when a round is complete, hands out the round's partial aggregate.
+    `load` and `bundle` read the model of the open round from the folder. `fold_checked` aggregates
+    like a federation, so that the site can evaluate its updates. The coordinator calls `save` at
+    the end of a round, which also writes the round's partial aggregate to the folder.
     """
 
     def __init__(self, federation: Federation, folder: Path) -> None:
@@ -99,15 +99,15 @@ class SiteModel:
         folder.mkdir(parents=True, exist_ok=True)
 
     def ready(self) -> bool:
-        """Whether there is a model whose round has not ended here."""
+        """Whether there is a model whose round this site has not completed."""
         return self._has_next() or (
             self._open() is not None and self._open() != read_task(self._folder / PARTIAL)
         )
 
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
-        """The files of the bundle for `submodel`, of the model that came last before `round_`.
+        """The files of the bundle for `submodel`, cut from the newest model when `round_` began.
 
-        Rates follow the rounds of the whole fleet; `round_` counts the site's own.
+        Learning rates follow the rounds of the whole fleet; `round_` counts the site's own rounds.
         """
         if round_ != self._round:
             self._begin()
@@ -116,7 +116,7 @@ class SiteModel:
         return self._federation.bundle(submodel, round_ if task is None else task.round)
 
     def _begin(self) -> None:
-        """Take the next model, if one has come."""
+        """Make the next model the open one, if one has come."""
         if self._has_next():
             shutil.rmtree(self._folder / OPEN, ignore_errors=True)
             os.replace(self._folder / NEXT, self._folder / OPEN)
@@ -130,7 +130,7 @@ class SiteModel:
         return task is not None and task != self._open()
 
     def _load_open(self) -> None:
-        """Take the model of the open round, if there is one."""
+        """Load the model of the open round, if there is one."""
         task = self._open()
         if task is None:
             return
@@ -157,15 +157,15 @@ class SiteModel:
         return self._federation.evaluate(x, y)
 
     def scales(self, update: Received) -> Mapping[str, Scale]:
-        """How large the numbers of `update` are, which `check` has accepted."""
+        """The scale of each tensor of `update`, which `check` has accepted."""
         return self._federation.scales(update)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Raise UpdateError if the model with the site's own updates cannot train a step."""
+        """Raise UpdateError if a training step of the model is not finite."""
         self._federation.check_training(x, y)
 
     def save(self) -> bytes:
-        """The model with the site's own updates. Hands out what the round's task asks for."""
+        """Return the model with the site's own updates, and write the answer to the task."""
         task = self._open()
         own = self._federation.save()
         if self._files and task is not None:
@@ -175,9 +175,9 @@ class SiteModel:
         return own
 
     def load(self, data: bytes) -> None:
-        """Restore the model of the open round; that of `data` if there was none yet.
+        """Restore the model of the open round; if no round was opened yet, the model in `data`.
 
-        A dense round takes what its model lacks, such as kept factors, from `data`.
+        The model of a dense round lacks some tensors and kept factors. These come from `data`.
         """
         self._files = {}
         self._federation.load(data)

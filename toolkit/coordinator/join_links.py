@@ -1,4 +1,4 @@
-"""The join tokens of a federation, and the links by which phones use them."""
+"""The join tokens of a federation, and the links with which phones join."""
 
 import ipaddress
 import json
@@ -25,10 +25,10 @@ class JoinToken:
     """The join token of a kind of device.
 
     Attributes:
-        kind: The kind.
-        submodel: What its devices train.
-        count: The number of its places; None if any number may join.
-        joined: How many places are taken.
+        kind: The name of the kind.
+        submodel: The submodel that its devices train.
+        count: How many devices may join; None if any number may.
+        joined: How many devices have joined and not left.
         expires: The last day of the token, in UTC.
         file: The file of the token.
         link: The link by which a phone joins with the token.
@@ -44,7 +44,7 @@ class JoinToken:
 
 
 def token_file(state: Path, kind: str) -> Path:
-    """The join token of a kind of device, in the state folder."""
+    """The path of the join token of a kind of device, in the state folder."""
     return state / "tokens" / f"{kind}.token"
 
 
@@ -57,7 +57,7 @@ def join_link(url: str, token: str = "") -> str:
 
 
 def phones_accept(url: str) -> bool:
-    """Whether browsers give a page at `url` keys and storage: over https and from this machine."""
+    """Whether browsers allow a page at `url` to use keys and storage: by https, or on localhost."""
     parsed = urlsplit(url)
     host = parsed.hostname or ""
     try:
@@ -113,12 +113,12 @@ def join_tokens(state: Path, url: str) -> list[JoinToken]:
 
 
 def _token(path: Path, digest: str) -> str:
-    """The token in the file `path`, which has to have the hash `digest`."""
+    """Read the token in the file `path`. Raises InputError unless its hash is `digest`."""
     token = path.read_text("utf-8", errors="replace").strip() if path.is_file() else ""
     if hashed(split_token(token)[0]) != digest:
         raise InputError(
-            "{path} is missing or is not the token that `edgetailor serve` started with: start it "
-            "again.",
+            "{path} is missing or is not the token that `edgetailor serve` started with. Restart "
+            "`edgetailor serve`.",
             code="state.other-token",
             path=str(path),
         )
@@ -126,6 +126,6 @@ def _token(path: Path, digest: str) -> str:
 
 
 def notes(url: str) -> list[str]:
-    """What keeps phones from joining at `url`, as lines for the operator."""
-    hindrances = [] if phones_accept(url) else [NEEDS_HTTPS]
-    return hindrances if is_built() else [*hindrances, NO_PAGE]
+    """The reasons why phones cannot join at `url`, as lines for the operator."""
+    reasons = [] if phones_accept(url) else [NEEDS_HTTPS]
+    return reasons if is_built() else [*reasons, NO_PAGE]

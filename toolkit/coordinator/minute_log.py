@@ -1,4 +1,4 @@
-"""Logging events that others cause as often as they like: a line a minute for each who does."""
+"""Limits the log of events that others cause at any rate: one line a minute for each of them."""
 
 import logging
 import threading
@@ -11,22 +11,23 @@ logger = logging.getLogger(__name__)
 
 WINDOW_S = 60.0
 MOST = 100
-"""How many have lines of their own at a time for one kind of event; all others share lines."""
+"""How many senders have lines of their own for one kind of event; all others share one line."""
 OTHERS = "others"
 
 
 @dataclass
 class _Window:
-    """The minute after a line; `more` events have come in it."""
+    """The minute after a logged line; `more` events have come since then."""
 
     ends: float
     more: int = 0
 
 
 class MinuteLog:
-    """Lets the first event of somebody be logged, and logs once a minute how many more came.
+    """Lets the first event of each sender be logged, and counts the others for a minute.
 
-    It may be used from any thread. `flush` has to be called now and then.
+    At the end of the minute it logs their number. It may be used from any thread. `flush` must be
+    called from time to time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,12 +36,12 @@ class MinuteLog:
         self._own: Counter[str] = Counter()
 
     def begins(self, who: str, more: str) -> bool:
-        """Whether the caller logs the event now; otherwise it is counted.
+        """Return whether the caller should log the event now. If not, the event is counted.
 
         Args:
             who: Who caused the event, such as an address.
-            more: What is logged of those that were counted, with the places `{more}` ("3 more") and
-                `{who}`. It names the kind of event.
+            more: The line that is logged for counted events, with the fields `{more}` ("3 more")
+                and `{who}`. It identifies the kind of event.
         """
         with self._lock:
             self._flush()
@@ -54,7 +55,7 @@ class MinuteLog:
             return True
 
     def flush(self) -> None:
-        """Log what was counted in the minutes that are over."""
+        """Log the numbers of events of the minutes that are over."""
         with self._lock:
             self._flush()
 
@@ -64,7 +65,7 @@ class MinuteLog:
 
     def _flush(self) -> None:
         now = self._clock()
-        # The windows are in the order of their ends, because all are equally long.
+        # The windows are sorted by their ends, because all have the same length.
         while self._windows and next(iter(self._windows.values())).ends <= now:
             more, who = next(iter(self._windows))
             window = self._windows.pop((more, who))

@@ -111,7 +111,7 @@ class RoundAggregation:
         self.excess = excesses(scales)
         for device, excess in self.excess.items():
             if excess.times > LIMIT:
-                self.left_out[device] = f"{excess}, and {LIMIT:g} times as much is the most."
+                self.left_out[device] = f"{excess}. The limit is {LIMIT:g} times that number."
         if samples:
             self._most_samples = most_samples(samples)
 

@@ -40,16 +40,17 @@ LEFT_OUT = "{more} updates were left out; `history.json` names the devices."
 ROOM_S = 5.0
 """How often a write to a full disk is tried again, in seconds."""
 OFTEN = [10**power for power in range(7)]
-"""After so many deadlines with too few updates the log says that a round opens again."""
+"""A round that opens again is logged only after these numbers of deadlines without enough updates.
+"""
 CLASSES = LabelRule(None, None)
-"""Classes of a model that is not known yet."""
+"""The rule of class labels while the model's number of classes is not known."""
 
 
 class RoundWorker:
     """Does the heavy work of `coordinator` on its own thread, so that HTTP stays quick.
 
-    The bundles of a round are made once `ready` says so. A full disk is waited for. Any other error
-    ends the thread: it is kept as `failure`, and `on_failure` is called once.
+    The bundles of a round are made as soon as `ready` returns true. If the disk is full, the worker
+    waits. Any other error ends the thread: it is kept as `failure`, and `on_failure` is called.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RoundWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its present step."""
+        """End the thread after its current step."""
         self._stopping.set()
         self._coordinator.changed.set()
         self._thread.join()
@@ -93,7 +94,7 @@ class RoundWorker:
             self._on_failure()
 
     def turn(self) -> None:
-        """Take the step that the rounds are ready for, if any."""
+        """Do the work that the rounds are ready for, if any."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         coordinator.forget_absent()
         coordinator.minute_log.flush()
@@ -152,7 +153,7 @@ class RoundWorker:
         self._when_room(partial(self._publish, data))
 
     def resume(self) -> None:
-        """Load and publish the latest model, or keep and publish the first one."""
+        """Load and publish the latest model. A new federation saves and publishes its first one."""
         if self._coordinator.store.current_round() is not None:
             self._load_current()
             rounds = self._coordinator.rounds
@@ -181,9 +182,10 @@ class RoundWorker:
             coordinator.note_preparation("bundles", None)
 
     def _bundles(self, round_: int) -> Iterator[tuple[str, dict[str, bytes]]]:
-        """Each submodel of `round_` with the files of its bundle, made when it is reached.
+        """Yield each submodel of `round_` with the files of its bundle.
 
-        One that the model does not allow has no files. Raises EdgeTailorError if none is possible.
+        A submodel that the model does not allow has no files. Raises EdgeTailorError if that holds
+        for every submodel.
         """
         coordinator = self._coordinator
         needed = sorted(coordinator.submodels())
@@ -210,7 +212,7 @@ class RoundWorker:
                 coordinator.bundles_made.add(submodel)
 
     def _open(self) -> None:
-        """Open the next round, with the updates that came before a restart."""
+        """Open the next round, or continue it with the updates that came before a restart."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         store = coordinator.store
         round_ = rounds.done + 1
@@ -279,7 +281,7 @@ class RoundWorker:
             )
 
     def _keep(self, round_: int, updates: int, left_out: Mapping[str, str]) -> None:
-        """Keep the global model after `round_`, with its quality."""
+        """Save and publish the global model after `round_`, with its quality."""
         data = self._model.save()
         accuracy, loss = self._quality
         result = RoundResult(
@@ -296,7 +298,7 @@ class RoundWorker:
     def _when_room(self, write: Callable[[], None]) -> None:
         """Run `write`. If the disk is full, say so once and run it again until there is room.
 
-        Files that nothing names any more are removed first.
+        Files that the database no longer names are removed first.
         """
         told = False
         while True:
@@ -328,7 +330,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def _plain(error: Exception, folder: Path) -> Exception:
-    """What the operator reads about `error`: of a full disk, also what to do."""
+    """Return `error` as the operator reads it: for a full disk, with the remedy."""
     if not _is_full(error):
         return error
     return StorageError(
@@ -346,17 +348,17 @@ def read_samples(
     key: str = "held_out",
     preprocessing: Preprocessing | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The coordinator's samples of `shape` and their labels, which `labels` describes.
+    """Read the coordinator's samples of `shape` and their labels, which must fit `labels`.
 
     With `preprocessing` they may be pictures or CSV files, like those of devices. `key` is their
     key in the federation's file, for messages.
 
     Raises:
-        DataError: The file does not hold them.
+        DataError: The file has no such samples.
         InputError: Pictures need a package that is not installed.
     """
     if preprocessing is not None and needs_preparation(path):
-        # The output of a regression is one number: its shape is not known before the model is.
+        # The label of a regression is one number here, because the model is not loaded yet.
         sample_labels = replace(labels, shape=(1,) if labels.dtype == "float32" else ())
         arrays = prepare(path, preprocessing, shape, sample_labels, None)
     else:

@@ -1,4 +1,4 @@
-"""A state folder continues one federation: the settings that define it must not change."""
+"""Checks that the settings that define a federation are those of its state folder."""
 
 import json
 from dataclasses import asdict
@@ -28,7 +28,7 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
     }
     now = json.loads(json.dumps(now))
     before = json.loads(store.set_once("federation", json.dumps(now)))
-    # A federation that is older than a setting has its default.
+    # A federation that began before a setting existed uses its default.
     before["training"] = {**default_training, **before["training"]}
     changed = [key for key in now if now[key] != before.get(key)]
     if changed:
@@ -44,7 +44,7 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
 
 
 def _difference(key: str, before: Any, now: Any) -> tuple[str, str]:
-    """The place of the first difference below `key`, and the value there before, as JSON."""
+    """The path of the first difference below `key`, and its value before, as JSON."""
     if isinstance(before, dict) and isinstance(now, dict):
         names = [*before, *(name for name in now if name not in before)]
         parts = [(f"{key}.{name}", before.get(name), now.get(name)) for name in names]

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from toolkit.toml_files import Table
 
 ALPHA, SHARDS = 0.5, 2
-"""Defaults of `alpha` and `shards`: FedHM's concentration, and FedAvg's shards of a client."""
+"""Defaults of `alpha` and `shards`: FedHM's concentration, and FedAvg's shards for each client."""
 
 Format: TypeAlias = Literal["cifar10", "cifar100", "leaf", "mnist", "tiny-imagenet"]
 """Public datasets that are read as they are distributed."""
@@ -16,18 +16,19 @@ Format: TypeAlias = Literal["cifar10", "cifar100", "leaf", "mnist", "tiny-imagen
 class SimulationTable(Table):
     """How many clients there are, who takes part in a round, and which samples each client has.
 
-    With a `format`, `data` is the folder of a public dataset, whose test samples judge the model.
-    `participation` is the share of the clients in each round. `held_out_share` of the samples judge
-    the global model, unless the file names `held_out`. `alpha` is the concentration of the
-    Dirichlet distribution; each client has `shards` pieces of the samples sorted by label.
+    With a `format`, `data` is the folder of a public dataset, whose test samples evaluate the
+    model. Without one, the share `held_out_share` of the samples evaluates it, unless the file
+    names `held_out`. `participation` is the share of the clients in each round. `alpha` is the
+    concentration of the Dirichlet distribution. With `shards`, the samples are sorted by label, and
+    each client gets this number of pieces.
 
     Each client of a round fails with the probability `failure_rate`: it receives its submodel and
     sends nothing.
 
-    With dynamic `capacities` each client of a round gets the submodel of a client drawn at random,
-    with `up-to-own` one drawn from those of the file that are no larger than its own.
-    With a `baseline` clients train alone, or one client has the samples of all. Each client holds
-    out the share `validation` of its samples for its own model.
+    With dynamic `capacities`, each client of a round gets the submodel of a random client. With
+    `up-to-own`, it gets a random submodel of the file that is no larger than its own. With a
+    `baseline`, clients train alone, or one client has the samples of all. Each client keeps the
+    share `validation` of its samples to evaluate its own model.
     """
 
     data: str
@@ -56,9 +57,9 @@ class SimulationTable(Table):
             ("shards", self.shards, "shards"),
         ):
             if value is not None and self.partition != wanted:
-                raise ValueError(f'`{key}` is for partition = "{wanted}"; it is "{self.partition}"')
+                raise ValueError(
+                    f'`{key}` needs partition = "{wanted}"; partition is "{self.partition}"'
+                )
         if self.partition == "writers" and self.format != "leaf":
-            raise ValueError(
-                'partition = "writers" is for format = "leaf", which names the writers'
-            )
+            raise ValueError('partition = "writers" needs format = "leaf", which names the writers')
         return self

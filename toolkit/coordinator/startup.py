@@ -1,4 +1,4 @@
-"""The start of `edgetailor serve`: port and state folder first, then what takes long to load.
+"""Starts `edgetailor serve`: first the port and the state folder, then the slow imports.
 
 This module imports neither torch nor FastAPI, so that a port in use and a damaged state folder are
 refused at once.
@@ -32,8 +32,8 @@ def serve(config_path: Path, read_all: bool = False, new_key: bool = False) -> N
 
     Args:
         config_path: The federation's TOML file.
-        read_all: Compare every kept model with its hash.
-        new_key: Make a key in place of the coordinator's key, which is lost.
+        read_all: Verify the hash of every kept model.
+        new_key: Replace the coordinator's key, which is lost, by a new one.
 
     Raises:
         InputError: For a mistake in the file, a port in use, or a state folder of another
@@ -92,7 +92,7 @@ def _log_stage(stage: str) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Handle signals at the end of the block: torch aborts if they raise an error in its import."""
+    """Delay signals to the end of the block: torch aborts if they raise an error in its import."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     came: list[int] = []
 

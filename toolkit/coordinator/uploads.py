@@ -1,4 +1,4 @@
-"""Updates of the open round: their tensors come first, in pieces, then their record."""
+"""Receives the updates of the open round: first the tensors, in pieces, then the record."""
 
 import logging
 
@@ -17,24 +17,24 @@ logger = logging.getLogger(__name__)
 
 
 class Uploads(FederationState):
-    """What devices send for the open round."""
+    """Receives what devices send for the open round."""
 
     def upload(self, device: Device, round_: int, sha256: str) -> Upload:
-        """How much of the tensors with this hash has come. Ends a request that still sends them.
+        """How much of the tensors with this hash has come. A request that still sends them ends.
 
         Raises RefusalError (409) if the round takes no update from this device.
         """
         self._check_round(device, round_)
-        # Read again: a file that the disk damaged has to be sent once more.
+        # The file is read, because a file that the disk damaged has to be sent again.
         complete = self.store.upload(device.id) == sha256 and self.store.blobs.is_whole(sha256)
         received = 0 if complete else self.store.incoming.received(device.id, sha256)
         return Upload(received=received, complete=complete)
 
     def open_upload(self, device: Device, round_: int, sha256: str, offset: int) -> IncomingFile:
-        """The file for the tensors of `device` after their first `offset` bytes.
+        """Open the file that takes the tensors of `device` after their first `offset` bytes.
 
-        It is limited to what the device's bundle can need. Raises RefusalError (409) if the round
-        takes no update from this device, or if other than `offset` bytes have come.
+        Its size is limited to what the device's bundle can need. Raises RefusalError (409) if the
+        round takes no update from this device, or if not exactly `offset` bytes have come.
         """
         with self.lock:
             self.rounds.check_round(device.id, round_)
@@ -69,7 +69,7 @@ class Uploads(FederationState):
             manifest = self._manifest(device)
         if new:
             with self.store.checking(device.id) as sent:
-                # Without the lock, because it reads the whole file: hence the second `check`.
+                # The lock is not held while the whole file is read, so `check` is repeated below.
                 upload_validation.check_upload(
                     device.id, record, manifest, sent, self.store.blobs, self.check_update
                 )
@@ -85,7 +85,10 @@ class Uploads(FederationState):
         return Receipt(round=round_)
 
     def _compare_inputs(self, device: Device, record: UpdateRecord) -> None:
-        """Note how the inputs of `device` differ from the coordinator's samples; needs the lock."""
+        """Note how the inputs of `device` differ from the coordinator's samples.
+
+        The caller holds the lock.
+        """
         differences = None
         if self.inputs is not None and not isinstance(record.inputs, UnsetType):
             differences = far_off(record.inputs, self.inputs)

@@ -1,1 +1,1 @@
-"""Fleets beyond one coordinator, by Flower: a strategy above, and a gateway at every site."""
+"""Combines several coordinators by Flower: a strategy on the server, and a gateway at each site."""

@@ -1,7 +1,7 @@
 """Flower's ClientApp: the gateway between Flower and the coordinator of a site.
 
-It gives the coordinator the global model and waits for what it answers. Both pass through the state
-folder of `edgetailor serve`, which runs beside the SuperNode.
+It gives the coordinator the global model and waits for its answer. Both pass through the state
+folder of `edgetailor serve`, which runs next to the SuperNode.
 """
 
 import json
@@ -28,7 +28,7 @@ POLL_S = 0.2
 def protect(message: Message, context: Context, call_next: Any) -> Message:
     """Apply Flower's mods that the run's and the node's configuration ask for.
 
-    Raises ClientError if the node wants noise and the run has no place for it.
+    Raises ClientError if the node asks for noise and the run does not allow it.
     """
     settings, node = read_settings(context.run_config), context.node_config
     mods = []
@@ -38,11 +38,12 @@ def protect(message: Message, context: Context, call_next: Any) -> Message:
         if not settings.dense or settings.secure or settings.clipping_norm:
             raise ClientError(
                 "This site adds noise (`epsilon` in --node-config), which needs a run with `dense "
-                "= true` and without `secure` and `clipping-norm`. Change one of them.",
+                "= true` and without `secure` and `clipping-norm`. Remove `epsilon`, or change "
+                "the run's configuration.",
                 code="site.no-noise",
             )
         norm = float(node["clipping-norm"])
-        # Two models within `norm` of the global one are up to twice as far from each other.
+        # Two models, each at most `norm` from the global model, differ by at most 2 * `norm`.
         mods = [LocalDpMod(norm, 2 * norm, float(node["epsilon"]), float(node["delta"]))]
     return make_ffn(call_next, mods)(message, context)
 
@@ -53,9 +54,9 @@ app = ClientApp(mods=[protect])
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """One round of the site whose state folder the key `state` of the node's configuration names.
+    """Run one round of a site. `state` in the node's configuration is the site's state folder.
 
-    Raises ClientError if the site has no answer in time.
+    Raises ClientError if the site does not answer in time.
     """
     site = Path(str(context.node_config["state"])) / SITE
     settings = read_settings(context.run_config)
@@ -68,7 +69,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _dense(message: Message, site: Path, settings: Settings) -> RecordDict:
-    """The site's own model, in the records of FedAvg: of its earlier interface if it is secure."""
+    """Get the site's own model, in FedAvg's records. Secure rounds need its earlier interface."""
     config = message.content["fitins.config" if settings.secure else "config"]
     (arrays,) = message.content.array_records.values()
     names, round_ = json.loads(config["names"]), int(config["server-round"])
@@ -94,22 +95,22 @@ def _dense(message: Message, site: Path, settings: Settings) -> RecordDict:
 
 
 def _check_range(own: dict[str, np.ndarray], names: list[str], most: float) -> None:
-    """Raise ClientError if SecAgg+ would cut a number off."""
+    """Raise ClientError if SecAgg+ would clip a number."""
     for name in names:
-        if (found := float(np.abs(own[name]).max(initial=0.0))) > most:
+        if (largest := float(np.abs(own[name]).max(initial=0.0))) > most:
             raise ClientError(
-                "SecAgg+ sends numbers from {least:g} to {most:g}, and {tensor!r} has {found:g}. "
-                "Set `range` in the run's configuration above it.",
+                "SecAgg+ sends numbers from {least:g} to {most:g}, but {tensor!r} has a number of "
+                "size {found:g}. Set `range` in the run's configuration above {found:g}.",
                 code="site.out-of-range",
                 tensor=name,
                 most=most,
                 least=-most,
-                found=found,
+                found=largest,
             )
 
 
 def _answer(site: Path, task: SiteTask, model: bytes, timeout: float) -> dict[str, bytes]:
-    """What the site answers to `task`. Raises ClientError if it does not in time."""
+    """Return the site's answer to `task`. Raises ClientError if none comes in time."""
     end = time.monotonic() + timeout
     if partial_for(site, task) is None:
         give_task(site, task, model)

@@ -1,4 +1,4 @@
-"""Rounds in which sites answer with whole models, so that Flower's parts for privacy apply.
+"""Rounds in which sites answer with whole models, so that Flower's privacy methods can be used.
 
 The next global model is the plain mean of the sites' models, computed by Flower's FedAvg. Sites
 count equally, because a clipped change must not weigh more than another one.
@@ -30,12 +30,12 @@ from toolkit.flower.masks import use_own_masks
 from toolkit.flower.settings import Settings
 
 THRESHOLD = 2 / 3
-"""The share of the sites that must stay to the end of a secure round. Above a half, so that no two
-separate groups of sites can both open masks."""
+"""The share of the sites that must stay to the end of a secure round. It is above a half, so that
+two separate groups of sites cannot both remove masks."""
 
 
 class DenseRounds:
-    """Runs dense rounds by Flower's strategies.
+    """Runs dense rounds with Flower's strategies.
 
     Only floating-point tensors are exchanged: an integer, such as batch norm's counter, would
     dominate the norm of a change.
@@ -45,8 +45,8 @@ class DenseRounds:
         settings: The run's configuration.
         run: The name of this run.
         rounds: How many rounds to run.
-        keep: Called with the number of a round (0 is before the first) and columns about it, once
-            the federation has the round's model. It returns accuracy and loss.
+        keep: Called when the federation has the model of a round, with the round's number (0 for
+            the initial model) and its columns in the history. It returns accuracy and loss.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class DenseRounds:
         )
 
     def _start_secure(self, grid: Grid, context: Context) -> None:
-        """By Flower's earlier interface, the only one that its SecAgg+ has."""
+        """Run all rounds with Flower's earlier interface: its SecAgg+ has no other."""
         use_own_masks()
         settings = self._settings
         strategy: Any = legacy.FedAvg(
@@ -119,7 +119,7 @@ class DenseRounds:
             )
         workflow = SecAggPlusWorkflow(
             num_shares=1.0,
-            # The noise is for all sites: with clipping none may be missing.
+            # With clipping no site may be missing, because the noise is for all of them.
             reconstruction_threshold=1.0 if settings.clipping_norm else THRESHOLD,
             max_weight=1.0,
             clipping_range=settings.range,
@@ -129,7 +129,7 @@ class DenseRounds:
         DefaultWorkflow(fit_workflow=workflow)(grid, whole)
 
     def _count(self, replies: Sequence[object], _: str = "") -> MetricRecord:
-        """Take note of how many sites a mean has."""
+        """Note the number of sites in a mean."""
         self._merged = len(replies)
         return MetricRecord({"sites": self._merged})
 
@@ -150,7 +150,7 @@ class DenseRounds:
 
 
 def _accountant(settings: Settings) -> RdpAccountant:
-    """What a site's devices have given away, without amplification: all sites take part."""
+    """Create an accountant of the privacy that is spent; all sites take part in each round."""
     config = PrivacyConfig(
         target_delta=settings.delta,
         population_size=settings.sites,

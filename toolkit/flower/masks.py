@@ -1,8 +1,8 @@
-"""Masks for SecAgg+ that cannot be searched.
+"""Masks for SecAgg+ with seeds that are too many to try.
 
-Flower 1.41 reduces the seed of a mask to 32 bits, of a key that two sites share even to 28, and
-draws from a Mersenne Twister (https://github.com/flwrlabs/flower/issues/7522). Whoever tries all
-seeds can take the masks off. Here the whole seed is the key of a stream cipher.
+Flower 1.41 reduces the seed of a mask to 32 bits (28 bits for a key that two sites share) and draws
+from a Mersenne Twister (https://github.com/flwrlabs/flower/issues/7522). An attacker who tries all
+seeds can remove the masks. Here the whole seed gives the key of a stream cipher.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ USERS = (
     "flwr.client.mod.secure_aggregation.secaggplus_mod",
     "flwr.server.workflow.secure_aggregation.secaggplus_workflow",
 )
-"""Flower's modules that draw masks: at a site, and above."""
+"""Flower's modules that draw masks: at a site, and on the server."""
 
 
 def draw_masks(
@@ -26,8 +26,8 @@ def draw_masks(
 ) -> list[np.ndarray]:
     """Draw arrays of whole numbers from 0 to below `num_range`.
 
-    They are the key stream of ChaCha20 (RFC 8439) under SHA-256 of the seed, as 32-bit numbers. No
-    nonce is needed: SecAgg+ makes new seeds for every round.
+    The numbers come from the key stream of ChaCha20 (RFC 8439), 32 bits each. The key is the
+    SHA-256 of the seed. No nonce is needed: SecAgg+ makes new seeds for every round.
 
     Args:
         seed: The secret.
@@ -46,9 +46,9 @@ def draw_masks(
 
 
 def use_own_masks() -> None:
-    """Let Flower's SecAgg+ draw its masks by `draw_masks`, in this process.
+    """Make Flower's SecAgg+ draw its masks with `draw_masks` in this process.
 
-    Raises AttributeError if this version of Flower draws them in another place.
+    Raises AttributeError if this version of Flower draws them with another function.
     """
     for name in USERS:
         module = import_module(name)

@@ -1,4 +1,4 @@
-"""Flower's ServerApp: the rounds of a federation's file, with sites in place of devices."""
+"""Flower's ServerApp. It runs the rounds of a federation's file with sites instead of devices."""
 
 import json
 from pathlib import Path
@@ -23,17 +23,17 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run all rounds of the federation that the run's configuration names.
 
-    Each round gets a model and a line in `history.jsonl`: `round`, the `sites` that it has,
-    `accuracy` and `loss` on the held-out samples. With partial aggregates it also has their
-    `updates`, and with noise the `epsilon` spent so far. Round 0 is the model before the first.
+    Each round writes its model and a line in `history.jsonl`: `round`, the number of `sites`, and
+    `accuracy` and `loss` on the held-out samples. With partial aggregates the line also has the
+    number of `updates`, and with noise the `epsilon` spent so far. Round 0 is the initial model.
 
     Raises InputError if the configuration or the file cannot be used.
     """
     settings = read_settings(context.run_config)
     out, run = Path(settings.out), str(context.run_id)
     config = load_config(Path(settings.federation))
-    # No device is here, so nothing has to be split. Recording a model would fail whenever one of
-    # Flower's threads draws a random number.
+    # Without kinds of devices the model is not split: the server needs no submodel. To split a
+    # model is to record it, which fails if one of Flower's threads draws a random number.
     model = federation(config.model_copy(update={"devices": ()}))
     held_out = read_samples(
         config.held_out, config.input_shape, config.training.labels, preprocessing=config.data

@@ -1,4 +1,4 @@
-"""The run's configuration: what the project's Flower app reads of it."""
+"""The keys of a Flower run's configuration that the project's app reads."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -13,20 +13,22 @@ Positive = Annotated[float, Meta(gt=0)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The keys of `[tool.flwr.app.config]`. An unknown one is refused, so that no typo counts.
+    """The keys of `[tool.flwr.app.config]`. An unknown key is refused, because it may be a typo.
 
     Attributes:
         federation: The federation's file.
         out: The folder for results.
         sites: How many sites have to be connected before a round begins. In a dense round exactly
-            so many take part.
+            this number takes part.
         timeout: How long a site may take for a round, in seconds.
-        dense: Sites answer with whole models, which are averaged, in place of partial aggregates.
+        dense: Sites answer with whole models instead of partial aggregates; these are averaged.
         secure: Sum the sites' models by SecAgg+.
         range: The greatest absolute value that SecAgg+ can send.
-        clipping_norm: The greatest L2 norm of the change that a site's model counts with.
-        noise_multiplier: Deviation of the noise on the sum of the changes, in clipping norms.
-        delta: The delta that the spent epsilon is given for.
+        clipping_norm: The greatest L2 norm of a site's change to the model; a larger change is
+            scaled down.
+        noise_multiplier: Standard deviation of the noise on the sum of the changes, divided by the
+            clipping norm.
+        delta: The delta for which the spent epsilon is computed.
     """
 
     federation: str
@@ -41,7 +43,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab"):
     delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which msgspec passes on, for settings that contradict each other."""
+        """Raise ValueError for settings that contradict each other. msgspec reports it."""
         if self.noise_multiplier and self.clipping_norm is None:
             raise ValueError("`noise-multiplier` needs `clipping-norm`")
         if (self.secure or self.clipping_norm) and not self.dense:

@@ -25,24 +25,24 @@ from toolkit.aggregation.running_aggregation import Aggregation
 logger = logging.getLogger(__name__)
 
 TASK, PARTIAL = "edgetailor.task", "edgetailor.partial"
-"""The records of a message to a site, and of its reply."""
+"""The names of the records in a message to a site and in its reply."""
 POLL_S = 1.0
 
 
 class SitesStrategy(Strategy):
-    """Every round: send the global model to all sites, and merge their partial aggregates.
+    """In every round, sends the global model to all sites and merges their partial aggregates.
 
     A site that does not answer, or whose partial aggregate is refused, is left out of the round.
-    If every site is, the global model stays as it was.
+    If every site is left out, the global model stays unchanged.
 
     Args:
         federation: The global model.
-        run: The name of this run; sites tell rounds of different runs apart by it.
-        sites: A round begins once so many sites are connected.
+        run: The name of this run. Sites need it to distinguish rounds of different runs.
+        sites: How many sites have to be connected before a round begins.
         timeout: How long a site may take for a round, in seconds.
 
     Attributes:
-        merged: Sites whose partial aggregates the last round has, and their updates.
+        merged: The numbers of sites and of their updates in the last round's aggregate.
     """
 
     def __init__(self, federation: Federation, run: str, sites: int, timeout: float) -> None:
@@ -51,7 +51,7 @@ class SitesStrategy(Strategy):
         self._run, self._sites, self._timeout = run, sites, timeout
 
     def columns(self) -> dict[str, float]:
-        """What `merged` says, for the history."""
+        """The two numbers of `merged` with their names in the history."""
         sites, updates = self.merged
         return {"sites": sites, "updates": updates}
 
@@ -63,7 +63,7 @@ class SitesStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The global model for every site."""
+        """Wait until enough sites are connected. Return a message with the model for each."""
         while len(nodes := sorted(grid.get_node_ids())) < self._sites:
             time.sleep(POLL_S)
         task = ConfigRecord(
@@ -81,7 +81,7 @@ class SitesStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Merge what came into the next global model."""
+        """Merge the partial aggregates in `replies` into the next global model."""
         federation = self.federation
         whole = Aggregation(federation.model, federation.policy)
         merged, self.merged = 0, (0, 0)
@@ -106,13 +106,13 @@ class SitesStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: sites evaluate on their own."""
+        """Return no message: sites evaluate on their own."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing."""
+        """Return None: there are no replies to aggregate."""
         return None
 
     def summary(self) -> None:

@@ -139,7 +139,7 @@ REFUSED = {
     "another round": (another_round, r"^one was trained from another global model than global\.s"),
     "another model": (
         another_model,
-        r"it is of another model or another round\. Aggregate it into",
+        r"it belongs to another model or another round\. Aggregate it into",
     ),
     "passed off": (passed_off, r"'classifier\.weight'.* (global model|model's)"),
     "altered": (lambda f: flip_a_bit(f / "two" / TENSORS), r"^two/update\.safetensors is not the "),
@@ -182,7 +182,7 @@ def test_aggregate_refuses_places_first(round_: Path, out: str, message: str) ->
 def test_each_update_counts_once(round_: Path) -> None:
     shutil.copytree(round_ / "one", round_ / "copy")
     command = ("aggregate", "global.safetensors", "one", "two", "copy", "--out", "new")
-    assert refused(round_, *command) == "copy is the same update as one: give each once."
+    assert refused(round_, *command) == "copy is the same update as one: give each update once."
 
 
 def test_aggregate_needs_updates(round_: Path) -> None:

@@ -140,20 +140,20 @@ def test_a_forgotten_device_whose_place_is_taken_joins_again(tmp_path: Path) -> 
         (
             'quorum = 2\n\n[[devices]]\nname = "phone"\nsubmodel = "full"\ncount = "any"',
             'quorum = 3\n\n[[devices]]\nname = "phone"\nsubmodel = "full"',
-            "`quorum` is 3, but the kinds have 2 places in all: lower it, or set count = "
+            "`quorum` is 3, but only 2 devices can join: lower `quorum`, or set count = "
             '"any" for a kind.',
         ),
         (
             'quorum = 2\n\n[[devices]]\nname = "phone"\nsubmodel = "full"\ncount = "any"',
             'min_updates = 3\n\n[[devices]]\nname = "phone"\nsubmodel = "full"',
-            "`min_updates` is 3, but the kinds have 2 places in all: lower it, or set count = "
+            "`min_updates` is 3, but only 2 devices can join: lower `min_updates`, or set count = "
             '"any" for a kind.',
         ),
         (
             "quorum = 2",
             "quorum = 2\nmin_updates = 3",
-            "`quorum` is 2, and a round with fewer than `min_updates` = 3 updates never closes: "
-            "raise `quorum`, or lower `min_updates`.",
+            "`quorum` is 2, but a round needs `min_updates` = 3 updates to close: raise `quorum`, "
+            "or lower `min_updates`.",
         ),
     ],
 )

@@ -230,7 +230,7 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
     [
         (
             '[[devices]]\nname = "a"\nsubmodel = "full"\nmemory = "1GB"\n',
-            r'budgets to plan by; set submodel = "auto"',
+            r'need a planned submodel; set submodel = "auto"',
         ),
         (f'{PHONE}memory = "120"\n', r"`devices\[0\]\.memory` .*Invalid size '120': write"),
         (f"{PHONE}memory = 120\n", r"`devices\[0\]\.memory` is 120: Invalid size '120': write"),
