@@ -28,9 +28,9 @@ def bundle_files(
     """Make the files of a bundle.
 
     Args:
-        program: Of a submodel.
-        graphs: Of every signature. Tensors that they hold as constants are left out of the weights,
-            of the ports and of the table of tensors.
+        program: The program of a submodel.
+        graphs: The graph of every signature. Tensors that a graph holds as constants are left out
+            of the weights, the ports and the table of tensors.
         values: Every stored tensor of the program, by name.
         base: Fingerprint of the global model that `values` were cut from.
 
@@ -101,14 +101,14 @@ def bundle_files(
 def peak_bytes(graph: Graph, batch: int) -> int | None:
     """Predicted peak of a run on `batch` samples, in bytes; None if shapes depend on the data.
 
-    It is that of the plain or blocked form that takes the most.
+    The largest over the plain and the blocked forms of the graph.
     """
     blocked = [form.footprint for name, form in graph.forms.items() if name != WINOGRAD]
     return most((graph.footprint, *blocked), batch)
 
 
 def winograd_peak_bytes(graph: Graph, batch: int) -> int | None:
-    """The same of its form by Winograd's method; None also if it has none."""
+    """Predicted peak of the Winograd form, in bytes; None also if the graph has no such form."""
     form = graph.forms.get(WINOGRAD)
     return None if form is None else most([form.footprint], batch)
 

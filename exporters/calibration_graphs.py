@@ -1,7 +1,7 @@
 """The graphs that a device runs to calibrate itself.
 
 They ship in `device_agent/profiling/calibration_graphs`. Each graph holds operators of training
-steps; its sizes are open and the agent chooses them. The name of a node says which kind of work it
+steps. Its sizes are symbolic; the agent chooses them. The name of a node says which kind of work it
 is (`profiles/cost_model/workload.py`), followed by a number if the kind occurs several times. Run
 `python -m exporters.calibration_graphs` to write the files again.
 """
@@ -33,7 +33,7 @@ def graph(
 ) -> bytes:
     """A serialized model; `inputs` and `outputs` are float32 tensors by name, with their axes.
 
-    `constants` are whole numbers (int64) or one float32.
+    A constant is a list of int64 numbers or one float32 number.
     """
     numbers = [
         helper.make_tensor(key, TensorProto.FLOAT, [], [value])
@@ -61,7 +61,7 @@ def graph(
 
 
 def tensor(name: str, axes: int) -> onnx.ValueInfoProto:
-    """A float32 tensor of open sizes."""
+    """Describe a float32 tensor with symbolic sizes."""
     sizes = [f"{name}_{axis}" for axis in range(axes)]
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
 
@@ -79,9 +79,10 @@ def single(kind: str, operator: str, axes: int, **attributes: Any) -> bytes:
 
 
 def blocked(kind: str, groups: int = 1) -> bytes:
-    """A convolution in the runtime's blocked layout; the values are those of any other order.
+    """A convolution in the runtime's blocked layout.
 
-    Blocked convolutions of one pixel also add the image `s`, as most of them do.
+    Its inputs are not reordered first, because the order of values does not change the time.
+    The kind `scaled` also adds the image `s`, as most of these convolutions do in training steps.
     """
     inputs = dict.fromkeys(("x", "w", "s") if kind == "scaled" else "xw", 4)
     given = ["x", "w", "", "s"] if kind == "scaled" else ["x", "w"]
@@ -90,7 +91,7 @@ def blocked(kind: str, groups: int = 1) -> bytes:
 
 
 def gradient() -> bytes:
-    """The gradient of a dense layer's weights plus a share of the momentum."""
+    """The gradient of a dense layer's weights plus 0.9 of the momentum."""
     product = node("accumulated", "Gemm", "x w c", "y", transA=1, beta=0.9)
     return graph("accumulated", [product], {"x": 2, "w": 2, "c": 2}, {"y": 2})
 
@@ -98,8 +99,8 @@ def gradient() -> bytes:
 def pointwise() -> bytes:
     """All elementwise operators, on inputs of one axis.
 
-    Binary operators read one operand from the node before and one from far back, as in a backward
-    pass.
+    As in a backward pass, most binary operators read one operand that was computed just before and
+    one that is older.
     """
     return graph(
         "pointwise",
@@ -131,7 +132,7 @@ def pointwise() -> bytes:
 
 
 def images() -> bytes:
-    """Operators that work per channel on images `x` and `w` or move them; `p` (1, C, 1, 1)."""
+    """Operators that scale, reduce or move images `x` and `w` (N, C, H, W); `p` is (1, C, 1, 1)."""
     return graph(
         "images",
         [
@@ -175,14 +176,14 @@ def images() -> bytes:
 
 
 def passed_on() -> bytes:
-    """A row of small nodes, one input."""
+    """A chain of `PASSED_ON` small nodes: each reads the result of the one before it."""
     row = [node(f"unary-{n}", "Neg", f"v{n}", f"v{n + 1}") for n in range(PASSED_ON)]
     row[0].input[0], row[-1].output[0] = "x", "y"
     return graph("row", row, {"x": 1}, {"y": 1})
 
 
 def passed_through() -> bytes:
-    """The same number of small nodes side by side, each with an input and an output."""
+    """`PASSED_ON` independent small nodes, each with its own graph input and output."""
     side = [node(f"unary-{n}", "Neg", f"x{n}", f"y{n}") for n in range(PASSED_ON)]
     inputs, outputs = ({f"{end}{n}": 1 for n in range(PASSED_ON)} for end in "xy")
     return graph("side", side, inputs, outputs)
@@ -205,7 +206,7 @@ def scan() -> bytes:
 
 
 def graphs() -> Iterator[tuple[str, bytes]]:
-    """Name of each graph and its content."""
+    """Yield the name and the content of each graph."""
     yield "convolution", single("convolution", "Conv", 4)
     yield "convolution_strided", single("convolution", "Conv", 4, strides=[2, 2])
     for dilation in (8, 32, 128):

@@ -1,10 +1,11 @@
-"""Makes frozen tensors constants of the graph that reads them.
+"""Turns frozen tensors into constants of the graph that reads them.
 
-When a runtime opens a graph, it lays constant weights out for its kernels and folds everything that
-depends on constants alone. It can do neither for inputs. With constants, the stages of the
+When a runtime opens a graph, it arranges constant weights for its kernels and computes in advance
+what depends only on constants. It can do neither for inputs. With constants, the stages of the
 multi-step forward pass take half the time.
 
-`onnx/weight_constants.py` writes them, those that a program keeps as 8-bit integers as such.
+`onnx/weight_constants.py` writes the constants. Tensors that a program keeps as 8-bit integers stay
+integers in the graph.
 """
 
 from collections import Counter
@@ -31,8 +32,8 @@ def with_constants(
     TFLite graphs share one file and keep all of their inputs.
 
     Args:
-        program: Of a submodel.
-        graphs: Of every signature; they are not changed.
+        program: The program of a submodel.
+        graphs: The graph of every signature; they are not changed.
         values: Every stored tensor of the program, by name.
 
     Returns:
@@ -48,7 +49,7 @@ def with_constants(
 
 
 def read_alone(program: Program) -> dict[str, list[Port]]:
-    """For each signature, its inputs that are frozen tensors and that no other signature reads."""
+    """By name of a signature: its inputs that are frozen tensors and that only it reads."""
     frozen = {entry.name for entry in program.tensors if entry.role == "frozen" and entry.stored}
     readers = Counter(port.state for s in program.signatures for port in s.inputs)
     return {
@@ -58,7 +59,7 @@ def read_alone(program: Program) -> dict[str, list[Port]]:
 
 
 def holding(graph: Graph, tensors: Mapping[str, Tensor], int8: Collection[str]) -> Graph:
-    """The ONNX `graph` with `tensors` as constants; see `hold_weights`."""
+    """Return the ONNX `graph` with `tensors` as constants; see `hold_weights`."""
     model = onnx.load_from_string(graph.data)
     dropped = hold_weights(model, tensors, int8)
     data = model.SerializeToString(deterministic=True)

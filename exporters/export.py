@@ -43,7 +43,7 @@ class ExportedBundle:
         verdict: What verification found; None if the bundle was not verified.
         graphs: By signature name, with the constants that the bundle holds.
         reused: Names of the signatures whose graphs came from the cache.
-        verified_earlier: Whether `verdict` is that of earlier exports of the same graphs alone.
+        verified_earlier: Whether `verdict` comes only from earlier exports of the same graphs.
     """
 
     out: Path
@@ -73,7 +73,7 @@ def compile_graphs(
     """Trace and lower every signature of a program.
 
     Args:
-        program: Of a submodel.
+        program: The program of a submodel.
         report: Called with the name of each stage.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
         cache: Whether to take graphs from the cache, and to store new ones there. The folder is
@@ -99,9 +99,9 @@ def compile_graphs(
 def compile_units(
     program: Program, report: Report, file_format: Format, store: GraphCache | None
 ) -> list[GraphUnit]:
-    """The graphs of `program` by what shares a file: each ONNX signature alone, TFLite's together.
+    """Compile the signatures of `program`: each ONNX signature alone, all TFLite ones as one unit.
 
-    Units are cached one by one, so that submodels share the signatures that they have in common.
+    Each unit has its own cache entry, so submodels with equal signatures share entries.
     """
     if program.int8 and file_format != "onnx":
         raise ExportError(
@@ -132,7 +132,7 @@ def compile_unit(
     file_format: Format,
     store: GraphCache | None,
 ) -> GraphUnit:
-    """The graphs of `signatures` of `program`, from the cache if it has them."""
+    """Return the graphs of `signatures`, from the cache if it holds them."""
     part = replace(program, signatures=signatures)
     key = None if store is None else graphs_key(program, signatures, file_format)
     if store is None or key is None:
@@ -146,7 +146,7 @@ def compile_unit(
 
 
 def lower(program: Program, report: Report, file_format: Format) -> dict[str, Graph]:
-    """The graphs of `program`, without the cache; raises as `compile_graphs`."""
+    """Lower every signature of `program` without the cache. Raises as `compile_graphs`."""
     if file_format == "onnx":
         return onnx_writer.compile_graphs(program, report)
     try:  # the writer needs packages of the extra `tflite`
@@ -165,7 +165,8 @@ def lower(program: Program, report: Report, file_format: Format) -> dict[str, Gr
     except Exception as error:  # a lowering rule may meet an operand that it was not written for
         raise_if_interrupted(error)
         raise ExportError(
-            "The model has no TFLite form: {reason}. Export it with --format onnx.",
+            "The model cannot be written as a TFLite graph: {reason}. Export it with --format "
+            "onnx.",
             code="export.no-tflite-form",
             reason=first_line(error),
         ) from error
@@ -186,13 +187,13 @@ def export(
     """Write a program with its weights as a bundle to a new folder.
 
     Args:
-        program: Of a submodel.
+        program: The program of a submodel.
         values: Every stored tensor of the program, by name.
         out: The bundle's folder. It must not exist unless `force` is given.
         base: Fingerprint of the global model that `values` were cut from.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
-        check: Whether to run every signature against PyTorch on fresh random inputs first. By
-            default this leaves out graphs from the cache that passed in an earlier export.
+        check: Whether to compare every signature with PyTorch on new random inputs first. By
+            default, graphs from the cache that passed in an earlier export are not compared again.
         force: Whether to replace a bundle at `out`.
         report: Called with the name of each stage.
         cache: Whether to use the cache of graphs; see `compile_graphs`.
@@ -201,9 +202,9 @@ def export(
         The bundle, what verification found and which graphs were reused.
 
     Raises:
-        ExportError: A signature cannot be lowered, or the format has no form for the program.
+        ExportError: A signature cannot be lowered, or the format cannot hold the program.
         VerificationError: Graph and PyTorch disagree. The bundle is kept as
-            `OUT.failed-verification`; any other error leaves nothing behind.
+            `OUT.failed-verification`; after any other error, no file is left.
         InputError: The bundle cannot be written to `out`.
 
     Examples:
@@ -212,7 +213,7 @@ def export(
         >>> export(submodel.program, submodel.cut(base), "bundle", base=base.fingerprint())
     """
     out = Path(out)
-    # Refuse both places now, not after minutes of lowering.
+    # Check both paths before lowering, which can take minutes.
     check_bundle_place(out, force)
     kept = out.with_name(f"{out.name}.failed-verification")
     if check is not False:
@@ -257,13 +258,13 @@ def export(
 
 
 def with_forms(program: Program, graphs: Graphs) -> dict[str, Graph]:
-    """The same graphs with their other forms.
+    """Add its other forms (blocked layouts, Winograd's method) to each ONNX graph.
 
-    Graphs that will hold constants have none, so that no weight is sent twice.
+    Graphs that will hold constants get no other forms, so that no weight is sent twice.
 
     Args:
-        program: Of a submodel.
-        graphs: Of its signatures, as `compile_graphs` returns them.
+        program: The program of a submodel.
+        graphs: The graphs of its signatures, as `compile_graphs` returns them.
     """
     constants = read_alone(program)
     return {
@@ -275,7 +276,7 @@ def with_forms(program: Program, graphs: Graphs) -> dict[str, Graph]:
 
 
 def forms(graph: bytes, batch: int) -> Iterator[tuple[str, Form]]:
-    """The other forms of an ONNX graph, by name, made for `batch` samples."""
+    """Yield the name and the content of each other form of an ONNX graph, for `batch` samples."""
     for block in BLOCKS:
         if (blocks := blocked(graph, block, batch)) is not None:
             memory = functools.cache(partial(blocked_footprint, graph, block))
@@ -285,7 +286,7 @@ def forms(graph: bytes, batch: int) -> Iterator[tuple[str, Form]]:
 
 
 def earlier_verdict(unit: GraphUnit, store: GraphCache | None) -> Verdict | None:
-    """What an earlier export found for the graphs of `unit`, if they came from the cache."""
+    """Return the stored verdict on the graphs of `unit`; None if graphs or verdict are new."""
     if store is None or unit.key is None or not unit.reused:
         return None
     return store.verdict(unit.key, unit.graphs)
@@ -303,12 +304,12 @@ def keep_verdicts(
 def verify_units(
     units: Sequence[GraphUnit], graphs: Graphs, values: Mapping[str, Tensor], file_format: Format
 ) -> list[Verdict]:
-    """The worst verdict of each of `units`; `graphs` hold the bundle's constants."""
+    """Verify each of `units` and return its verdict; `graphs` hold the bundle's constants."""
     return [verify(unit.program, graphs, values, partial(traced, file_format)) for unit in units]
 
 
 def traced(file_format: Format, signature: ProgramSignature) -> TracedGraph:
-    """Trace a signature again whose graph comes from the cache."""
+    """Trace again a signature whose graph came from the cache."""
     if file_format == "onnx":
         return onnx_writer.lower(signature)[1]
     from exporters.tflite import tflite_writer
@@ -322,8 +323,8 @@ def write_bundle(out: Path, files: Mapping[str, bytes], force: bool) -> None:
         write_folder(out, files, force)
     except OSError as error:
         raise InputError(
-            "The bundle cannot be written to {path}: {reason}. No part of it is left; make room "
-            "there, or give another place.",
+            "The bundle cannot be written to {path}: {reason}. No part of it was kept. Free "
+            "space there, or choose another path.",
             code="file.not-writable",
             path=str(out),
             reason=error.strerror,

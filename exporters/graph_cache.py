@@ -1,9 +1,9 @@
 """A folder of exported graphs, so that the second export of a program only writes weights.
 
 An entry is one file, `<key>.graphs`: the SHA-256 of the rest, then the graphs as MessagePack. A
-verdict, `<key>.verdict`, says that these very graphs passed verification. The key (see
-`program_identity.py`) covers everything that the graphs follow from, so an entry never expires;
-the least recently used ones are deleted when the folder grows beyond LIMIT_BYTES.
+verdict, `<key>.verdict`, says that exactly these graphs passed verification. The key (see
+`program_identity.py`) covers everything that determines the graphs, so an entry never expires.
+The least recently used entries are deleted when the folder grows beyond LIMIT_BYTES.
 
 Several processes can share the folder: files are replaced in one step. A file that is damaged or of
 another version counts as absent and is written again. The hash detects damage, not tampering: keep
@@ -45,7 +45,7 @@ class StoredGraph(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """The graphs of signatures that share files: file name to content, signature to graph."""
+    """Graphs of signatures that share files: contents by file name, graphs by signature name."""
 
     runtime: Runtime
     files: dict[str, bytes]
@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class StoredVerdict(msgspec.Struct, frozen=True):
-    """What verification found, and the digest of the files that it ran."""
+    """A verdict, and the digest of the files that were verified."""
 
     files: str
     verdict: Verdict
@@ -74,7 +74,7 @@ class GraphCache:
         return {name: graph_of(stored, entry) for name, stored in entry.graphs.items()}
 
     def store(self, key: str, graphs: Graphs) -> None:
-        """Keep `graphs` under `key`. Does nothing if the disk refuses: the cache is optional."""
+        """Keep `graphs` under `key`. Errors of the disk are ignored: the cache is optional."""
         first = next(iter(graphs.values()))
         entry = Entry(
             runtime=first.runtime,
@@ -88,7 +88,7 @@ class GraphCache:
         self.shrink()
 
     def verdict(self, key: str, graphs: Graphs) -> Verdict | None:
-        """What verification found for exactly these `graphs` in an earlier export."""
+        """The verdict of an earlier export on exactly these `graphs`, or None."""
         stored = self.read(key + VERDICT, StoredVerdict)
         if stored is None or stored.files != files_digest(graphs):
             return None
@@ -115,7 +115,7 @@ class GraphCache:
         return value
 
     def write(self, name: str, value: Entry | StoredVerdict) -> None:
-        """Replace the file `name` in one step, if the disk takes it."""
+        """Replace the file `name` in one step. Errors of the disk are ignored."""
         content = msgspec.msgpack.encode(value)
         with suppress(OSError):
             write_file(self.folder / name, hashlib.sha256(content).digest() + content)

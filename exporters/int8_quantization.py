@@ -40,9 +40,9 @@ def to_int8(weight: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounded(weight: Tensor) -> Tensor:
-    """The float32 weight that the integers and scales of `weight` give.
+    """The float32 weight that results from the integers and scales of `weight`.
 
-    Rounding it again changes nothing.
+    Rounding the result again does not change it.
     """
     q, scale = to_int8(weight)
     return torch.from_numpy(q * scale)

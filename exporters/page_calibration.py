@@ -1,8 +1,8 @@
-"""The graphs with which a page measures its browser: cases of one operation each, and a probe.
+"""The graphs with which the join page measures a browser: single operations, and a probe.
 
 Browsers have no profiler for single operations. The page times a graph of one operation and a graph
-that only takes the same inputs; the difference is the operation. Every graph ends in the shape of
-its result, so that no result is copied. The forms are those of `calibration_graphs`. Run
+that only takes the same inputs; the difference is the operation's time. Every graph outputs only
+the shape of its result, so that no result is copied. See also `calibration_graphs`. Run
 
     python -m exporters.page_calibration > toolkit/web/phone/agent/calibration_cases.json
 
@@ -35,7 +35,7 @@ OVERHEADS = ("row", "side", "loop")
 MOST_NUMBERS = 2**20
 """Tensors of a case have at most this many numbers, because phones have little memory."""
 CONDITION = "mask"
-"""The name of an input of truth values; all others are float32."""
+"""The name of the boolean input; all other inputs are float32."""
 CONSTANTS: dict[str, Sequence[int] | float] = {
     "half": 0.5,
     "two": 2.0,
@@ -76,7 +76,7 @@ ON_IMAGES = {
 
 
 def all_graphs() -> dict[str, bytes]:
-    """The graphs by name: of one operation, of the overheads, and those that only take inputs."""
+    """The graphs by name: each measures one operation or one of `OVERHEADS`."""
     wanted = {name for name, _ in all_cases()} - {*SEVERAL}
     contents = {
         name: content if name in OVERHEADS else ending_in_shape(content)
@@ -92,7 +92,7 @@ def all_graphs() -> dict[str, bytes]:
 
 
 def of_nodes(nodes: Sequence[NodeProto], axes: Mapping[str, int]) -> bytes:
-    """A graph of `nodes` that ends in the shape of `y`; its inputs have so many `axes`."""
+    """A graph of `nodes` that outputs the shape of `y`; `axes` counts the axes of each input."""
     read = [name for reader in nodes for name in reader.input]
     inputs = {name: axes[name] for name in dict.fromkeys(read) if name in axes}
     constants = {name: value for name, value in CONSTANTS.items() if name in read}
@@ -112,7 +112,7 @@ def ending_in_shape(content: bytes) -> bytes:
 
 
 def only_taking(content: bytes) -> tuple[str, bytes]:
-    """A graph that takes the inputs of the graph `content` and computes nothing; its name."""
+    """The name and the content of a graph that takes the inputs of `content` without using them."""
     model = onnx.load_model_from_string(content)
     first = model.graph.input[0].name
     name = "takes_" + "_".join(value.name for value in model.graph.input)
@@ -123,7 +123,7 @@ def only_taking(content: bytes) -> tuple[str, bytes]:
 
 
 def cases() -> Iterator[tuple[str, dict[str, Shape]]]:
-    """Name of the graph and shapes of its inputs, in the order in which they run."""
+    """Yield the graph's name and the shapes of its inputs for each case, in the order of runs."""
     for size in POINTWISE:
         for operation in ELEMENTWISE:
             read = [name for name in operation.input if name not in CONSTANTS]
@@ -146,9 +146,10 @@ def cases() -> Iterator[tuple[str, dict[str, Shape]]]:
 
 
 def document() -> dict[str, Any]:
-    """The content of the file: graphs in base64, each case with what it measures, and the probe.
+    """The content of the file: graphs in base64, cases with their operation's sizes, and the probe.
 
-    The probe is a small step in two forms; see `device_agent/runtime/winograd_probe.py`.
+    The probe is a small training step in plain and in Winograd form; see
+    `device_agent/runtime/winograd_probe.py`.
     """
     models = all_graphs()
     sessions = {name: onnxruntime.InferenceSession(content) for name, content in models.items()}

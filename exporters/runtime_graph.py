@@ -17,7 +17,7 @@ class Form:
 
     Attributes:
         data: Content of its file.
-        footprint: Memory of a run, as of Graph.
+        footprint: Memory of a run; see `Graph`.
     """
 
     data: bytes = field(repr=False)
@@ -34,14 +34,14 @@ class Graph:
         data: Content of the file.
         operators: Number of operators of this signature alone.
         size: Bytes of this signature alone.
-        footprint: Memory of a run, by number of samples. Raises ExportError if the memory does not
-            follow from that number.
+        footprint: Memory of a run, by number of samples. Raises ExportError if shapes depend on the
+            data.
         held: Inputs of the signature that are constants of the file instead; see
             `embedded_weights.py`.
         dropped: Values of the traced graph that the file does not compute.
         plan: Source of the footprint of a TFLite graph; None for ONNX.
         forms: Other forms by name, see `device_agent/formats/graph_forms.py`.
-        traced: What the file was made from; None if the graph comes from the cache.
+        traced: The traced graph that was lowered; None if the graph comes from the cache.
     """
 
     runtime: Runtime
@@ -58,7 +58,7 @@ class Graph:
 
     @cached_property
     def in_place(self) -> tuple[str, ...]:
-        """Outputs that may be written over the state that they replace, by name."""
+        """The names of outputs that may overwrite the state that they replace."""
         return in_place_of(self.data) if self.plan is None else tuple(sorted(self.plan.over))
 
 

@@ -1,7 +1,8 @@
-"""The graphs by which a device finds out which forms of graphs its runtime computes, and how fast.
+"""The graphs with which a device tests which graph forms its runtime supports, and their speed.
 
-They ship in `device_agent/runtime/probes`: one for each block of blocked convolutions, and a step
-in plain form and in Winograd's. Run `python -m exporters.runtime_probes` to write them again.
+They ship in `device_agent/runtime/probes`: one for each block size of blocked convolutions, and a
+training step in plain and in Winograd form. Run `python -m exporters.runtime_probes` to write them
+again.
 """
 
 from pathlib import Path
@@ -22,7 +23,7 @@ RESULTS = ("plain", "blocked")
 
 
 def probe(block: int) -> bytes:
-    """A graph with the outputs `plain` and `blocked`, equal in a runtime with this block."""
+    """A graph with outputs `plain` and `blocked`, equal if the runtime uses this `block`."""
     plain, other = (model(name) for name in RESULTS)
     form = blocked(other.SerializeToString(deterministic=True), block, SHAPES["x"][0])
     assert form is not None
@@ -34,20 +35,20 @@ def probe(block: int) -> bytes:
 
 
 def model(result: str) -> ModelProto:
-    """Every kind of operator that the blocked forms of training steps have, in a row."""
+    """A chain of every kind of operator that occurs in blocked forms of training steps."""
     return checked(graph(result))
 
 
 def checked(graph: GraphProto) -> ModelProto:
-    """The model of `graph`."""
-    made = helper.make_model(
+    """Return an ONNX model of `graph` after the checks of the onnx library."""
+    model = helper.make_model(
         graph,
         ir_version=IR_VERSION,
         producer_name="edgetailor",
         opset_imports=[helper.make_opsetid("", OPSET)],
     )
-    checker.check_model(made)
-    return made
+    checker.check_model(model)
+    return model
 
 
 def graph(result: str) -> GraphProto:
@@ -65,12 +66,12 @@ def graph(result: str) -> GraphProto:
         helper.make_node("Identity", [h], [result]),
     ]
     given = [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in SHAPES.items()]
-    found = helper.make_tensor_value_info(result, TensorProto.FLOAT, [None] * 4)
-    return helper.make_graph(nodes, "probe", given, [found])
+    output = helper.make_tensor_value_info(result, TensorProto.FLOAT, [None] * 4)
+    return helper.make_graph(nodes, "probe", given, [output])
 
 
 def window(inputs: str, output: str, kernel: int, stride: int = 1, group: int = 1) -> NodeProto:
-    """A convolution with as much padding as keeps the size at stride 1."""
+    """A convolution whose padding keeps the size of the image at stride 1."""
     return helper.make_node(
         "Conv",
         inputs.split(),
@@ -84,7 +85,10 @@ def window(inputs: str, output: str, kernel: int, stride: int = 1, group: int = 
 
 
 def step() -> GraphProto:
-    """Two layers and the gradients of their weights, for gradients as large as their images."""
+    """Two convolutions and the gradients of their weights.
+
+    The result of each convolution also serves as the gradient with respect to that result.
+    """
     nodes, results, shapes = [], [], winograd_probe.SHAPES
     for channels in (32, 64):
         image, weight, y, last, sizes, flat, kernel, d_weight = (
@@ -114,8 +118,8 @@ def step() -> GraphProto:
             results.append((f"{name}-result", shape))
             nodes.append(helper.make_node("Identity", [name], [f"{name}-result"]))
     given = [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in shapes.items()]
-    found = [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in results]
-    return helper.make_graph(nodes, "probe", given, found)
+    outputs = [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in results]
+    return helper.make_graph(nodes, "probe", given, outputs)
 
 
 def write(folder: Path) -> None:

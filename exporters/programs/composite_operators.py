@@ -12,7 +12,7 @@ POOLS = {
     aten.adaptive_avg_pool2d.default: 2,
     aten.adaptive_avg_pool3d.default: 3,
 }
-"""Adaptive average pooling, by how many axes it pools."""
+"""Adaptive average poolings, and the number of axes that each pools."""
 
 
 class Composites(TorchFunctionMode):
@@ -32,9 +32,9 @@ class Composites(TorchFunctionMode):
 
 
 def average_pool(func: Any, x: Tensor, output_size: Any) -> Any:
-    """Pool `x`: to one number a channel by its mean, to other sizes by `func`.
+    """Pool `x`: compute a mean for the output size 1, and call `func` for other sizes.
 
-    PyTorch writes through strides there if the channels are last in memory.
+    For size 1, PyTorch writes through strides if the channels are last in memory.
     """
     axes = POOLS[func]
     sizes = [output_size] if isinstance(output_size, int) else list(output_size)

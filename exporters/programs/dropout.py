@@ -60,7 +60,7 @@ def keep_mask(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
 def random_integers(shape: Any, seed: Tensor, site: int) -> Tensor:
     """Integers of `shape` from 0 to PRIME - 1, for the dropout number `site`.
 
-    Their tensor is read as a matrix with its first axis as rows. Element (i, j) is
+    `shape` is read as that of a matrix with the first axis as rows. Element (i, j) is
     (u_i + v_j)^2 mod PRIME, where u and v are hashes.
     """
     # One hash for each row and column, not for each element: the square mixes them, and a large
@@ -166,7 +166,7 @@ class SeededBernoulli(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func not in (aten.bernoulli_.float, DRAW):
             return func(*args, **(kwargs or {}))
         noise: Tensor = args[0]
-        share = args[1] if len(args) > 1 else 0.5  # the operator's default is left out
+        share = args[1] if len(args) > 1 else 0.5  # torch leaves out default arguments
         self.site += 1
         kept = keep_mask(noise.shape, 1 - share, self.seed, self.site)
         return kept.to(noise.dtype) if func is DRAW else noise.copy_(kept)

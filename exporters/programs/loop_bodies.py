@@ -20,14 +20,14 @@ BACKWARD = "from_the_last"
 
 
 class Body(NamedTuple):
-    """The step of a loop, and whether the loop runs from the last step to the first."""
+    """The graph of a loop's step, and whether the loop runs from the last step to the first."""
 
     graph: GraphModule
     backward: bool
 
 
 def stored(module: GraphModule, name: str) -> Tensor | Body:
-    """Read what a `get_attr` node stands for.
+    """Return the tensor or the loop body that a `get_attr` node reads.
 
     Args:
         module: A traced graph after `to_scans`.
@@ -70,7 +70,7 @@ def replace_loop(
     step = STEPS[step_name]
     # All users of a loop are getitem nodes; their second argument is the position of the result.
     users: list[tuple[Node, Any]] = [(user, user.args[1]) for user in node.users]
-    # All new states are needed by the next step; an output only if a node reads it.
+    # The next step needs all new states. An output is needed only if a node reads it.
     kept = sorted({*range(step.states), *(index for _, index in users)})
     values = [
         *(state.meta["val"] for state in states),

@@ -47,10 +47,10 @@ class Measures:
 
 @dataclass(frozen=True)
 class Objective(Measures):
-    """What a model of one output shape minimises.
+    """The loss of a model, and the labels that it needs.
 
     Attributes:
-        labels: The labels that it takes: a class for each position; for regression, numbers in the
+        labels: The rule for labels: a class for each position; for regression, numbers in the
             shape of the output.
     """
 
@@ -87,12 +87,12 @@ def mean_of_counted(losses: Tensor, labels: Tensor) -> Tensor:
     if labels.dim() == 1:
         return losses.mean()
     counted = (labels != IGNORED).to(losses.dtype)
-    # The sum is at least 1 unless it is 0; then the losses' sum and its gradient are 0 too.
+    # `clamp` changes only a sum of 0. Then the losses' sum and its gradient are 0 too.
     return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the positions that count of -log softmax(logits)[label].
+    """Mean of -log softmax(logits)[label] over the positions whose label is not IGNORED.
 
     A comparison selects the label's term, so that neither gather nor scatter is needed.
     """
@@ -103,7 +103,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the positions that count of -log p(label), with p(1) = sigmoid(z); one logit z.
+    """Mean of -log p(label) over the labels that are not IGNORED; p(1) = sigmoid(z), one logit z.
 
     This is max(z, 0) - z * y + log(1 + exp(-|z|)), but with a correct gradient at z = 0.
     """
@@ -118,17 +118,17 @@ def mean_squared_error(output: Tensor, labels: Tensor) -> Tensor:
 
 
 def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Tensor:
-    """CTC (Graves et al. 2006) with class 0 as the blank, for each label that counts.
+    """CTC (Graves et al. 2006) with class 0 as the blank, as a mean over the labels.
 
     Logits are (batch, t, n). Labels (batch, t) are a sample's sequence first, then IGNORED. The
-    loss of a sample is 0 if it has no labels or, as with PyTorch's `zero_infinity`, more than t
-    steps can write.
+    loss of a sample is 0 if it has no labels or, as with PyTorch's `zero_infinity`, if t steps are
+    too few for its labels.
 
-    The forward variables, eq. 6 of the paper, in logarithms: one step for each of t, unrolled.
+    Computes the logarithms of the forward variables (eq. 6 of the paper) in t unrolled steps.
     """
     batch, steps, classes = logits.shape
     counted = labels != IGNORED
-    # Blanks before, between and after the labels. Those that do not count are never reached.
+    # Blanks stand before, between and after the labels. Positions after the last are not reached.
     spoken = torch.where(counted, labels, 0)
     blanks = torch.zeros_like(spoken)
     written = torch.stack((blanks, spoken), 2).reshape(batch, 2 * steps)
@@ -158,7 +158,7 @@ def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Ten
 
 
 def count_correct_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    """Count the positions with argmax(logits) == label; no class equals IGNORED.
+    """Count the positions with argmax(logits) == label; IGNORED equals no class.
 
     As in argmax, the first of equal logits wins. Every runtime has the operators used here.
     """
@@ -210,8 +210,8 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
     if loss == "ctc":
         if len(shape) != 2 or shape[1] < 2:
             raise ModelError(
-                "The loss 'ctc' needs logits (batch, t, n) of two classes or more, of which class "
-                "0 is the blank; this model's output is {output}.",
+                "The loss 'ctc' needs logits (batch, t, n) with at least two classes; class 0 is "
+                "the blank. This model's output is {output}.",
                 code="model.loss-mismatch",
                 loss=loss,
                 shape=list(shape),
@@ -221,8 +221,8 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
     if not shape:
         raise ModelError(
             "The loss {loss!r} needs logits with a class axis: (batch, n), (batch, t, n) or "
-            "(batch, n, h, w). This model's output is (batch,). Give it an axis for the classes, "
-            "of size 1 if there are two.",
+            "(batch, n, h, w). This model's output is (batch,). Give it an axis for the classes; "
+            "for two classes, its size can be 1.",
             code="model.loss-mismatch",
             loss=loss,
             shape=list(shape),
@@ -230,8 +230,8 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
     classes = class_count(shape)
     if loss == "binary-cross-entropy" and classes != 1:
         raise ModelError(
-            "The loss {loss!r} needs a model with one output, a logit for two classes; this model "
-            'has {outputs}. Use "cross-entropy", or give the last layer one output.',
+            "The loss {loss!r} needs a model with one output, the logit of class 1. This model has "
+            '{outputs} outputs. Use "cross-entropy", or give the last layer one output.',
             code="model.loss-mismatch",
             loss=loss,
             outputs=classes,

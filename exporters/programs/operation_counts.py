@@ -70,7 +70,7 @@ def macs_of(run: Callable[[], object]) -> int:
 def loop_flops(
     step: str, states: Shapes, inputs: Shapes, constants: Shapes, *rest: object, **out: object
 ) -> int:
-    """Operations of a loop over tensors of these shapes: those of one step, times the steps."""
+    """Operations of a loop over tensors of these shapes: those of a step times the steps."""
     shapes = [*states, *(shape[1:] for shape in inputs), *constants]
     with FlopCounterMode(display=False) as counter:
         STEPS[step].function(*(torch.empty(list(shape)) for shape in shapes))
@@ -92,10 +92,11 @@ def convolution_gradient_flops(
     *rest: object,
     **out: object,
 ) -> int:
-    """Operations of the gradients of `x` and of `weight`: each those of the convolution itself.
+    """Operations of the gradients of a convolution.
 
-    PyTorch's own formula counts the weight gradient of a grouped convolution as if it had one
-    group: a depthwise one as many times too high as it has channels.
+    Each of the two gradients, of `x` and of `weight`, costs as many operations as the convolution.
+    PyTorch's formula ignores the groups in the weight gradient: for a depthwise convolution with n
+    channels, its count is n times too high.
     """
     pixels = math.prod((x if transposed else grad)[2:])
     macs = x[0] * pixels * math.prod(weight)

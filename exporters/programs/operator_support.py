@@ -208,7 +208,7 @@ def as_json() -> dict[str, object]:
     """The document that `export --list-operators --json` prints.
 
     Every group in `operators` exports as ONNX and as TFLite, gradients included. Those in
-    `not_covered` export in neither format; `aten_prefixes` are how their ATen names begin.
+    `not_covered` export in neither format; their ATen names begin with one of `aten_prefixes`.
     """
     return {
         "version": OPERATORS_VERSION,

@@ -22,7 +22,7 @@ class Optimizer(Protocol):
     def scaled(self) -> bool:
         """Whether `update` takes gradients that are multiplied by the learning rate.
 
-        A loss that is multiplied by the rate gives them at no cost.
+        Such gradients cost nothing: the loss is multiplied by the rate.
         """
         ...
 
@@ -62,8 +62,9 @@ class SGD:
     """Stochastic gradient descent, as torch.optim.SGD.
 
     g = gradient + weight_decay * p; v' = momentum * v + rate * g; p' = p - v'. PyTorch keeps
-    m = v / rate. Parameters are the same while the rate is: state starts as zeros in every round,
-    and a round has one rate. So a large weight needs no further tensor for rate * m.
+    m = v / rate instead. Both give the same parameters as long as the rate is constant. It is:
+    state starts as zeros in every round, and a round has one rate. Keeping v saves the memory of
+    the product rate * m.
 
     Attributes:
         momentum: Momentum factor; 0 keeps no state.
@@ -92,7 +93,7 @@ class SGD:
             step = gradients[name]
             decayed = decay * value if self.weight_decay and name not in self.undecayed else None
             if self.momentum:
-                # In this order the product of matrices that is the gradient can add the velocity.
+                # In this order, the matrix product that computes a gradient can add the velocity.
                 velocity = self.momentum * state[f"momentum:{name}"] + step
                 velocity = velocity if decayed is None else velocity + decayed
                 new[f"momentum:{name}"] = velocity
@@ -177,7 +178,7 @@ class Proximal:
 
     @property
     def scaled(self) -> bool:
-        """As of the inner optimizer."""
+        """Whether the inner optimizer takes gradients that are multiplied by the rate."""
         return self.optimizer.scaled
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:

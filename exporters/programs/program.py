@@ -29,8 +29,8 @@ class Recomputation:
 
     Attributes:
         batch: The batch size for which the activations are chosen.
-        most_work: The largest part of the step's work that may be done again for them. The part of
-            the memory that it saves is at least as large. None if memory alone counts.
+        most_work: The largest share of the step's work that may be repeated. The share of memory
+            that this saves must be at least as large. None if only memory counts.
     """
 
     batch: int
@@ -49,12 +49,12 @@ class ProgramSignature:
             into forward operators. It must not keep state between calls.
         source: The recorded model that the function runs, if any. Error messages use it to name
             the user's line that an operator comes from.
-        recompute: Which activations the backward pass computes again instead of reading those of
-            the forward pass; None if none. Only ONNX graphs do it.
+        recompute: How the backward pass computes activations again instead of keeping those of the
+            forward pass; None if it keeps all. Only ONNX graphs can compute them again.
 
     Raises:
-        ModelError: Two ports have one name, for example because a parameter of the model is called
-            `rate`.
+        ModelError: Two ports have the same name, for example because a parameter of the model is
+            called `rate`.
     """
 
     name: str
@@ -80,12 +80,12 @@ class ProgramSignature:
 
     @property
     def trains(self) -> bool:
-        """Whether it returns new values of state that it reads."""
+        """Whether the signature returns new values of state that it reads."""
         return bool(self.replacing)
 
     @property
     def replacing(self) -> tuple[str, ...]:
-        """The outputs that are new values of state that it reads."""
+        """The names of the outputs that are new values of state that the signature reads."""
         read = {port.state for port in self.inputs if port.state is not None}
         return tuple(port.name for port in self.outputs if port.state in read)
 
@@ -127,15 +127,15 @@ class Program:
 
     @property
     def largest_batch(self) -> int:
-        """The batch size that decides how much memory the device needs."""
+        """The largest batch size in the schedule, which determines the memory; at least 1."""
         return max((i.batch_size for i in self.schedule if isinstance(i, Train)), default=1)
 
 
 def with_recomputation(program: Program, most_work: float | None) -> Program:
-    """`program` whose training steps compute activations again; see `Recomputation`.
+    """Return `program` with training steps that compute activations again; see `Recomputation`.
 
-    The peak of the schedule's largest batch counts, or that of a common batch where work counts:
-    the same graph then serves schedules with other batches.
+    The activations are chosen for the schedule's largest batch. With `most_work` they are chosen
+    for `COMMON_BATCH`, so that one graph serves schedules with other batches.
     """
     batch = program.largest_batch if most_work is None else COMMON_BATCH
     again = Recomputation(batch, most_work)
@@ -144,10 +144,10 @@ def with_recomputation(program: Program, most_work: float | None) -> Program:
 
 
 def with_preprocessing(program: Program, preprocessing: Preprocessing | None) -> Program:
-    """`program` for devices whose files become samples as `preprocessing` says.
+    """Return `program` for devices that turn their files into samples by `preprocessing`.
 
     Raises:
-        InputError: Such samples are not those of the program's model.
+        InputError: These samples do not fit the program's model.
     """
     if preprocessing is None:
         return program
@@ -174,7 +174,7 @@ def samples_port(shape: tuple[int, ...], name: str = "x", dtype: Dtype = "float3
 
 
 def labels_port(labels: LabelRule) -> Port:
-    """Port for the labels of a batch of samples, in the shape that `labels` has."""
+    """Port for the labels of a batch of samples, in the shape that `labels` gives."""
     shape = (None, *(labels.shape or ()))
     return Port(name="y", kind="labels", dtype=labels.dtype, shape=shape, sequence=labels.sequence)
 

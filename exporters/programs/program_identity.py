@@ -28,7 +28,7 @@ LIBRARIES = (
     *("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "sympy"),
     *("onnxruntime", "ai-edge-litert"),
 )
-"""Libraries that decide what a graph is, or that run it when it is verified."""
+"""Libraries that determine the graph, or run it when it is verified."""
 
 ALWAYS = ("exporters", "device_agent", "profiles")
 """Packages whose code traces, lowers and verifies every program."""
@@ -37,7 +37,7 @@ OWN = (*ALWAYS, "toolkit")
 """Packages whose functions a key can describe, because it includes their sources."""
 
 LIBRARY_FUNCTIONS = ("torch", "builtins", "operator", "_operator", "math", "_functools")
-"""Packages whose functions follow from a version in LIBRARIES or from Python's."""
+"""Packages whose functions are determined by a version in LIBRARIES or by Python's version."""
 
 VALUES = (
     *(type(None), bool, int, float, complex, str, bytes),
@@ -54,12 +54,12 @@ class UnknownObjectError(Exception):
 
 
 def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format: str) -> str | None:
-    """Key of the graphs of `signatures` of `program`, lowered to `format` together.
+    """Compute the key of the graphs that `signatures` give when lowered to `format` together.
 
     Args:
         program: Names the model's tensors. They are inputs of the signatures, so their numbers do
             not count. All other tensors become constants of the graphs and count.
-        signatures: Those that share files.
+        signatures: The signatures of `program` that share files.
         format: `onnx` or `tflite`.
 
     Returns:
@@ -77,7 +77,7 @@ def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format:
     # A cached verdict depends on these: verification draws labels and samples within the limits.
     int8 = sorted(program.int8.intersection(port.name for s in signatures for port in s.inputs))
     limits = (program.classes, program.sample_limit, *int8)
-    # Only packages that the functions use: changes of others keep the cache valid.
+    # Take only packages that the functions use, so that changes of others keep the cache valid.
     sources = [sources_digest(package) for package in sorted({*ALWAYS, *walk.packages})]
     return digest([format, repr(limits), environment(), *sources, *parts])
 
@@ -138,7 +138,7 @@ class Walk:
             yield from self.instance(value)
 
     def mapping(self, value: Mapping[Any, Any]) -> Iterator[str]:
-        """Keys and values in order; the model's own tensors without their numbers."""
+        """The description of keys and values, in order."""
         yield str(len(value))
         for key, item in value.items():
             yield from self.parts(key)
@@ -192,7 +192,7 @@ class Walk:
         yield from self.mapping(fields)
 
     def place(self, value: Any) -> str:
-        """Module and name of a function or class; notes the package whose sources count."""
+        """Return module and name of a function or class. Adds our own package to `packages`."""
         package = package_of(value)
         if package in OWN:
             self.packages.add(package)
@@ -229,7 +229,7 @@ def code_parts(code: CodeType) -> Iterator[str]:
 
 
 def contents_of(cell: Any) -> Any:
-    """The value of a variable that a function takes from its surroundings."""
+    """The value of a variable that a function captures from the enclosing function."""
     try:
         return cell.cell_contents
     except ValueError:  # not assigned yet

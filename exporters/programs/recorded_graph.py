@@ -51,21 +51,21 @@ def output_node(graph: GraphModule) -> Node:
     """
     (returned,) = graph.graph.find_nodes(op="output")
     value = returned.args[0]
-    # A model that returns one tensor is recorded as returning a tuple of one.
+    # Recording turns the output into a tuple of one tensor.
     node = value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
     if not isinstance(node, Node):
         raise ModelError(
-            "The model returns no tensor. Return the output that is trained.",
+            "The model returns no tensor. Return the tensor that the loss uses.",
             code="model.wrong-output",
         )
     return node
 
 
 def attributes_with_gradient(graph: GraphModule) -> set[str]:
-    """The parameters and buffers on which the output of `graph` depends by differentiable values.
+    """The names of the parameters and buffers that a gradient of the output of `graph` reaches.
 
-    Of the others PyTorch's gradient is None rather than zero: they are not used, or only where
-    `detach` or `torch.no_grad` ends the gradient, or integers follow.
+    For the others, PyTorch's gradient is None rather than zero. They are not used, or their values
+    reach the output only through `detach`, `torch.no_grad` or integers.
     """
     reached, ahead = set[Node](), [output_node(graph)]
     while ahead:
@@ -88,7 +88,7 @@ def attributes_read(graph: GraphModule) -> Iterator[str]:
     Yields:
         Each name once, in order of first use.
     """
-    # Recording declares all attributes at the start, so that their own order means nothing.
+    # Recording lists all attributes at the start, so their order is not that of their use.
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
     readers = graph.graph.find_nodes(op="get_attr")
     first = sorted(
@@ -124,7 +124,7 @@ def writes_in_place(node: Node) -> bool:
 
 
 def written_inputs(node: Node) -> Iterator[object]:
-    """The inputs that `node` changes: of `add_` the first, of `add` with `out=` the last."""
+    """Yield the inputs that `node` changes: the first of `add_`, the last of `add` with `out=`."""
     if writes_in_place(node):
         assert isinstance(node.target, torch._ops.OpOverload)
         for index, argument in enumerate(node.target._schema.arguments):

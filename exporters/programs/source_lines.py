@@ -17,7 +17,7 @@ from device_agent.formats.atomic_files import shown
 from exporters.programs.recorded_graph import writes_in_place
 
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
-# With a slash at the end, so that a folder does not match one whose name merely starts alike.
+# The slash at the end prevents a match with a folder whose name only starts in the same way.
 OTHERS = tuple(
     f"{folder}/"
     for folder in (
@@ -30,7 +30,7 @@ OTHERS = tuple(
 
 Packages installed below the last folder may be the user's."""
 LIBRARIES = ("fft_", "linalg_")
-"""Prefixes of ATen libraries whose operators become other operators of the library in a trace."""
+"""Prefixes of ATen libraries in which tracing turns an operator into another of the library."""
 
 
 def place_of_error(error: BaseException) -> str:

@@ -39,12 +39,12 @@ DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
 class Place(NamedTuple):
-    """Where a runtime has the value of a node.
+    """The tensor of a runtime's graph that holds the value of a node.
 
     Attributes:
-        name: The name that `TracedGraph.values` knows it by.
-        axes: Axis `a` of the node's value is axis `axes[a]` there; None for the same axes. Along
-            an axis of size one there, the node's value may repeat.
+        name: The tensor's name, as `TracedGraph.values` takes it.
+        axes: Axis `a` of the node's value is axis `axes[a]` of the tensor; None for the same axes.
+            Where the tensor has size one, the node's value may repeat along the axis.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedGraph:
-    """What a writer lowered, for verification.
+    """The graph that a writer lowered. Verification compares it with the written file.
 
     Attributes:
         module: The traced graph in float64, after the passes that shorten it. Its inputs and
             outputs are the signature's, in order.
-        places: By name of a node of `module`, where the runtime has its value. Nodes that the
+        places: By name of a node of `module`: the runtime's tensor with its value. Nodes that the
             writer merged with others are missing.
         values: Runs a file, given its content and inputs; returns the values of the given names.
         forms: The decompositions that the graph was traced with.
@@ -90,12 +90,12 @@ def trace(signature: ProgramSignature, decompositions: Decompositions | None = N
 
 
 def trace_for_torch(signature: ProgramSignature, device: str = "cpu") -> GraphModule:
-    """As `trace`, but for PyTorch: with its own operators for gradients, which it runs faster.
+    """Trace `signature` as `trace` does, but keep the gradient operators that PyTorch runs fast.
 
     The graph takes its inputs on `device`.
     """
     graph = flat_graph(signature, {})
-    for node in graph.graph.nodes:  # such as the range of the classes
+    for node in graph.graph.nodes:  # for example, `arange` over the classes
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": torch.device(device)}
     graph.recompile()
@@ -223,7 +223,7 @@ def operators(graph: GraphModule) -> Iterator[str]:
 
 
 def in_double_precision(module: GraphModule) -> GraphModule:
-    """A copy of a traced graph in float64, without its examples of values."""
+    """Copy a traced graph in float64, without its example values."""
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     for node in graph.nodes:
@@ -233,5 +233,5 @@ def in_double_precision(module: GraphModule) -> GraphModule:
 
 
 def double_type(argument: Any) -> Any:
-    """float64 for float32; other arguments stay as they are."""
+    """Return float64 for float32, and any other argument unchanged."""
     return torch.float64 if argument is torch.float32 else argument

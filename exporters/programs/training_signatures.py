@@ -48,7 +48,7 @@ def sample_dtype(graph: GraphModule) -> Dtype:
 
 
 def output_shape(graph: GraphModule) -> tuple[int, ...]:
-    """Shape of what `graph` returns for one sample."""
+    """Shape of the output of `graph` for one sample."""
     return tuple(int(size) for size in output_node(graph).meta["val"].shape[1:])
 
 
@@ -99,7 +99,7 @@ def train_signature(
         buffers: Buffers that the graph updates, for example running statistics.
         optimizer: Computes new parameters from gradients.
         name: Name of the signature.
-        penalty: A further term of the objective.
+        penalty: An additional term of the objective.
         reads: Tensors that the graph or the penalty only reads. Running statistics among them do
             not change (static batch norm).
         names: Maps the graph's names of tensors to those in the device's state.
@@ -133,7 +133,7 @@ def train_signature(
             total = value if penalty is None else value + penalty({**fixed, **trained})
             return total * feeds["rate"] if optimizer.scaled else total, value
 
-        # The gradient is that of the total, but the step reports the loss alone (`has_aux`).
+        # The step follows the gradient of the total, but reports only the loss (`has_aux`).
         current = select(feeds, parameters)
         gradients, (_, value) = grad_and_value(minimized, has_aux=True)(current)
         new = optimizer.update(current, gradients, select(feeds, kept), feeds["rate"])
@@ -163,9 +163,8 @@ def class_mask(graph: GraphModule) -> Port | None:
     shape = output_shape(graph)
     if len(shape) != 1:
         raise ModelError(
-            "masked needs one class for each sample, an output (batch, n): it leaves out classes "
-            "that a device has no samples of. This model's output is {output}. Train without "
-            "masked.",
+            "`masked` needs a model with one class for each sample, an output (batch, n). This "
+            "model's output is {output}. Train without `masked`.",
             code="model.masked-output",
             shape=list(shape),
             output=("batch", *shape),
@@ -216,8 +215,8 @@ def evaluation_signature(
 ) -> ProgramSignature:
     """Build an evaluation: (x, y, state) -> (loss, correct), both float32.
 
-    The loss is the mean over the labels that count, `correct` the number of correct predictions
-    among them. A regression has no output `correct`.
+    The loss is the mean over the labels that are not IGNORED; `correct` is the number of correct
+    predictions among them. Regression and CTC have no output `correct`.
 
     Args:
         graph: The recorded inference graph.

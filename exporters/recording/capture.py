@@ -1,6 +1,6 @@
 """Records an `nn.Module` as ATen graphs that every family can count, cut and differentiate.
 
-`torch.export` records the model twice, as it trains and as it predicts, for any batch size.
+`torch.export` records the model twice, in training and in inference mode, for any batch size.
 Parameters keep the names that they have in the model.
 """
 
@@ -52,14 +52,14 @@ from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import ModelError
 
 aten = torch.ops.aten
-# Operators that keep the samples' values, so that an embedding behind them still reads indices.
+# Operators that keep the samples' values, so that an embedding after them still reads samples.
 RESHAPING = ("view", "reshape", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze")
 
 
 class SharedRecording:
-    """The recording of one model for one shape of samples, made once for several families.
+    """The recording of one model for one shape of samples, shared by several families.
 
-    Inside of `with` blocks of this object `capture` records the model only at its first call. The
+    Inside a `with` block of this object, only the first call of `capture` records the model. The
     model must not change while the object is in use.
 
     Args:
@@ -84,7 +84,7 @@ class SharedRecording:
         _SHARED.set(_SHARED.get()[:-1])
 
     def of(self, model: nn.Module, sample_shape: tuple[int, ...]) -> Captured | None:
-        """The recording of `model`; None if this object shares that of another model."""
+        """The recording of `model`; None if this object is for another model or shape."""
         if self._model is not model or self._shape != sample_shape:
             return None
         if self._captured is None:
@@ -96,7 +96,7 @@ _SHARED: ContextVar[tuple[SharedRecording, ...]] = ContextVar("shared recordings
 
 
 def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
-    """Record `model` as it trains and as it predicts, and check that both can be used.
+    """Record `model` in training and in inference mode, and check both graphs.
 
     Samples are float32. A model with an embedding that cannot be recorded for float32 samples
     is recorded for int64 samples instead.
@@ -107,7 +107,7 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
 
     Returns:
         Both graphs and the model's tensors, under the names that they have in the model. A tensor
-        with several names has its first one.
+        with several names appears under the first.
 
     Raises:
         ModelError: The model cannot be recorded or cannot be trained here; for example, parameters
@@ -161,7 +161,7 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
 
 
 def record_training(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[GraphModule, Dtype]:
-    """The training graph and its sample type: float32, or int64 if only an embedding takes it."""
+    """Return the training graph and its sample type: float32, or int64 if an embedding needs it."""
     try:
         return record(model, sample_shape, "float32", training=True), "float32"
     except ModelError as error:
@@ -171,7 +171,7 @@ def record_training(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[Gr
     try:
         return record(model, sample_shape, "int64", training=True), "int64"
     except ModelError:
-        # PyTorch says of an embedding that does not take float32 that its indices are integers.
+        # If float32 samples reach an embedding, PyTorch's message mentions "indices".
         if "indices" in str(first):
             raise
         raise first from None
@@ -182,13 +182,13 @@ def record(
 ) -> GraphModule:
     """Record a copy of `model` in training or inference mode as an ATen graph.
 
-    The copy has the parameters of `model`: recording reads no values.
+    The copy shares its parameters with `model`, because recording reads no values.
 
     Args:
         model: The model; it stays unchanged.
         sample_shape: Shape of one sample, without the batch.
         dtype: Type of the samples.
-        training: Whether to record the model as it trains.
+        training: Whether to record the model in training mode.
 
     Returns:
         A graph for any batch of at least two samples.
@@ -206,8 +206,8 @@ def record(
         twin = copy.deepcopy(model, memo=dict(parameters))
     except RuntimeError as error:
         raise ModelError(
-            "The model cannot be copied. If it uses torch.nn.utils.weight_norm, use "
-            "torch.nn.utils.parametrizations.weight_norm instead: {reason}",
+            "The model cannot be copied ({reason}). If it uses torch.nn.utils.weight_norm, use "
+            "torch.nn.utils.parametrizations.weight_norm instead.",
             code="model.cannot-copy",
             reason=str(error),
         ) from error
@@ -241,7 +241,7 @@ def record_current_mode(
             code="model.data-dependent-code",
             place=source_lines.place_of_error(error),
         ) from error
-    except ModelError:  # of joined inputs
+    except ModelError:  # from joined inputs
         raise
     except Exception as error:  # the model's own code may raise any error
         raise_if_interrupted(error)
@@ -296,7 +296,7 @@ def fixed_batch_error(reason: str) -> ModelError:
 
 
 def smallest_embedding(graph: GraphModule) -> int | None:
-    """Number of rows of the smallest embedding that unchanged samples index, or None."""
+    """The number of rows of the smallest embedding that samples index directly, or None."""
     unchanged = {input_node(graph)}
     rows = []
     for node in graph.graph.nodes:

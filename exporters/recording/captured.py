@@ -14,16 +14,16 @@ class Captured:
     """A recorded model. Both graphs map one input (batch, *sample_shape) to one output.
 
     Attributes:
-        training: The model as it trains.
-        inference: The model as it predicts.
+        training: The graph of the model in training mode.
+        inference: The graph of the model in inference mode.
         sample_shape: Shape of one sample, without the batch.
-        output_shape: Shape of the output of one sample, without the batch.
+        output_shape: Shape of the output for one sample, without the batch.
         parameters: Trained parameters by name.
         buffers: Floating-point buffers by name, for example running statistics.
         frozen: Parameters that are only read (requires_grad=False).
         sample_dtype: Type of the samples.
-        sample_limit: int64 samples must be below this number, because they index an embedding of
-            so many rows. None if no embedding reads the samples directly.
+        sample_limit: int64 samples must be below this number, because they index an embedding
+            with this number of rows. None if no embedding reads the samples directly.
     """
 
     training: GraphModule

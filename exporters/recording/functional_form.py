@@ -1,7 +1,7 @@
 """Replaces the in-place writes of a recorded graph by new values, so that it can be cut anywhere.
 
-`relu_(x)` changes x and every view of x. Afterwards the graph computes y = relu(x) instead, and
-whatever reads x or a view of x after the write reads y or the same view of y. A write through a
+`relu_(x)` changes x and every view of x. Afterwards the graph computes y = relu(x) instead. Nodes
+that read x or a view of x after the write then read y or the same view of y. A write through a
 view becomes a new value of the viewed tensor: `x[:, 0] = v` becomes select_scatter(x, v, 1, 0).
 
 Nodes that share memory are known exactly: recording keeps the storage of every value.
@@ -29,7 +29,7 @@ RESHAPES = (
 )
 """Views that keep all elements in their order."""
 SWAPS = ("transpose", "t", "swapaxes", "swapdims", "numpy_T", "mT")
-"""Views that are undone by viewing once more."""
+"""Views that are their own inverse."""
 SCATTERS = {
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.select.int: aten.select_scatter.default,
@@ -39,7 +39,7 @@ SCATTERS = {
 
 
 class NoFunctionalForm(Exception):  # noqa: N818 - users never see it
-    """A write that cannot be replaced here."""
+    """A write cannot be replaced by a new value."""
 
 
 def make_functional(module: GraphModule) -> None:
@@ -52,7 +52,7 @@ def make_functional(module: GraphModule) -> None:
     copied.output(copied.graph_copy(module.graph, twins))
     copied.output_node().meta = dict(module.graph.output_node().meta)
     writes = Writes(copied)
-    if not writes.found:
+    if not writes.pending:
         return
     try:
         writes.replace()
@@ -66,23 +66,23 @@ def make_functional(module: GraphModule) -> None:
 class Writes:
     """Replaces the writes of `graph` from the first to the last node.
 
-    The version of a memory is the number of writes into it so far. A node's value is known for the
-    version at which it was computed last. After another write its views are computed again.
+    The version of a memory is the number of writes into it so far. For each node, its last value
+    and the version of that value are kept. After another write, views are computed again.
 
     Attributes:
-        found: The writes that are to be replaced.
+        pending: The writes to replace.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._memory = {n: m for n in graph.nodes if (m := memory_of(n)) is not None}
         own = {self._memory.get(n) for n in graph.find_nodes(op="get_attr")}
-        self.found = [
+        self.pending = [
             n for n in graph.nodes if writes_in_place(n) and self._memory.get(n) not in own
         ]
         # What a view or a write reads, before any argument is replaced.
         self._viewed = {n: o for n in self._memory if (o := self._viewed_by(n)) is not None}
-        self._versions = dict.fromkeys({self._memory.get(n) for n in self.found}, 0)
+        self._versions = dict.fromkeys({self._memory.get(n) for n in self.pending}, 0)
         self._values: dict[Node, tuple[int, Node]] = {}
 
     def _viewed_by(self, node: Node) -> Node | None:
@@ -101,8 +101,8 @@ class Writes:
             m for n, m in self._memory.items() if m in self._versions and n not in self._viewed
         ]
         if len(owners) != len(self._versions) or None in self._versions:
-            raise NoFunctionalForm  # two nodes share memory in a way that is not known here
-        writes = set(self.found)
+            raise NoFunctionalForm  # two nodes share memory in an unknown way
+        writes = set(self.pending)
         for node in list(self._graph.nodes):
             with self._graph.inserting_before(node):
                 node.args = torch.fx.map_arg(node.args, self._current)
@@ -111,7 +111,7 @@ class Writes:
                     self._write(node)
                 elif (version := self._version(node)) is not None:
                     self._values[node] = version, node
-        for node in reversed(self.found):
+        for node in reversed(self.pending):
             self._graph.erase_node(node)
 
     def _version(self, node: Node) -> int | None:
@@ -119,7 +119,7 @@ class Writes:
         return self._versions.get(self._memory.get(node))
 
     def _current(self, node: Node) -> Node:
-        """What a reader of `node` reads now."""
+        """The node that a reader of `node` must read now."""
         now = self._version(node)
         if now is None or node not in self._values:
             return node
@@ -140,7 +140,7 @@ class Writes:
         return twin
 
     def _write(self, write: Node) -> None:
-        """Replace `write`: the memory has its result from now on."""
+        """Replace `write`. From now on, its memory holds the result."""
         node, value = self._viewed[write], self._functional(write)
         changed = [(write, value), (node, value)]
         while node in self._viewed:
@@ -154,7 +154,7 @@ class Writes:
         self._values.update({node: (now, value) for node, value in changed})
 
     def _functional(self, write: Node) -> Node:
-        """A node with the result of `write`, which changes nothing."""
+        """A node that computes the result of `write` and changes no input."""
         schema: Any = write.target._schema  # type: ignore[union-attr]
         written, *rest = write.args
         name = schema.name.removeprefix("aten::")
@@ -168,7 +168,7 @@ class Writes:
         if name == "zero_":
             return self._call(write, aten.zeros_like.default, (written,), write)
         if write.target is aten.bernoulli_.float:
-            share = rest[0] if rest else 0.5  # the operator's default is left out
+            share = rest[0] if rest else 0.5  # torch leaves out default arguments
             return self._call(write, aten.bernoulli.p, (written, share), write)
         packet = getattr(aten, name.removesuffix("_"), None)
         overload = schema.overload_name or "default"
@@ -182,7 +182,7 @@ class Writes:
     def _write_view(self, write: Node, view: Node, whole: Node, value: Node) -> Node:
         """A node with the tensor `whole` after its `view` got the new `value`."""
         if alike(value, whole) and view.target is aten.slice.Tensor:
-            return value  # all of it, as in x[:]
+            return value  # the view is the whole tensor, as in x[:]
         name = view.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
         if name in RESHAPES:
             return self._call(write, aten.reshape.default, (value, fixed_shape(whole)), whole)
@@ -214,13 +214,13 @@ class Writes:
 
 
 def memory_of(node: Node) -> int | None:
-    """Names the memory of the tensor that `node` computes."""
+    """An identifier of the memory of the tensor that `node` computes, or None."""
     value = node.meta.get("val")
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
 
 
 def alike(first: object, second: object) -> bool:
-    """Whether both are nodes of tensors of one shape and type."""
+    """Whether both are nodes of tensors with the same shape and type."""
     if not isinstance(first, Node) or not isinstance(second, Node):
         return False
     values = first.meta.get("val"), second.meta.get("val")

@@ -15,11 +15,11 @@ aten = torch.ops.aten
 NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 CHECKS = (aten._assert_tensor_metadata.default,)
-"""Operators that only check the type of a tensor, which the graph fixes."""
+"""Operators that only check a tensor's type, which is fixed in the graph."""
 
 
 def use_first_names(graph: GraphModule, first: Mapping[str, str]) -> None:
-    """Let `graph` read each tensor by its first name; torch records the last one."""
+    """Let `graph` read each tensor by its first name; torch records the last name."""
     for node in graph.graph.find_nodes(op="get_attr"):
         node.target = first.get(str(node.target), node.target)
 
@@ -28,11 +28,11 @@ def clean_up(graph: GraphModule) -> None:
     """Remove guards, checks, batch counters, dropouts of 0 and empty tensors in concatenations.
 
     Zero states of recurrent layers take the type of the weights, so that the graph also runs in
-    float64. Dropout between recurrent layers becomes an operator of its own, and stochastic depth
-    as transformers writes it a draw as other libraries make it.
+    float64. Dropout between recurrent layers becomes a separate operator. Stochastic depth in the
+    form of transformers becomes a random draw, as in other libraries.
     """
     draw_kept_paths(graph)
-    # Backwards, so that a node is erased before the nodes that it reads.
+    # Go backwards, so that a node is erased before the nodes that it reads.
     for node in reversed(list(graph.graph.nodes)):
         if node.target in RECURRENT:
             retype_zeros(graph, node)
@@ -46,13 +46,13 @@ def clean_up(graph: GraphModule) -> None:
         if guard or node.target in CHECKS or is_batch_counter(graph, node):
             graph.graph.erase_node(node)
     split_at_dropouts(graph)
-    # Batch norms whose output nothing reads still update their statistics, so that they stay.
+    # Batch norms stay even if nothing reads their output, because they update statistics.
     graph.graph.eliminate_dead_code(is_impure_node=is_impure)
     graph.recompile()
 
 
 def draw_kept_paths(graph: GraphModule) -> None:
-    """Write floor(rand + keep) as what it is: 1 with the probability keep, else 0."""
+    """Replace floor(rand + keep) by the same random draw: 1 with the probability keep, else 0."""
     for floor in graph.graph.find_nodes(op="call_function", target=aten.floor.default):
         (added,) = floor.args
         if added.target is not aten.add.Tensor or added.kwargs or len(added.users) > 1:
@@ -71,9 +71,10 @@ def draw_kept_paths(graph: GraphModule) -> None:
 
 
 def inline_regions(graph: GraphModule) -> None:
-    """Let operators under `torch.no_grad` and a disabled `torch.autocast` join the others.
+    """Move operators under `torch.no_grad` and a disabled `torch.autocast` into `graph` itself.
 
-    torch records them as graphs of their own. What a region under `no_grad` returns is detached.
+    torch records such regions as separate graphs. The outputs of a region under `no_grad` are
+    detached.
     """
     for node in list(graph.graph.nodes):
         if node.target is NO_GRAD:
@@ -100,7 +101,7 @@ def inline_regions(graph: GraphModule) -> None:
 
 
 def detached(graph: GraphModule, value: Any) -> Any:
-    """`value` without its gradient."""
+    """Return a new node that detaches the tensor `value`; any other value unchanged."""
     if not isinstance(value.meta.get("val"), Tensor):
         return value
     node = graph.graph.call_function(aten.detach.default, (value,))
@@ -109,7 +110,7 @@ def detached(graph: GraphModule, value: Any) -> Any:
 
 
 def skip_empty(node: Node) -> None:
-    """Let the concatenation `node` skip empty tensors (0,), with which caches of keys begin."""
+    """Remove empty tensors (0,) from the concatenation `node`; key caches start with them."""
     tensors: Any = node.args[0]
     full = [tensor for tensor in tensors if tuple(tensor.meta["val"].shape) != (0,)]
     if len(full) == 1:
@@ -133,7 +134,7 @@ def retype_zeros(graph: GraphModule, recurrent: Node) -> None:
 
 
 def is_batch_counter(graph: GraphModule, node: Node) -> bool:
-    """Whether `node` adds to an integer buffer that counts batches, as batch norms have."""
+    """Whether `node` adds to an integer buffer that counts batches, as in batch norms."""
     if node.target is not aten.add_.Tensor:
         return False
     counted = node.args[0]

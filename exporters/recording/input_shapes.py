@@ -1,4 +1,4 @@
-"""Explaining a wrong input shape: which layer does not fit the samples, and what it takes."""
+"""Explains a wrong input shape: names the layer that does not fit, and the input it takes."""
 
 import copy
 from contextlib import suppress
@@ -23,7 +23,7 @@ class _MismatchError(Exception):
 
 
 def wrong_input_shape(model: nn.Module, sample_shape: tuple[int, ...]) -> ModelError | None:
-    """The error for samples that a layer of `model` cannot take.
+    """Return the error for samples that a layer of `model` cannot take.
 
     Call it after the model has failed. It runs a copy of the model and stops at the first layer
     whose channels or features differ from those of its input.
@@ -78,9 +78,9 @@ def _check_input(layer: nn.Module, inputs: tuple[object, ...]) -> None:
 
 
 def _expected_input(layer: nn.Module) -> tuple[int, int, str, tuple[int, ...]] | None:
-    """Axis and size of a layer's channels, its input in words, and the numbers of axes allowed.
+    """Axis and size of a layer's channels, its input as text, and the allowed numbers of axes.
 
-    None for layers whose input is not known; no numbers of axes if any will do.
+    None if the input of such a layer is not known. An empty tuple allows any number of axes.
     """
     match layer:
         case _ConvNd():

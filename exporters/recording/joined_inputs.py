@@ -1,4 +1,4 @@
-"""Models with several inputs: one sample holds all of them, one after the other."""
+"""Joins the inputs of a model: one sample holds all of them, one after the other."""
 
 import inspect
 import itertools
@@ -22,8 +22,8 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
     A bundle has one array of samples, `x`. Afterwards a sample of the model is a vector: the inputs
     flattened, one after the other in the order of `shapes`. Prepare `x` in the same way, for
     example with `np.concatenate([input_ids, attention_mask], axis=1)`. All inputs have the type of
-    the samples: float32, or int64 if the model embeds whole numbers. So a mask beside token ids is
-    int64 too, and places that it leaves out hold some valid id, such as 0.
+    the samples: float32, or int64 if the model embeds integers. So a mask for token ids is int64
+    too. Positions that the mask leaves out must hold a valid id, such as 0.
 
     Args:
         model: The model. Its tensors keep their names; only its `forward` changes.
@@ -33,8 +33,8 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
         `model` itself.
 
     Raises:
-        ModelError: `forward` has no argument of a name, needs further ones, or no shape is given.
-            The model itself raises it for samples that are not as long as its inputs together.
+        ModelError: `forward` has no argument of a given name, a required argument has no shape, or
+            no shape is given. The model itself raises it for samples of another length.
 
     Examples:
         >>> import torch
@@ -56,7 +56,7 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
         inputs = {name: x[:, a:b].reshape(-1, *shape) for (name, shape), (a, b) in parts}
         return original.forward(self, **inputs)
 
-    # A class, not an attribute of the model, because a copy of the model must call its own layers.
+    # A new class, not an attribute: a copy of the model must call its own layers.
     model.__class__ = type(original.__name__, (original,), {"forward": forward})
     return model
 
@@ -67,8 +67,8 @@ def wrong_length(
     """The error for samples of the shape `came` that must be vectors of `length` numbers."""
     parts = " + ".join(f"{name} {math.prod(shape)}" for name, shape in shapes.items())
     return ModelError(
-        "The joined inputs of {model} need samples of {needs} numbers ({parts}); samples of the "
-        "shape ({shape}) came. Give the input shape {needs}.",
+        "The joined inputs of {model} need samples of {needs} numbers ({parts}). These samples "
+        "have the shape ({shape}). Give the input shape {needs}.",
         code="model.inputs",
         needs=length,
         came=list(came),
@@ -79,7 +79,7 @@ def wrong_length(
 
 
 def check_names(model: type[nn.Module], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ModelError if the inputs `shapes` are not those that `model` can be called with."""
+    """Raise ModelError if `model` cannot be called with the inputs in `shapes`."""
     parameters = list(inspect.signature(model.forward).parameters.values())[1:]
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -87,8 +87,8 @@ def check_names(model: type[nn.Module], shapes: Mapping[str, tuple[int, ...]]) -
     title = f"{model.__name__}.forward"
     if not shapes:
         raise ModelError(
-            "join_inputs was given no inputs. {model} takes {takes}: give the shape of each that "
-            "your samples hold.",
+            "join_inputs needs at least one input. {model} takes {takes}: give the shape of each "
+            "input that your samples contain.",
             code="model.inputs",
             takes=known,
             model=title,

@@ -92,7 +92,7 @@ def check_parameter(name: str, value: Tensor) -> None:
     check_name(name)
     if value.numel() == 0:
         raise ModelError(
-            "{parameter!r} has shape {shape}, which holds no numbers. Remove it.",
+            "{parameter!r} has shape {shape} and so no elements. Remove it.",
             code="model.empty-parameter",
             parameter=name,
             shape=tuple(value.shape),
@@ -135,15 +135,15 @@ def check_name(name: str) -> None:
         )
     if set(name) & {'"', "\\"} or not name.isprintable():
         raise ModelError(
-            "{name!r} has a quotation mark, a backslash or a control character in its name, which "
-            "a recorded model cannot have. Rename its module.",
+            "The name {name!r} contains a quotation mark, a backslash or a control character. "
+            "Recorded models cannot have such names. Rename its module.",
             code="model.invalid-name",
             name=name,
         )
 
 
 def check_layer(name: str, module: nn.Module) -> None:
-    """Raise ModelError for a layer that torch may record but that can never be exported."""
+    """Raise ModelError for a layer that can be recorded but not exported."""
     if isinstance(module, nn.RNNCellBase):
         kind = type(module).__name__
         raise ModelError(
@@ -220,8 +220,9 @@ def check_sizes(graph: GraphModule) -> None:
         sizes = value.shape if isinstance(value, Tensor) else ()
         if any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes):
             raise ModelError(
-                "The size of {operator}{place} depends on values inside the model; only the batch "
-                "size may vary. Mask with torch.where instead of selecting.",
+                "The size of the result of {operator}{place} depends on values inside the model; "
+                "only the batch size may vary. Mask elements with torch.where instead of "
+                "selecting them.",
                 code="model.data-dependent-size",
                 operator=str(node.target),
                 place=source_lines.place_of_node(node),
@@ -266,9 +267,9 @@ def check_deterministic(graph: GraphModule) -> None:
             is_dropout = "dropout" in str(node.target)
             remedy = "set dropout to 0" if is_dropout else "remove it, or use a dropout"
             raise ModelError(
-                "The model draws random numbers when it trains ({operator}{place}{line}), which "
-                "only nn.Dropout, nn.Dropout1d to 3d, attention, recurrent layers and stochastic "
-                "depth may do; {remedy}.",
+                "The model draws random numbers when it trains ({operator}{place}{line}). Only "
+                "nn.Dropout, nn.Dropout1d to 3d, attention, recurrent layers and stochastic depth "
+                "may do so; {remedy}.",
                 code="model.random-numbers",
                 operator=str(node.target),
                 layer=layer,
@@ -287,7 +288,7 @@ def check_writes(graph: GraphModule) -> None:
         if isinstance(written, Node) and written.op == "get_attr":
             raise ModelError(
                 "The model changes its own tensor {tensor!r} when it runs ({operator}); only "
-                "batch norms may do so. Leave out what writes it: max_norm of an embedding, "
+                "batch norms may do so. Remove the cause: max_norm of an embedding, "
                 "spectral norm (weight norm can be exported), or an average that the model keeps "
                 "itself.",
                 code="model.writes-own-tensor",

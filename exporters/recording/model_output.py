@@ -1,4 +1,4 @@
-"""Which tensor a family trains when a model returns several, as `transformers` and detectors do."""
+"""Chooses the tensor to train if a model returns several, as `transformers` and detectors do."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +10,14 @@ PREFERRED = "logits"
 
 
 def trained_output(returned: object) -> object:
-    """The output of a model that is trained.
+    """Choose the output to train from the value that a model returns.
 
     Args:
-        returned: What the model returns.
+        returned: The value that the model returns.
 
     Returns:
-        A tensor as it is; of a mapping (such as the `ModelOutput` of transformers) its `logits`,
-        or else its first value; of a tuple or list the first value. Other objects as they are.
+        For a mapping (such as the `ModelOutput` of transformers), its `logits` or else its first
+        value. For a tuple or list, its first value. Otherwise `returned` itself.
 
     Examples:
         >>> trained_output({"hidden": 1, "logits": 2}), trained_output((3, 4)), trained_output(5)
@@ -32,10 +32,10 @@ def trained_output(returned: object) -> object:
 
 
 def return_trained_output(model: nn.Module) -> None:
-    """Let `model` take one tensor and return only its trained output; call it with a copy."""
+    """Make `model` take one tensor and return only its trained output. Call it with a copy."""
     forward = model.forward
 
-    # Not with a module of its own around the model: that would rename all tensors.
+    # A module around the model would rename all tensors.
     def one_output(x: Tensor) -> Any:
         return trained_output(forward(x))
 

@@ -1,6 +1,6 @@
-"""Notices random numbers that a model draws while it is recorded, outside of its dropouts.
+"""Detects random numbers that a model draws outside of its dropouts while it is recorded.
 
-A recording would repeat the decisions that followed from them in every step.
+A recording would repeat the results of such draws in every step.
 """
 
 import pickle
@@ -18,10 +18,10 @@ FUNCTIONS = ("rand", "randn", "randint", "randperm", "normal")
 
 
 class RandomDraws(TorchFunctionMode):
-    """Context that notices draws by torch's own functions, and by numpy's and Python's generators.
+    """Context that detects draws by torch's functions, and by numpy's and Python's generators.
 
     Attributes:
-        line: The user's line that called a function of torch such as `torch.rand` last; or empty.
+        line: The user's line with the last call of a function such as `torch.rand`; or empty.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class RandomDraws(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def outside_torch(self) -> bool:
-        """Whether numpy's or Python's generator has drawn since the context was made."""
+        """Whether numpy's or Python's generator has drawn since this object was created."""
         return generator_states() != self._before
 
 
@@ -51,11 +51,11 @@ def generator_states() -> tuple[object, ...]:
 
 
 def decides_at_random(line: str) -> ModelError:
-    """The error for a model that compares the random number of `line` to choose what it runs."""
+    """The error for a model that chooses its operators by the random number drawn at `line`."""
     return ModelError(
-        "The model decides with a random number which operators it runs ({line}), as layerdrop "
-        "does; a training step runs the same operators for every batch. Set the probability to 0 "
-        "in the model's configuration (layerdrop, encoder_layerdrop and decoder_layerdrop in "
+        "The model uses a random number to choose which operators it runs ({line}), as layerdrop "
+        "does. A training step must run the same operators for every batch. Set the probability to "
+        "0 in the model's configuration (layerdrop, encoder_layerdrop and decoder_layerdrop in "
         "transformers), or use stochastic depth, which multiplies with a random mask.",
         code="model.random-numbers",
         line=line,

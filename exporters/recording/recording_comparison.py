@@ -1,4 +1,4 @@
-"""Compares a recording with the model that it was made from: outputs and gradients, by numbers."""
+"""Compares the outputs and gradients of a recording with those of the recorded model."""
 
 import copy
 import math
@@ -21,7 +21,7 @@ from profiles.errors import ModelError
 RECORDING_TOLERANCE = 1e-3
 """Largest difference between a model and its recording, relative to the norm of the model's result.
 
-Both run in float32, so that only rounding may differ."""
+Both run in float32, so only rounding errors may differ."""
 
 
 def check_recording(model: nn.Module, captured: Captured) -> None:
@@ -36,7 +36,7 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
     for training, graph in ((True, captured.training), (False, captured.inference)):
         generator = torch.Generator().manual_seed(0)
         x = random_samples(captured, generator)
-        # One after the other, because each needs the memory of the model's gradients.
+        # Run them one after the other, because each needs memory for the model's gradients.
         expected, references = original_results(model, training, captured, x, generator)
         output, results = recorded_results(graph, training, captured, x, generator)
         pairs = [([output], [expected], "output"), (results, references, "gradient")]
@@ -56,7 +56,7 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
 def original_results(
     model: nn.Module, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, list[Tensor]]:
-    """Output of `model` for `x`; while training also its gradients, under random weights."""
+    """The output of `model` for `x`; in training mode also the gradients of a random weighting."""
     # A copy: running the model updates the statistics of its batch norms.
     original = copy.deepcopy(model).train(training)
     output = run_original(original, x)
@@ -70,7 +70,7 @@ def original_results(
 def recorded_results(
     graph: GraphModule, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, list[Tensor]]:
-    """`original_results` of the recording."""
+    """The output and the gradients of the recording; see `original_results`."""
     tensors = {n: v.detach().clone() for n, v in captured.tensors.items()}
     leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
     # The same seed in both runs, so that dropouts use the same masks.
@@ -83,7 +83,7 @@ def recorded_results(
 
 
 def random_like(output: Tensor, generator: torch.Generator) -> Tensor:
-    """Random numbers of the shape of `output`, the same at every call."""
+    """Random numbers in the shape of `output`, the same at every call."""
     return torch.randn(output.shape, generator=generator.manual_seed(1))
 
 
@@ -119,13 +119,13 @@ def run_original(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> list[Tensor]:
-    """The model's own `gradients`. Raises ModelError if PyTorch finds no finite ones."""
+    """The gradients of the model itself. Raises ModelError if they fail or are not finite."""
     try:
         own = gradients(output, weight, leaves)
     except RuntimeError as error:
         raise ModelError(
             "PyTorch itself cannot train the model: {reason}. Run loss.backward() on a batch to "
-            "see the place.",
+            "see the failing line.",
             code="model.backward-fails",
             reason=source_lines.first_line(error),
         ) from error
@@ -138,9 +138,8 @@ def check_finite(values: Tensor, what: str) -> None:
     """Raise ModelError if the model's own output or gradient holds nan or infinity."""
     if not torch.isfinite(values).all():
         raise ModelError(
-            "The model's {what} on a batch of random samples holds a number that is not finite, "
-            "as a root or a logarithm of a negative number does. It must be finite for any "
-            "samples.",
+            "The model's {what} on a batch of random samples contains nan or infinity, for example "
+            "the logarithm of a negative number. It must be finite for all samples.",
             code="model.result-not-finite",
             what=what,
         )

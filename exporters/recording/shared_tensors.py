@@ -1,6 +1,6 @@
-"""Tensors that a model has under several names, such as the weight of tied layers.
+"""Finds tensors that a model has under several names, such as the weight of tied layers.
 
-Everywhere else such a tensor is one tensor under its first name.
+All other modules know such a tensor only by its first name.
 """
 
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The first name of each tensor, by all of its names.
+    """Map each name to the first name of its tensor.
 
-    Two names are names of one tensor if the same numbers in memory are meant.
+    Two names belong to the same tensor if they refer to the same numbers in memory.
 
     Args:
         tensors: Tensors by name, for example a state dict.
 
     Returns:
-        For each name of `tensors` the first name of its tensor.
+        For each name in `tensors`, the first name of its tensor.
 
     Examples:
         >>> import torch

@@ -27,20 +27,20 @@ def split_at_dropouts(graph: GraphModule) -> None:
         if node.target in RECURRENT and node.args[4] > 1 and node.args[5] > 0:
             with graph.graph.inserting_before(node):
                 results = SingleLayers(graph.graph, node).results()
-            for user in list(node.users):  # they take one of its results each
+            for user in list(node.users):  # each user takes one result
                 user.replace_all_uses_with(results[user.args[1]])
                 graph.graph.erase_node(user)
             graph.graph.erase_node(node)
 
 
 class SingleLayers:
-    """The layers of one recurrent operator `node`, as operators of their own in `graph`."""
+    """Adds each layer of the recurrent operator `node` to `graph` as a separate operator."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self._graph, self._node = graph, node
 
     def results(self) -> list[Node]:
-        """The sequence and the last states of all layers, as `node` returns them."""
+        """Add all layers; return the sequence and the last states of all layers, as `node` does."""
         arguments: Any = self._node.args
         x, states, params, biases, count, rate, train, both, batch_first = arguments
         single = isinstance(states, Node)
@@ -70,17 +70,17 @@ class SingleLayers:
         ]
 
     def _call(self, target: Any, *args: Any) -> Node:
-        """A new node, of the module and line of the operator that it is a part of."""
+        """Add a node with the module and the source line of the recurrent operator."""
         node = self._graph.call_function(target, args)
         values: Any = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-        # The values have no data: this computes shapes. PyTorch would run every step for them.
+        # The values have no data. For their shapes alone, PyTorch would run every step.
         value = layer_shapes(*values) if target in RECURRENT else target(*values)
         node.meta = {**self._node.meta, "val": value}
         return node
 
 
 def layer_shapes(x: Tensor, states: Tensor | list[Tensor], *settings: Any) -> tuple[Tensor, ...]:
-    """Results without values of one layer: x (T, B, i) and states (directions, B, n)."""
+    """The results of one layer without data, for x (T, B, i) and states (directions, B, n)."""
     given = [states] if isinstance(states, Tensor) else states
     directions, _, units = given[0].shape
     sequence = x.new_empty((*x.shape[:2], directions * units))

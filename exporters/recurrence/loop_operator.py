@@ -79,7 +79,7 @@ loop = torch.ops.edgetailor.loop.default
 def run_loop(
     name: str, states: Tensors, inputs: Tensors, constants: Tensors, reverse: bool
 ) -> Tensors:
-    """Run the step `name` for every row of `inputs`, in `reverse` from the last row to the first.
+    """Run the step `name` for every row of `inputs`; with `reverse`, begin at the last row.
 
     In both directions, row t of an output is the result for row t of the inputs.
     """

@@ -19,8 +19,9 @@ SELECTOR = "select_one_layer_lstm_function"
 def empty_layer(
     x: Tensor, state: tuple[Tensor, Tensor], params: Any, has_biases: bool, reverse: bool = False
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Results of one LSTM layer without values: x (T, B, i) and states (B, h), (B, c) to
-    an empty sequence (T, B, h) and copies of the states.
+    """Return the results of one LSTM layer in the right shapes, without computing them.
+
+    For x (T, B, i) and states (B, h), (B, c): an empty sequence (T, B, h) and copies of the states.
     """
     hidden, cell = state
     return hidden.new_empty((x.shape[0], *hidden.shape)), (hidden.clone(), cell.clone())

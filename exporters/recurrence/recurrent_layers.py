@@ -75,7 +75,7 @@ def run_recurrent_layers(
     Raises:
         ExportError: The LSTM has projections.
     """
-    # Recording turns dropout between layers into operators of its own (split_at_dropouts).
+    # Recording turns dropout between layers into separate operators (split_at_dropouts).
     assert not (train and dropout and num_layers > 1)
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     per_cell = 4 if has_biases else 2

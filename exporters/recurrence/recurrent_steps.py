@@ -22,7 +22,7 @@ times slower with subnormal numbers, which are below 1e-38."""
 
 def flush_tiny(gradient: Tensor) -> Tensor:
     """Round tiny numbers in `gradient` to zero; see SMALLEST."""
-    # The sum cannot hold digits below SMALLEST * 1e-7, so that the difference is free of them.
+    # The sum has no digits below SMALLEST * 1e-7, so the difference has none either.
     return (gradient + SMALLEST) - SMALLEST
 
 
@@ -179,7 +179,7 @@ def plain_derivative(name: str) -> Callable[[Loop, Gradients], Gradients]:
 
 
 def or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
-    """Return `gradient`, or zeros if it is None."""
+    """Return `gradient`, or zeros in the shape of `like` if it is None."""
     return torch.zeros_like(like) if gradient is None else gradient
 
 

@@ -1,4 +1,4 @@
-"""Finds the decomposition whose formula is wrong, after the traced graph turned out to be wrong."""
+"""Finds the decomposition with a wrong formula, if the traced graph is wrong."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,20 +17,20 @@ from exporters.verification.double_precision import DoublePrecision, doubled
 from exporters.verification.errors import distance
 
 ROUNDING = 1e-12
-"""Of results that cancel, in float64."""
+"""Rounding error of float64 results that cancel to almost zero."""
 
 
 class DecompositionCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each decomposition beside the operator that it replaces, in float64.
+    """Runs each decomposition and the operator that it replaces, in float64.
 
     Attributes:
-        found: The first operator whose decomposition differs, and the names of the inputs of the
+        wrong: The first operator whose decomposition differs, and the names of the inputs of the
             signature that it reads; None if there is none.
     """
 
     def __init__(self, forms: Decompositions, names: Mapping[int, str], tolerance: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: tuple[str, list[str]] | None = None
+        self.wrong: tuple[str, list[str]] | None = None
         self._forms, self._names, self._tolerance = {**table(), **forms}, names, tolerance
 
     def __torch_dispatch__(
@@ -38,14 +38,14 @@ class DecompositionCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run `func` in float64, and its decomposition on copies of the same inputs."""
         args, kwargs = tree_map(doubled, (args, kwargs or {}))
-        form = self._forms.get(func) if self.found is None else None
+        form = self._forms.get(func) if self.wrong is None else None
         copies = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
         with DoublePrecision():  # type: ignore[no-untyped-call]
             results = func(*args, **kwargs)
             instead = NotImplemented if form is None else form(*copies[0], **copies[1])
         if instead is not NotImplemented and not self._alike(instead, results):
             read = [self._names.get(x.data_ptr()) for x in tree_leaves(args) if is_tensor(x)]
-            self.found = func._schema.name, [name for name in read if name is not None]
+            self.wrong = func._schema.name, [name for name in read if name is not None]
         return results
 
     def _alike(self, came: object, right: object) -> bool:
@@ -83,7 +83,8 @@ def wrong_decomposition(
         tolerance: Largest error relative to the norm of a result.
 
     Returns:
-        The operator's name, and the names of the inputs that it reads; None if all are right.
+        The operator's name, and the names of the inputs that it reads; None if all decompositions
+        are right.
     """
     given = {name: doubled(value) for name, value in feeds.items()}
     names = {value.data_ptr(): name for name, value in given.items()}
@@ -96,4 +97,4 @@ def wrong_decomposition(
 
     with check, RecurrenceLoops(), Composites():
         functionalize(flat)(*(given[port] for port in ports))
-    return check.found
+    return check.wrong

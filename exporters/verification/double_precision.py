@@ -22,14 +22,14 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def doubled(value: Any) -> Any:
-    """float64 in place of float32: a tensor, or the type itself."""
+    """Turn a float32 tensor, or the type float32, into float64; return other values unchanged."""
     if isinstance(value, Tensor):
         return value.double() if value.dtype == torch.float32 else value
     return torch.float64 if value is torch.float32 else value
 
 
 def reference(signature: ProgramSignature, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The outputs of `signature` in float64, by PyTorch's kernels and its autograd."""
+    """The outputs of `signature` in float64, computed by PyTorch's kernels and autograd."""
     with DoublePrecision():  # type: ignore[no-untyped-call]
         results = signature.function({name: doubled(value) for name, value in feeds.items()})
     return {name: value.detach() for name, value in results.items()}

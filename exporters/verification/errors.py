@@ -1,11 +1,12 @@
-"""The distance between what a graph computed and what is right."""
+"""Measures the difference between the results of a graph and the correct results."""
 
 import torch
 from torch import Tensor
 
 ROUNDING = 1e-4
-"""Tensors below this size, and changes below this share of their tensor, are rounding divided by
-the tolerance."""
+"""Tensors below this size, and changes below this share of their tensor, may be rounding alone:
+errors are relative to at least this size. It is a typical rounding error divided by the tolerance.
+"""
 
 HUGE = 1e30
 """Numbers above this stand for infinity, for example where attention is masked."""
@@ -14,10 +15,10 @@ HUGE = 1e30
 def relative_error(came: Tensor, expected: Tensor, before: Tensor | None = None) -> float:
     """Norm of the difference relative to the norm of `expected`; infinite if `came` is not finite.
 
-    The error of state is relative to its change since `before`: a wrong gradient times a learning
-    rate would be small relative to the weights. An absolute bound applies to tensors that are zero
-    except for rounding, such as the gradient of a bias before a batch norm, and to changes of that
-    size.
+    For state, the error is relative to the change since `before`: relative to the weights, a wrong
+    gradient times a learning rate would be small. An absolute bound (ROUNDING) applies to tensors
+    and changes that are zero except for rounding, such as the gradient of a bias before a batch
+    norm.
     """
     right = expected.double()
     difference: float = (came.double() - right).norm().item()
@@ -33,16 +34,16 @@ def relative_error(came: Tensor, expected: Tensor, before: Tensor | None = None)
 
 
 def distance(came: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Norm of the difference, and norm of `expected`, as float32 can express both.
+    """Norm of the difference, and norm of `expected`, as far as float32 can express the values.
 
-    Where both are huge or no number, they count as equal. The difference is infinite if only one
-    is.
+    Elements that are huge or nan in both tensors count as equal. If an element is huge or nan in
+    only one of them, the difference is infinite.
     """
     right = expected.double()
     difference, size = (came.double() - right).norm().item(), right.norm().item()
     if difference < HUGE and size < HUGE:
         return difference, size
-    # Through float32, so that what overflows or vanishes in float32 does so on both sides.
+    # Convert both to float32, so that values that overflow or vanish there do so on both sides.
     left, right = came.float().double(), expected.float().double()
     left_huge, right_huge = ~(left.abs() <= HUGE), ~(right.abs() <= HUGE)
     signs = [value[right_huge].nan_to_num(0).sign() for value in (left, right)]

@@ -1,4 +1,4 @@
-"""Random inputs to verify a signature with."""
+"""Draws random inputs for the verification of a signature."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,7 +10,7 @@ from device_agent.formats.manifest import SAFE_LIMIT, Port
 from exporters.programs.program import Program
 
 STATE = 1e-3
-"""Below this, numbers of an optimizer's state are drawn."""
+"""Upper bound of the random numbers in optimizer state."""
 
 
 def examples(
@@ -49,15 +49,15 @@ def example(
         return torch.randint(program.sample_limit or SAFE_LIMIT, shape, generator=generator)
     if port.kind == "samples":
         return torch.randn(shape, generator=generator)
-    # Optimizer state. Second moments and step counts must not be negative. A wrong gradient would
-    # not show beside a large velocity.
+    # Optimizer state. Second moments and step counts must not be negative. A large velocity would
+    # hide a wrong gradient.
     return torch.rand(shape, generator=generator) * STATE
 
 
 def random_labels(classes: int, shape: list[int], generator: torch.Generator) -> Tensor:
-    """Random classes of `shape`; a quarter is IGNORED if a sample has several.
+    """Random classes in `shape`. If samples have several labels, a quarter of them is IGNORED.
 
-    Every second sample has labels in its first half alone: CTC cannot write longer sequences.
+    Every second sample has labels only in its first half, because CTC has too few steps for more.
     """
     labels = torch.randint((LabelRule(classes).highest or 0) + 1, shape, generator=generator)
     if len(shape) == 1:

@@ -21,8 +21,8 @@ class Result:
 
     Attributes:
         value: A tensor, a number, or several.
-        nudged: Computes the value once more, with rounding errors added to what it depends on.
-        read: Number of elements of the largest tensor that it was computed from.
+        nudged: Computes the value again, with rounding errors added to the inputs.
+        read: Number of elements of the operator's largest input.
     """
 
     value: Any
@@ -31,7 +31,7 @@ class Result:
 
 
 Judge = Callable[[Node, Result], Result]
-"""Takes a node and its result; returns the result that the nodes behind it read."""
+"""Takes a node and its result; returns the result that later nodes read."""
 
 
 def run_graph(
@@ -45,10 +45,10 @@ def run_graph(
 
     Args:
         module: A traced graph in float64.
-        inputs: For its placeholders, in order.
+        inputs: The values of its placeholders, in order.
         judge: Called after each operator.
         nudge: Adds rounding errors to an input, for `Result.nudged`.
-        keep_outputs: Whether the outputs are wanted. They take twice the memory of the model.
+        keep_outputs: Whether to return the outputs. They take twice the memory of the model.
 
     Returns:
         The graph's outputs, after `judge`; none if they are not kept.
@@ -72,18 +72,18 @@ def run_graph(
 
 
 def leaf(value: Tensor, nudge: Callable[[Tensor], Tensor]) -> Result:
-    """A value that no node computes."""
+    """Wrap `value` as a result that depends on no other node."""
     return Result(value, lambda: nudge(value))
 
 
 def computed(node: Node, known: Mapping[Node, Result]) -> Result:
-    """The result of calling the operator `node` on the results of others."""
+    """Call the operator `node` on the results of its inputs."""
     sources = {source: known[source] for source in node.all_input_nodes}
 
     def call(read: Callable[[Result], Any]) -> Any:
         # The inputs of the graph are float32 until an operator reads them, to save memory.
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: doubled(read(sources[n])))
-        # Operators may lay out their float64 results in another order than while tracing.
+        # A float64 result may have another memory layout than while tracing, where a view fails.
         target = aten.reshape.default if node.target in VIEWS else node.target
         value = cast(Callable[..., Any], target)(*args, **kwargs)
         # Operators that make a tensor choose float32 by default.
@@ -98,7 +98,7 @@ def computed(node: Node, known: Mapping[Node, Result]) -> Result:
 
 
 def last_reads(module: GraphModule, keep_outputs: bool) -> dict[Node, list[Node]]:
-    """For each node, the nodes that no later node reads; outputs count as read at the end."""
+    """By node: the nodes that no later node reads. Outputs are read at the end."""
     seen: set[Node] = set()
     readers: dict[Node, list[Node]] = {}
     for node in reversed(module.graph.nodes):

@@ -1,4 +1,4 @@
-"""Says where in the model an operator of a traced graph belongs."""
+"""Finds the parameter and the source line that an operator of a traced graph belongs to."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
@@ -11,13 +11,13 @@ from exporters.programs.source_lines import place_of_operator, place_of_tensor
 
 
 def operator_name(node: Node) -> str:
-    """Name like aten::convolution, or of the Python function."""
+    """The name of the operator of `node`, like aten::convolution; or of its Python function."""
     target = node.target
     return target._schema.name if isinstance(target, OpOverload) else str(target)
 
 
 def nearest_parameter(module: GraphModule, signature: ProgramSignature, node: Node) -> str:
-    """The state that `node` reads or computes with the fewest operators between; or empty."""
+    """The name of the state that is nearest to `node` in the graph; or empty."""
     read = {
         source: port.state
         for source, port in zip(
@@ -41,13 +41,13 @@ def nearest_parameter(module: GraphModule, signature: ProgramSignature, node: No
 def search(
     start: Node, names: Mapping[Node, str], neighbours: Callable[[Node], Iterable[Node]]
 ) -> tuple[int, str] | None:
-    """Distance and name of the nearest node in `names`."""
+    """Distance and name of the node in `names` that is nearest to `start`, or None."""
     seen, edge, steps = {start}, [start], 0
     while edge:
         named = [names[node] for node in edge if node in names]
         if named:
             return steps, named[0]
-        ahead = dict.fromkeys(one for node in edge for one in neighbours(node))
+        ahead = dict.fromkeys(neighbour for node in edge for neighbour in neighbours(node))
         edge = [node for node in ahead if node not in seen]
         seen.update(edge)
         steps += 1
@@ -55,7 +55,7 @@ def search(
 
 
 def place_in_source(signature: ProgramSignature, parameter: str, operator: str) -> str:
-    """Module and line of the model's source that reads `parameter`, else that calls `operator`."""
+    """Module and source line that reads `parameter` or, if unknown, that calls `operator`."""
     return place_of_tensor(signature.source, parameter) or place_of_operator(
         signature.source, operator
     )

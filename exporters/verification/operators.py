@@ -1,8 +1,8 @@
 """Compares each operator that a runtime executes with PyTorch's in float64, on the same inputs.
 
 The runtime returns the values inside the graph. Each operator is computed again from the runtime's
-own values of its inputs, so that rounding does not add up from operator to operator, and a mask
-that depends on the sign of a value is the same on both sides.
+own values of its inputs. So rounding does not add up from operator to operator, and masks that
+depend on the sign of a value are equal on both sides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,15 +27,15 @@ NUDGE = 2**-23
 """The rounding error of a float32 number, relative to the number."""
 
 SUMMED = 64
-"""An operator that misses the tolerance may also be off by this many times what errors of NUDGE in
-its inputs change: a sum may cancel to almost zero. For a sum of n numbers, n times are allowed if
-that is more: a runtime that adds them one by one rounds n partial sums."""
+"""If an operator misses the tolerance, its inputs get random errors of NUDGE. The allowed error
+grows by SUMMED times the change of the result, because a sum may cancel to almost zero. For a sum
+of more numbers, it grows by their number times the change: each partial sum may be rounded."""
 
 DRAWS = 8
 """How often the inputs of an operator with few results are nudged."""
 
 TINY = 1e-35
-"""Numbers below this may be zero on a device, which need not have the smallest float32 numbers."""
+"""A device may round numbers below this to zero."""
 
 RUN_BYTES = 2**26
 """Most bytes of values that one run of the runtime returns."""
@@ -50,10 +50,10 @@ class OperatorError:
 
 
 class OperatorCheck:
-    """Compares the operators of one graph, as `run_graph` computes them one by one.
+    """Compares the operators of one graph while `run_graph` computes them one by one.
 
     Attributes:
-        worst: The operator with the largest error; None before the first.
+        worst: The operator with the largest error; None before the first comparison.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class OperatorCheck:
             sizes: Number of elements of each tensor in the traced graph, by its node's name.
 
         Returns:
-            The worst operator; None if the runtime has no value of any.
+            The worst operator; None if the runtime has the value of no operator.
         """
         names = [name for name in sizes if self._place(name) is not None]
         self._ahead = batches(names, sizes)
@@ -106,7 +106,7 @@ class OperatorCheck:
         return leaf(came.to(dtype), self._nudge)
 
     def _place(self, name: str) -> Place | None:
-        """Where the runtime has the value of the node called `name`; None if it has not."""
+        """The runtime's tensor with the value of the node called `name`; None if there is none."""
         place = self._traced.places.get(name)
         return None if place is None or place.name in self._graph.dropped else place
 
@@ -116,7 +116,7 @@ class OperatorCheck:
         scale = max(size, TINY * max(1, came.numel()) ** 0.5)
         if difference <= TOLERANCE * scale:
             return OperatorError(node, difference / scale)
-        # By chance, one number may move by almost nothing; many do not.
+        # A single number may move by almost nothing by chance, so a small result is drawn often.
         draws = DRAWS if came.numel() < DRAWS**2 else 1
         moved = max(distance(result.nudged(), result.value)[0] for _ in range(draws))
         summed = max(SUMMED, result.read / max(1, came.numel()))
@@ -132,14 +132,14 @@ class OperatorCheck:
         return value * (1 + NUDGE * noise)
 
     def _returned(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """The runtime's values of the nodes called `names`, by the name of their place."""
+        """The runtime's values of the nodes called `names`, by the runtime's tensor name."""
         wanted = list(dict.fromkeys(self._traced.places[name].name for name in names))
         given = {n: t.numpy() for n, t in self._feeds.items() if n not in self._graph.held}
         return self._traced.values(self._graph.data, given, wanted)
 
 
 def batches(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
-    """`names` in order, divided into parts of at most RUN_BYTES."""
+    """Divide `names`, in order, into parts whose values take at most RUN_BYTES."""
     parts: list[list[str]] = []
     left = 0
     for name in names:
@@ -152,7 +152,7 @@ def batches(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 def as_traced(value: np.ndarray, place: Place, shape: Sequence[int]) -> Tensor | None:
-    """A runtime's value in the axes of its node, whose value has `shape`; None if it has not."""
+    """Give a runtime's value the axes and the `shape` of its node; None if it does not fit."""
     if place.axes is None:
         return torch.from_numpy(value) if value.shape == tuple(shape) else None
     try:

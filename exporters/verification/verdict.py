@@ -9,14 +9,14 @@ class Verdict:
     """The worst value of all signatures.
 
     Attributes:
-        error: Its relative error.
-        signature: The signature that it belongs to.
-        output: Its port; for an operator inside the graph, the nearest parameter.
+        error: The relative error of this value.
+        signature: The signature that computes it.
+        output: The output port; for an operator inside the graph, the nearest parameter.
         seed: Fixes the random inputs.
         tolerance: The largest error that passes.
-        step: The step of a training signature that gave it, from 1.
-        steps: How many consecutive steps ran.
-        operator: The operator that the error is of, if it is known.
+        step: The training step that computed the value, from 1.
+        steps: The number of consecutive steps that ran.
+        operator: The operator that computed the value, if it is known.
         place: Where the model's source calls the operator, as ` (module 'head', ...)`, or empty.
     """
 
@@ -45,7 +45,7 @@ class Verdict:
 
     @property
     def worst(self) -> str:
-        """Where the error is: operator, or output and step."""
+        """The location of the error: the operator, or the output and step."""
         if self.operator is not None:
             near = f" near {self.output!r}" if self.output else ""
             return f"worst operator: {self.operator}{near} in {self.signature!r}{self.place}"

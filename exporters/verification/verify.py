@@ -1,10 +1,10 @@
-"""Verifies the graphs of a program on fresh random inputs, in three comparisons.
+"""Verifies the graphs of a program on new random inputs, in three comparisons.
 
-1. The traced graph in float64 with PyTorch's autograd in float64: the formulas are right.
-2. Each operator in the runtime with the same operator of the traced graph: the file says what was
-   traced, and the runtime computes it.
-3. Whole steps in the runtime with autograd, with a wide tolerance: the file as a device runs it,
-   in each form that this machine's runtime computes.
+1. The traced graph is compared with PyTorch's autograd, both in float64. This tests the formulas.
+2. Each operator in the runtime is compared with the same operator of the traced graph. This tests
+   the file and the runtime.
+3. Whole steps in the runtime are compared with autograd, with a wide tolerance. This tests the file
+   as a device runs it, in each form that this machine's runtime computes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,8 +28,8 @@ from exporters.verification.verdict import Verdict, worst
 from exporters.verification.whole_step import Run, errors, run_steps, tolerances
 
 TRACED_TOLERANCE = 1e-6
-"""Largest error of the traced graph in float64, which rounds to 1e-16: even a deep net that makes
-rounding errors a million times larger is far below."""
+"""Largest error of the traced graph in float64. float64 rounds to 1e-16, so even a deep net that
+makes rounding errors a million times larger stays far below."""
 
 Trace = Callable[[ProgramSignature], TracedGraph]
 """Traces a signature again, for a graph that comes from the cache."""
@@ -45,11 +45,11 @@ def verify(
     """Compare every signature of a program, as the device's runtime runs it, with PyTorch.
 
     Args:
-        program: Of a submodel.
-        graphs: Of every signature of `program`.
+        program: The program of a submodel.
+        graphs: The graph of every signature of `program`.
         values: Tensors that the bundle stores, by name. Other state starts at random.
-        trace: Traces a signature whose graph does not hold its traced graph.
-        seed: Fixes the random inputs; by default a fresh seed, which the verdict names.
+        trace: Traces a signature again if its graph has no `traced`.
+        seed: Fixes the random inputs. By default, a new seed is drawn; the verdict names it.
 
     Returns:
         The verdict on the worst value: the largest error relative to its tolerance.
@@ -67,7 +67,7 @@ def verify(
 
 
 class SignatureCheck:
-    """The three comparisons for one signature, whose graph is `graph`."""
+    """Makes the three comparisons for one signature and its `graph`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SignatureCheck:
         self.generator, self.seed = generator, seed
 
     def verdicts(self, values: Mapping[str, Tensor], trace: Trace) -> Iterator[Verdict]:
-        """The verdicts of all comparisons."""
+        """Yield the verdicts of all comparisons."""
         right: dict[str, Tensor] = {}
         for form in {blocked_form(block_size() or 0), WINOGRAD}.intersection(self.graph.forms):
             for _, verdict in self.whole_steps(values, right, form):
@@ -101,10 +101,10 @@ class SignatureCheck:
     def whole_steps(
         self, values: Mapping[str, Tensor], right: dict[str, Tensor], form: str | None = None
     ) -> Iterator[tuple[Run, Verdict]]:
-        """Every run of consecutive steps with its verdict; PyTorch's outputs come in `right`."""
+        """Yield each of the consecutive steps with its verdict; `right` gets PyTorch's outputs."""
         runs = run_steps(self.signature, self.graph, self.program, values, self.generator, form)
         steps = len(runs)
-        # Each of these is as large as the model, so each is released as soon as it is compared.
+        # Each run is as large as the model, so it is released as soon as it is compared.
         while runs:
             run = runs.pop(0)
             right.clear()
@@ -113,7 +113,7 @@ class SignatureCheck:
             run.came.clear()
 
     def whole_step(self, run: Run, right: Mapping[str, Tensor], step: int, steps: int) -> Verdict:
-        """The worst output of one run."""
+        """The verdict on the worst output of one step."""
         by_output = errors(self.signature, run.came, right, run.feeds)
         allowed = tolerances(self.signature, by_output, right, run.feeds, self.generator)
         return worst(
@@ -128,7 +128,7 @@ class SignatureCheck:
         results: Mapping[str, Tensor],
         right: Mapping[str, Tensor],
     ) -> Verdict:
-        """The worst output of the traced graph; names the decomposition that is wrong."""
+        """The verdict on the traced graph's worst output; it names a wrong decomposition."""
         by_output = errors(self.signature, results, right, run.feeds)
         error, output = max(zip(by_output, [p.name for p in self.signature.outputs], strict=True))
         verdict = Verdict(error, self.signature.name, output, self.seed, TRACED_TOLERANCE)
@@ -150,7 +150,7 @@ class SignatureCheck:
         )
 
     def operators(self, traced: TracedGraph, run: Run, sizes: Mapping[str, int]) -> Verdict | None:
-        """The worst operator in the runtime; None if the runtime shows the value of none."""
+        """The verdict on the worst operator in the runtime; None if no operator can be compared."""
         check = OperatorCheck(self.signature, self.graph, traced, run.feeds, self.generator)
         worst_operator = check.run(sizes)
         if worst_operator is None:
@@ -180,7 +180,7 @@ def values_of(
     def count(node: Node, result: Result) -> Result:
         if isinstance(result.value, Tensor):
             sizes[node.name] = result.value.numel()
-        return leaf(result.value, lambda value: value)  # does not hold what it was computed from
+        return leaf(result.value, lambda value: value)  # keeps no reference to its inputs
 
     inputs = [run.feeds[port.name] for port in signature.inputs]
     outputs = run_graph(traced.module, inputs, count)

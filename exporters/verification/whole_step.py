@@ -21,22 +21,22 @@ from exporters.verification.errors import relative_error
 from exporters.verification.example_inputs import examples
 
 TOLERANCE = 5e-2
-"""Largest error of a tensor relative to its norm. In a correct graph, a value within rounding of a
-ReLU's kink can move a deep net's gradient by 1e-2."""
+"""Largest error of a tensor relative to its norm. In a correct graph, rounding can move a value
+across a ReLU's kink and so change a deep net's gradient by 1e-2."""
 
 THREADS = 0
 """0 means one thread for each core."""
 
 NUDGE = 1e-6
 NUDGES = 4
-"""If a tensor misses the tolerance, PyTorch's float64 step runs NUDGES times on inputs that are off
-by about NUDGE. Four times the change of the result is added to the tolerance, because rounding
-inside the step has such an effect, too."""
+"""If a tensor misses the tolerance, PyTorch's float64 step runs NUDGES times on inputs with errors
+of about NUDGE. Four times the change of the result is added to the tolerance, because rounding
+inside the step has a similar effect."""
 
 BATCHES = (5, 3)
 """Samples of each consecutive step: the last batch of local data may be smaller."""
 CHOICE = b"then_branch"
-"""What a graph says that computes full batches in another way."""
+"""Text in the file of a graph that computes full batches in another way: an ONNX `If`."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -57,11 +57,11 @@ def run_steps(
     generator: torch.Generator,
     form: str | None = None,
 ) -> list[Run]:
-    """Run a signature in its runtime on random samples; once, or two steps if it trains.
+    """Run a signature in its runtime on random samples: once, or twice if it trains.
 
     The second step runs on new samples and on the state after the first. With `form`, the runtime
-    opens this form of `graph`. The first batch is full if the form computes full ones in another
-    way.
+    opens this form of `graph`. If the form computes full batches in another way, the first batch is
+    full.
     """
     state = {port.name for port in signature.inputs if port.state is not None}
     batches = BATCHES if signature.trains else BATCHES[:1]
@@ -75,7 +75,7 @@ def run_steps(
     runs: list[Run] = []
     feeds: dict[str, Tensor] = {}
     for batch in batches:
-        # The first step draws its state, too.
+        # For the first step, the state is drawn, too.
         ports = [port for port in signature.inputs if port.name not in state or not runs]
         feeds = {**feeds, **examples(ports, program, values, generator, batch)}
         given = {name: value.numpy() for name, value in feeds.items() if name not in graph.held}
@@ -104,7 +104,7 @@ def tolerances(
     feeds: Tensors,
     generator: torch.Generator,
 ) -> list[float]:
-    """The largest error that passes, for each output with these `relative_errors`."""
+    """The largest allowed error of each output; `relative_errors` are the errors of the outputs."""
     allowed = [TOLERANCE] * len(relative_errors)
     if max(relative_errors) > TOLERANCE:
         for _ in range(NUDGES):
@@ -114,7 +114,7 @@ def tolerances(
 
 
 def nudged(inputs: Tensors, generator: torch.Generator) -> dict[str, Tensor]:
-    """`inputs`, with every number changed by about NUDGE of itself."""
+    """`inputs` with a random relative error of about NUDGE in every number."""
     return {
         name: value * (1 + NUDGE * torch.randn(value.shape, generator=generator))
         if value.is_floating_point()

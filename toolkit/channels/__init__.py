@@ -3,5 +3,5 @@
 Start with `narrowing.py`. `channel_choice.py` says which channels stay. `channel_tracking.py`
 visits the operators of a graph. For each operator a rule in one of the `*_rules.py` modules states
 which axes of its inputs and outputs have the same channels. `channel_units.py` keeps this
-knowledge, and `operator_call.py` is the view of one operator call that a rule gets.
+knowledge, and `operator_call.py` describes one operator call for its rule.
 """

@@ -38,7 +38,7 @@ def reverse(step: Step) -> Value:
 
 
 def expand(step: Step) -> Value:
-    """Repeat axes of size 1. Later operands say which channels the new axes have."""
+    """Repeat axes of size 1. Later operands determine the channels of the new axes."""
     (x,) = step.inputs()
     sizes = step.sizes()
     axes = [fixed_axis(1)] * (len(sizes) - len(x)) + list(x)
@@ -51,7 +51,7 @@ def expand(step: Step) -> Value:
 
 
 def expand_as(step: Step) -> Value:
-    """Repeat axes of size 1 as another tensor has them."""
+    """Repeat axes of size 1 to the sizes of another tensor."""
     x, other = step.axes("self"), step.axes("other")
     for axis, like in zip(x[::-1], other[::-1], strict=False):
         if len(axis) == len(like):
@@ -60,7 +60,7 @@ def expand_as(step: Step) -> Value:
 
 
 def filled(step: Step) -> Value:
-    """A tensor filled with one number. Later operands say which channels its axes have."""
+    """A tensor filled with one number. Later operands determine the channels of its axes."""
     axes = tuple(map(step.units.new_axis, step.sizes()))
     step.resize("size", axes)
     return axes
@@ -71,9 +71,9 @@ def cat(step: Step) -> Value:
     tensors = [step.of(node) for node in step.argument("tensors")]
     dim = step.argument("dim") % len(tensors[0])
     for tensor in tensors[1:]:
-        for i, (one, other) in enumerate(zip(tensors[0], tensor, strict=True)):
+        for i, (left, right) in enumerate(zip(tensors[0], tensor, strict=True)):
             if i != dim:
-                step.units.join(one, other)
+                step.units.join(left, right)
     concatenated = np.concatenate([tensor[dim] for tensor in tensors])
     return tuple(concatenated if i == dim else axis for i, axis in enumerate(tensors[0]))
 
@@ -101,7 +101,7 @@ def split(step: Step) -> Value:
 
 
 def unbind(step: Step) -> Value:
-    """Every index of one axis as a tensor of its own."""
+    """Turn every index of one axis into a separate tensor. The axis must be kept whole."""
     (x,) = step.inputs()
     dim = step.argument("dim") % len(x)
     step.require_all(x[dim], "it selects one of them")
@@ -112,14 +112,14 @@ def stack(step: Step) -> Value:
     """Join tensors along a new axis; the other axes have the same channels in all tensors."""
     first, *others = (step.of(node) for node in step.argument("tensors"))
     for tensor in others:
-        for one, other in zip(first, tensor, strict=True):
-            step.units.join(one, other)
+        for left, right in zip(first, tensor, strict=True):
+            step.units.join(left, right)
     dim = step.argument("dim") % (len(first) + 1)
     return (*first[:dim], fixed_axis(len(others) + 1), *first[dim:])
 
 
 def piece(step: Step) -> Value:
-    """A range of an axis. Channels inside and outside of it are counted separately."""
+    """A range of an axis. A ratio applies separately to channels inside and outside of it."""
     (x,) = step.inputs()
     dim = step.argument("dim") % len(x)
     axis, size = x[dim], step.sizes()[dim]
@@ -139,7 +139,7 @@ def piece(step: Step) -> Value:
 
 
 def repeat(step: Step) -> Value:
-    """Repeat a tensor as often along each axis as `repeats` says."""
+    """Repeat a tensor along its axes; `repeats` gives the number of times for each axis."""
     (x,) = step.inputs()
     sizes = step.sizes()
     axes = [fixed_axis(1)] * (len(sizes) - len(x)) + list(x)
@@ -160,13 +160,13 @@ def repeat_each(step: Step) -> Value:
 
 
 def index(step: Step) -> Value:
-    """Choose entries of one axis by a tensor of indices, as from a table; it must be kept whole."""
+    """Choose entries of one axis by a tensor of indices. The axis must be kept whole."""
     x = step.axes("self")
     given = list(step.argument("indices"))
-    places = [dim for dim, one in enumerate(given) if one is not None]
-    if len(places) != 1:
+    indexed = [dim for dim, indices in enumerate(given) if indices is not None]
+    if len(indexed) != 1:
         return require_unchanged(step)
-    (dim,) = places
+    (dim,) = indexed
     step.require_all(x[dim], "it selects some of them")
     chosen = step.of(given[dim])
     return (*x[:dim], *(fixed_axis(len(axis)) for axis in chosen), *x[dim + 1 :])

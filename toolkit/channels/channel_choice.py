@@ -1,9 +1,9 @@
 """Choosing the channels that a narrower network keeps.
 
-Where an operator needs channels whole, they are kept, and the rest of the network becomes narrower.
-A reshape that divides an axis, for example 48 features into 3 x 4 heads x 4, leaves a choice: which
-of the new axes is narrowed. The outer one is, as for heads, if the operators allow it. In a channel
-shuffle this would leave much more than narrowing the inner one.
+If an operator needs all channels of an axis, they are kept, and the rest of the network becomes
+narrower. If a reshape divides an axis, for example 48 features into 3 x 4 heads x 4, one of the new
+axes is narrowed. It is the outer one, as for heads, if the operators allow it. In a channel shuffle
+it is the inner one, because narrowing the outer one would leave many more parameters.
 """
 
 import math
@@ -19,7 +19,7 @@ from toolkit.channels.channel_units import FIXED, Axis, Kept, Units
 from toolkit.channels.operator_call import Requirement, TrackedChannels
 
 MUCH_MORE = 1.25
-"""Whole heads are kept, not the leading features of each, unless that leaves so many times more."""
+"""The inner axis is narrowed if narrowing the outer one leaves this many times the parameters."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ChannelChoice:
     Attributes:
         tracked: The channels of the model.
         kept: The units that are kept.
-        unmet: Requirements for which channels are kept whole.
+        unmet: Requirements that were not met, so that all channels of their axes are kept.
         reasons: Why a layer keeps all its output channels, by the layer's name.
     """
 
@@ -40,7 +40,7 @@ class ChannelChoice:
 
     @property
     def parameters(self) -> int:
-        """How many elements of the model's tensors are kept."""
+        """The number of elements of the model's tensors that are kept."""
         return sum(
             math.prod(self.kept.count(axis) for axis in axes)
             for axes in self.tracked.tensors.values()
@@ -53,8 +53,8 @@ def channel_window(units: Units, ratio: Fraction, first: int = 0) -> Kept:
     Args:
         units: The channels.
         ratio: Share of the channels to keep.
-        first: The window begins at channel `first` mod n, and goes on at channel 0 where it reaches
-            the end (FedRolex, eq. 1). By default it holds the leading channels (HeteroFL,
+        first: The window begins at channel `first` mod n. At the end of the group it continues at
+            channel 0 (FedRolex, eq. 1). By default it holds the leading channels (HeteroFL,
             section 3).
     """
     dropped: set[int] = set()
@@ -65,7 +65,7 @@ def channel_window(units: Units, ratio: Fraction, first: int = 0) -> Kept:
 
 
 def choose_channels(captured: Captured, ratio: Fraction) -> ChannelChoice:
-    """The leading channels of every group, where the operators of the model allow it."""
+    """Keep the leading channels of every group where the operators of the model allow it."""
     outer = keep_whole(track_fitting(captured, ratio, inner_first=False), ratio)
     if not outer.tracked.divisions and not outer.unmet:
         return outer
@@ -74,7 +74,7 @@ def choose_channels(captured: Captured, ratio: Fraction) -> ChannelChoice:
 
 
 def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> TrackedChannels:
-    """Track the channels with choices of carriers that fit the requirements, if there are any."""
+    """Track the channels, with carriers of divisions that meet the requirements if possible."""
     choices: dict[Node, int] = {}
     while True:
         tracked = track_channels(captured, choices, inner_first)
@@ -93,7 +93,7 @@ def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> Tra
 
 def keep_whole(tracked: TrackedChannels, ratio: Fraction) -> ChannelChoice:
     """Keep all channels of the axes of unmet requirements, and the leading channels elsewhere."""
-    units, found, reasons = tracked.units, list[Requirement](), dict[str, str]()
+    units, all_unmet, reasons = tracked.units, list[Requirement](), dict[str, str]()
     while unmet := unmet_requirements(tracked, kept := channel_window(units, ratio)):
         for requirement in unmet:
             needed = free_roots(units, requirement.axes)
@@ -103,8 +103,8 @@ def keep_whole(tracked: TrackedChannels, ratio: Fraction) -> ChannelChoice:
         for requirement in unmet:
             for axis in requirement.axes:
                 units.pin(axis)
-        found += unmet
-    return ChannelChoice(tracked, kept, tuple(found), reasons)
+        all_unmet += unmet
+    return ChannelChoice(tracked, kept, tuple(all_unmet), reasons)
 
 
 def unmet_requirements(tracked: TrackedChannels, kept: Kept) -> list[Requirement]:

@@ -43,8 +43,8 @@ def track_channels(
 ) -> TrackedChannels:
     """Track the channels through both graphs of `captured`.
 
-    No model is refused here. Whether its requirements are met depends on the channels that are kept
-    (`TrackedChannels.requirements`).
+    This function refuses no model. Whether the model's requirements are met depends on the channels
+    that are kept (`TrackedChannels.requirements`).
 
     Args:
         captured: The model.
@@ -57,8 +57,8 @@ def track_channels(
         for name in captured.tensors
     }
     tracked = TrackedChannels(units, tensors, choices or {}, inner_first)
-    # Both graphs run the same layers, so that they share the units of parameters. An operator may
-    # be in one of them only.
+    # Both graphs run the same layers, so they share the units of parameters. Some operators are in
+    # only one of the graphs.
     for graph in (captured.training, captured.inference):
         _track_graph(graph, tracked)
     return tracked
@@ -89,7 +89,7 @@ def rule_of(node: Node) -> Rule:
     name = operator_name(node)
     if name in RULES:
         return RULES[name]
-    # torch tags most elementwise operators, which then need no rule each.
+    # torch tags most elementwise operators, so they need no separate rules.
     if torch.Tag.pointwise in node.target.tags:
         return elementwise_and_reduction_rules.pointwise
     return elementwise_and_reduction_rules.spatial if SPATIAL.fullmatch(name) else require_unchanged

@@ -1,8 +1,8 @@
-"""Which channels of which axes belong together.
+"""Tracks which channels of which axes belong together.
 
 Every index of every axis has a *unit*, a number. If two indices must be kept or dropped together,
 they have the same unit: for example the same channel of both operands of an addition, or of the
-output of a convolution and the input of the next one. Flattening repeats units, concatenating
+output of a convolution and the input of the next one. Flattening repeats units, concatenation
 appends them.
 """
 
@@ -39,13 +39,13 @@ class Units:
         self.repeated: set[int] = set()
 
     def new_repeated_axis(self, size: int) -> Axis:
-        """An axis whose indices hold the same values: later operands say what its channels are."""
+        """A new axis along which values repeat. Later operands determine its channels."""
         axis = self.new_axis(size)
         self.repeated.update(axis.tolist())
         return axis
 
     def pin_if_repeated(self, axis: Axis) -> None:
-        """Pin `axis` if it repeats values and no operand has said yet what its channels are."""
+        """Never drop indices of `axis` if values repeat along it and nothing sets its channels."""
         if self.repeated.issuperset(axis.tolist()):
             self.pin(axis)
 
@@ -55,11 +55,11 @@ class Units:
         self.parents.extend(range(first, first + size))
         return np.arange(first, first + size)
 
-    def join(self, one: Axis, other: Axis) -> None:
+    def join(self, left: Axis, right: Axis) -> None:
         """Unite the units of two axes of equal size, index by index."""
-        if one is not other:
+        if left is not right:
             # Flattened axes repeat units many times; unite each pair once.
-            for pair in np.unique(np.stack([one, other]), axis=1).T.tolist():
+            for pair in np.unique(np.stack([left, right]), axis=1).T.tolist():
                 self.repeated.difference_update(pair)
                 low, high = sorted(map(self.root, pair))
                 self.parents[high] = low  # The lowest unit is the root, so that FIXED stays a root.
@@ -73,7 +73,7 @@ class Units:
         self.computed.append(axis)
 
     def add_boundary(self, axis: Axis) -> None:
-        """Note that channels inside and outside of `axis` are counted separately."""
+        """Note that a ratio applies separately to the channels inside and outside of `axis`."""
         self.bounded.append(axis)
 
     def root(self, unit: int) -> int:
@@ -84,11 +84,11 @@ class Units:
 
     def roots(self, axis: Axis) -> Axis:
         """`axis` with every unit replaced by its root."""
-        units, places = np.unique(axis, return_inverse=True)
-        return np.array([self.root(unit) for unit in units.tolist()], dtype=np.int64)[places]
+        units, positions = np.unique(axis, return_inverse=True)
+        return np.array([self.root(unit) for unit in units.tolist()], dtype=np.int64)[positions]
 
     def groups(self) -> list[list[int]]:
-        """All channels that may be dropped, as roots, in groups that are counted together.
+        """All channels that may be dropped, as roots, in groups. A ratio applies to each group.
 
         Two channels are neighbours in a group if they are neighbours in every axis that has one of
         them. For example, if the outputs of two layers are concatenated and those of a third are
@@ -99,27 +99,27 @@ class Units:
         for axis in (*self.computed, *self.bounded):
             # Repeated units of a flattened axis count once. FIXED at both ends marks the borders.
             order = [unit for unit, _ in groupby([FIXED, *self.roots(axis).tolist(), FIXED])]
-            for one, following in pairwise(order):
-                after.setdefault(one, set()).add(following)
-                before.setdefault(following, set()).add(one)
+            for unit, following in pairwise(order):
+                after.setdefault(unit, set()).add(following)
+                before.setdefault(following, set()).add(unit)
         # A link is kept only if it is unique in both directions.
         links = {
-            one: following
-            for one, (following, *others) in ((unit, [*units]) for unit, units in after.items())
-            if not others and FIXED not in (one, following) and before[following] == {one}
+            unit: following
+            for unit, (following, *others) in ((unit, [*units]) for unit, units in after.items())
+            if not others and FIXED not in (unit, following) and before[following] == {unit}
         }
         free = dict.fromkeys(unit for axis in self.computed for unit in self.roots(axis).tolist())
         led = {FIXED, *links.values()}
         return [list(chain(links, unit)) for unit in free if unit not in led]
 
     def without(self, dropped: Set[int]) -> "Kept":
-        """Keep all units but the roots in `dropped` and the units united with them."""
+        """The units that stay if the roots in `dropped` and all united with them are dropped."""
         roots = self.roots(np.arange(len(self.parents)))
         return Kept(np.array([unit not in dropped for unit in roots.tolist()]))
 
 
 def chain(links: dict[int, int], head: int) -> Iterable[int]:
-    """`head` and all units linked after it."""
+    """Yield `head` and all units linked after it."""
     unit: int | None = head
     while unit is not None:
         yield unit

@@ -18,7 +18,7 @@ def pointwise(step: Step) -> Value:
 
 
 def unite_broadcast(step: Step, *operands: Axes) -> Axes:
-    """The axes of operands that are broadcast against each other."""
+    """Unite the axes of operands that are broadcast; return the axes of the result."""
     rank = max(map(len, operands), default=0)
     return tuple(
         unite_axes(step, [axes[dim] for axes in operands if -dim <= len(axes)])
@@ -51,7 +51,7 @@ def reduction(step: Step) -> Value:
 
 
 def total(step: Step) -> Value:
-    """A sum over some axes, which are kept whole: what is done with it may depend on their size."""
+    """A sum over some axes. They are kept whole, because later operators may rely on their size."""
     (x,) = step.inputs()
     over = step.argument("dim") if step.takes("dim") else None
     for dim in over or range(len(x)):
@@ -89,7 +89,7 @@ def spatial(step: Step) -> Value:
 
 
 def size(step: Step) -> Value:
-    """The size of one axis, with which the graph then computes."""
+    """The size of one axis, which must be kept whole: the graph computes with the number."""
     step.require_all(step.axes("self")[step.argument("dim")], "it computes with their number")
     return None
 

@@ -1,4 +1,4 @@
-"""The network with fewer channels: editing the graphs, slicing the tensors."""
+"""Builds the network with fewer channels: edits the graphs and slices the tensors."""
 
 import math
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Narrowed:
         tensors: Axes of each parameter and buffer before narrowing.
         layers: The channels of each layer before narrowing.
         kept: The units that are kept.
-        reasons: Why layers keep all their output channels, by their names.
+        reasons: Why a layer keeps all its output channels, by the layer's name.
     """
 
     captured: Captured
@@ -50,9 +50,9 @@ class Narrowed:
     reasons: dict[str, str]
 
     def window(self, first: int) -> dict[str, Ranges]:
-        """For each tensor that became smaller, its elements in the window that begins at `first`.
+        """For each tensor that became smaller: its elements in the window that begins at `first`.
 
-        The graphs depend on how many channels are kept, which is the same for every window.
+        The same graphs serve all windows, because each window keeps the same number of channels.
         """
         return ranges_of(self.tensors, channel_window(self.units, self.ratio, first))
 
@@ -64,7 +64,7 @@ def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False)
         captured: The model.
         ratio: Share of the channels to keep, above 0 and at most 1.
         spec: The spec, for messages.
-        scaler: Divide what narrowed layers compute by `ratio`, in training only.
+        scaler: Divide the outputs of narrowed layers by `ratio`, in training only.
 
     Returns:
         The narrowed model.
@@ -73,7 +73,7 @@ def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False)
         SpecError: If no channel would be dropped, because operators need all of them or because
             the ratio is too high.
     """
-    # The graphs are edited below, and the caller keeps its own.
+    # Copy the graphs, because they are edited below.
     captured = replace(
         captured, training=copied(captured.training), inference=copied(captured.inference)
     )
@@ -82,7 +82,7 @@ def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False)
     if ratio < 1 and choice.unmet and kept.units.all():
         raise _untracked(choice.unmet[0], spec)
     check_smaller(tracked, kept, ratio, spec)
-    # All requirements are met, so that the graphs can be edited now.
+    # All requirements are met now, so the graphs can be edited.
     for edit in tracked.edits:
         edit(kept)
     if scaler:
@@ -107,7 +107,7 @@ def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False)
 
 
 def ranges_of(tensors: dict[str, Axes], kept: Kept) -> dict[str, Ranges]:
-    """The elements of `kept` units, for each of `tensors` that loses some."""
+    """For each of `tensors` that loses elements: the ranges of the kept ones, by axis."""
     return {
         name: tuple(kept.ranges(axis) for axis in axes)
         for name, axes in tensors.items()
@@ -125,9 +125,9 @@ def copied(graph: GraphModule) -> GraphModule:
 
 
 def add_scalers(graph: GraphModule, tracked: TrackedChannels, kept: Kept, ratio: float) -> None:
-    """Divide the output of every convolution and linear layer that loses outputs by `ratio`.
+    """Divide by `ratio` the output of every convolution and linear layer that loses outputs.
 
-    HeteroFL's Scaler. The classifier loses no outputs.
+    This is HeteroFL's Scaler. The classifier loses no outputs.
     """
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or operator_of(node) not in SCALED:
@@ -152,8 +152,8 @@ def _untracked(requirement: Requirement, spec: str) -> SpecError:
     line = source_lines.parenthesized(source_lines.line_of_node(requirement.node))
     return SpecError(
         "{spec!r}: every layer would keep all its channels. They cannot be tracked through "
-        "{operator}{place}: {reason}{line}. Use cp for this model, or see with `edgetailor "
-        "inspect` what other families can do.",
+        "{operator}{place}: {reason}{line}. Use cp for this model, or run `edgetailor "
+        "inspect` to see which other families fit.",
         code="spec.untracked-channels",
         spec=spec,
         operator=str(requirement.node.target),
@@ -175,7 +175,9 @@ def check_smaller(tracked: TrackedChannels, kept: Kept, ratio: Fraction, spec: s
             spec=spec,
         )
     if ratio < 1 and kept.units.all():
-        highest = math.floor(1e4 * (largest - 1) / largest) / 1e4  # rounded up it would be refused
+        highest = (
+            math.floor(1e4 * (largest - 1) / largest) / 1e4
+        )  # a ratio rounded up would be refused
         raise SpecError(
             "{spec!r}: every layer would keep all its channels. Use a ratio of at most "
             "{highest_ratio}, or 1.",

@@ -1,4 +1,4 @@
-"""One operator call as its rule sees it: its arguments, its axes and what it requires."""
+"""Describes one operator call for its rule: its arguments, axes and requirements."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,9 +34,10 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Division:
-    """A reshape that divides an axis of channels: one of the new axes, `carrier`, has them.
+    """A reshape that divides an axis of channels. One of the new axes, `carrier`, carries them.
 
-    The other new axes are kept whole: of 3 x 4 x 16 features for example the 4 heads are dropped.
+    The other new axes are kept whole. For example, if the 4 heads of 3 x 4 x 16 features are the
+    carrier, whole heads are dropped.
     """
 
     node: Node
@@ -63,9 +64,9 @@ class TrackedChannels:
     tensors: dict[str, Axes]
     """Axes of each parameter and buffer."""
     choices: Mapping[Node, int] = field(default_factory=dict)
-    """How many of the possible carriers of a division have been tried."""
+    """By node of a division: how many of its possible carriers have been tried."""
     inner_first: bool = False
-    """Whether the last of the new axes is tried first, and not the first."""
+    """Whether a division tries the last of its new axes first instead of the first."""
     divisions: list[Division] = field(default_factory=list)
     requirements: list[Requirement] = field(default_factory=list)
     edits: list[Edit] = field(default_factory=list)
@@ -73,7 +74,7 @@ class TrackedChannels:
 
 
 class Step:
-    """One operator call, as its rule sees it."""
+    """One operator call. Its rule reads and edits the call with these methods."""
 
     def __init__(self, node: Node, axes: Mapping[Node, Value], tracked: TrackedChannels) -> None:
         self.node = node
@@ -130,7 +131,7 @@ class Step:
         self.tracked.requirements.append(Requirement(self.node, tuple(axes), is_met, reason))
 
     def edit(self, name: str, value: Callable[[Kept], Any]) -> None:
-        """Set the argument `name` to `value`, a function of the kept units, when they are known."""
+        """When the kept units are known, set the argument `name` to `value` of them."""
         index = self.names.index(name)
 
         def apply(kept: Kept) -> None:
@@ -142,7 +143,7 @@ class Step:
         self.tracked.edits.append(apply)
 
     def resize(self, name: str, axes: Sequence[Axis]) -> None:
-        """Update the sizes in the argument `name`, one for each of `axes`, to the kept units."""
+        """When the kept units are known, update the argument `name`: the sizes of `axes`."""
         given = list(self.argument(name))
         if len(given) != len(axes):
             for axis in axes:
@@ -162,7 +163,7 @@ class Step:
             for size, axis in zip(given, axes, strict=True)
             if isinstance(size, Node) and not is_fixed(axis, self.units)
         ]
-        # One size may be left open: batch * heads for example.
+        # One size may be -1, for example that of batch * heads.
         if -1 in given or len(computed) > 1:
             for axis in computed:
                 self.require_all(axis, "it computes a size from the number of channels")
@@ -211,8 +212,8 @@ def require_unchanged(step: Step) -> Value:
     for node in step.node.all_input_nodes:
         for axis in step.of(node):
             if node.op == "get_attr":
-                # The operator has weights of its own (as an LSTM with projections), whose channels
-                # would otherwise not count as computed and could not be refused.
+                # Channels of the operator's own weights (as in an LSTM with projections) must count
+                # as computed, so that they can be refused.
                 step.units.add_computed(axis)
             step.require_all(axis, "no rule describes what it does with channels")
     return fixed_axes(step.node.meta.get("val"))

@@ -1,6 +1,6 @@
-"""Rules for products of matrices and attention: the axis that is summed over has the same channels.
+"""Rules for matrix products and attention: both operands have the same channels in a summed axis.
 
-A sum over fewer channels is what a narrower layer computes, as in a linear layer.
+A narrower network sums over fewer channels, as a linear layer does.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of, re
 
 
 def product(step: Step, left: Axes, right: Axes) -> Axes:
-    """(..., m, k) and (..., k, n) -> (..., m, n); a vector has one axis, which is summed over."""
+    """(..., m, k) and (..., k, n) -> (..., m, n); the only axis of a vector is summed over."""
     column = len(right) == 1
     row = len(left) == 1
     step.units.join(left[-1], right[-1] if column else right[-2])
@@ -29,7 +29,7 @@ def matmul(step: Step) -> Value:
 
 
 def add_product(step: Step) -> Value:
-    """`addmm` and `baddbmm`: bias + one @ other; the weight of a layer is (i, o)."""
+    """`addmm` and `baddbmm`: bias + left @ right; the weight of a layer is (i, o)."""
     bias, left, right = (step.of(node) for node in step.node.args[:3])
     result = product(step, left, right)
     name = name_of(step.node.args[2], step.node)
@@ -38,7 +38,7 @@ def add_product(step: Step) -> Value:
 
 
 def einsum(step: Step) -> Value:
-    """Axes with the same letter have the same channels; letters that end there are summed over."""
+    """Axes with the same letter have the same channels; others than the result's are summed."""
     equation = str(step.argument("equation")).replace(" ", "")
     operands = [step.of(node) for node in step.argument("tensors")]
     if "->" not in equation or "." in equation:
@@ -67,7 +67,7 @@ def attention(step: Step) -> Value:
         batch = (*unite_broadcast(step, query[:-3], key[:-3], value[:-3]), query[-3])
     else:
         batch = unite_broadcast(step, query[:-2], key[:-2], value[:-2])
-    # Each score is compared with all others of its query.
+    # The softmax combines all scores of a query.
     step.require_all(key[-2], "it combines all of them")
     mask = step.axes("attn_mask")
     unite_broadcast(step, (*batch, query[-2], key[-2]), mask)

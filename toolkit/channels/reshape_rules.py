@@ -35,7 +35,7 @@ def reshape(step: Step) -> Value:
 
 
 def squeeze(step: Step) -> Value:
-    """Drop axes of size 1. An axis that only has one channel left would be dropped too."""
+    """Drop axes of size 1. Other axes must keep two channels, or they would be dropped too."""
     x = step.axes("self")
     dims = step.argument("dim") if step.takes("dim") else range(len(x))
     long = [x[dim] for dim in ([dims] if isinstance(dims, int) else dims) if len(x[dim]) > 1]
@@ -65,9 +65,9 @@ def resized_axes(step: Step, axes: Sequence[Axis]) -> Sequence[Axis]:
 def matching_blocks(
     before: tuple[int, ...], after: tuple[int, ...]
 ) -> list[tuple[slice, tuple[int, ...]]]:
-    """The smallest groups of axes that a reshape turns into each other.
+    """Divide a reshape into the smallest groups of axes that are reshaped separately.
 
-    For each group: the indices of its axes before, and its sizes after.
+    Returns for each group the indices of its axes before, and its sizes after.
     """
     blocks = []
     i = j = 0
@@ -103,9 +103,9 @@ def regroup(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
 def trace_channels(
     step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]
 ) -> list[Axis] | None:
-    """Axes of the given sizes, of which one alone determines the channel, as axis `channels` did.
+    """Find the new axis that alone determines the channel, as axis `channels` did before.
 
-    None if there is no such axis.
+    Returns axes of the new `sizes`; None if there is no such axis.
     """
     small = sample_sizes(sizes)
     # An axis of the result determines the channel if the units do not depend on the other axes.
@@ -120,9 +120,9 @@ def trace_channels(
 
 
 def divide(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> list[Axis] | None:
-    """Let one of the new axes have the channels; channels of the same index there are united.
+    """Let one of the new axes carry the channels, and unite channels with the same index there.
 
-    Which one is a choice (`TrackedChannels.choices`). None if all have been tried.
+    `TrackedChannels.choices` says how many axes to skip. Returns None if no other axis is left.
     """
     small = sample_sizes(sizes)
     options = [dim for dim, size in enumerate(sizes) if size > 1 and size != OPEN_SIZE]
@@ -141,7 +141,7 @@ def divide(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> lis
 
 
 SAMPLES = 2
-"""Stands for the batch size where all elements of a tensor are looked at."""
+"""The batch size that is assumed where all elements of a tensor are examined."""
 
 
 def sample_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ def sample_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 def units_of_elements(step: Step, axes: Axes, channels: int) -> Axis:
-    """The units of axis `channels`, for every element of a tensor with `axes`."""
+    """The unit on axis `channels` of every element of a tensor with `axes`."""
     small = sample_sizes(map(len, axes))
     shape = [size if dim == channels else 1 for dim, size in enumerate(small)]
     alone = step.units.roots(axes[channels][: small[channels]]).reshape(shape)

@@ -66,7 +66,7 @@ def depthwise(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
 def grouped(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
     """Output channels of a convolution in groups: every group keeps its leading channels.
 
-    All groups share an axis of the weight, so that they keep the same of its channels.
+    All groups share one axis of the weight, so they keep the same channels of this axis.
     """
     groups = step.argument("groups")
     if transposed:
