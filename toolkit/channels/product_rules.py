@@ -38,7 +38,7 @@ def add_product(step: Step) -> Value:
 
 
 def einsum(step: Step) -> Value:
-    """Axes with the same letter have the same channels; others than the result's are summed."""
+    """Unite axes with the same letter. Letters that the result lacks are summed over."""
     equation = str(step.argument("equation")).replace(" ", "")
     operands = [step.of(node) for node in step.argument("tensors")]
     if "->" not in equation or "." in equation:

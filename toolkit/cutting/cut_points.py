@@ -1,7 +1,7 @@
 """Cut points of a captured model, and the parts on both sides of them.
 
-A cut point is a position in the execution order of the operators. What is needed after it of the
-values computed before it is recorded: one activation or several.
+A cut point is a position in the execution order of the operators. Values that are computed before
+it and needed after it are recorded: one activation or several.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,12 +47,12 @@ class CutPoint:
 
     @property
     def recorded(self) -> int:
-        """How many numbers are recorded for one sample."""
+        """The number of elements that are recorded for one sample."""
         return sum(count_elements(node, 1) for node in self.nodes)
 
 
 def smallest_recording(points: Iterable[CutPoint]) -> CutPoint:
-    """The cut point that records the fewest numbers; of equal ones the last."""
+    """The cut point that records the fewest numbers; the last one if several do."""
     return min(points, key=lambda point: (point.recorded, -point.position))
 
 
@@ -64,8 +64,8 @@ class Cutter:
     Attributes:
         captured: The model.
         recording: Type of the recorded numbers.
-        training: The operators of its training graph.
-        inference: Those of its inference graph.
+        training: The operators of the training graph.
+        inference: The operators of the inference graph.
         end: The position of the last operator.
         points: All useful cut points from the input to the output, without the two ends.
     """
@@ -81,9 +81,8 @@ class Cutter:
         writing = next((n for n in self.training.operators if writes_in_place(n)), None)
         if writing is not None:
             raise ModelError(
-                "The model writes in place ({operator} in {module!r}), so that the values that "
-                "cross a cut are unknown. It cannot be sliced; use the operator that returns a "
-                "new tensor.",
+                "The model writes in place ({operator} in {module!r}), so the values at a cut are "
+                "unknown and it cannot be sliced. Use the operator that returns a new tensor.",
                 code="model.cannot-slice",
                 operator=str(writing.target),
                 module=module_of(writing),
@@ -103,12 +102,12 @@ class Cutter:
         return frozenset(map(self._match.unchanged, nodes))
 
     def _find_points(self) -> Iterator[CutPoint]:
-        """The positions with parameters on both sides where all that crosses can be recorded."""
+        """Yield the positions with parameters on both sides and recordable crossing values."""
         before: frozenset[Node] = frozenset()
         for position in range(self.end):
             nodes, twin = self.crossing(position), self._position_in_prediction(position)
             values = self._unchanged(nodes)
-            # After a copy or a random mask the values are those of the point before it.
+            # After a copy or a random mask, the values are those of the previous point.
             repeated, before = values == before or len(values) < len(nodes), values
             module = self._reads.module_after(position)
             if repeated or twin is None or module is None:
@@ -127,7 +126,7 @@ class Cutter:
         return value.dtype == torch.float32
 
     def _position_in_prediction(self, position: int) -> int | None:
-        """The position in the inference graph after which the same values are needed, or None."""
+        """The position of the inference graph after which the same values are needed, or None."""
         if position in (-1, self.end):
             return -1 if position < 0 else len(self.inference.operators) - 1
         matches = [self._match(node) for node in self.crossing(position)]
@@ -144,14 +143,14 @@ class Cutter:
         matches = [match for node in self.crossing(position) if (match := self._match(node))]
         if self._position_in_prediction(position) is None:
             raise ModelError(
-                "The model runs different operators in training and in prediction, so that this "
-                "place of one graph is not a place in the other. Cut it elsewhere.",
+                "The model runs different operators in training and in prediction, so this cut "
+                "is not possible in both graphs. Cut it elsewhere.",
                 code="model.cannot-slice",
             )
         return tuple(matches)
 
     def trained(self, after: int) -> GraphModule:
-        """The operators after position `after`, as they train."""
+        """The training graph of the operators after position `after`."""
         positions = self.training.position
         return make_subgraph(
             self.training,
@@ -162,18 +161,18 @@ class Cutter:
         )
 
     def predicting(self, after: int) -> GraphModule:
-        """The operators after position `after`, as they predict."""
+        """The inference graph of the operators after position `after`."""
         return self.frozen(after, self.end)
 
     def frozen(self, after: int, upto: int) -> GraphModule:
-        """The operators between two positions, as they predict."""
+        """The inference graph of the operators between two positions."""
         sources, targets = map(self._crossing_in_prediction, (after, upto))
         return make_subgraph(self.inference, sources, targets, limit=self.captured.sample_limit)
 
     def fixed_after(self, position: int) -> set[str]:
-        """The trained parameters that a slice after `position` reads, but keeps as they are.
+        """The trained parameters that a slice after `position` reads but does not change.
 
-        The part before `position` reads them too, and its recording stays valid only so.
+        The part before `position` also reads them, so a change would make its recording invalid.
         """
         twin = self._position_in_prediction(position)
         assert twin is not None
@@ -220,7 +219,7 @@ class Cutter:
     def _stage_ends(self, upto: int, limit: int, batch: int) -> Iterator[int]:
         """The positions where a stage may end, up to `upto`.
 
-        Several tensors are recorded only within a stretch that exceeds the limit otherwise.
+        A stage ends at a point with several tensors only if it would exceed the limit otherwise.
         """
         points = [point for point in self.points if point.position < upto]
         previous = -1

@@ -1,9 +1,11 @@
-"""Which operator of the prediction graph computes the same value as one of the training graph.
+"""Finds for an operator of the training graph the equivalent operator of the prediction graph.
 
 The two graphs of a model differ in the mode of their operators (dropout, batch norm), in copies,
-and in whatever the model's code does in one mode only. Two operators match if they compute the same
-expression of the samples, if the output is the same expression of both, or if they compute the same
-expression of operators that match.
+and in code that the model runs in only one mode. Two operators match in three cases:
+
+- they compute the same expression of the samples;
+- the output is the same expression of both;
+- they compute the same expression of operators that match.
 """
 
 from collections import defaultdict
@@ -35,22 +37,22 @@ class Matching:
         self._numbers = self._numbered(training, keys)
         known = set(self._numbers.values())
         self._numbers |= self._numbered(inference, keys)
-        # From the output backwards first, then from the samples and from what is found forwards.
+        # First match backwards from the output, then forwards from the samples and these matches.
         pairs = self._from_the_output(training, inference)
         seeds = {
-            other: self._numbers[node]
-            for node, other in pairs.items()
-            if self._numbers[other] not in known
+            match: self._numbers[node]
+            for node, match in pairs.items()
+            if self._numbers[match] not in known
         }
         self._numbers |= self._numbered(inference, keys, seeds)
-        self._found = self._with_equal_numbers(training, inference)
+        self._matches = self._with_equal_numbers(training, inference)
 
     def __call__(self, node: Node) -> Node | None:
         """The operator of the prediction graph that matches `node`; None if there is none."""
-        return self._found.get(self.unchanged(node))
+        return self._matches.get(self.unchanged(node))
 
     def unchanged(self, node: Node) -> Node:
-        """The operator whose value `node` has, but for copies and random masks."""
+        """The operator whose value `node` has, without copies and random masks."""
         while (source := self._source(node)) is not None:
             node = source
         return node
@@ -65,9 +67,9 @@ class Matching:
     def _numbered(
         self, flow: SampleFlow, keys: dict[Key, int], seeds: Mapping[Node, int] = EMPTY
     ) -> dict[Node, int]:
-        """A number for each operator: equal numbers mean equal expressions of the samples.
+        """Number the operators: equal numbers mean equal expressions of the samples.
 
-        `seeds` are numbers of operators that are known otherwise.
+        `seeds` are numbers of operators that are already known.
         """
         numbers = dict[Node, int]()
         for node in flow.graph.graph.nodes:
@@ -81,18 +83,18 @@ class Matching:
         return numbers
 
     def _with_equal_numbers(self, training: SampleFlow, inference: SampleFlow) -> dict[Node, Node]:
-        """The operators of the same number in both graphs."""
+        """By operator of the training graph: the inference operator with the same number."""
         groups = [self._by_number(training), self._by_number(inference)]
         return {
-            one: other
+            node: match
             for number, group in groups[0].items()
             # A model may compute an expression several times, in different modes.
             if len(group) == len(groups[1].get(number, ()))
-            for one, other in zip(group, groups[1][number], strict=True)
+            for node, match in zip(group, groups[1][number], strict=True)
         }
 
     def _by_number(self, flow: SampleFlow) -> dict[int, list[Node]]:
-        """The operators of `flow` with each number, and the samples, without copies."""
+        """By number: the operators of `flow`, and the samples, without copies."""
         groups = defaultdict[int, list[Node]](list)
         for node in flow.position:
             if self._source(node) is None:
@@ -100,27 +102,27 @@ class Matching:
         return groups
 
     def _from_the_output(self, training: SampleFlow, inference: SampleFlow) -> dict[Node, Node]:
-        """Operators of which the output is the same expression in both graphs."""
+        """Pair the operators of which the output is the same expression in both graphs."""
         start = output_node(training.graph), output_node(inference.graph)
         pending = [(self.unchanged(start[0]), self.unchanged(start[1]))]
         matched, several = dict[Node, Node](), set[Node]()
         while pending:
-            one, other = pending.pop()
-            if one in matched:
-                several |= {one} if matched[one] is not other else set()
+            node, match = pending.pop()
+            if node in matched:
+                several |= {node} if matched[node] is not match else set()
                 continue
-            pairs = self._pairs_read(training, inference, one, other)
+            pairs = self._pairs_read(training, inference, node, match)
             if pairs is not None:
-                matched[one] = other
+                matched[node] = match
                 pending += pairs
-        return {one: other for one, other in matched.items() if one not in several}
+        return {node: match for node, match in matched.items() if node not in several}
 
     def _pairs_read(
-        self, training: SampleFlow, inference: SampleFlow, one: Node, other: Node
+        self, training: SampleFlow, inference: SampleFlow, node: Node, match: Node
     ) -> list[tuple[Node, Node]] | None:
         """The activations that two operators read, in pairs; None if the operators differ."""
-        reads = training.values_read(one), inference.values_read(other)
-        if form(training, one) != form(inference, other) or len(reads[0]) != len(reads[1]):
+        reads = training.values_read(node), inference.values_read(match)
+        if form(training, node) != form(inference, match) or len(reads[0]) != len(reads[1]):
             return None
         pairs = []
         for a, b in zip(*reads, strict=True):
@@ -132,7 +134,7 @@ class Matching:
 
 
 def random_masks(flow: SampleFlow) -> set[Node]:
-    """The random masks of a training graph, which drop whole branches; also scaled ones."""
+    """The random masks that drop whole branches in a training graph, also scaled masks."""
     masks = set(flow.graph.graph.find_nodes(op="call_function", target=DRAW))
     for node in flow.graph.graph.nodes:
         reads = flow.values_read(node)
@@ -142,7 +144,10 @@ def random_masks(flow: SampleFlow) -> set[Node]:
 
 
 def form(flow: SampleFlow, node: Node) -> Key:
-    """What `node` computes of what it reads, without its mode: flags and probabilities."""
+    """A key for the computation of `node`: operator, module, results, and integer arguments.
+
+    Flags and probabilities, which differ between training and inference, are left out.
+    """
     value = node.meta.get("val")
     results = [
         described(flow, result)

@@ -1,8 +1,8 @@
-"""What a recorded graph computes from the values of the samples, and what it knows without them.
+"""Separates values of a recorded graph that depend on the samples from those that do not.
 
-Position ids, rotary tables and causal masks depend on the samples by their shapes at most. They are
-constants: both sides of a cut compute them. So are integers and booleans that are computed from
-samples or activations: they are computed again from what they are computed from.
+Position ids, rotary tables and causal masks depend at most on the samples' shape. They count as
+constants: both sides of a cut compute them. Integers and booleans never cross a cut: if they depend
+on samples or activations, they are computed again after it.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ SHAPE_READERS = {
     aten.type_as.default: 1,
     aten.to.other: 1,
 }
-"""Operators that read the shape or type of one argument, not its values, and its position."""
+"""Operators that read only the shape or type of one argument, and that argument's position."""
 
 
 class SampleFlow:
@@ -41,8 +41,8 @@ class SampleFlow:
     Attributes:
         graph: The recorded graph.
         operators: The operators whose values depend on those of the samples, in order of execution,
-            without integers and booleans. An operator's index is its position.
-        position: The position of each; -1 for the samples.
+            without integers and booleans.
+        position: The index of each operator in `operators`; -1 for the samples.
         updates: Operators that change a tensor of the model. They stay even if nothing reads their
             result.
     """
@@ -65,7 +65,7 @@ class SampleFlow:
         self._behind: dict[Node, tuple[frozenset[Node], frozenset[Node]]] = {}
 
     def values_read(self, node: Node) -> list[Node]:
-        """The nodes whose values `node` reads; not those of which it reads the shape alone."""
+        """The nodes whose values `node` reads, without those of which it reads only the shape."""
         position = shape_argument(node)
         if position is None or not self.knows_shape(node.args[position]):
             return node.all_input_nodes
@@ -90,7 +90,7 @@ class SampleFlow:
         return int(factor) if factor.is_Integer else None
 
     def ancestors(self, nodes: list[Node]) -> set[Node]:
-        """`nodes`, and all whose values they need."""
+        """`nodes` and all nodes whose values they need."""
         needed, pending = set(nodes), list(nodes)
         while pending:
             new = set(self.values_read(pending.pop())) - needed
@@ -99,7 +99,7 @@ class SampleFlow:
         return needed
 
     def behind(self, node: Node) -> tuple[frozenset[Node], frozenset[Node]]:
-        """What `node` reads: activations and samples; and the constants on the way to them."""
+        """The activations and samples behind `node`, and the constants between them and `node`."""
         if node not in self._behind:
             activations, constants = set[Node](), set[Node]()
             for read in self.values_read(node):
@@ -119,7 +119,7 @@ class SampleFlow:
         }
 
     def crossings(self) -> Iterator[tuple[Node, ...]]:
-        """Activations and samples that are needed after each position, in order of execution."""
+        """Yield for each position the activations and samples that are needed after it."""
         last = dict[Node, int]()
         for position, node in enumerate(self.operators):
             last |= dict.fromkeys(self.behind(node)[0], position)

@@ -1,9 +1,9 @@
-"""The operators between two positions of a recorded graph, as a graph of one input and one output.
+"""Builds a graph with one input and one output from the operators between two positions.
 
-Where one float tensor with the samples as its first axis crosses a cut, it is recorded as it is. In
-other cases the recording of a sample is one row (batch, k): the crossing tensors one after the
-other. The part before the cut ends by concatenating them, and the part after it begins by taking
-the row apart. Token ids are exact in the row.
+If only one float tensor crosses a cut and its first axis counts the samples, it is recorded as it
+is. Otherwise the recording of a sample is one row (batch, k): all crossing tensors one after the
+other. The part before the cut concatenates them, and the part after it splits the row again. Token
+ids are exact in the row.
 """
 
 import operator
@@ -26,7 +26,7 @@ EXACT: dict[RecordedDtype, int] = {"float32": 2**24, "float16": 2**11}
 
 def is_row(flow: SampleFlow, nodes: Sequence[Node]) -> bool:
     """Whether the recording of the values `nodes` is a row for each sample."""
-    # The samples, and what is no tensor, are never recorded: they begin or end a part.
+    # Samples and values that are not tensors are never recorded: they begin or end a part.
     (first, *others) = nodes
     value = first.meta["val"]
     alone = not others and (first.op == "placeholder" or not isinstance(value, Tensor))
@@ -40,17 +40,17 @@ def make_subgraph(
     updates: Iterable[Node] = (),
     limit: int | None = None,
 ) -> GraphModule:
-    """The operators that compute `targets` from `sources`.
+    """Build the graph of the operators that compute `targets` from `sources`.
 
     Args:
         flow: The recorded graph.
-        sources: Activations that all paths to `targets` pass; or only the samples.
+        sources: Activations that all paths to `targets` pass through; or only the samples.
         targets: Activations, or only the output.
-        updates: Operators that change tensors of the model and belong to the part too.
+        updates: Operators of the part that change tensors of the model.
         limit: The number of rows of the embedding that token ids among the sources index.
 
     Returns:
-        A graph of one input, the recording of `sources`, to the recording of `targets`.
+        A graph that maps the recording of `sources` to the recording of `targets`.
     """
     builder = _Builder(flow, sources, limit)
     builder.copy([*targets, *updates])
@@ -64,7 +64,7 @@ class _Builder:
         self.flow, self.part, self.limit = flow, Graph(), limit
         self.input = self.part.placeholder("x")
         self.input.meta = dict(sources[0].meta)
-        # Rows have as many samples as the model's input has.
+        # Rows have the batch size of the model's input.
         self.edit = GraphEditor(self.part, input_node(flow.graph))
         self.sizes = dict[int, Node]()
         if is_row(flow, sources):
@@ -73,7 +73,7 @@ class _Builder:
             self.copies = {sources[0]: self.input}
 
     def take_apart(self, sources: Sequence[Node]) -> dict[Node, Node]:
-        """The values of `sources`, from rows that hold them one after the other."""
+        """Split the rows of a recording into the values of `sources`."""
         bounds = [0]
         for source in sources:
             bounds.append(bounds[-1] + count_elements(source, 1))
@@ -98,7 +98,7 @@ class _Builder:
         return self.edit.add(aten.clamp.default, values, 0, self.limit - 1)
 
     def copy(self, ends: list[Node]) -> None:
-        """Copy `ends` and all that computes them from the sources."""
+        """Copy `ends` and all operators that compute them from the sources."""
         wanted, pending = set(self.copies), list(ends)
         while pending:
             node = pending.pop()
@@ -110,7 +110,7 @@ class _Builder:
                 self.copies[node] = self.copied(node)
 
     def copied(self, node: Node) -> Node:
-        """A copy of `node`."""
+        """Copy `node`. A multiple of the batch size is computed from the recording."""
         factor = self.flow.samples_times(node.meta.get("val"))
         if factor is not None:
             return self.batch_size(factor)
@@ -120,13 +120,13 @@ class _Builder:
             assert isinstance(donor, Node)
             self.copies[donor] = self.of_same_shape(donor)
         copy = self.part.node_copy(node, lambda read: self.copies[read])
-        # A recording is contiguous, also where the values that it holds were not.
+        # A recording is contiguous even if the original value was not, so a view may fail.
         if copy.target is aten.view.default:
             copy.target = aten.reshape.default
         return copy
 
     def batch_size(self, factor: int) -> Node:
-        """The batch size times `factor`, known from the recording."""
+        """The batch size times `factor`, computed from the recording."""
         if factor not in self.sizes:
             self.sizes[factor] = (
                 self.part.call_function(aten.sym_size.int, (self.input, 0))
@@ -152,7 +152,7 @@ class _Builder:
         return twin
 
     def finish(self, targets: Sequence[Node]) -> GraphModule:
-        """The part, which returns the recording of `targets`."""
+        """Let the part return the recording of `targets`, and return the part."""
         recording = self.copies[targets[0]]
         if is_row(self.flow, targets):
             recording = self.edit.add(aten.cat.default, [self.row(target) for target in targets], 1)

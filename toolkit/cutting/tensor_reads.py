@@ -1,4 +1,4 @@
-"""Which tensors of a model the operators on each side of a position read."""
+"""Finds the tensors of a model that the operators on each side of a position read."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NEVER = (-1, -1)
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of the model. `training` and `inference`: first and last position that read it.
+    """The first and last position that read a tensor in the graphs `training` and `inference`.
 
     `is_updated` says whether training computes its new value without a gradient, as for running
     statistics.
@@ -29,7 +29,7 @@ class _Tensor:
     def forbids(self, position: int, twin: int) -> bool:
         """Whether no cut is possible after `position`, which is `twin` in the inference graph."""
         read = self.training[1] > position
-        # It would be fixed and updated at once, or read in prediction but not in training.
+        # The tensor would be both fixed and updated, or read in prediction but not in training.
         split = self.is_updated and read and self.is_read_before(position, twin)
         return split or (self.inference[1] > twin and not read)
 
@@ -48,7 +48,7 @@ class TensorReads:
         self._trained = captured.parameters.keys()
         self._readers: list[tuple[int, str, set[str]]] = []
         for position, node in enumerate(training.operators):
-            # Other buffers, such as frequencies of rotary tables, are no layer's own.
+            # Other buffers, such as the frequencies of rotary tables, belong to no layer.
             own = training.tensors_read(node) & (changed | captured.frozen.keys())
             if own:
                 self._readers.append((position, module_of(node) or min(own), own))
@@ -63,8 +63,8 @@ class TensorReads:
     def are_apart(self, position: int, twin: int) -> bool:
         """Whether a slice may begin after `position`, which is `twin` in the inference graph.
 
-        It must train something, and a layer that the part before `position` has too is better
-        recorded than computed with fixed weights in every step.
+        The slice must train something. It must not begin with a layer that the part before
+        `position` also has: recording is better than computing it with fixed weights in every step.
         """
         if any(tensor.forbids(position, twin) for tensor in self._tensors.values()):
             return False
@@ -76,7 +76,7 @@ class TensorReads:
     def module_after(self, position: int) -> str | None:
         """The first module with parameters after `position`; None if all are on one side.
 
-        If the model reads a parameter outside of all modules first, the name of that parameter.
+        If a parameter outside of all modules is read first, the name of that parameter.
         """
         later = self._after(position)
         return self._readers[later][1] if 0 < later < len(self._readers) else None

@@ -27,7 +27,7 @@ def composed_weight(layer: nn.Module) -> Tensor:
 
 
 class TensorizedConvolution(nn.Module):
-    """See the module. All groups of a grouped convolution share the factors of the input side."""
+    """A convolution with CP factors, see the module. All groups share the input side's factors."""
 
     weight = property(composed_weight)
 
@@ -43,7 +43,7 @@ class TensorizedConvolution(nn.Module):
     def margin(self, padding: str | tuple[int, ...], axis: int) -> tuple[int, int]:
         """Padding before and after the values along the spatial `axis`."""
         if isinstance(padding, str):
-            # As torch does for padding="same": an odd rest goes to the end.
+            # As in torch, an odd pixel of padding="same" goes to the end.
             total = self.dilation[axis] * (self.kernel[axis] - 1) if padding == "same" else 0
             return total // 2, total - total // 2
         return padding[axis], padding[axis]
@@ -97,7 +97,7 @@ class TensorizedLinear(nn.Module):
 
 
 def with_cp_factors(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
-    """A copy of `model` in which some convolutions and linear layers compute with CP factors.
+    """Copy `model` and let some convolutions and linear layers compute with CP factors.
 
     Args:
         model: The model.

@@ -62,7 +62,7 @@ def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """
     rank = v.shape[1]
     if u.dim() != v.dim() or rank < 1 or u.shape[0] % rank or v.shape[0] % (u.shape[0] // rank):
-        raise ValueError(f"{tuple(u.shape)} and {tuple(v.shape)} are no factors of one rank")
+        raise ValueError(f"{tuple(u.shape)} and {tuple(v.shape)} are not factors of the same rank")
     groups = u.shape[0] // rank
     left = u.reshape(groups, rank, -1).transpose(1, 2)
     right = v.reshape(groups, v.shape[0] // groups, rank, -1).movedim(2, -1)
@@ -70,7 +70,7 @@ def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def compose_weight(u: Tensor, v: Tensor) -> Product | Tensor:
-    """Model shape alignment, FedHM eq. 1: U V^T in the layout of the dense weight.
+    """Compose U V^T in the layout of the dense weight (model shape alignment, FedHM eq. 1).
 
     Args:
         u: Weight of the layer `u`.
@@ -95,7 +95,7 @@ def compose_group(u: Tensor, v: Tensor) -> Product:
         return Product(v, u, shape=(v.shape[0], u.shape[1]), axes=(0, 1))
     rows, columns = u.shape[:3], v.shape[3:]
     if u.shape[3:].numel() != 1 or v.shape[2] != 1:
-        raise ValueError(f"{tuple(u.shape)}, {tuple(v.shape)} are no (r, m, kh, 1), (n, r, 1, kw)")
+        raise ValueError(f"{tuple(u.shape)}, {tuple(v.shape)} are not (r, m, kh, 1), (n, r, 1, kw)")
     return Product(
         u.reshape(rows).permute(1, 2, 0),
         v.squeeze(2).transpose(0, 1),
@@ -118,7 +118,7 @@ def bias_of_v(layer: nn.Module) -> Tensor | None:
 class FactorizedConvolution(nn.Module):
     """A kh x 1 convolution `u` to `rank` channels in each group, then a 1 x kw convolution `v`.
 
-    A 1-D convolution becomes one with the same kernel and one with kernel size 1.
+    A 1-D convolution becomes two: one with the same kernel, then one with kernel size 1.
     """
 
     weight = property(composed_weight)
@@ -208,8 +208,8 @@ class FactorizedProduct(nn.Module):
 class FactorizedRecurrence(nn.Module):
     """A recurrent layer whose weight matrices are products of `v` (n, r) and `u` (r, m).
 
-    It computes with the products. There are fewer numbers to train and to send, but the computation
-    is not smaller.
+    It computes with the products. This reduces the numbers to train and to send, but not the
+    computation.
     """
 
     def __init__(self, dense: nn.RNNBase, ranks: Mapping[str, int]) -> None:
@@ -225,8 +225,8 @@ class FactorizedRecurrence(nn.Module):
         self._dense = (dense,)  # In a tuple, so that torch does not register its weights here.
 
     def forward(self, *arguments: Tensor) -> object:
-        """As the original recurrent layer."""
+        """Run the original recurrent layer with the composed weights."""
         composed = {name: self.v[name] @ self.u[name] for name in self.u}
-        # It is no submodule, so that `train` and `eval` do not reach it.
+        # The layer is not a submodule, so `train` and `eval` do not reach it.
         self._dense[0].train(self.training)
         return functional_call(self._dense[0], {**composed, **dict(self.rest)}, arguments)

@@ -24,8 +24,8 @@ RIDGE = 1e-9
 def cp_rank(shape: Sequence[int], rate: float) -> int:
     """CP rank of a weight of `shape` at a compression rate (TDPFed eq. 23, 24).
 
-    With I numbers and modes of sizes I_n: I / (rate * sum of I_n), rounded to the nearest whole
-    number.
+    For a weight with I elements and modes of sizes I_n: I / (rate * sum of I_n), rounded to the
+    nearest integer.
     """
     return max(1, math.floor(math.prod(shape) / (rate * sum(shape)) + 0.5))
 
@@ -117,10 +117,10 @@ def als(target: Tensor, factors: Sequence[Tensor], sweeps: int) -> list[Tensor]:
 
 
 def products_by_mode(target: Tensor, factors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """X_(n) K_n (I_n, R) of X = `target` for each mode n in turn, with K_n as in `als`.
+    """Yield X_(n) K_n (I_n, R) for each mode n in turn, with X = `target` and K_n as in `als`.
 
-    The product of X and the factors before n, component by component, is carried from mode to mode
-    (a chain of the dimension tree). All modes together then need only two large matrix products.
+    The product of X and the factors before n, component by component, is kept from mode to mode (a
+    chain of the dimension tree). All modes together then need only two large matrix products.
     The caller may replace the factor of a mode after it was yielded; later modes use the new one.
     """
     unfolded = target.reshape(target.shape[0], -1)

@@ -1,9 +1,9 @@
-"""The server's factorizations: one for each layer serves all ranks and devices.
+"""Factorizes weights on the server: one factorization of a layer serves several ranks.
 
 A decomposition to some rank contains the decompositions to all smaller ranks. `Factorizer`
-therefore computes the next larger rank of a few fixed ones and returns the first columns. The fixed
-ranks depend on the matrix only, so that factors do not depend on which ranks were requested, in
-which order, or on the rest of the fleet.
+therefore chooses the smallest of a few fixed ranks that is large enough, and returns the first
+columns. The fixed ranks depend only on the matrix. So factors do not depend on the requested ranks,
+their order, or the rest of the fleet.
 
 In the next round the iteration starts from the subspace of the last round. Factors therefore depend
 on the weights that were factorized before, but always in the same way. A server that is restarted
@@ -62,7 +62,7 @@ class Factorizer:
     _last: dict[tuple[str, int], Known] = field(default_factory=dict, repr=False)
 
     def truncated(self, name: str, matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """Factors as `truncated_svd` gives them, except for signs and nearly equal singular values.
+        """Return factors like `truncated_svd`, except for signs and nearly equal singular values.
 
         Args:
             name: Name under which the factors are cached.
@@ -87,7 +87,7 @@ def width_for(matrix: Tensor, rank: int) -> int:
     widths = (round(share * columns) for share in RANK_SHARES)
     full = min(rows, columns)
     width = next((width for width in widths if width >= rank), full)
-    # Where the iteration would not be faster, the exact SVD serves all ranks at once.
+    # If the iteration would not be faster, one exact SVD serves all ranks.
     return full if full < LEAST_SIDE or width > LARGEST_SHARE * full else width
 
 

@@ -1,4 +1,4 @@
-"""Leading singular vectors by block subspace iteration, to a stated error.
+"""Computes leading singular vectors by block subspace iteration, within a tolerance.
 
 Halko, Martinsson, Tropp: Finding structure with randomness, 2011, algorithm 4.4, with a criterion
 for stopping. Without a basis to start from, the iteration uses a sparse sketch (Clarkson, Woodruff:
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 0.015
-"""Allowed Frobenius error beyond that of the best truncation, relative to it, as estimated."""
+"""Estimated Frobenius error above that of the best truncation, relative to it, that passes."""
 
 OVERSAMPLING = 3 / 16
 """Additional columns of the block, relative to the rank. They speed up the last vectors."""
@@ -31,10 +31,10 @@ grow, and the half-steps that follow remove them again.
 """
 
 SKETCH_STEPS = 3
-"""Half-steps that the sketch counts as: its two products, and its sums in place of a third."""
+"""Number of half-steps that the sketch counts as: two for its products, one for its sums."""
 
 LEAP_STEPS = 4
-"""Half-steps that a leap of two products counts as, at a shift of half the squared values."""
+"""Number of half-steps that a leap (two products) counts as, if the shift is 1/2."""
 
 MOST_STEPS = 40
 """Half-steps after which the iteration gives up."""
@@ -67,7 +67,7 @@ class Leading(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """What one basis captures of the matrix, and the step that followed.
+    """The part of the matrix that one basis captures, and the step that followed.
 
     Attributes:
         values: Squared singular values (rank,) within the basis, largest first.
@@ -79,7 +79,7 @@ class StepRecord(NamedTuple):
 
 
 def sketch(matrix: Tensor, rank: int) -> Tensor:
-    """An orthonormal block (n, width) to start from on `matrix` (m, n); always the same one.
+    """An orthonormal block (n, width) to start the iteration from; equal for equal matrices (m, n).
 
     The block is orth(A^T A S). S adds up the rows of A with random signs, each row in one of the
     sums. This takes one pass over the matrix and is as good as a half-step from a random block.
@@ -95,7 +95,7 @@ def sketch(matrix: Tensor, rank: int) -> Tensor:
 
 
 def leading_components(matrix: Tensor, rank: int, basis: Tensor | None = None) -> Leading | None:
-    """The leading components of a matrix, by subspace iteration.
+    """Compute the leading components of a matrix by subspace iteration.
 
     Half-steps Q <- orth(A P) and P <- orth(A^T Q) alternate. ||A P||^2 is the energy that the basis
     P captures. The eigenvalues of (A P)^T A P are the squared singular values within the basis.
@@ -162,7 +162,7 @@ def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
 
     Args:
         steps: Half-steps done, or equivalent work.
-        history: What the bases captured; the last three count.
+        history: The records of all steps; the last three count.
         total: Energy of the matrix.
     """
     first, second, third = (captured.values.cumsum(0) for captured in history[-3:])
@@ -171,7 +171,7 @@ def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
     # Energies are squared errors, so that twice the tolerance is allowed.
     allowed = 2 * TOLERANCE * tail + noise
     slow = steps / 2 * gain <= allowed
-    # The largest q that leaves no more than allowed must explain the gain that was seen.
+    # The largest q whose remaining gain is allowed must explain the gain that was measured.
     largest = allowed / (allowed + gain.clamp_min(0))
     shrunk = largest
     shift = history[-3].shift

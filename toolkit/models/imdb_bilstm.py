@@ -7,8 +7,8 @@ from torch import Tensor, nn
 class ImdbBiLSTM(nn.Module):
     """Embedding, one bidirectional LSTM, and a dense layer from its last states to one logit.
 
-    In the paper's framework an LSTM has one bias for each direction. PyTorch adds up two, so that
-    the second one is set to zero and not trained. The paper's dropout is left out.
+    In the paper's framework an LSTM has one bias for each direction. PyTorch adds two biases, so
+    the second is set to zero and not trained. The paper's dropout is left out.
     """
 
     def __init__(self, words: int = 10_000, width: int = 256) -> None:

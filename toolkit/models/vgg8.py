@@ -10,8 +10,8 @@ WIDTHS = (3, 32, 64, 128, 256, 256)
 class VGG8(nn.Module):
     """3 x 3 convolutions of 32 to 256 channels, then dense layers of 256, 256 and 10.
 
-    The first dense layer of the table has 256 inputs. Max-pooling after each convolution halves the
-    image, from 32 x 32 to one pixel.
+    Max-pooling after each convolution halves the image, from 32 x 32 to one pixel. So the first
+    dense layer has 256 inputs, as in the table.
     """
 
     def __init__(self, classes: int = 10) -> None:

@@ -125,7 +125,7 @@ def local_prediction(
     """The signature that predicts with the local model, without personal model or dense weights.
 
     Args:
-        graph: The model with factors, as it predicts.
+        graph: The inference graph of the model with factors.
         tensorized: The local model.
         others: Buffers and frozen parameters, which `graph` may read.
     """
@@ -169,7 +169,7 @@ def personal_step(
 
 
 def personal_names(captured: Captured) -> Names:
-    """The graph computes with the personal copies of parameters. Buffers exist once."""
+    """Map the graph's parameters to their personal copies; buffers keep their names."""
     return lambda name: personal_name(name) if name in captured.parameters else name
 
 
@@ -202,7 +202,7 @@ def bilevel_submodel(
     layer_decisions: Sequence[LayerDecision] = (),
     compressed: GraphModule | None = None,
 ) -> Submodel:
-    """A submodel with bi-level training.
+    """Build a submodel with bi-level training.
 
     Args:
         request: The spec, and how devices train.
@@ -211,7 +211,7 @@ def bilevel_submodel(
         settings: Penalty, steps and optimizer.
         factors: Computes the values of the factors from a global model.
         local_name: Name of the local step.
-        layer_decisions: What became of each layer.
+        layer_decisions: The form that each layer got, and why.
         compressed: A graph that predicts with the factors, under the names of `Tensorized.values`.
             None if there are no factors.
     """

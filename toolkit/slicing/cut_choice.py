@@ -17,29 +17,29 @@ Load = Callable[[CutPoint], int]
 
 
 def choose_cut(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None) -> CutPoint:
-    """The cut point that `spec` asks for.
+    """Return the cut point that `spec` asks for.
 
     Args:
         cutter: The model to cut.
         spec: A spec of `slice`, with a size.
         batch: Samples in a batch.
-        load: The load of a slice. Give it if other layers than the model's own are trained.
+        load: Computes the load of a slice; needed if layers of the slice are exchanged.
 
     Raises:
         SpecError: If there is no such cut point; the message names what is possible.
     """
     if not cutter.points:
         raise SpecError(
-            "{spec!r}: this model cannot be cut. At each place one side has no parameters of its "
-            "own, both sides have the same batch norm, or what is needed later has no axis for "
-            "the samples.",
+            "{spec!r}: this model cannot be cut. At every position, one side has no parameters of "
+            "its own, both sides share a batch norm, or a value that is needed later has no axis "
+            "for the samples.",
             code="spec.no-cut-point",
             spec=str(spec),
         )
     size = str(spec.size)
     value = as_number(size)
-    # nn.Sequential names its modules by numbers, so that a whole number may be a module's name. A
-    # number with a point is a capacity.
+    # nn.Sequential names its modules by numbers, so a whole number may be a module's name. A number
+    # with a decimal point is a capacity.
     is_capacity = value is not None and "." in size and 0 < value <= 1
     is_module = any(is_within(point.module, size) for point in cutter.points)
     if (is_module and not is_capacity) or value is None:
@@ -67,9 +67,9 @@ def is_within(module: str, name: str) -> bool:
 
 
 def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load | None) -> CutPoint:
-    """The cut point of the largest slice within the capacity that is the size of `spec`.
+    """Return the cut point of the largest slice within the capacity of `spec`.
 
-    If several cut points give the same slice, the one with the smallest recording.
+    If several cut points give the same slice, the one with the smallest recording is returned.
     """
     limit = CAPACITY.read(spec)
     full = cutter.load(cutter.captured.training, batch)
@@ -79,11 +79,11 @@ def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load | None) -
         return loads[point.position]
 
     counted = load or own
-    # One point for each slice: to count with exchanged layers is slow.
+    # Take one point for each slice, because counting with exchanged layers is slow.
     slices = list({own(point): point for point in cutter.points}.values())
-    # A later slice is a part of an earlier one, so that loads only fall: bisection is possible. If
-    # the inner family keeps first layers dense (`keep`), loads may rise somewhere. The bisection
-    # then may miss the largest slice, but what it finds is within the limit.
+    # A later slice is a part of an earlier one, so loads only fall and bisection is possible. If the
+    # inner family keeps first layers dense (`keep`), loads may rise somewhere. The bisection may
+    # then miss the largest slice, but the slice that it returns is within the limit.
     first = bisect_left(slices, True, key=lambda point: counted(point) / full <= limit)
     if first == len(slices):
         smallest = round_up(counted(slices[-1]) / full)
@@ -103,6 +103,6 @@ def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load | None) -
 
 def round_up(capacity: float) -> str:
     """`capacity` rounded up to three decimals or two digits, whichever is more precise."""
-    places = max(3, 1 - math.floor(math.log10(capacity)))
-    step = Decimal(1).scaleb(-places)
+    decimals = max(3, 1 - math.floor(math.log10(capacity)))
+    step = Decimal(1).scaleb(-decimals)
     return f"{Decimal(capacity).quantize(step, ROUND_CEILING):f}"

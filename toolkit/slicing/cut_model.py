@@ -17,13 +17,13 @@ class CutModel:
     """The graphs of a cut model.
 
     Attributes:
-        recorded: What the stages cover, for a person.
+        recorded: A description of the part that the stages cover, for messages.
         dtype: Type of the recorded numbers.
-        stages: Graphs that run once, one after the other, on what the one before has recorded.
-        trained: The rest of the model as it trains, from the last recording to the output.
-        predicting: The same as it predicts.
-        fixed: Names of the parameters that `trained` reads and does not train: those of modules
-            that the stages have too.
+        stages: Graphs that run once, in order. Each reads the recording of the stage before it.
+        trained: The training graph from the last recording to the output.
+        predicting: The inference graph from the last recording to the output.
+        fixed: Names of the parameters that `trained` reads but does not train, because the stages
+            read them too.
     """
 
     recorded: str
@@ -35,9 +35,9 @@ class CutModel:
 
 
 def cut_as_asked(cutter: Cutter, spec: Spec, batch: int, skip: int) -> CutModel:
-    """The model cut as `spec` asks: after `skip` steps of an LSTM, or between layers if 0.
+    """Cut the model as `spec` asks: after `skip` steps of an LSTM, or between layers if 0.
 
-    Raises SpecError if the model cannot be cut so.
+    Raises SpecError if the model cannot be cut in this way.
     """
     if not skip:
         return cut_at(cutter, choose_cut(cutter, spec, batch), batch)
@@ -49,7 +49,7 @@ def cut_as_asked(cutter: Cutter, spec: Spec, batch: int, skip: int) -> CutModel:
 
 
 def cut_at(cutter: Cutter, point: CutPoint, batch: int) -> CutModel:
-    """The model cut at `point`. No stage needs more than the part that is trained, if possible."""
+    """Cut the model at `point`. If possible, no stage has a larger load than the trained part."""
     trained = cutter.trained(point.position)
     stages = cutter.stages(point.position, cutter.load(trained, batch), batch)
     return CutModel(

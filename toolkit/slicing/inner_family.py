@@ -19,7 +19,7 @@ from toolkit.submodels.weighted_layers import weighted_layers
 
 @dataclass(frozen=True)
 class InnerFamily:
-    """The second family of a spec, at work on a model.
+    """Applies the second family of a spec to a model.
 
     Attributes:
         request: The model, and the whole spec.
@@ -38,7 +38,7 @@ class InnerFamily:
         return self.request.spec.inner
 
     def cut(self) -> tuple[Rewritten, Captured, CutModel]:
-        """The model with exchanged layers after the cut, its recording, and both sides of it.
+        """Exchange the layers after the cut; return the new model, its recording and the cut model.
 
         Raises SpecError if the second family can exchange no layer of the slice.
         """
@@ -58,14 +58,14 @@ class InnerFamily:
         with refuse_if_unusable(spec, rewritten.layer_decisions):
             captured = capture(rewritten.model, self.cutter.captured.sample_shape)
         cutter = Cutter(captured, self.cutter.recording)
-        # Layers are exchanged after the cut only, so that the place counts the same operators.
+        # Layers are exchanged only after the cut, so positions up to the cut stay the same.
         same_point = next(p for p in cutter.points if p.position == point.position)
         cut = cut_at(cutter, same_point, batch)
-        # An exchanged layer may be called otherwise inside; the user knows the original name.
+        # Modules of an exchanged layer may have new names; the user knows the original name.
         return rewritten, captured, replace(cut, recorded=f"ahead of {point.module}")
 
     def rewritten_after(self, point: CutPoint) -> Rewritten:
-        """The model with the layers after `point` exchanged."""
+        """Exchange the layers of the model after `point`."""
         captured = self.cutter.captured
         read = set(tensors_read([self.cutter.trained(point.position)]))
         trained = read - self.cutter.fixed_after(point.position)
@@ -77,7 +77,7 @@ class InnerFamily:
         return self.family.rewrite(self.request.model, captured, self.inner, exchangeable)
 
     def load(self, point: CutPoint) -> int:
-        """Trained parameters plus activations of the slice after `point`, layers exchanged."""
+        """Trained parameters plus activations of the slice after `point`, with exchanged layers."""
         rewritten, captured = self.rewritten_after(point), self.cutter.captured
         with refuse_if_unusable(self.request.spec, rewritten.layer_decisions):
             graph = record(

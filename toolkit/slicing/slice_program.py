@@ -32,11 +32,11 @@ class SliceTensors:
     """The tensors that a device receives, by their use.
 
     Attributes:
-        parameters: Trained.
-        buffers: Running statistics after the cut, updated by training.
-        fixed: After the cut, only read.
-        before_cut: Read by the stages only.
-        int8: Those weights of `before_cut` that are received as 8-bit integers, by name.
+        parameters: Trained parameters.
+        buffers: Running statistics after the cut, which training updates.
+        fixed: Tensors after the cut that are only read.
+        before_cut: Tensors that only the stages read.
+        int8: Names of the weights in `before_cut` that are received as 8-bit integers.
     """
 
     parameters: tuple[TensorEntry, ...]
@@ -47,12 +47,12 @@ class SliceTensors:
 
     @property
     def read_in_training(self) -> tuple[TensorEntry, ...]:
-        """All that the trained part reads."""
+        """All tensors that the trained part reads."""
         return (*self.parameters, *self.buffers, *self.fixed)
 
     @property
     def received(self) -> tuple[TensorEntry, ...]:
-        """All of them, in the order of the manifest."""
+        """All tensors, in the order of the manifest."""
         return (*self.before_cut, *self.fixed, *self.parameters, *self.buffers)
 
 
@@ -64,9 +64,9 @@ def slice_tensors(
     *,
     as_int8: bool,
 ) -> SliceTensors:
-    """The tensors of the slice `cut`, part of the recorded model `captured`.
+    """List the tensors of the slice `cut` of the recorded model `captured`.
 
-    With `as_int8` the stages' weights are received as 8-bit integers.
+    With `as_int8`, the stages' weights are received as 8-bit integers.
     """
     read_after = tensors_read([cut.trained])
 
@@ -79,7 +79,7 @@ def slice_tensors(
     )
     frozen = rewritten.tensor_entries(captured, read_from({*captured.frozen, *cut.fixed}), "frozen")
     trained = captured.parameters.keys() - cut.fixed
-    # A time cut reads the LSTM's weights on both sides: they count as after it, and are trained.
+    # Both sides of a time cut read the LSTM's weights. They count as after the cut and are trained.
     before_cut = [
         n for n in tensors_read(cut.stages) if n not in read_after and n in captured.tensors
     ]
@@ -93,9 +93,10 @@ def slice_tensors(
 
 
 def stage_weights(cut: CutModel, captured: Captured) -> frozenset[str]:
-    """The parameters with several axes that one stage reads, by name.
+    """The names of the parameters with several axes that exactly one stage reads.
 
-    Biases, scales and statistics are few numbers. What two stages read is in the weights file.
+    Biases, scales and statistics have few elements. Tensors of several stages stay in the weights
+    file.
     """
     reads = Counter(name for stage in cut.stages for name in tensors_read([stage]))
     weights = {**captured.parameters, **captured.frozen}
@@ -148,10 +149,10 @@ class RecordingStages:
     """Signatures and schedule of the stages that run before training.
 
     Attributes:
-        signatures: One for each stage.
-        schedule: One recording for each stage, from the recording before it.
+        signatures: One signature for each stage.
+        schedule: One instruction for each stage. It reads the recording of the stage before it.
         output: Name of the last recording; the samples themselves if there is no stage.
-        output_shape: Shape of one sample of it.
+        output_shape: Shape of one sample in this recording.
     """
 
     def __init__(self, cut: CutModel, sample_shape: tuple[int, ...], tensors: SliceTensors) -> None:

@@ -35,10 +35,10 @@ class TimeCut:
 
     Attributes:
         module: Name of the LSTM.
-        ahead: Place of the operator before the LSTM; -1 if the LSTM takes the samples.
-        record: From the value of that operator to the recording.
-        trained: From the recording to the output, as it trains.
-        predicting: The same as it predicts.
+        ahead: Position of the operator before the LSTM; -1 if the LSTM takes the samples.
+        record: The graph from the value of that operator to the recording.
+        trained: The training graph from the recording to the output.
+        predicting: The inference graph from the recording to the output.
     """
 
     module: str
@@ -53,7 +53,7 @@ def cut_along_time(cutter: Cutter, within: Callable[[str], bool], skip: int, spe
 
     Args:
         cutter: The model to cut.
-        within: Whether the module of a name is the LSTM to cut.
+        within: Tells whether a module name belongs to the LSTM to cut.
         skip: How many steps are recorded.
         spec: The spec, for messages.
 
@@ -66,7 +66,7 @@ def cut_along_time(cutter: Cutter, within: Callable[[str], bool], skip: int, spe
         names = [module_of(node) for node in lstm_nodes(graph)]
         raise SpecError(
             "{spec!r}: skip= needs the name of one LSTM of the model, as in slice:NAME,skip=2. "
-            "Its LSTMs: {known}.",
+            "The model's LSTMs: {known}.",
             code="spec.unknown-lstm",
             spec=spec,
             lstms=names,
@@ -116,8 +116,8 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
         )
     if not is_only_value_needed(cutter, source, lstm):
         raise SpecError(
-            "{spec!r}: the model needs more than the input of the LSTM after the cut. Only a "
-            "model in which nothing bypasses the LSTM can be cut along time.",
+            "{spec!r}: later layers read values that bypass the LSTM. Such a model cannot be cut "
+            "along time.",
             code="spec.impossible-time-cut",
             spec=spec,
         )
@@ -132,7 +132,7 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
 
 
 def is_only_value_needed(cutter: Cutter, source: Node, lstm: Node) -> bool:
-    """Whether only `lstm` uses `source`, and no earlier value is needed from there on."""
+    """Whether only `lstm` reads `source`, and later operators need no other earlier value."""
     flow = cutter.training
     users = [user for user in source.users if source in flow.values_read(user)]
     return cutter.crossing(flow.position[source]) == (source,) and users == [lstm]
@@ -146,9 +146,9 @@ def selects_last_step(node: Node) -> bool:
 
 
 def make_recording_graph(part: GraphModule, skip: int) -> GraphModule:
-    """A graph from the input (batch, steps, features) of an LSTM to the recording (batch, n).
+    """Edit `part` into a graph from (batch, steps, features) to the recording (batch, n).
 
-    `part` has that LSTM as its only operator; it is edited.
+    An LSTM is the only operator of `part`.
     """
     source, lstm = input_node(part), next(lstm_nodes(part))
     layers, end = layer_count(lstm), recurrent_steps(lstm)
@@ -172,7 +172,7 @@ def make_recording_graph(part: GraphModule, skip: int) -> GraphModule:
 
 
 def make_resuming_graph(part: GraphModule, skip: int) -> GraphModule:
-    """A graph from the recording to the output of `part`, which starts with an LSTM; edited."""
+    """Edit `part`, which starts with an LSTM, into a graph from the recording to the output."""
     source, lstm = input_node(part), next(lstm_nodes(part))
     layers, remaining = layer_count(lstm), recurrent_steps(lstm) - skip
     features = int(source.meta["val"].shape[2])
@@ -201,7 +201,7 @@ def make_resuming_graph(part: GraphModule, skip: int) -> GraphModule:
 
 
 def clean_up(part: GraphModule) -> GraphModule:
-    """`part` without operators that nothing reads any more."""
+    """Remove operators that nothing reads from `part`, and return it."""
     part.graph.eliminate_dead_code(is_impure_node=is_impure)
     part.graph.lint()
     part.recompile()
@@ -216,6 +216,6 @@ def initial_states(lstm: Node) -> list[Node]:
 
 
 def layer_count(lstm: Node) -> int:
-    """How many layers `lstm` has."""
+    """The number of layers of `lstm`."""
     assert isinstance(lstm.args[4], int)
     return lstm.args[4]

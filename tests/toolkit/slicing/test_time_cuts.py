@@ -174,7 +174,7 @@ def shortcut(x: Tensor, y: Tensor, state: object) -> Tensor:
 IMPOSSIBLE = "spec.impossible-time-cut"
 REFUSED = {
     "mean": (nn.LSTM(3, 3, batch_first=True), mean, 2, IMPOSSIBLE, "at every step"),
-    "shortcut": (nn.LSTM(3, 3, batch_first=True), shortcut, 2, IMPOSSIBLE, "bypasses the LSTM"),
+    "shortcut": (nn.LSTM(3, 3, batch_first=True), shortcut, 2, IMPOSSIBLE, "bypass the LSTM"),
     "steps first": (nn.LSTM(3, 3), last, 2, IMPOSSIBLE, "batch_first=True"),
     "too many": (
         nn.LSTM(3, 3, batch_first=True),
