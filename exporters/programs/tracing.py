@@ -135,9 +135,8 @@ def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModul
     # A branch on the batch size makes torch replace the symbol by the example's size.
     if batch.node.expr.is_number:
         raise ExportError(
-            "Signature {signature!r} works only for a batch of {batch} samples, the size it was "
-            "traced with: the model's code reads the number of samples. Do not branch on len(x) "
-            "or x.shape[0].",
+            "Signature {signature!r} works only for batches of {batch} samples, because the "
+            "model's code reads the number of samples. Do not branch on len(x) or x.shape[0].",
             code="export.fixed-batch",
             signature=signature.name,
             batch=EXAMPLE_BATCH,

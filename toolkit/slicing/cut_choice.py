@@ -81,9 +81,9 @@ def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load | None) -
     counted = load or own
     # Take one point for each slice, because counting with exchanged layers is slow.
     slices = list({own(point): point for point in cutter.points}.values())
-    # A later slice is a part of an earlier one, so loads only fall and bisection is possible. If the
-    # inner family keeps first layers dense (`keep`), loads may rise somewhere. The bisection may
-    # then miss the largest slice, but the slice that it returns is within the limit.
+    # A later slice is a part of an earlier one, so loads only fall and bisection is possible. If
+    # the inner family keeps first layers dense (`keep`), loads may rise somewhere. The bisection
+    # may then miss the largest slice, but the slice that it returns is within the limit.
     first = bisect_left(slices, True, key=lambda point: counted(point) / full <= limit)
     if first == len(slices):
         smallest = round_up(counted(slices[-1]) / full)
