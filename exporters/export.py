@@ -146,7 +146,7 @@ def compile_unit(
 
 
 def lower(program: Program, report: Report, file_format: Format) -> dict[str, Graph]:
-    """Lower every signature of `program` without the cache. Raises as `compile_graphs`."""
+    """Lower every signature of `program` without the cache. Raises like `compile_graphs`."""
     if file_format == "onnx":
         return onnx_writer.compile_graphs(program, report)
     try:  # the writer needs packages of the extra `tflite`
@@ -286,7 +286,7 @@ def forms(graph: bytes, batch: int) -> Iterator[tuple[str, Form]]:
 
 
 def earlier_verdict(unit: GraphUnit, store: GraphCache | None) -> Verdict | None:
-    """Return the stored verdict on the graphs of `unit`; None if graphs or verdict are new."""
+    """Return the stored verdict on the graphs of `unit`, or None if there is none."""
     if store is None or unit.key is None or not unit.reused:
         return None
     return store.verdict(unit.key, unit.graphs)
@@ -295,7 +295,7 @@ def earlier_verdict(unit: GraphUnit, store: GraphCache | None) -> Verdict | None
 def keep_verdicts(
     units: Sequence[GraphUnit], verdicts: Sequence[Verdict], store: GraphCache | None
 ) -> None:
-    """Store the verdict of each of `units`, as `verify_units` returned them."""
+    """Store the verdict of each of `units`; `verdicts` has the same order."""
     for unit, verdict in zip(units, verdicts, strict=True):
         if store is not None and unit.key is not None:
             store.keep_verdict(unit.key, unit.graphs, verdict)

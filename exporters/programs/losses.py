@@ -58,7 +58,7 @@ class Objective(Measures):
 
 
 def class_axis(axes: int) -> int:
-    """The class axis of logits with this number of axes, counting the batch."""
+    """The class axis of logits with this number of axes, including the batch."""
     return 2 if axes == 3 else 1
 
 
@@ -73,7 +73,7 @@ def class_count(shape: tuple[int, ...]) -> int:
 
 
 def along_classes(values: Tensor, axes: int) -> Tensor:
-    """`values` (n,) in a shape that broadcasts over logits with this number of axes."""
+    """Reshape `values` (n,) so that they broadcast over logits with this number of axes."""
     behind = axes - 1 - class_axis(axes)
     return values.view(-1, *[1] * behind) if behind else values
 

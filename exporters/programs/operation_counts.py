@@ -70,7 +70,7 @@ def macs_of(run: Callable[[], object]) -> int:
 def loop_flops(
     step: str, states: Shapes, inputs: Shapes, constants: Shapes, *rest: object, **out: object
 ) -> int:
-    """Operations of a loop over tensors of these shapes: those of a step times the steps."""
+    """Operations of a loop over tensors of these shapes: one step's, times the number of steps."""
     shapes = [*states, *(shape[1:] for shape in inputs), *constants]
     with FlopCounterMode(display=False) as counter:
         STEPS[step].function(*(torch.empty(list(shape)) for shape in shapes))

@@ -62,9 +62,9 @@ class SGD:
     """Stochastic gradient descent, as torch.optim.SGD.
 
     g = gradient + weight_decay * p; v' = momentum * v + rate * g; p' = p - v'. PyTorch keeps
-    m = v / rate instead. Both give the same parameters as long as the rate is constant. It is:
-    state starts as zeros in every round, and a round has one rate. Keeping v saves the memory of
-    the product rate * m.
+    m = v / rate instead. Both give the same parameters as long as the rate is constant. This holds,
+    because state starts as zeros in every round and a round has one rate. Keeping v saves the
+    memory of the product rate * m.
 
     Attributes:
         momentum: Momentum factor; 0 keeps no state.
@@ -163,7 +163,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class Proximal:
-    """FedProx: `optimizer` on the objective plus strength / 2 * ||p - p_0||^2 (Li et al., eq. 2).
+    """FedProx (Li et al., eq. 2): `optimizer` minimises the loss plus strength / 2 * ||p - p_0||^2.
 
     p_0 are the parameters that the device received. They are not kept: the state holds p - p_0
     (`moved`) instead, which starts as zeros in every round like all optimizer state.

@@ -103,7 +103,7 @@ def trace_for_torch(signature: ProgramSignature, device: str = "cpu") -> GraphMo
 
 
 def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModule:
-    """Trace `signature` with the decompositions `forms` alone. Raises ExportError as `trace`."""
+    """Trace `signature` with the decompositions `forms` alone. Raises ExportError like `trace`."""
     # Constants of the recorded graph are real tensors: allow them among the fake ones.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     batch = symbolic_batch(mode)
@@ -197,8 +197,8 @@ def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
         if "backward" in name or name.endswith("_") or name in TRAINING_OPERATORS:
             place = source_lines.place_of_operator(signature.source, name)
             raise ExportError(
-                "Signature {signature!r} needs the operator {operator}{place}, which has no "
-                "forward form: {alternative}",
+                "Signature {signature!r} needs the operator {operator}{place}, which cannot be "
+                "exported: {alternative}",
                 code="export.unsupported-operator",
                 operator=name,
                 signature=signature.name,

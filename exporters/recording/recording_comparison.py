@@ -56,7 +56,7 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
 def original_results(
     model: nn.Module, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, list[Tensor]]:
-    """The output of `model` for `x`; in training mode also the gradients of a random weighting."""
+    """The output of `model` for `x`; in training mode also its gradients, for random weights."""
     # A copy: running the model updates the statistics of its batch norms.
     original = copy.deepcopy(model).train(training)
     output = run_original(original, x)

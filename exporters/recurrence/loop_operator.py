@@ -132,7 +132,7 @@ class DifferentiableLoop(_SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        """Gradients of `flat`; None for the arguments in front of it."""
+        """Gradients of `flat`; None for the arguments before it."""
         saved = list(ctx.saved_tensors)
         parts = split_arguments(saved[: ctx.read], ctx.ends)
         finished = Loop(*parts, results=saved[ctx.read :], reverse=ctx.reverse)

@@ -45,7 +45,7 @@ class Cell:
     reverse: bool
 
     def run(self, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Run over x (T, i, B) from states (n, B) to hidden states (T, n, B) and last states."""
+        """Run over x (T, i, B) from states (n, B); return hidden states (T, n, B), last states."""
         biases = [bias.unsqueeze(1) for bias in self.biases]
         # A GRU multiplies its second bias by r, so that the two cannot be added beforehand.
         if self.step != GRU and biases:

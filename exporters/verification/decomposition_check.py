@@ -48,9 +48,9 @@ class DecompositionCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.wrong = func._schema.name, [name for name in read if name is not None]
         return results
 
-    def _alike(self, came: object, right: object) -> bool:
+    def _alike(self, actual: object, right: object) -> bool:
         """Whether all tensors of two results agree."""
-        pairs = zip(tensors(came), tensors(right), strict=False)
+        pairs = zip(tensors(actual), tensors(right), strict=False)
         distances = [
             distance(first, second) for first, second in pairs if first.shape == second.shape
         ]

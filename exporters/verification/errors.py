@@ -12,8 +12,8 @@ HUGE = 1e30
 """Numbers above this stand for infinity, for example where attention is masked."""
 
 
-def relative_error(came: Tensor, expected: Tensor, before: Tensor | None = None) -> float:
-    """Norm of the difference relative to the norm of `expected`; infinite if `came` is not finite.
+def relative_error(actual: Tensor, expected: Tensor, before: Tensor | None = None) -> float:
+    """Norm of the difference relative to that of `expected`; infinite if `actual` is not finite.
 
     For state, the error is relative to the change since `before`: relative to the weights, a wrong
     gradient times a learning rate would be small. An absolute bound (ROUNDING) applies to tensors
@@ -21,7 +21,7 @@ def relative_error(came: Tensor, expected: Tensor, before: Tensor | None = None)
     norm.
     """
     right = expected.double()
-    difference: float = (came.double() - right).norm().item()
+    difference: float = (actual.double() - right).norm().item()
     if not difference < float("inf"):
         return float("inf")
     size: float = right.norm().item()
@@ -33,18 +33,18 @@ def relative_error(came: Tensor, expected: Tensor, before: Tensor | None = None)
     return difference / max(change, ROUNDING * size, floor)
 
 
-def distance(came: Tensor, expected: Tensor) -> tuple[float, float]:
+def distance(actual: Tensor, expected: Tensor) -> tuple[float, float]:
     """Norm of the difference, and norm of `expected`, as far as float32 can express the values.
 
     Elements that are huge or nan in both tensors count as equal. If an element is huge or nan in
     only one of them, the difference is infinite.
     """
     right = expected.double()
-    difference, size = (came.double() - right).norm().item(), right.norm().item()
+    difference, size = (actual.double() - right).norm().item(), right.norm().item()
     if difference < HUGE and size < HUGE:
         return difference, size
     # Convert both to float32, so that values that overflow or vanish there do so on both sides.
-    left, right = came.float().double(), expected.float().double()
+    left, right = actual.float().double(), expected.float().double()
     left_huge, right_huge = ~(left.abs() <= HUGE), ~(right.abs() <= HUGE)
     signs = [value[right_huge].nan_to_num(0).sign() for value in (left, right)]
     if not torch.equal(left_huge, right_huge) or not torch.equal(*signs):

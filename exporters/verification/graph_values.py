@@ -98,7 +98,7 @@ def computed(node: Node, known: Mapping[Node, Result]) -> Result:
 
 
 def last_reads(module: GraphModule, keep_outputs: bool) -> dict[Node, list[Node]]:
-    """By node: the nodes that no later node reads. Outputs are read at the end."""
+    """By node: the nodes to release after it. The end of the graph reads the outputs."""
     seen: set[Node] = set()
     readers: dict[Node, list[Node]] = {}
     for node in reversed(module.graph.nodes):

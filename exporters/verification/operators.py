@@ -93,39 +93,39 @@ class OperatorCheck:
         if self._ahead and node.name == self._ahead[0][0]:
             self._values.clear()  # before the next ones are in memory
             self._values = self._returned(self._ahead.pop(0))
-        came = as_traced(self._values[place.name], place, result.value.shape)
-        if came is None:
+        actual = as_traced(self._values[place.name], place, result.value.shape)
+        if actual is None:
             error = OperatorError(node, float("inf"))
         else:
-            error = self._compared(node, came, result)
+            error = self._compared(node, actual, result)
         if self.worst is None or error.error > self.worst.error:
             self.worst = error
-        if came is None:
+        if actual is None:
             return result
         dtype = result.value.dtype
-        return leaf(came.to(dtype), self._nudge)
+        return leaf(actual.to(dtype), self._nudge)
 
     def _place(self, name: str) -> Place | None:
         """The runtime's tensor with the value of the node called `name`; None if there is none."""
         place = self._traced.places.get(name)
         return None if place is None or place.name in self._graph.dropped else place
 
-    def _compared(self, node: Node, came: Tensor, result: Result) -> OperatorError:
-        """The error of `came`, which a runtime computed for the float64 `result`."""
-        difference, size = distance(came, result.value)
-        scale = max(size, TINY * max(1, came.numel()) ** 0.5)
+    def _compared(self, node: Node, actual: Tensor, result: Result) -> OperatorError:
+        """The error of `actual`, which a runtime computed for the float64 `result`."""
+        difference, size = distance(actual, result.value)
+        scale = max(size, TINY * max(1, actual.numel()) ** 0.5)
         if difference <= TOLERANCE * scale:
             return OperatorError(node, difference / scale)
         # A single number may move by almost nothing by chance, so a small result is drawn often.
-        draws = DRAWS if came.numel() < DRAWS**2 else 1
+        draws = DRAWS if actual.numel() < DRAWS**2 else 1
         moved = max(distance(result.nudged(), result.value)[0] for _ in range(draws))
-        summed = max(SUMMED, result.read / max(1, came.numel()))
+        summed = max(SUMMED, result.read / max(1, actual.numel()))
         explained = scale + summed / TOLERANCE * moved
         passes = difference <= TOLERANCE * explained
         return OperatorError(node, difference / (explained if passes else scale))
 
     def _nudge(self, value: Tensor) -> Tensor:
-        """`value` with rounding errors."""
+        """Add random rounding errors to `value`."""
         if not value.is_floating_point():
             return value
         noise = torch.randn(value.shape, generator=self._generator, dtype=torch.float64)

@@ -110,11 +110,11 @@ class SignatureCheck:
             right.clear()
             right.update(reference(self.signature, run.feeds))
             yield run, self.whole_step(run, right, steps - len(runs), steps)
-            run.came.clear()
+            run.outputs.clear()
 
     def whole_step(self, run: Run, right: Mapping[str, Tensor], step: int, steps: int) -> Verdict:
         """The verdict on the worst output of one step."""
-        by_output = errors(self.signature, run.came, right, run.feeds)
+        by_output = errors(self.signature, run.outputs, right, run.feeds)
         allowed = tolerances(self.signature, by_output, right, run.feeds, self.generator)
         return worst(
             Verdict(error, self.signature.name, port.name, self.seed, limit, step, steps)

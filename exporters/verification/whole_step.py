@@ -46,7 +46,7 @@ class Run:
     """One run of a signature in a runtime: inputs and outputs by name."""
 
     feeds: dict[str, Tensor]
-    came: dict[str, Tensor]
+    outputs: dict[str, Tensor]
 
 
 def run_steps(
@@ -79,20 +79,20 @@ def run_steps(
         ports = [port for port in signature.inputs if port.name not in state or not runs]
         feeds = {**feeds, **examples(ports, program, values, generator, batch)}
         given = {name: value.numpy() for name, value in feeds.items() if name not in graph.held}
-        came = {name: torch.from_numpy(np.asarray(v)) for name, v in session.run(given).items()}
-        runs.append(Run(feeds, came))
+        actual = {name: torch.from_numpy(np.asarray(v)) for name, v in session.run(given).items()}
+        runs.append(Run(feeds, actual))
         feeds = feeds | {
-            str(port.state): came[port.name] for port in signature.outputs if port.state in state
+            str(port.state): actual[port.name] for port in signature.outputs if port.state in state
         }
     return runs
 
 
 def errors(
-    signature: ProgramSignature, came: Tensors, right: Tensors, feeds: Tensors
+    signature: ProgramSignature, actual: Tensors, right: Tensors, feeds: Tensors
 ) -> list[float]:
-    """The relative error of each output in `came`."""
+    """The relative error of each output in `actual`."""
     return [
-        relative_error(came[port.name], right[port.name], feeds.get(str(port.state)))
+        relative_error(actual[port.name], right[port.name], feeds.get(str(port.state)))
         for port in signature.outputs
     ]
 

@@ -131,7 +131,7 @@ class Step:
         self.tracked.requirements.append(Requirement(self.node, tuple(axes), is_met, reason))
 
     def edit(self, name: str, value: Callable[[Kept], Any]) -> None:
-        """When the kept units are known, set the argument `name` to `value` of them."""
+        """Set the argument `name` to `value(kept)` as soon as the kept units are known."""
         index = self.names.index(name)
 
         def apply(kept: Kept) -> None:
@@ -143,7 +143,7 @@ class Step:
         self.tracked.edits.append(apply)
 
     def resize(self, name: str, axes: Sequence[Axis]) -> None:
-        """When the kept units are known, update the argument `name`: the sizes of `axes`."""
+        """Set the sizes of `axes` in the argument `name` as soon as the kept units are known."""
         given = list(self.argument(name))
         if len(given) != len(axes):
             for axis in axes:

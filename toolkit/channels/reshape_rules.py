@@ -35,7 +35,7 @@ def reshape(step: Step) -> Value:
 
 
 def squeeze(step: Step) -> Value:
-    """Drop axes of size 1. Other axes must keep two channels, or they would be dropped too."""
+    """Drop axes of size 1. Others must keep two channels, or they would be dropped too."""
     x = step.axes("self")
     dims = step.argument("dim") if step.takes("dim") else range(len(x))
     long = [x[dim] for dim in ([dims] if isinstance(dims, int) else dims) if len(x[dim]) > 1]

@@ -79,7 +79,7 @@ class StepRecord(NamedTuple):
 
 
 def sketch(matrix: Tensor, rank: int) -> Tensor:
-    """An orthonormal block (n, width) to start the iteration from; equal for equal matrices (m, n).
+    """An orthonormal block (n, width) to start from. Equal matrices (m, n) give equal blocks.
 
     The block is orth(A^T A S). S adds up the rows of A with random signs, each row in one of the
     sums. This takes one pass over the matrix and is as good as a half-step from a random block.
@@ -191,8 +191,8 @@ def gram_matrix(block: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 def suits_float32(values: Tensor, total: float) -> bool:
     """Whether float32 is precise enough for a Gram matrix with the eigenvalues `values` (k,).
 
-    It is for flat spectra, which converge slowest, and for moderately decaying ones. `total` is the
-    energy of the whole matrix.
+    It is precise enough for flat spectra, which converge slowest, and for moderate decay. `total`
+    is the energy of the whole matrix.
     """
     return bool(values[0] > 1e-3 * values[-1] and total - values.sum() > 0.01 * total)
 
@@ -243,8 +243,8 @@ def balanced_factors(
     Args:
         image: The matrix times `basis` (m, width).
         basis: Orthonormal (n, width).
-        energies: The largest of S^2 (rank,), ascending.
-        rotation: Their columns of W (width, rank).
+        energies: The largest values of S^2 (rank,), ascending.
+        rotation: The columns of W (width, rank) that belong to `energies`.
     """
     values = energies.flip(0).clamp_min(0).sqrt()
     rotation = rotation.flip(1)

@@ -49,7 +49,7 @@ class BiLevelSettings:
     """Settings of bi-level training.
 
     Attributes:
-        penalty: lambda.
+        penalty: The factor lambda of the penalty.
         personal_steps: Steps of the personal model on each batch (s in TDPFed).
         local_steps: Steps of the local model that follow on each batch (s' in TDPFed).
         rate: Learning rate of the local model.
@@ -68,7 +68,7 @@ class BiLevelSettings:
 def personal_optimizer(training: TrainingConfig) -> Optimizer:
     """The optimizer of the personal model: Nesterov's momentum in place of SGD's (TDPFed eq. 15).
 
-    It has no proximal term, because the objective already contains lambda's. It counts its steps
+    It has no proximal term, because the penalty with lambda replaces it. It counts its steps
     separately from the local model's optimizer.
     """
     own = replace(training, proximal=0.0)

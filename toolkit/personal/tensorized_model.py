@@ -105,7 +105,7 @@ class Tensorized:
         Args:
             tensors: The state of the device.
             gaps: `gaps(tensors)`.
-            penalty: lambda.
+            penalty: The factor lambda of the penalty.
 
         Returns:
             The gradient of each uploaded tensor by its state name.

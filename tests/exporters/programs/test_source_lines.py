@@ -209,7 +209,7 @@ def test_an_operator_without_a_forward_form() -> None:
     assert "aten::grid_sampler_2d_backward (" in str(error.value)
     assert line_of(model) in str(error.value)
     assert str(error.value).endswith(
-        "has no forward form: grid sampling (no gradient) is not supported; use nn.Upsample."
+        "cannot be exported: grid sampling (no gradient) is not supported; use nn.Upsample."
     )
 
 
