@@ -1,7 +1,8 @@
 """The agent: trains and profiles bundles on a device, without any training framework.
 
 Start with `federation/round_loop.py` (a device in a federation) or
-`training/standalone_training.py` (one round without a coordinator). Rooms import downwards only:
+`training/standalone_training.py` (one round without a coordinator). Subpackages import only from
+those that follow here:
 cli > service, doctor > federation > client, profiling > training > data, runtime > system >
 formats.
 torch, onnx, `exporters` and `toolkit` may not be imported anywhere in this package.
@@ -11,6 +12,6 @@ import os
 
 __version__ = "0.2.0"
 """The version of EdgeTailor, which the build reads here."""
-# From version 1.29 on, onnxruntime sends its maker reports on models and devices, unless this is
-# set before it is loaded.
+# From version 1.29, onnxruntime sends Microsoft reports about models and devices, unless this is
+# set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

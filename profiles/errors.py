@@ -9,10 +9,10 @@ _FIELD = re.compile(r"\{(\w+)(![rs])?(:[^{}]*)?\}")
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
-    """`template` with `{name}`, `{name!r}` and `{name:.1f}` replaced by the values of these names.
+    """Fill in `template`: replace `{name}`, `{name!r}` and `{name:.1f}` by the value of this name.
 
-    A list is written with commas. Other braces stay as they are: a path or a text that a value
-    brings in may hold some.
+    A list is written with commas. Other braces stay unchanged, because a value such as a path may
+    contain braces.
 
     Examples:
         >>> filled("{path} holds {count:.1f} of {these}.", {"path": "a.npz", "count": 2})
@@ -32,7 +32,7 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it, if it is a path or an error of another program."""
+    """Convert a path or an exception to text, which JSON can hold. Other values are unchanged."""
     if isinstance(value, BaseException):
         return str(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -50,7 +50,7 @@ class EdgeTailorError(Exception):
         template: The message before it is filled in, as `docs/reference/errors.md` shows it.
         code: A stable name for programs, for example `spec.unknown-family`.
             `docs/reference/errors.md` lists all codes.
-        values: The values that the message names, as JSON can hold them.
+        values: The values that the message names, in types that JSON can hold.
         exit_code: The exit code of a command that ends with this error.
 
     Examples:
@@ -86,7 +86,7 @@ class DataError(InputError):
 
 
 class StorageError(DataError):
-    """A disk that is full, or that cannot be written, when training needs space on it."""
+    """Training needs space on a disk that is full or cannot be written."""
 
 
 class BundleError(InputError):
@@ -110,13 +110,13 @@ class VerificationError(EdgeTailorError):
 
 
 class LimitError(EdgeTailorError):
-    """Work that needs more memory than it may use, or than the machine has."""
+    """Work needs more memory than it may use, or more than the machine has."""
 
     exit_code = 5
 
 
 class DoesNotFitError(LimitError):
-    """A bundle that needs more memory than a process may use, refused before training."""
+    """A bundle needs more memory than a process may use. It is refused before training."""
 
 
 class NothingFitsError(EdgeTailorError):
@@ -148,4 +148,4 @@ class AuthorisationError(ClientError):
 
 
 class TrustError(ClientError):
-    """What came is not from the coordinator that the device has joined."""
+    """A message does not come from the coordinator that the device has joined."""

@@ -26,7 +26,7 @@ def decode_json(data: bytes | str, type: type[T]) -> T:
 
 
 def decode_strictly(data: bytes, type: type[T]) -> T:
-    """The same, and no object in `data` may have a key twice: for what others send."""
+    """Decode data that others send as `type`. Also refuse objects that have a key twice."""
     refuse_repeated_keys(data)
     return decode_json(data, type)
 
@@ -34,7 +34,7 @@ def decode_strictly(data: bytes, type: type[T]) -> T:
 def refuse_repeated_keys(data: bytes) -> None:
     """Raise MalformedError if `data` is not JSON, or an object in it has a key twice.
 
-    Readers differ in which of the two counts.
+    JSON parsers differ in which of the two values they use.
     """
 
     def unique(pairs: list[tuple[str, object]]) -> None:

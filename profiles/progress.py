@@ -1,4 +1,4 @@
-"""Progress of work that takes seconds: stages by name, for whoever called it."""
+"""Reports the progress of work that takes seconds: the caller gets the name of each stage."""
 
 from collections.abc import Callable
 

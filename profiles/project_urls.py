@@ -2,7 +2,7 @@
 
 
 def issues_url() -> str:
-    """Where people report mistakes of EdgeTailor; words if the package is not installed."""
+    """The address for bug reports. If the package is not installed, a description of it."""
     # Imported late: it parses e-mail headers, which takes 30 ms on a small board.
     from importlib.metadata import PackageNotFoundError, metadata
 

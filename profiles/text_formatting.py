@@ -37,7 +37,7 @@ def loss_figure(loss: float) -> str:
 
 
 def did_you_mean(came: str, known: Iterable[str], most: int = 1) -> str:
-    """The end of a sentence about the unknown word `came`: the closest of `known`, at most `most`.
+    """End a sentence about the unknown word `came`: suggest up to `most` similar words of `known`.
 
     Examples:
         >>> did_you_mean("lowrank", ["full", "low-rank"]), did_you_mean("x", ["full"])
@@ -102,7 +102,7 @@ def format_seconds(seconds: float) -> str:
     """A run time in s, ms or us: at least two decimals and three significant digits."""
     if abs(seconds) >= 1:
         return f"{_three_digits(seconds)} s"
-    # Steps of small models take some tenths of a millisecond: one unit for all steps reads best.
+    # Steps of small models take some tenths of a millisecond. They are written in ms, like others.
     if abs(seconds) >= 1e-4 or not seconds:
         return f"{_three_digits(seconds * 1e3)} ms"
     return f"{_three_digits(seconds * 1e6)} us"

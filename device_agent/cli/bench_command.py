@@ -41,12 +41,12 @@ def bench(
     """Compare training with several bundles.
 
     PLACES are bundles or folders of bundles. The table has the seconds for a batch, their spread
-    and the peak memory of the process that trains, one line for each bundle. A bundle that cannot
-    be measured does not end the others.
+    and the peak memory of the process that trains, one line for each bundle. If a bundle cannot be
+    measured, the others are still measured.
 
     With --out, PLACES may be left out. The file has the calibration of this device, which takes
-    about a minute, the versions of the runtimes, and the figures of the bundles. `edgetailor plan
-    --profile FILE` reads it. It does not have the host name.
+    about a minute, the versions of the runtimes, and the figures of the bundles, but not the host
+    name. `edgetailor plan --profile FILE` reads it.
 
     \b
         edgetailor-agent bench bundles/

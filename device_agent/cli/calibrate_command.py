@@ -21,8 +21,8 @@ def calibrate(out: Path | None, name: str | None, force: bool, threads: int, as_
     """Measure the speed of this device, in about a minute.
 
     It times small graphs of the operators that training steps consist of. It needs no bundle, and
-    the result is valid for any model: `edgetailor plan --profile FILE` uses it. Do not use the
-    device for anything else meanwhile.
+    the result is valid for any model: `edgetailor plan --profile FILE` uses it. While it runs, do
+    not use the device for anything else.
     """
     import msgspec
 

@@ -1,6 +1,6 @@
-"""The commands of `edgetailor-agent`, each imported when it is asked for.
+"""The commands of `edgetailor-agent`. Each is imported only when it is used.
 
-On a small board, importing what a command does not need takes longer than the command.
+On a small board, importing modules that a command does not need takes longer than the command.
 """
 
 from collections import UserDict

@@ -1,4 +1,4 @@
-"""What both commands share: output, exit codes, and errors as one sentence or one JSON object.
+"""Output, exit codes and error reports of both commands, `edgetailor-agent` and `edgetailor`.
 
 This module is imported before the arguments are parsed, so it imports little.
 """
@@ -78,7 +78,7 @@ def run(command: click.Command, name: str) -> NoReturn:
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except SystemExit:
-        # A server that was told to stop, or click when the reader of stdout has closed the pipe.
+        # A server was told to stop, or click ends because the reader of stdout closed the pipe.
         code = 0
     except click.ClickException as error:
         error.show()
@@ -97,10 +97,10 @@ def run(command: click.Command, name: str) -> NoReturn:
 
 
 def _finish(error: EdgeTailorError) -> int:
-    """Print `error` as JSON if the command was to print JSON. Returns the exit code."""
+    """Print `error` as JSON if the command has the option --json. Returns the exit code."""
     import json
 
-    # Arguments that cannot be parsed have no result to ask: look at the command line itself.
+    # If the arguments cannot be parsed, click returns no options: look at the command line itself.
     if JSON_OPTION in sys.argv[1:] and not _output["json_printed"]:
         about = {"code": error.code, "message": str(error)} | error.values
         print_json(json.dumps({"version": ERROR_VERSION, "error": about}, indent=1))
@@ -108,7 +108,7 @@ def _finish(error: EdgeTailorError) -> int:
 
 
 def _from_click(error: click.ClickException) -> EdgeTailorError:
-    """The error with a code for an error in the arguments."""
+    """Convert an error in the arguments to an error with a code."""
     message = error.format_message()
     parameter = getattr(error, "param", None)
     named = {} if parameter is None else {"option": parameter.opts[-1]}
@@ -141,7 +141,7 @@ def _from_click(error: click.ClickException) -> EdgeTailorError:
 
 
 def _from_exception(error: Exception, name: str) -> EdgeTailorError:
-    """The error with a code for an exception of Python or of a library."""
+    """Convert an exception of Python or of a library to an error with a code."""
     from device_agent.system.process_memory import ran_out
     from device_agent.system.system_libraries import DEBIAN_PACKAGES, missing_library
 

@@ -34,7 +34,7 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
         return
     from device_agent.federation.start_checks import check_start
 
-    # Nothing is written before: in the journal, nobody would look for what the service refuses.
+    # Check before anything is written: nobody would look for the service's errors in the journal.
     check_start(options, data=note is None)
     systemd_service.install(options, user)
     if note is not None:

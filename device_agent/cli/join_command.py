@@ -31,14 +31,14 @@ def _checked(_: click.Context, __: click.Parameter, given: str | None) -> str | 
 @click.option(
     "--replace",
     is_flag=True,
-    help="Leave the present coordinator of the state folder once the new one has accepted it.",
+    help="Leave the present coordinator after the new coordinator has accepted this device.",
 )
 @click.option(
     "--certificate",
     metavar="SHA256",
     callback=_checked,
-    help="SHA-256 of the coordinator's certificate, as `edgetailor serve` prints it. Then no "
-    "authority has to have signed the certificate.",
+    help="SHA-256 of the coordinator's certificate, as `edgetailor serve` prints it. The "
+    "certificate then needs no signature of an authority.",
 )
 @state_option
 def join(
@@ -51,8 +51,8 @@ def join(
 ) -> None:
     """Enrol this device with the coordinator at URL.
 
-    The device generates a key pair, which is its identity. Joining again is safe, also after a
-    lost answer: the coordinator recognises the device by its key.
+    The device generates a key pair, which is its identity. Joining again is safe, even if an
+    answer was lost: the coordinator recognises the device by its key.
     """
     from device_agent.federation.default_state import default_state
     from device_agent.federation.membership import join as join_coordinator

@@ -1,4 +1,4 @@
-"""The error for a Python package that is not installed: which extra of this project has it."""
+"""The error for a Python package that is not installed. It names the extra that installs it."""
 
 from profiles.errors import InputError
 

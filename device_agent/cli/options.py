@@ -82,7 +82,7 @@ seed_option = click.option(
     help="Seed for the order of the samples and for dropout.",
 )
 user_option = click.option(
-    "--user", is_flag=True, help="Use a service of the current user, which does not need root."
+    "--user", is_flag=True, help="Use a service of the current user. This does not need root."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -126,7 +126,7 @@ OWNER_OPTIONS = (
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `RunOptions` holds to `command`."""
+    """Add the options of `RunOptions` to `command`."""
     training = (threads_option, seed_option, validation_option, max_memory_option)
     # Decorators apply from the last to the first: reversed, --help lists them in this order.
     for option in reversed((data_option, state_option, *training, *OWNER_OPTIONS)):

@@ -55,7 +55,7 @@ def profile(
 
     if out is not None:
         check_file_place(out, force)
-    # A log file needs no progress lines for a measurement of seconds.
+    # A measurement takes seconds, so a log file needs no progress lines.
     level = logging.INFO if sys.stderr.isatty() or sustained_s else logging.WARNING
     with show_logs(say, PlainFormatter(), level):
         measured = profile_bundle(bundle, threads, runs=runs or RUNS, sustained_s=sustained_s)

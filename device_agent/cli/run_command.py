@@ -43,8 +43,8 @@ def _from_file(context: click.Context, option: click.Parameter, path: Path | Non
 def run(**given: Any) -> None:
     """Take part in every round until the last.
 
-    The agent waits for a coordinator that is away. The owner's limits (temperature, battery, quiet
-    hours) pause it, also in the middle of a training.
+    While the coordinator cannot be reached, the agent waits. The owner's limits (temperature,
+    battery, quiet hours) pause it, also in the middle of a training.
     """
     from device_agent.federation.run_options import RunOptions
     from device_agent.service.systemd_notify import Notifier
@@ -52,7 +52,7 @@ def run(**given: Any) -> None:
     options = RunOptions.from_flat(**given)
     signal.signal(signal.SIGTERM, _end)
     notifier = Notifier()
-    # Before the imports of a minute on a small board, which units of `Type=notify` would wait for.
+    # Notify before the imports, which take a minute on a small board: systemd would wait for them.
     notifier.alive()
 
     # `systemctl status` shows the last line of the log.
@@ -81,5 +81,5 @@ def _run(options: "RunOptions", notifier: "Notifier") -> int:
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
-    # systemd stops a service with SIGTERM, which is no failure. The exception unlocks the folder.
+    # systemd stops a service with SIGTERM; this is not a failure. The exception unlocks the folder.
     raise SystemExit(0)

@@ -12,7 +12,7 @@ from device_agent.cli.options import json_option, state_option
 @state_option
 @json_option
 def status(state: Path | None, as_json: bool) -> None:
-    """Show the federation, and what this device did last."""
+    """Show the status of the federation and of this device."""
     import msgspec
 
     from device_agent.federation.default_state import default_state
@@ -24,7 +24,7 @@ def status(state: Path | None, as_json: bool) -> None:
     try:
         fleet = fleet_status(folder)
     except ClientError:
-        # The more important is what this device knows itself.
+        # Without the coordinator, the device's own status matters even more.
         if own:
             click.echo("\n".join(own))
         raise

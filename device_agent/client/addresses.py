@@ -6,7 +6,7 @@ from urllib3.exceptions import LocationValueError
 from profiles.errors import InputError
 
 LABEL_LENGTH, NAME_LENGTH = 63, 253
-"""Most characters of a label of a host name, and of the whole name (RFC 1035)."""
+"""Largest number of characters in a label of a host name, and in the whole name (RFC 1035)."""
 SHOWN_LENGTH = 100
 """Most characters of a URL that an error repeats."""
 
@@ -47,7 +47,7 @@ def check_url(url: str) -> str:
         InputError: It is not such a URL, or has a user name or a password. A password is not
             repeated in the message.
     """
-    # A typo is found here: urllib3 reports some of them as a failed connection, which is retried.
+    # Report typos here: urllib3 reports some as a failed connection, which would be retried.
     try:
         parsed = urllib3.util.parse_url(url)
     except LocationValueError:

@@ -1,4 +1,4 @@
-"""Why a request failed, in words for people, and whether a repetition can help."""
+"""Explains to people why a request failed, and tells whether repeating it can help."""
 
 import datetime
 import ssl
@@ -30,16 +30,16 @@ PLAIN_HTTP = (
 
 
 CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
-"""The connection was closed during the handshake. Which of them is raised depends on OpenSSL."""
+"""The connection was closed during the handshake. OpenSSL's version decides which is raised."""
 
 
 class UnreachableError(Exception):
-    """No answer of the coordinator came: it is away, or something in between answered.
+    """The coordinator did not answer: it cannot be reached, or another program answered.
 
     Attributes:
         sent: The coordinator may have received the request.
-        error: What the caller gets when nobody waits any longer; None if it is only away.
-        lasting: Waiting seldom helps, so a command that somebody watches does not wait.
+        error: The error to raise after the last attempt; None if nothing answered.
+        lasting: Waiting seldom helps, so a command that a user watches does not wait.
         clock: The cause may be this device's clock.
     """
 
@@ -60,7 +60,7 @@ class PreparingError(UnreachableError):
     """The coordinator is still starting and has not handled the request.
 
     Attributes:
-        retry_s: Seconds after which to ask again.
+        retry_s: Seconds until the next request.
     """
 
     def __init__(self, message: str, retry_s: float) -> None:
@@ -69,7 +69,7 @@ class PreparingError(UnreachableError):
 
 
 def is_lasting(error: Exception) -> bool:
-    """Whether something else than a coordinator seems to answer, so that waiting seldom helps."""
+    """Whether another program than a coordinator seems to answer, so that waiting seldom helps."""
     if isinstance(error, SSLError):
         return not isinstance(_tls_error(error), CUT)
     return isinstance(error, LocationValueError) or _not_http(error)

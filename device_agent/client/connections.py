@@ -1,7 +1,7 @@
-"""Connections that notice an answer that was cut within its headers.
+"""Connections that notice if an answer ends within its headers.
 
-Python's HTTP client takes the end of the connection for the end of the headers: an answer that a
-proxy cuts there looks like a whole answer of another program.
+If a connection ends there, Python's HTTP client treats this as the end of the headers. An answer
+that a proxy has cut would look like a complete answer of another program.
 """
 
 import warnings
@@ -18,7 +18,7 @@ warnings.simplefilter("ignore", SystemTimeWarning)
 
 
 class _WholeLines:
-    """Lines of `file`. The end of the file within a line, or in place of one, is an error."""
+    """Reads lines of `file`. Raises RemoteDisconnected if the file ends before a line's end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -26,7 +26,7 @@ class _WholeLines:
 
     def readline(self, limit: int) -> bytes:
         line = self._file.readline(limit)
-        # A line that is too long has no end either; the caller refuses it.
+        # A line that is too long is also returned without its end; the caller refuses it.
         if not line.endswith(b"\n") and len(line) < limit:
             raise RemoteDisconnected("the answer was cut within its headers")
         return line
@@ -61,9 +61,10 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
 
 
 def connections(headers: dict[str, str], certificate: str | None = None) -> urllib3.PoolManager:
-    """Connections for requests with `headers`. They repeat nothing by themselves.
+    """Return a pool of connections for requests with `headers`. It does not repeat requests.
 
-    With `certificate`, the SHA-256 of the server's certificate, no authority has to have signed it.
+    `certificate` is the SHA-256 of the server's certificate. If it is given, only this certificate
+    is accepted, and it needs no signature of an authority.
     """
     pool = urllib3.PoolManager(
         headers=headers,

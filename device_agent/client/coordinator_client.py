@@ -61,9 +61,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 TIMEOUT = urllib3.Timeout(connect=10.0, read=60.0)
 PROGRESS_TIMEOUT_S = 5.0
-"""Timeout of requests that training makes in between: it must not wait long for them."""
+"""Timeout of requests during a training, which must not wait long for them."""
 STOPPED_AGAIN_S = 1.0
-"""Wait before the second attempt to tell that the device stops."""
+"""Wait before the device reports a second time that it stops."""
 NO_CONTENT = 204
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -71,25 +71,24 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class CoordinatorClient:
     """Makes requests to a coordinator.
 
-    While the coordinator cannot be reached, or something in between answers, a request is repeated
-    after 1, 2, 4, ... 60 s. While the coordinator is still starting, it is asked as often as it
-    wants.
+    While the coordinator cannot be reached, or another program answers, a request is repeated after
+    1, 2, 4, ... 60 s. A coordinator that is still starting tells when to ask again.
 
     Args:
         url: The coordinator's URL.
         secret: A join token or a device's secret.
-        patience_s: How long a request is repeated before it raises ClientError, in seconds. A join
-            waits for a coordinator that is starting however long that takes.
+        patience_s: How long a request is repeated before it raises ClientError, in seconds. If the
+            coordinator is still starting, a join waits without a limit.
         sleep: Waits for a number of seconds.
         alive: Called whenever a piece of a file has been sent or received.
-        certificate: SHA-256 of the coordinator's certificate, in hexadecimal digits. By default an
-            authority that this device trusts has to have signed it.
+        certificate: SHA-256 of the coordinator's certificate, in hexadecimal digits. Without it,
+            the certificate must be signed by an authority that this device trusts.
         clock: The device's clock.
 
     Attributes:
         url: The coordinator's URL, without a slash at its end.
-        join_unanswered: After a join that failed: whether the coordinator may have enrolled the
-            device nevertheless.
+        join_unanswered: Whether a failed join may have reached the coordinator, which then may have
+            enrolled the device.
 
     Raises:
         InputError: The URL or the secret is malformed.
@@ -157,9 +156,9 @@ class CoordinatorClient:
         return self._with_retries(attempt, repeat=False)
 
     def invitation(self) -> Invitation | None:
-        """What the federation says of itself; None if there is no answer.
+        """Return the federation's description of itself, or None if there is no answer.
 
-        Coordinators of earlier versions have none.
+        Coordinators of earlier versions do not have this description.
         """
         try:
             return self._ask("GET", "/invitation", Invitation, timeout=PROGRESS_TIMEOUT_S)
@@ -170,7 +169,7 @@ class CoordinatorClient:
         """Give up this device's place.
 
         Raises:
-            AuthorisationError: The device has no place any more.
+            AuthorisationError: The device is no longer a member.
         """
         self._with_retries(lambda: self._order("POST", "/leave"))
 
@@ -200,10 +199,10 @@ class CoordinatorClient:
             body = msgspec.json.encode(progress)
             self._order("POST", "/progress", body, timeout=PROGRESS_TIMEOUT_S)
         except (UnreachableError, RefusedError, ClientError):
-            return  # the next request that matters reports the same problem
+            return  # the next request that must succeed reports the same problem
 
     def stopped(self, stopped: Stopped, *, again: bool) -> None:
-        """Tell that this device stops. It is tried once more if `again`."""
+        """Report that this device stops. If `again`, a failed report is repeated once."""
         body = msgspec.json.encode(stopped)
         for wait in (0.0, STOPPED_AGAIN_S) if again else (0.0,):
             self._sleep(wait)
@@ -216,7 +215,7 @@ class CoordinatorClient:
 
         Args:
             offer: Name, size and SHA-256 of the file.
-            to: Where to write it. Missing folders are made.
+            to: Where to write it. Missing folders are created.
 
         Raises:
             ClientError: Size or SHA-256 differ from the offer.
@@ -253,8 +252,8 @@ class CoordinatorClient:
     ) -> T:
         """Repeat `attempt` until the coordinator answers, or for `patience_s` seconds.
 
-        `done` counts the bytes of a transfer that need not be sent again. The waits start again at
-        the shortest whenever it grows.
+        `done` counts the bytes of a transfer that need not be sent again. Whenever it grows, the
+        next wait is the shortest again.
         """
         most, ended = done(), f"Coordinator at {self.url} answers again"
         outage = Outage(ended, self._sleep, self._patience_s)
@@ -275,7 +274,7 @@ class CoordinatorClient:
             outage.wait(problem, patiently=patiently)
 
     def _check_patience(self, failure: UnreachableError, outage: Outage, repeat: bool) -> None:
-        """Raise ClientError if the request is not to be repeated after `failure`."""
+        """Raise ClientError if the request must not be repeated after `failure`."""
         if failure.error is not None:
             # Nobody has set the clock yet: the system may do so soon.
             soon = failure.clock and not self._clock.synchronised()
@@ -284,7 +283,7 @@ class CoordinatorClient:
         elif failure.sent and not repeat:
             raise ClientError(
                 "Coordinator at {url} {problem} after the request was sent, so the coordinator may "
-                "have carried it out. Try again: the device stays the same.",
+                "have carried it out. Try again: joining twice is safe.",
                 code="client.no-answer-to-join",
                 url=self.url,
                 problem=str(failure),
@@ -336,7 +335,7 @@ class CoordinatorClient:
             raise not_a_coordinator(self.url, f"{method} {path}: {error}") from None
 
     def _order(self, method: str, path: str, *arguments: Any, **options: Any) -> None:
-        """Make a request, as `_send` does, that is answered without content."""
+        """Make a request with `_send`. The answer must have no content."""
         response = self._send(method, path, *arguments, **options)
         if response.status != NO_CONTENT:
             response.close()
@@ -354,10 +353,10 @@ class CoordinatorClient:
         headers: Mapping[str, str] = NO_HEADERS,
         timeout: urllib3.Timeout | float = TIMEOUT,
     ) -> urllib3.BaseHTTPResponse:
-        """Make one request and return its answer, which is a success. The body is not read yet.
+        """Make one request and return its successful answer. The body is not read yet.
 
-        Only a refusal that a coordinator wrote raises another error than UnreachableError: what
-        stands between may answer anything.
+        If the coordinator refuses the request, its error is raised. All other failures, such as the
+        answer of a proxy, raise UnreachableError.
 
         Args:
             method: The HTTP method.

@@ -32,18 +32,18 @@ from profiles.json_decoding import MalformedError, decode_json
 from profiles.text_formatting import one_line
 
 REPLY_LIMIT = 16 << 20
-"""Most bytes of an answer, except for files."""
+"""Largest size of an answer in bytes, except for files."""
 MESSAGE_LENGTH = 1000
-"""Most characters of a coordinator's message that are shown."""
+"""How many characters of a coordinator's message are shown at most."""
 WORD_LENGTH = 200
-"""Most characters of an id, a secret or the name of a submodel."""
+"""Largest number of characters in an id, a secret or the name of a submodel."""
 RETRY_S = 5.0
 LONGEST_RETRY_S = 60.0
-"""How often a coordinator that is starting is asked: by default, and at least."""
+"""Seconds between requests to a coordinator that is starting: the default and the longest."""
 ROUND_OVER = frozenset({ROUND_CLOSED, OTHER_BUNDLE, ALREADY_SENT, NO_SUCH_FILE})
 """Codes of refusals that mean that the rounds continued without this device."""
 SEND_AGAIN = frozenset({UPLOAD_OFFSET, UPLOAD_SUPERSEDED, UPLOAD_ALTERED})
-"""Codes of refusals of an upload that the next attempt, which asks what has come, can mend."""
+"""Codes of refused uploads for which another attempt can succeed."""
 CODE = re.compile(r"[a-z]+(-[a-z]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
 """The form of a code, for example `client.not-authorised`."""
 
@@ -58,7 +58,7 @@ class RefusedError(UpdateError):
 
     @property
     def round_over(self) -> bool:
-        """Whether the round continued without this device, which only has to ask for work again."""
+        """Whether the round continued without this device. Then it only asks for work again."""
         return self.code in ROUND_OVER
 
 
@@ -82,15 +82,15 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
 
 
 def is_delimited(response: urllib3.BaseHTTPResponse) -> bool:
-    """Whether the answer says where its body ends. Otherwise the end of the connection ends it."""
+    """Whether the answer states where its body ends. Otherwise it ends with the connection."""
     return response.length_remaining is not None or response.chunked
 
 
 def check_not_cut(response: urllib3.BaseHTTPResponse, data: bytes) -> None:
-    """Check that an answer with the body `data`, which is not valid JSON, may be complete.
+    """Check whether an answer was cut. Its body `data` is not valid JSON.
 
     Raises:
-        UnreachableError: It is empty or began as JSON, and ended with the connection.
+        UnreachableError: The body is empty or begins like JSON, and it ended with the connection.
     """
     if data[:1] in (b"", b"{") and not is_delimited(response):
         raise UnreachableError("cannot be reached (the connection broke off)", sent=True)
@@ -105,10 +105,10 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) ->
         request: Method and path of the request.
 
     Raises:
-        UnreachableError: The coordinator has a temporary problem, or is starting; or the answer is
-            not a coordinator's.
-        AuthorisationError: It does not accept the token or the secret.
-        RefusedError: It refused the request.
+        UnreachableError: The coordinator has a temporary problem or is starting, or the answer does
+            not come from a coordinator.
+        AuthorisationError: The coordinator does not accept the token or the secret.
+        RefusedError: The coordinator refused the request.
     """
     data = read_reply(response, url)
     problem = own_problem(response, data)
@@ -132,9 +132,9 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) ->
 
 
 def own_problem(response: urllib3.BaseHTTPResponse, data: bytes) -> Problem | None:
-    """The Problem in an answer with the body `data`; None if a coordinator did not write it.
+    """Decode the Problem in the body `data`. Returns None if no coordinator wrote the answer.
 
-    Login pages of networks, proxies and other services answer with the same statuses.
+    Login pages of networks, proxies and other services use the same HTTP statuses.
     """
     if not response.headers.get("Content-Type", "").startswith("application/json"):
         return None
@@ -152,7 +152,7 @@ def check_words(reply: JoinReply, url: str) -> JoinReply:
         `reply`.
 
     Raises:
-        UnreachableError: One of them is not a single word of limited length.
+        UnreachableError: One of these texts is not a single word, or is too long.
     """
     words = (reply.device, reply.secret, reply.submodel)
     if not all(len(word) <= WORD_LENGTH and one_word(word) for word in words):
@@ -175,8 +175,8 @@ def not_a_coordinator(url: str, answer: str) -> UnreachableError:
         sent=True,
         error=ClientError(
             "{url} answers, but not like an EdgeTailor coordinator ({found}). Check the URL, and "
-            "that both sides run the same version. A network that wants a login answers like "
-            "this, too.",
+            "that both sides run the same version. A network with a login page also answers like "
+            "this.",
             code="client.not-a-coordinator",
             url=url,
             found=answer,
@@ -185,7 +185,7 @@ def not_a_coordinator(url: str, answer: str) -> UnreachableError:
 
 
 def _retry_s(response: urllib3.BaseHTTPResponse) -> float:
-    """Seconds after which to ask again, from the header Retry-After."""
+    """Seconds until the next request, from the header Retry-After."""
     # The header may also hold a date. The coordinator sends seconds only.
     given = response.headers.get("Retry-After", "")
     return min(max(float(given), 1.0), LONGEST_RETRY_S) if given.isdecimal() else RETRY_S

@@ -1,4 +1,4 @@
-"""Which answers are temporary, and what an outage waits and logs."""
+"""The HTTP statuses of temporary problems, and the waits and log lines of an outage."""
 
 import logging
 from collections.abc import Callable
@@ -12,7 +12,7 @@ FIRST_WAIT_S = 1.0
 """Wait before the first repetition; each later wait is twice as long."""
 LONGEST_WAIT_S = 60.0
 REPORT_S = 3600.0
-"""How often a long outage is logged."""
+"""A long outage is logged once in this time."""
 
 
 class Outage:
@@ -23,7 +23,7 @@ class Outage:
     Args:
         ended: The line for the end of the outage.
         sleep: Waits for a number of seconds.
-        patience_s: How long to wait in all, in seconds.
+        patience_s: How long to wait in total, in seconds.
 
     Attributes:
         waited_s: Seconds waited since the outage began or a transfer last progressed.
@@ -47,8 +47,8 @@ class Outage:
         """Wait before the next attempt.
 
         Args:
-            problem: Why, as a sentence without its point.
-            patiently: The patience does not count.
+            problem: The reason, as a sentence without its full stop.
+            patiently: There is no limit, so the log does not name one.
         """
         if self._all_s - self._logged_s >= REPORT_S:
             limited = self.patience_s < float("inf") and not patiently

@@ -1,7 +1,7 @@
-"""Downloads and uploads of files in several attempts: each continues where the last one ended.
+"""Downloads and uploads of files. Each attempt continues where the previous attempt ended.
 
-What has come is checked by the file's SHA-256 at the end, so that a damaged part costs another
-transfer and is never used.
+At the end, the SHA-256 of the whole file is checked. A damaged file is never used; it is
+transferred again.
 """
 
 import os
@@ -20,7 +20,7 @@ from device_agent.formats.protocol import FileOffer, Upload
 from profiles.errors import ClientError
 
 PART = ".part-"
-"""How the name of an unfinished download begins; the name of the file follows."""
+"""Beginning of the name of an unfinished download, before the name of the file."""
 PIECE_BYTES = 1 << 18
 PARTIAL_CONTENT = 206
 FILE_STATUSES = (200, PARTIAL_CONTENT)
@@ -35,7 +35,8 @@ Ask = Callable[..., Any]
 class Download:
     """A download of the file `offer` to `to`.
 
-    The unfinished file stays beside `to` for another attempt, also of another process.
+    The unfinished file stays in the folder of `to`. A later attempt, even of another process,
+    continues it.
 
     Attributes:
         done: The bytes of the unfinished file.
@@ -55,7 +56,7 @@ class Download:
         return self._part.stat().st_size if self._part.exists() else 0
 
     def attempt(self) -> None:
-        """Fetch what is missing.
+        """Fetch the missing bytes.
 
         Raises:
             UnreachableError: The connection broke off, or the file differs from the offer.
@@ -75,7 +76,7 @@ class Download:
         self.attempt()
 
     def _fetch(self, begun: int) -> int:
-        """Append what follows after `begun` bytes. Returns where the answer began: 0 for all."""
+        """Append the bytes from `begun` on. Returns where the answer began: there, or at 0."""
         headers = {"Range": f"bytes={begun}-", "If-Range": f'"{self._offer.sha256}"'}
         path = f"/files/{self._offer.sha256}"
         response = self._send("GET", path, headers=headers if begun else {})
@@ -93,7 +94,7 @@ class Download:
 
     def _receive(self, response: urllib3.BaseHTTPResponse, file: BinaryIO, missing: int) -> None:
         try:
-            # What one read returns, not whole pieces: of a piece that is cut nothing would be kept.
+            # read1 returns what has arrived. If read waited for a whole piece, a cut would lose it.
             while piece := response.read1(PIECE_BYTES):
                 file.write(piece)
                 missing -= len(piece)
@@ -109,7 +110,7 @@ class Download:
     def _check_kind(self, response: urllib3.BaseHTTPResponse, path: str, missing: int) -> None:
         """Raise UnreachableError if the answer cannot be the `missing` bytes of the file.
 
-        What has come before is then kept: a network's login page must not replace it.
+        The bytes of earlier attempts are then kept: a network's login page must not replace them.
         """
         kind = response.headers.get("Content-Type", "")
         length = response.headers.get("Content-Length", str(missing))
@@ -122,12 +123,12 @@ class Download:
         offer = self._offer
         came = f"{received.size} bytes with SHA-256 {received.sha256[:12]}"
         return UnreachableError(
-            f"sends another file than it offered: {offer.name} has {came}",
+            f"sends a file that was altered: {offer.name} has {came}",
             sent=True,
             error=ClientError(
-                "{file} from {url} differs from the offer: expected {size} bytes with SHA-256 "
-                "{sha256}, received {came}. Check whether a proxy between this device and the "
-                "coordinator alters files.",
+                "{file} from {url} was altered: expected {size} bytes with SHA-256 {sha256}, "
+                "received {came}. Check whether a proxy between this device and the coordinator "
+                "alters files.",
                 code="client.altered-file",
                 file=offer.name,
                 url=self._url,
@@ -139,7 +140,7 @@ class Download:
 
 
 class UploadOfFile:
-    """An upload of the file `source` to `path`, which the file's SHA-256 is appended to.
+    """An upload of the file `source` to `path`/SHA-256 of the file.
 
     Attributes:
         done: The bytes that the coordinator had before the last attempt.
@@ -154,12 +155,12 @@ class UploadOfFile:
         self.done = 0
 
     def attempt(self) -> None:
-        """Send what the coordinator does not have yet. Raises UnreachableError."""
+        """Send the bytes that the coordinator does not have yet. Raises UnreachableError."""
         upload: Upload = self._ask("GET", self._path, Upload)
         if upload.complete:
             return
         self.done = upload.received
-        # More than the whole file cannot be its beginning: start again.
+        # If the coordinator has more bytes than the file, they are of another file: start again.
         begin = upload.received if upload.received <= self._file.size else 0
         with self._source.open("rb") as file:
             file.seek(begin)

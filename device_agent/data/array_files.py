@@ -28,7 +28,7 @@ LABELS, SAMPLES = "y", "x"
 PIECE_BYTES = 1 << 22
 """Amount of data that is read or checked at a time."""
 IN_MEMORY_BYTES = 1 << 24
-"""Arrays that cannot be mapped are kept in memory up to this size and written to disk above it."""
+"""Arrays that cannot be mapped are kept in memory up to this size. Larger ones are on disk."""
 LOCAL_HEADER_BYTES = 30
 """Size of the fixed part of a zip member's local header.
 
@@ -111,8 +111,7 @@ def _read_folder(path: Path) -> tuple[MappedArray, MappedArray]:
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise DataError(
-            "{path} is not a readable .npz file, and as a folder it lacks {file}. A folder "
-            "must hold x.npy (samples) and y.npy (labels).",
+            "The folder {path} has no {file}. It must have x.npy (samples) and y.npy (labels).",
             code="data.missing-array",
             path=str(path),
             array=missing[0].stem,
@@ -132,7 +131,7 @@ def _read_folder(path: Path) -> tuple[MappedArray, MappedArray]:
 
 @contextmanager
 def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open the archive at `path`. Raise DataError if it lacks an array."""
+    """Open the archive at `path`. Raises DataError if an array is missing."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         missing = [name for name in (SAMPLES, LABELS) if f"{name}.npy" not in names]
@@ -164,7 +163,7 @@ def _read_npz(path: Path, unpack_to: Path | None) -> tuple[FileArray, FileArray]
 def _read_array(
     path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | None
 ) -> FileArray:
-    """Read the array `name` of the archive. Raise ValueError with its name if it is damaged."""
+    """Read the array `name` of the archive. If it is damaged, raises ValueError with its name."""
     try:
         return _read_member(path, archive, f"{name}.npy", unpack_to)
     except ValueError as error:
@@ -174,12 +173,12 @@ def _read_array(
 def _read_member(
     path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | None
 ) -> FileArray:
-    """Map the member `name` in the archive itself if it is not compressed, otherwise unpack it."""
+    """Read the member `name`: map it from the archive, or unpack it if it is compressed."""
     about = archive.getinfo(name)
     with archive.open(name) as member:
         if about.compress_type != zipfile.ZIP_STORED:
             return _unpack(path, member, name, about.file_size, unpack_to)
-        # Mapping bypasses zipfile. Reading to the end once makes zipfile compare the checksum.
+        # Mapping bypasses zipfile's checksum. Reading to the end once makes zipfile compare it.
         while member.read(PIECE_BYTES):
             pass
     # zipfile does not say where the data begin: name and extra field of the local header may
@@ -193,7 +192,7 @@ def _read_member(
 
 
 def _unpack(path: Path, member: IO[bytes], name: str, size: int, to: Path | None) -> FileArray:
-    """Unpack the array in `member`, `size` bytes, into memory if it is small, else to disk."""
+    """Unpack the array of `size` bytes in `member`: small ones to memory, others to disk."""
     if to is None or size <= IN_MEMORY_BYTES:
         shape, fortran, dtype = read_header(member)
         data, count = member.read(), math.prod(shape)

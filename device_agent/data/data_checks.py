@@ -142,14 +142,14 @@ def check_arrays(
 
 
 def _shape_advice(array: np.ndarray, name: str, shape: tuple[int, ...] | None) -> str:
-    """How samples or labels get the `shape` of one, with a space ahead; empty if it is not plain.
+    """Suggest how to give each sample or label `shape`, after a space; empty if this is unclear.
 
-    Axes in another order come first: for them the numbers of values agree, too.
+    Transposing is tried first: if the axes are in another order, a reshape would also succeed.
     """
     if shape is None or array.ndim < 1 or array.shape[1:] == shape:
         return ""
     axes = range(1, array.ndim)
-    # Channels last is the most frequent, and with h = w another order would fit as well.
+    # Channels last is the most frequent order. If h = w, other orders also have this shape.
     for order in ((array.ndim - 1, *axes[:-1]), (*axes[1:], 1), *permutations(axes)):
         if axes and tuple(array.shape[axis] for axis in order) == shape:
             return f" {name}.transpose{(0, *order)} has this shape."
@@ -216,7 +216,7 @@ def check_classes(
     """Check the labels of a classification.
 
     Args:
-        y: Classes, shape (n, *labels.shape). With several labels a sample, some may be IGNORED.
+        y: Classes, shape (n, *labels.shape). If a sample has several, some may be IGNORED.
         labels: The labels that the model takes.
         origin: Name of the data for messages.
         on_piece: Called with each piece of the labels.
@@ -226,15 +226,15 @@ def check_classes(
         fleet may have the other classes.
 
     Raises:
-        DataError: A label is outside the model's classes, all are IGNORED, or one is not part of
-            its sample's sequence.
+        DataError: A label is outside the model's classes, all labels are IGNORED, or the labels of
+            a sample are not a sequence (see `check_sequences`).
     """
     highest = labels.highest
     ends = value_range(y, on_piece, IGNORED if y.ndim > 1 else None)
     if ends is None:
         raise DataError(
-            "{origin}: y has no label that counts: all are {ignored}, the label of positions to "
-            "ignore. Give samples with labels.",
+            "{origin}: all labels in y are {ignored}, which means that the position is ignored. "
+            "Give samples with labels.",
             code="data.no-labels",
             origin=origin,
             ignored=IGNORED,
@@ -256,15 +256,15 @@ def check_classes(
         check_sequences(y, origin)
     if low < high:
         return ()
-    what = "sample has" if y.ndim == 1 else "position that counts has"
+    what = "sample has" if y.ndim == 1 else "label that is not ignored is"
     return (
-        f"{origin}: every {what} the class {low}. The model learns nothing here about the "
-        "other classes.",
+        f"{origin}: every {what} the class {low}. The model learns nothing about the other "
+        "classes from these data.",
     )
 
 
 def check_sequences(y: np.ndarray, origin: str) -> None:
-    """Raise DataError unless each row of `y` is a sequence without blanks, then IGNORED."""
+    """Raise DataError unless each row of `y` is a sequence without 0, followed by IGNORED only."""
     for rows in row_slices(y):
         piece = y[rows]
         late = (piece[:, 1:] != IGNORED) & (piece[:, :-1] == IGNORED)
@@ -272,8 +272,8 @@ def check_sequences(y: np.ndarray, origin: str) -> None:
         if wrong.any():
             row = rows.start + int(wrong.argmax())
             raise DataError(
-                "{origin}: with the loss ctc the labels of a sample are its sequence, without 0 "
-                "(the blank), and then {ignored} to the end. Sample {sample} (counted from 0) has "
+                "{origin}: the loss ctc needs as labels of a sample its sequence, without 0 (the "
+                "blank), followed by {ignored} to the end. Sample {sample} (counted from 0) has "
                 "other labels.",
                 code="data.not-a-sequence",
                 sample=row,
@@ -285,7 +285,7 @@ def check_sequences(y: np.ndarray, origin: str) -> None:
 def check_integers(
     x: np.ndarray, limit: int | None, origin: str, on_piece: OnPiece = ignore_piece
 ) -> None:
-    """Raise DataError if `x` holds an integer below 0, or one that is not below `limit`."""
+    """Raise DataError if `x` has an integer below 0, or an integer of `limit` or more."""
     low, high = value_range(x, on_piece) or (0, 0)
     if low < 0:
         raise DataError(
@@ -308,7 +308,7 @@ def unknown_class(origin: str, name: str, classes: Sequence[str]) -> DataError:
     """The error for a class `name` that the model does not have."""
     wanted = f"one of {', '.join(classes)}" if classes else "the number of a class, such as 0"
     return DataError(
-        "{place}: {name!r} is no class of the model{did_you_mean} It must be {wanted}.",
+        "{place}: the model has no class {name!r}{did_you_mean} It must be {wanted}.",
         code="data.unknown-class",
         name=name[:40],
         classes=list(classes),
@@ -319,7 +319,7 @@ def unknown_class(origin: str, name: str, classes: Sequence[str]) -> DataError:
 
 
 def not_readable(path: Path, error: OSError) -> DataError:
-    """The error for local data that the system does not give."""
+    """The error for local data that the operating system cannot read."""
     return DataError(
         "{path} cannot be read: {reason}.",
         code="data.unreadable-file",

@@ -38,7 +38,7 @@ def load_function(source: str) -> DataFunction:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        # stdout carries the command's own output, and a changed folder would break relative paths.
+        # stdout is for the command's own output. If the code changes the folder, this is undone.
         with redirect_stdout(sys.stderr), chdir("."):
             loaded: DataFunction = getattr(importlib.import_module(name), function)
     except (KeyboardInterrupt, MemoryError):
@@ -83,7 +83,7 @@ def call_function(source: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _samples_and_labels(returned: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Unpack `returned`. Raise TypeError for types that would be silently misread."""
+    """Unpack `returned`. Raises TypeError for types that would be silently misread."""
     # Unpacking a dict yields its keys.
     if isinstance(returned, Mapping):
         raise TypeError("it must return x and y, not a mapping that holds them")

@@ -1,4 +1,4 @@
-"""What local data may be given as."""
+"""The kinds of sources from which local data can be read."""
 
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-# A text, so that parsing the command line does not import numpy.
+# The type is a text, so that parsing the command line does not import numpy.
 Data: TypeAlias = "str | Path | tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray]"
 """Local data: a file or folder, a function `module:callable`, or the arrays x and y themselves."""
 

@@ -27,7 +27,7 @@ from device_agent.system.disk_space import MappedArray
 from profiles.errors import DataError
 
 LARGE_VALUE = 100.0
-"""Models are designed for inputs around 1. A larger value may be why a training diverges."""
+"""Models are designed for inputs around 1. A value above this may be why a training diverges."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class LocalData:
         return len(self.y)
 
     def samples(self, indices: np.ndarray) -> np.ndarray:
-        """A copy of the samples `indices`. No page of a mapped file stays in memory."""
+        """Copy the samples `indices`. No page of a mapped file stays in memory."""
         return self._rows(self.x, indices)
 
     def labels(self, indices: np.ndarray) -> np.ndarray:
-        """A copy of the labels of the samples `indices`. No page of a mapped file stays."""
+        """Copy the labels of the samples `indices`. No page of a mapped file stays in memory."""
         return self._rows(self.y, indices)
 
     def largest(self) -> tuple[str, int, float] | None:
@@ -79,8 +79,8 @@ class LocalData:
         return extreme
 
     def _rows(self, array: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        # Rows of a mapped file are read from the file. If the file was truncated, that raises an
-        # error, while an access to the mapping would end the process.
+        # Rows of a mapped file are read from the file. If the file was truncated, reading raises an
+        # error, but an access to the mapping would end the process.
         mapped = next((candidate for candidate in self.mapped if candidate.array is array), None)
         return np.asarray(array[indices]) if mapped is None else mapped.rows(indices)
 
@@ -120,31 +120,31 @@ def load_data(
         StorageError: The disk has too little space for unpacking.
         InputError: Pictures need a package that is not installed.
     """
-    x_found: FileArray
-    y_found: FileArray
+    x_source: FileArray
+    y_source: FileArray
     if not isinstance(source, str | Path):
-        x_found, y_found = given_arrays(source)
+        x_source, y_source = given_arrays(source)
     elif isinstance(source, str) and is_reference(source):
-        x_found, y_found = call_function(source)
+        x_source, y_source = call_function(source)
     elif needs_preparation(Path(source)):
-        # Only here: agents with arrays do without the memory of these modules.
+        # Imported here, because agents with arrays do not need the memory of these modules.
         from device_agent.data.preparation import prepare
 
-        x_found, y_found = prepare(Path(source), preprocessing, sample_shape, labels, unpack_to)
+        x_source, y_source = prepare(Path(source), preprocessing, sample_shape, labels, unpack_to)
     else:
-        x_found, y_found = read_arrays(Path(source), unpack_to)
-    if dtype == "int64" and as_array(x_found).dtype == np.int32:
-        x_found = convert_to_int64(x_found, unpack_to)
-    mapped = tuple(array for array in (x_found, y_found) if isinstance(array, MappedArray))
+        x_source, y_source = read_arrays(Path(source), unpack_to)
+    if dtype == "int64" and as_array(x_source).dtype == np.int32:
+        x_source = convert_to_int64(x_source, unpack_to)
+    mapped = tuple(array for array in (x_source, y_source) if isinstance(array, MappedArray))
     digest = hashlib.blake2b(digest_size=16)
 
     def add_piece(piece: np.ndarray) -> None:
-        # The checks read every value anyway, so the digest costs no second pass over the file.
+        # The checks read every value, so the digest needs no second pass over the file.
         digest.update(piece.data)
         for array in mapped:
             array.drop()
 
-    x, y = as_array(x_found), as_array(y_found)
+    x, y = as_array(x_source), as_array(y_source)
     remarks = check_arrays(
         x, y, sample_shape, labels, name_of(source), dtype, limit, least, add_piece
     )
@@ -152,7 +152,7 @@ def load_data(
 
 
 def name_of(source: Data) -> str:
-    """What error messages call `source`."""
+    """The name of `source` in error messages."""
     return str(source) if isinstance(source, str | Path) else "data"
 
 

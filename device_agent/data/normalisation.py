@@ -1,4 +1,4 @@
-"""Numbers normalised by channel, and names by letter."""
+"""Normalises numbers by mean and standard deviation, and names by Unicode form."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ def normalised(values: np.ndarray, mean: Sequence[float], std: Sequence[float]) 
         >>> normalised(np.array([[1.0, 4.0]]), mean=(1.0, 2.0), std=())
         array([[0., 2.]], dtype=float32)
     """
-    # No numbers stand for a mean of 0 and a standard deviation of 1.
+    # An empty sequence means a mean of 0 or a standard deviation of 1.
     shifted: np.ndarray = (values - np.asarray(mean or 0.0)) / np.asarray(std or 1.0)
     return shifted.astype(np.float32)
 
 
 def composed(text: str) -> str:
-    """`text` with each letter as one character (NFC): macOS writes the accents by themselves."""
+    """Write each letter of `text` as one character (NFC). macOS writes accents separately."""
     return unicodedata.normalize("NFC", text)

@@ -23,17 +23,17 @@ GREY = np.array([0.299, 0.587, 0.114])
 """Shares of red, green and blue in a grey value (ITU-R BT.601)."""
 
 MOST_POINTS = 10**8
-"""A picture with more points is refused: it would take 300 MB, or more."""
+"""A picture with more points is refused: it would take 300 MB or more."""
 
 
 def pictures_of(
     folder: Path, images: Images, sample_shape: tuple[int, ...]
 ) -> tuple[np.ndarray, Iterator[np.ndarray]]:
-    """Labels and samples of the pictures in `folder`, by class and then by name.
+    """Read labels and samples from the pictures in `folder`, sorted by class and then by name.
 
     Args:
-        folder: Holds one folder for each class; classes without pictures need none. Hidden files
-            are left out.
+        folder: Has one folder for each class. A class without pictures needs no folder. Hidden
+            files are left out.
         images: How pictures become samples.
         sample_shape: (channels, height, width).
 
@@ -41,7 +41,7 @@ def pictures_of(
         y (n,) int64, and x (n, *sample_shape) float32, one picture at a time.
 
     Raises:
-        DataError: A folder is no class, or a file is no picture.
+        DataError: The model has no class with the name of a folder, or a file is not a picture.
         InputError: Pillow is missing.
     """
     classes = [composed(name) for name in images.classes]
@@ -49,8 +49,8 @@ def pictures_of(
     for subfolder in visible(folder):
         if not subfolder.is_dir():
             raise DataError(
-                "{file} is not in the folder of its class. Give the folder that holds a folder of "
-                "pictures for each of {classes}.",
+                "{file} is not in the folder of a class. Give a folder that has a subfolder of "
+                "pictures for each of the classes {classes}.",
                 code="data.unknown-class",
                 name=subfolder.name[:40],
                 classes=list(images.classes),
@@ -66,7 +66,7 @@ def pictures_of(
 
 
 def visible(folder: Path) -> list[Path]:
-    """What is in `folder` by name, without hidden files such as .DS_Store.
+    """The files and folders in `folder`, sorted, without hidden ones such as .DS_Store.
 
     Raises:
         DataError: The folder cannot be read.
@@ -90,10 +90,10 @@ def check_pillow() -> None:
 
 
 def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> np.ndarray:
-    """The sample (channels, height, width) of one picture.
+    """Read a picture as a sample (channels, height, width).
 
     Raises:
-        DataError: The file is no picture, or has too many points.
+        DataError: The file is not a picture, or has too many points.
     """
     from PIL import Image
 
@@ -101,7 +101,7 @@ def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> n
         if not stat.S_ISREG(file.stat().st_mode):
             raise ValueError("it is not a file")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is wrong ends in an error
+            warnings.simplefilter("ignore")  # errors are enough
             with Image.open(file) as opened:
                 if opened.width * opened.height > MOST_POINTS:
                     raise ValueError(f"it has {opened.width} x {opened.height} points, too many")
@@ -122,18 +122,18 @@ def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> n
 
 
 def upright(picture: "Image") -> "Image":
-    """`picture`, turned as its EXIF data say; as it is if they are damaged."""
+    """Turn `picture` as its EXIF data say. If they are damaged, return it unchanged."""
     from PIL import ImageOps
 
     picture.load()
     try:
         return ImageOps.exif_transpose(picture)
-    except Exception:  # a damaged note does not make a picture unusable
+    except Exception:  # damaged EXIF data do not make a picture unusable
         return picture
 
 
 def sample_of(picture: "Image", images: Images, sample_shape: tuple[int, ...]) -> np.ndarray:
-    """The sample of a decoded picture."""
+    """Scale and normalise a decoded picture: the sample (channels, height, width)."""
     channels, *size = sample_shape
     points = (picture.height, picture.width)
     scale = min(points[axis] / size[axis] for axis in (0, 1))
@@ -141,7 +141,7 @@ def sample_of(picture: "Image", images: Images, sample_shape: tuple[int, ...]) -
         filters(points[axis], size[axis], size[axis] * scale if images.fit == "crop" else None)
         for axis in (0, 1)
     )
-    # Band by band: only one is in memory as numbers.
+    # Scale band by band, so that only one band is in memory as numbers.
     down = [
         np.tensordot(weights, values_of(picture.crop((0, a, picture.width, b))), 1)
         for (a, b), weights in rows
@@ -155,13 +155,13 @@ def sample_of(picture: "Image", images: Images, sample_shape: tuple[int, ...]) -
 
 
 def values_of(band: "Image") -> np.ndarray:
-    """Red, green and blue (height, width, 3) from 0 to 255, in float64."""
+    """The red, green and blue values (height, width, 3) of `band` from 0 to 255, in float64."""
     from PIL import Image
 
     if band.mode.startswith("I"):  # 16 bits for a point, which Pillow would cut off at 255
         band = Image.fromarray((np.asarray(band) >> 8).astype(np.uint8))
     if band.has_transparency_data:
-        clear = band.convert("RGBA")  # what is transparent becomes black, as on a page
+        clear = band.convert("RGBA")  # transparent points become black, as on a page
         band = Image.alpha_composite(Image.new("RGBA", clear.size, (0, 0, 0, 255)), clear)
     return np.asarray(band.convert("RGB"), np.float64)
 
@@ -169,13 +169,14 @@ def values_of(band: "Image") -> np.ndarray:
 def filters(
     points: int, size: int, taken: float | None
 ) -> list[tuple[tuple[int, int], np.ndarray]]:
-    """Triangle filters that scale the middle `taken` of `points` points to `size`; None means all.
+    """Compute triangle filters that scale the middle `taken` of `points` points to `size` points.
 
-    The weight of a point falls linearly with its distance from the centre of the new one, to 0 at
-    the distance of one new point, or of one old point if the picture grows.
+    If `taken` is None, all points are scaled. The weight of an old point falls linearly with its
+    distance from the centre of the new point. It is 0 at the distance of one new point, or of one
+    old point if the picture grows.
 
     Returns:
-        For each new point the range of old ones and their weights, whose sum is 1.
+        For each new point the range of old points and their weights, whose sum is 1.
     """
     length = float(points) if taken is None else taken
     step = length / size

@@ -1,4 +1,4 @@
-"""Prepares pictures and CSV files as the bundle describes."""
+"""Converts pictures and CSV files to samples, as the bundle describes."""
 
 from pathlib import Path
 
@@ -41,12 +41,12 @@ def prepare(
     labels: LabelRule,
     to: Path | None,
 ) -> tuple[FileArray, FileArray]:
-    """Make samples and labels of the owner's files.
+    """Convert the owner's files to samples and labels.
 
     Args:
         source: A CSV file, a folder of CSV files, or a folder with a folder of pictures for each
             class.
-        preprocessing: What the bundle says about such files.
+        preprocessing: The bundle's rule for such files; None if it has no rule.
         sample_shape: Shape of one sample.
         labels: The labels that the model takes.
         to: Folder for samples that take more than `IN_MEMORY_BYTES`. Without it they are in memory.
@@ -55,15 +55,15 @@ def prepare(
         x (n, *sample_shape) float32, and y (n, *labels.shape).
 
     Raises:
-        DataError: The files are not of the kind that the bundle takes, or one cannot be used.
+        DataError: The files are not of the kind that the bundle takes, or a file cannot be used.
         InputError: Pictures need a package that is not installed.
         OSError: The disk is full.
     """
     check_files(source)
     if preprocessing is None:
         raise DataError(
-            "{path}: this bundle takes arrays only, an .npz file with x and y: its federation "
-            "does not say how pictures or CSV files become samples.",
+            "{path}: this bundle takes only arrays, such as an .npz file with x and y. Its "
+            "federation does not define how pictures or CSV files become samples.",
             code="data.not-prepared",
             path=str(source),
         )

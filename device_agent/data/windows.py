@@ -1,4 +1,4 @@
-"""Samples from CSV files of a sensor: windows of lines."""
+"""Reads samples from CSV files of a sensor. A sample is a window of consecutive lines."""
 
 import csv
 import math
@@ -19,18 +19,18 @@ from profiles.text_formatting import counted, did_you_mean
 
 DELIMITERS = ",;\t"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-"""Python and JavaScript read the same number from such a text."""
+"""Texts that Python and JavaScript read as the same number."""
 LARGEST = 3e38
-"""Numbers are below this, because float32 has none beyond it."""
+"""Larger numbers are refused, because they do not fit into float32."""
 
 
 def windows_of(
     files: Sequence[Path], series: Series, sample_shape: tuple[int, ...], labels: LabelRule
 ) -> tuple[np.ndarray, Iterator[np.ndarray]]:
-    """Labels and samples of CSV files, in the order of the files.
+    """Read labels and samples from CSV files, in the order of the files.
 
     Args:
-        files: The CSV files. No window crosses the end of one.
+        files: The CSV files. A window never has lines of two files.
         series: What the lines mean.
         sample_shape: Shape of one sample: (columns,), (lines, columns) or (columns, lines).
         labels: The labels that the model takes.
@@ -52,8 +52,8 @@ def windows_of(
     if not any(len(starts) for _, starts in read):
         same = " with the same label" if labels.dtype == "int64" else ""
         raise DataError(
-            "There are {counted}, and no {window} in a row{condition}: a sample is a window of "
-            "{needed}.",
+            "A sample is a window of {needed}{condition}. The data have {counted}, but no such "
+            "window.",
             code="data.too-few-samples",
             samples=0,
             lines=lines,
@@ -77,7 +77,7 @@ def windows_of(
 
 
 def window_starts(label: np.ndarray, length: int, step: int, runs: bool) -> np.ndarray:
-    """The first line of each window of `length` lines; with `runs` a window has only one label.
+    """Find the first line of each window of `length` lines. With `runs`, its labels are equal.
 
     Examples:
         >>> window_starts(np.array([0, 0, 0, 0, 0, 1, 1]), 2, 1, runs=True)
@@ -90,7 +90,7 @@ def window_starts(label: np.ndarray, length: int, step: int, runs: bool) -> np.n
 
 
 def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """The columns (lines, columns) in float64 and the labels of each line of `file`.
+    """Read the numbers (lines, columns) in float64 and the label of each line of `file`.
 
     Raises:
         DataError: The file cannot be read, or lacks a column, a number or the name of a class.
@@ -132,7 +132,7 @@ def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.
 
 
 def column_place(file: Path, names: Sequence[str], name: str) -> int:
-    """The place of the column `name` among `names`. Raises DataError unless it is there once."""
+    """The index of the column `name` in `names`. Raises DataError unless it occurs exactly once."""
     count = names.count(composed(name))
     if count != 1:
         near = next(
@@ -155,9 +155,9 @@ def column_place(file: Path, names: Sequence[str], name: str) -> int:
 
 
 class Decimals:
-    """The numbers of a file whose columns `delimiter` separates.
+    """Reads the numbers of a file whose columns are separated by `delimiter`.
 
-    If that is no comma, the numbers may have decimal commas: all of them, or none.
+    If this is not a comma, numbers may have decimal commas. Then all numbers must have them.
     """
 
     def __init__(self, delimiter: str) -> None:
@@ -165,7 +165,7 @@ class Decimals:
         self._mark: str | None = None
 
     def number(self, where: str, column: str, text: str) -> float:
-        """The number that `text` is. Raises DataError if it is none, or too large for float32."""
+        """Read `text`. Raises DataError if it is not a number, or too large for float32."""
         mark = next((sign for sign in ",." if sign in text), self._mark)
         plain = text if self._comma_separates else text.replace(",", ".", 1)
         if not NUMBER.fullmatch(plain) or abs(value := float(plain)) > LARGEST:
@@ -197,7 +197,7 @@ def label_of(
     dtype: str,
     number: Callable[[str, str, str], float],
 ) -> float:
-    """The label that `text` names. Raises DataError if it is none."""
+    """Read the label in `text`. Raises DataError if it is not a label of the model."""
     if series.classes:
         classes = [composed(name) for name in series.classes]
         if composed(text) not in classes:

@@ -1,6 +1,6 @@
 """Checks of the connection to the coordinator: name, TCP, TLS, coordinator, clock, membership.
 
-Up to the coordinator, each check needs the one before it to pass.
+The checks stop at the first of name, TCP, TLS and coordinator that fails.
 """
 
 import hashlib
@@ -35,13 +35,13 @@ from profiles.json_decoding import MalformedError, decode_json
 TIMEOUT_S = 5.0
 PLAIN = Finding.skip("TLS", "the URL is plain http")
 SKEW_S = 60.0
-"""How far the clocks may differ. The coordinator refuses joins from 5 minutes on."""
+"""Seconds by which the clocks may differ. The coordinator refuses joins above 5 minutes."""
 
 
 def check_connection(
     url: str | None, identity: Identity | None, token: str | None
 ) -> Iterator[Finding]:
-    """Check the connection to a coordinator. Without one, its clock and tokens are not checked.
+    """Check the connection to a coordinator. If none answers, clock and token are not checked.
 
     Args:
         url: The coordinator's URL (default: that of `identity`).
@@ -63,7 +63,7 @@ def check_connection(
         identity = None
     known = identity
     secure = parsed.scheme == "https"
-    # Each needs the one before it.
+    # Each check needs the previous checks to pass.
     for check, make in (
         ("name", lambda: _name(host, port)),
         ("TCP", lambda: _tcp(host, port)),
@@ -117,7 +117,9 @@ def _tls(host: str, port: int, known: Identity | None) -> Finding:
                 if came == pin:
                     return Finding.ok("TLS", f"{connection.version()}, the certificate of the join")
                 return Finding.fail(
-                    "TLS", "the certificate is not the one of the join", "join again: --certificate"
+                    "TLS",
+                    "the certificate differs from that of the join",
+                    "join again with --certificate",
                 )
             until = (connection.getpeercert() or {}).get("notAfter")
             return Finding.ok("TLS", f"{connection.version()}, certificate valid until {until}")
@@ -130,7 +132,7 @@ def _tls(host: str, port: int, known: Identity | None) -> Finding:
 
 
 def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterator[Finding]:
-    """Check that a coordinator answers, its clock, and whether it knows this device."""
+    """Check whether a coordinator answers, what its clock says and whether it knows this device."""
     secret = known.secret if known else None
     if token is not None:
         try:
@@ -162,7 +164,7 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
     yield _token(said) if token is not None else _membership(said, known)
 
 
-NO_JOIN_TOKEN = "It reads the status: it is the operator's token, or the secret of a device."
+NO_JOIN_TOKEN = "This is not a join token, but the operator's token or the secret of a device."
 
 
 def _decoded(data: bytes, status: int) -> Problem | Status:
@@ -173,7 +175,7 @@ def _token(said: Problem | Status) -> Finding:
     if isinstance(said, Problem) and said.code == JOIN_TOKEN:
         return Finding.ok("token", said.message)
     if isinstance(said, Problem) and said.code == NOT_AUTHORISED:
-        message = UNKNOWN_TOKEN  # the coordinator took it for a device's secret
+        message = UNKNOWN_TOKEN  # the coordinator treated it as a device's secret
     else:
         message = said.message if isinstance(said, Problem) else NO_JOIN_TOKEN
     return Finding.fail("token", message, "ask the operator of the coordinator for a join token")
@@ -187,8 +189,8 @@ def _membership(said: Problem | Status, known: Identity | None) -> Finding:
     if said.key and known.key not in (None, said.key):
         return Finding.fail(
             "membership",
-            "the coordinator has another key than the one of the join, so its work is not trusted",
-            "ask the operator whether the key is new, and join again with a new token",
+            "the coordinator's key differs from the key at the join, so its work is not trusted",
+            "ask the operator whether the key is new. If it is, join again with a new token",
         )
     return Finding.ok("membership", f"known there as {known.device}")
 

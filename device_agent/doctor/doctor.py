@@ -1,7 +1,7 @@
 """All checks of `edgetailor-agent doctor`, and their text.
 
-Nothing here or in a check may end the others. Libraries are imported inside the checks that need
-them: one that does not load is what the doctor is for.
+A check that fails must not stop the others. Libraries are imported inside the checks that need
+them, so that a library that does not load is reported.
 """
 
 from collections.abc import Iterator

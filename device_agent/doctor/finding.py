@@ -1,4 +1,4 @@
-"""The result of one check, and checks that cannot end the others."""
+"""The result of one check, and a wrapper that turns exceptions of a check into results."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Finding:
     Attributes:
         check: Name of the check.
         result: Whether it passed, failed or does not apply.
-        detail: What was found.
-        remedy: What to do.
+        detail: What the check observed.
+        remedy: What the user should do.
     """
 
     check: str
@@ -40,12 +40,12 @@ class Finding:
 
     @classmethod
     def skip(cls, check: str, detail: str, remedy: str | None = None) -> Self:
-        """A check that does not apply, or that cannot be made."""
+        """A check that does not apply, or that is not possible."""
         return cls(check=check, result="SKIP", detail=detail, remedy=remedy)
 
 
 def isolated(check: str, make: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
-    """The findings of `make`. Whatever it raises becomes a finding of `check`."""
+    """Yield the findings of `make`. An exception becomes a finding of `check`."""
     try:
         result = make()
         yield from [result] if isinstance(result, Finding) else result
@@ -62,7 +62,7 @@ def isolated(check: str, make: Callable[[], Finding | Iterable[Finding]]) -> Ite
 
 
 def loading_remedy(said: str, package: str) -> str:
-    """What to do if `package` does not load, which `said` why."""
+    """Name the remedy if `package` does not load. `said` is the message of the ImportError."""
     missing = missing_library(said)
     if missing is None:
         return f"reinstall it: pip install --force-reinstall {package}"

@@ -1,4 +1,4 @@
-"""Checks that libraries load, in child processes: one that is broken may end its process."""
+"""Checks that libraries load, in child processes: a broken library may end its process."""
 
 import subprocess
 import sys
@@ -26,8 +26,8 @@ for name in sys.argv[1:]:
 print("graph", flush=True)
 """
 
-# y = x + x of one number as an ONNX file of opset 18. The bytes are written out because the device
-# has no library that could make the file.
+# An ONNX file of opset 18 for y = x + x with one number. Its bytes are written out because no
+# library on the device can write such a file.
 TINY_GRAPH = (
     b"\x08\x08:5"  # model: IR version 8, and its graph of 53 bytes
     b'\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add'  # node: Add of x and x gives y
@@ -47,7 +47,7 @@ LOAD_LITERT = "from ai_edge_litert.interpreter import Interpreter"
 
 def check_libraries() -> Iterator[Finding]:
     """Load all libraries and run a graph with ONNX Runtime."""
-    # What this process has loaded does load, and importing it again takes seconds on a small board.
+    # Do not test libraries that this process has loaded: it takes seconds on a small board.
     good = [name for name, module in LIBRARIES.items() if module in sys.modules]
     left = [name for name in LIBRARIES if name not in good]
     while True:
@@ -59,7 +59,7 @@ def check_libraries() -> Iterator[Finding]:
             return
         if begun[-1] == "graph":
             break
-        # The child ended while it loaded the last one that it named. The others may still be good.
+        # The child ended while it loaded the last library that it named. Test those after it.
         bad = left[len(begun) - 1]
         good += left[: len(begun) - 1]
         left = left[len(begun) :]
@@ -86,7 +86,7 @@ def check_litert() -> Finding:
 
 
 def _ran(code: int, said: list[str], errors: list[str]) -> Finding:
-    """The finding of the program that ran a graph."""
+    """Report how the program that runs a graph ended."""
     last = said[-1] if said else ""
     if code == 0 and last.endswith(" 2.0"):
         installed = last.split()[0]

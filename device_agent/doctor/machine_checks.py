@@ -19,7 +19,7 @@ LEAST_MEMORY = 150 * 10**6
 
 
 def check_machine(state: Path) -> Iterator[Finding]:
-    """Check what training needs on this machine.
+    """Check everything that training needs on this machine.
 
     Args:
         state: The state folder.
@@ -48,7 +48,7 @@ def _writable(state: Path) -> Finding:
         return Finding.fail(
             "state", str(error), "change its owner to the user that runs the agent: chown"
         )
-    # The key is the identity of the device: who reads it can take part as this device.
+    # The key is the identity of the device: whoever can read it can take part as this device.
     if folder.key.exists() and folder.key.stat().st_mode & 0o077:
         return Finding.fail(
             "state", f"other users can read {folder.key}", f"chmod 600 {folder.key}"

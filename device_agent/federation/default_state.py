@@ -1,4 +1,4 @@
-"""Where the state of a device is, unless its owner says otherwise."""
+"""The default folder for the state of a device."""
 
 import os
 from pathlib import Path

@@ -41,8 +41,8 @@ class DeviceKey:
             key = None
         if not isinstance(key, Ed25519PrivateKey):
             raise InputError(
-                "{path} is damaged: it has no Ed25519 key. If you remove it, this machine joins "
-                "as a new device.",
+                "{path} is damaged: it has no Ed25519 key. If you remove the file, this machine "
+                "can join as a new device.",
                 code="state.damaged-key",
                 path=str(path),
             )

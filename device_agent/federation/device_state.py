@@ -53,8 +53,8 @@ UNFINISHED = re.compile(
 class DeviceState(StateFolder):
     """The state folder with all files of a device.
 
-    Methods for rounds import the libraries that only rounds need: without them, joining leaves the
-    memory of a small board to the calibration.
+    Methods for rounds import the libraries that only rounds need. Joining runs without them, so
+    that the calibration has more memory on a small board.
 
     Args:
         folder: The folder. It need not exist yet.
@@ -78,7 +78,7 @@ class DeviceState(StateFolder):
         If the block fails, folders that were created and are empty are removed again.
 
         Raises:
-            InputError: The folder cannot be made or written.
+            InputError: The folder cannot be created or written.
         """
         missing = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
         try:
@@ -91,7 +91,7 @@ class DeviceState(StateFolder):
             raise
 
     def check_changeable(self) -> None:
-        """Check that files of the folder can be made and removed.
+        """Check that files in the folder can be created and removed.
 
         Raises:
             InputError: The folder is read-only for this user.
@@ -136,7 +136,7 @@ class DeviceState(StateFolder):
                 path.unlink(missing_ok=True)
 
     def forget(self, *, keep_personal: bool = False) -> None:
-        """Remove the state, and the folder if it is empty then. It may be called again.
+        """Remove the state. Also remove the folder if it is then empty. May be called repeatedly.
 
         Args:
             keep_personal: Keep the personal model.
@@ -146,7 +146,7 @@ class DeviceState(StateFolder):
         # The identity goes last: if the process is killed before, `leave` can be repeated.
         for path in (self.replacing_key, self.key, self._identity):
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # it holds files of the owner, or was never made
+        with suppress(OSError):  # it holds files of the owner, or does not exist
             self.folder.rmdir()
 
     def take_new_key(self) -> None:
@@ -167,10 +167,10 @@ class DeviceState(StateFolder):
             self._personal.unlink(missing_ok=True)
 
     def check_work(self, work: Work, key: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Check the signature of `work` with the coordinator's `key` and its time, and note that.
+        """Check the signature of `work` with the coordinator's `key`, and its time. Store the time.
 
         Raises:
-            TrustError: Somebody else has made the work, it is of another time, or the device's
+            TrustError: The coordinator did not sign the work, the work is too old, or the device's
                 clock is wrong.
         """
         check_signature(work, key)
@@ -186,7 +186,7 @@ class DeviceState(StateFolder):
             write_file(self._newest, f"{noted}\n".encode())
 
     def collect(self, offers: Iterable[FileOffer], fetch: Fetch) -> str:
-        """Make bundle/ from the offered files. Only files that are not cached are downloaded.
+        """Assemble bundle/ from the offered files. Only files that are not cached are downloaded.
 
         Args:
             offers: All files of the bundle. Forms of graphs for other devices are left out.
@@ -202,7 +202,7 @@ class DeviceState(StateFolder):
 
         offers = [offer for offer in offers if form_of(offer.name) in (None, device_form())]
         _check_offers(offers)
-        # First, so that unfinished downloads of rounds that closed do not fill the disk.
+        # Remove old files first: unfinished downloads of earlier rounds must not fill the disk.
         self._remove_other_files({offer.sha256 for offer in offers})
         for offer in offers:
             # The hash of a cached file is computed again: a failing disk may have altered it.
@@ -226,7 +226,7 @@ class DeviceState(StateFolder):
         self.bundle.mkdir()
         for offer in offers:
             cached = self._files / offer.sha256
-            # A link needs no second copy of the weights on the disk.
+            # A link avoids a second copy of the weights on the disk.
             try:
                 os.link(cached, self.bundle / offer.name)
             except OSError:  # the file system has no hard links
@@ -273,7 +273,7 @@ class DeviceState(StateFolder):
 
 
 def _check_offers(offers: list[FileOffer]) -> None:
-    """Raise ClientError for a name or hash that leads out of the folder, or without a manifest."""
+    """Raise ClientError if a name or hash is invalid, or if the manifest is missing."""
     for offer in offers:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", offer.name) or not re.fullmatch(
             r"[0-9a-f]{64}", offer.sha256

@@ -10,12 +10,12 @@ from device_agent.formats.protocol import ABSENT, LEFT, DeviceStatus, Status
 from profiles.text_formatting import counted, have_joined, loss_figure, wrapped
 
 PATIENCE_S = 5.0
-"""How long a request to a coordinator that does not answer is repeated."""
+"""How long requests are repeated if the coordinator does not answer."""
 MIN_COLUMNS = ("", " " * 16, " " * 12)
 """Smallest width of each column, as text of that width."""
 OWN_LINES = 5
 LABEL_LENGTH = 27
-"""Most characters of a device's id and name that are shown."""
+"""How many characters of a device's id and name are shown at most."""
 
 
 def fleet_status(state: Path) -> Status:
@@ -35,7 +35,7 @@ def fleet_status(state: Path) -> Status:
 
 
 def own_lines(state: Path) -> list[str]:
-    """What this device has done last, by its log in the folder `state`; empty without one."""
+    """The last lines of this device's log in the folder `state`, with a heading; empty if none."""
     log = StateFolder(state).log
     kept = last_lines(log, OWN_LINES)
     return [f"this device ({log}):", *(f"  {line}" for line in kept)] if kept else []
@@ -44,7 +44,7 @@ def own_lines(state: Path) -> list[str]:
 def lines(status: Status) -> list[str]:
     """Format the status: the round, then one line for each device and one for its note."""
     head = f"round {status.round} of {status.rounds}, {status.state}"
-    # Devices that have left or are absent stay listed, and their places are free again.
+    # Devices that have left or are absent are still listed, but their places are free.
     if status.state == "enrolling":
         members = sum(device.state not in (ABSENT, LEFT) for device in status.devices)
         head += f" ({have_joined(members, status.expected_devices)})"
@@ -82,6 +82,6 @@ def _doing(device: DeviceStatus) -> str:
 
 
 def _label(device: DeviceStatus) -> str:
-    """The device's id, and its name if that differs."""
+    """The device's id, followed by its name if the two differ."""
     text = device.device if device.name == device.device else f"{device.device} ({device.name})"
     return text if len(text) <= LABEL_LENGTH else f"{text[: LABEL_LENGTH - 3]}..."

@@ -34,17 +34,17 @@ from profiles.text_formatting import format_bytes, one_line
 
 log = logging.getLogger(__name__)
 Measure = Callable[[str, Path], DeviceProfile]
-"""(name, a folder on the device's disk) -> the device's profile."""
+"""Measures the device's profile, called with its name and a folder on its disk."""
 JOIN_PATIENCE_S = 60.0
 UNCHECKED = (
-    "The token has no fingerprint of the coordinator's key behind a point, so somebody between "
-    "this device and %s may have answered in its place. The key that came has the fingerprint %s: "
-    "the operator's file with the token must end in it. Better use https, or the whole token."
+    "The token does not end in a dot and the fingerprint of the coordinator's key, so another "
+    "program may have answered instead of %s. The key that was received has the fingerprint %s: "
+    "compare it with the end of the operator's token file. Better use https, or the whole token."
 )
 LEAVE_PATIENCE_S = 5.0
-"""How long requests to a coordinator that does not answer are repeated."""
+"""How long requests are repeated if the coordinator does not answer."""
 LONGEST_LINE = 500
-"""Most characters of a line in which a federation describes itself."""
+"""Largest number of characters in a line in which a federation describes itself."""
 
 
 def calibrated(name: str, folder: Path) -> DeviceProfile:
@@ -73,31 +73,31 @@ def join(
 ) -> Identity:
     """Enrol this device with a coordinator.
 
-    If the device has joined this coordinator with this token already, nothing changes, unless the
-    coordinator does not know it any more, or the token names another key of the coordinator than
-    the device trusts: then it joins again with the same key of its own.
+    If the device has already joined this coordinator with this token, usually nothing changes. It
+    joins again, with the same device key, in two cases: the coordinator no longer knows it, or the
+    token names a coordinator key that differs from the one that the device trusts.
 
     Args:
         url: The coordinator's URL.
-        token: The join token; with a point and the fingerprint of the coordinator's key, nobody
-            else can answer the join.
+        token: The join token. If it ends in a dot and the fingerprint of the coordinator's key,
+            nobody else can answer the join.
         name: Name of the device.
         state: State folder; the device's identity is stored there.
-        replace: If the folder belongs to another coordinator, leave that one after the new one has
-            accepted this device.
-        certificate: SHA-256 of the coordinator's certificate. Then no authority has to have signed
-            it.
+        replace: If the folder belongs to another coordinator, leave that coordinator after the new
+            one has accepted this device.
+        certificate: SHA-256 of the coordinator's certificate. If it is given, the certificate needs
+            no signature of an authority.
         patience_s: How long requests are repeated if the coordinator does not answer, in seconds.
         measure: Measures the device, for a coordinator that plans submodels.
         sleep: Waits for a number of seconds.
-        clock: The device's clock. A join waits until it can be right.
+        clock: The device's clock. A join waits until it is believable.
 
     Returns:
         The device's identity.
 
     Raises:
         AuthorisationError: The coordinator does not accept the token.
-        TrustError: The coordinator has another key than the token names.
+        TrustError: The coordinator's key is not the key that the token names.
         RefusedError: No submodel fits this device, or the request was refused.
         ClientError: The coordinator does not answer.
         InputError: The folder belongs to another coordinator or token, cannot be written, or is
@@ -134,7 +134,7 @@ def join(
         text = "%s is missing: this machine joins as a new device, and %s keeps its place."
         log.warning(text, key, known.device)
     with folder.created(), folder.locked():
-        # Before a place is taken: another coordinator shows itself here already.
+        # Ask before a place is taken: this already detects another coordinator.
         introduced = _introduce(client.invitation(), coordinator_key, url)
         held = _Key.at(key)
         enrolled = _enrol(client, token, name, held, lambda: measure(name, state), clock)
@@ -158,9 +158,9 @@ def join(
 
 
 def _give_back(enrolled: Identity, held: "_Key") -> None:
-    """Give up the place of a join that this device cannot keep, unless it was a member before.
+    """Give up the place of a failed join, unless the device was a member before.
 
-    If nobody answers, the key stays: a later join gets the same place.
+    If the coordinator does not answer, the key stays, so that a later join gets the same place.
     """
     if not held.new:
         return
@@ -170,7 +170,7 @@ def _give_back(enrolled: Identity, held: "_Key") -> None:
 
 
 def _introduce(invitation: Invitation | None, coordinator_key: str | None, url: str) -> bool:
-    """Say what the federation is, in its operator's words. Returns whether it has answered."""
+    """Log the operator's description of the federation. Returns whether there is one."""
     if invitation is None:
         return False
     check_invitation(invitation, coordinator_key, url)
@@ -181,7 +181,7 @@ def _introduce(invitation: Invitation | None, coordinator_key: str | None, url: 
     }
     for name, line in lines.items():
         if line:
-            # Of anybody with the coordinator's key: control characters could move the cursor.
+            # The operator writes this text: control characters in it could move the cursor.
             log.info("%s: %s", name, one_line(line, LONGEST_LINE))
     return True
 
@@ -212,8 +212,8 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
     except ClientError as error:
         if not offline:
             raise ClientError(
-                "{problem} Nothing was removed. Leave when the coordinator is back, or now with "
-                "--offline; then the place of {device} stays taken there.",
+                "{problem} Nothing was removed. Leave when the coordinator can be reached, or leave "
+                "now with --offline; the coordinator then keeps the place of {device}.",
                 code="client.not-left",
                 device=known.device,
                 url=known.url,
@@ -274,8 +274,8 @@ def _enrol(
 ) -> Identity:
     """Send the join request, and the profile if the coordinator asks for it.
 
-    The key is on the disk before it is sent. After a lost answer the same key joins again, and the
-    coordinator recognises the device instead of using up another place of the token.
+    The key is stored on the disk before it is sent. If the answer is lost, the device joins again
+    with this key. The coordinator then recognises it, so it takes no second place of the token.
     """
     machine = msgspec.to_builtins(this_machine(_runtime()))
     request = partial(held.key.join_request, token, name, machine, clock=clock)
@@ -307,7 +307,7 @@ def _enrol(
 
 
 def _data(reply: JoinReply) -> str:
-    """What the owner of this device trains on."""
+    """Describe the data that the owner has to give with --data."""
     if reply.preprocessing is None:
         shape = ", ".join(map(str, ("n", *reply.sample_shape)))
         return f"an .npz file with the samples x ({shape}) and the labels y ({reply.label_type})"
@@ -333,7 +333,7 @@ def _client(known: Identity, patience_s: float) -> CoordinatorClient:
 
 
 def _has_other_key(known: Identity, fingerprint: str | None) -> bool:
-    """Whether a token's `fingerprint` is of another key than the one that `known` trusts."""
+    """Whether a token's `fingerprint` differs from that of the key that `known` trusts."""
     return None not in (fingerprint, known.key) and key_fingerprint(known.key or "") != fingerprint
 
 
@@ -363,7 +363,8 @@ def _belongs_elsewhere(known: Identity, url: str, state: Path) -> InputError:
         )
     return InputError(
         "{path} belongs to {device}, which joined {url} with another token. For a second device "
-        "on this machine, give another folder with --state. To leave as {device}, use --replace.",
+        "on this machine, give another folder with --state. To give up the membership as {device} "
+        "and join with this token, use --replace.",
         code="state.other-token",
         path=str(state),
         device=known.device,

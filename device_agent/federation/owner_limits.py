@@ -77,8 +77,8 @@ class OwnerLimits:
             root: Root of sysfs.
 
         Returns:
-            The reason in a few words, or None. A value that the machine does not measure is no
-            reason to pause.
+            The reason in a few words, or None. If the machine does not measure a value, its limit
+            is ignored.
         """
         if self.quiet_hours is not None and self.quiet_hours.covers(now):
             return f"quiet hours until {self.quiet_hours.end:%H:%M}"

@@ -17,8 +17,8 @@ CHECK_S = 2.0
 """Time between two checks of the limits during work."""
 PAUSED_CHECK_S = 10.0
 REMIND_S = 300.0
-"""How often the coordinator is told that the device is still paused, so that it does not count as
-gone."""
+"""Time between two messages that the device is still paused. Without them, the coordinator would
+treat it as gone."""
 
 
 class Pauses:
@@ -45,7 +45,7 @@ class Pauses:
         self._check = IntervalTimer(CHECK_S)
 
     def between_batches(self, then: Progress) -> None:
-        """Do as `wait` does, but check the limits only every `CHECK_S` seconds."""
+        """Call `wait`, but at most every `CHECK_S` seconds."""
         if self._check.due():
             self.wait(then)
 

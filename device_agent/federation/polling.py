@@ -1,4 +1,4 @@
-"""How often a device asks the coordinator: for work while it waits, for news while it trains."""
+"""How often a device asks the coordinator for work, and during a training about its round."""
 
 import random
 from collections.abc import Callable
@@ -10,21 +10,21 @@ LONGEST_ASKED_S = 300.0
 ROUND_CHECK_S = 60.0
 """How often a running training checks whether its round is still open."""
 JITTER = 0.2
-"""Each wait is up to this share longer or shorter, so that a fleet does not ask all at once."""
+"""Each wait is up to this share longer or shorter, so that not all devices ask at the same time."""
 _DRAWS = random.Random()
-"""A generator of its own: a model whose recording sees Python's own one move would be refused."""
+"""A separate generator. The recording of a model fails if it sees that Python's state changes."""
 
 
 def jittered(seconds: float) -> float:
-    """`seconds`, up to JITTER longer or shorter."""
+    """Make `seconds` randomly longer or shorter, by a share of up to JITTER."""
     return seconds * _DRAWS.uniform(1 - JITTER, 1 + JITTER)
 
 
 class Polling:
-    """Waits between two questions: as long as the coordinator asks for.
+    """Waits between two requests for the time that the coordinator asks for.
 
-    For a coordinator that asks for nothing each wait is twice as long as the one before. Rounds of
-    a fast fleet follow one another closely, so polling starts fast and slows down.
+    If the coordinator does not ask for a time, each wait is twice as long as the previous wait.
+    Rounds of a fast fleet follow one another closely, so polling starts fast and slows down.
     """
 
     def __init__(self, sleep: Callable[[float], None]) -> None:
@@ -36,7 +36,7 @@ class Polling:
         self._next_s = SHORTEST_S
 
     def wait(self, asked_s: float = 0) -> None:
-        """Wait until the next question, for `asked_s` seconds if that is positive."""
+        """Wait before the next request, for `asked_s` seconds if this is positive."""
         if asked_s > 0:
             self._sleep(min(asked_s, LONGEST_ASKED_S))
             return

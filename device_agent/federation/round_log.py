@@ -1,7 +1,7 @@
-"""What a device has done in its rounds, on its disk: rounds.log in the state folder.
+"""The log of a device's rounds: rounds.log in the state folder.
 
-The system's journal loses the lines before a power cut. These are written through to the disk, and
-the file stays small.
+After a power cut, the system's journal may lack the last lines. This log is flushed to the disk
+after each line, and the file stays small.
 """
 
 import datetime
@@ -17,19 +17,20 @@ from profiles.errors import EdgeTailorError
 from profiles.text_formatting import one_line
 
 MOST_BYTES = 64_000
-"""A file that grows beyond this is cut to the newer half of its lines."""
+"""If a file grows beyond this, only the newer half of its lines is kept."""
 LONGEST_LINE = 500
-"""Characters of a line that are kept."""
+"""How many characters of a line are kept at most."""
 DETAILED = "device_agent.training"
-"""Batches and epochs, which would wear out an SD card. Only warnings are kept of this package."""
+"""This package logs batches and epochs, which would wear out an SD card. Only its warnings are
+kept."""
 
 NOT_KEPT = {"kept": False}
-"""`extra` of a line that is not kept: a download of five files would hide what came before."""
+"""`extra` of a line that is not kept: lines about each downloaded file would hide the others."""
 
 
 @contextmanager
 def kept_log(path: Path) -> Iterator[None]:
-    """Write this thread's log lines to `path`, too, while the block runs, and how it ends."""
+    """While the block runs, also write this thread's log lines to `path`. Then log how it ended."""
     handler, logger = _Handler(path), logging.getLogger("device_agent")
     logger.addHandler(handler)
     try:
@@ -51,7 +52,7 @@ def kept_log(path: Path) -> Iterator[None]:
 
 
 def last_lines(path: Path, most: int) -> list[str]:
-    """The last lines of a log, at most `most`; none if it cannot be read."""
+    """The last lines of a log, at most `most`; empty if it cannot be read."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -62,7 +63,7 @@ def last_lines(path: Path, most: int) -> list[str]:
 
 
 class _Handler(logging.Handler):
-    """Appends the messages of the thread that made it."""
+    """Appends the messages of the thread that created this handler."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.INFO)
@@ -76,7 +77,7 @@ class _Handler(logging.Handler):
             self.note(record.getMessage())
 
     def note(self, message: str) -> None:
-        """Append `message` as one line, with the local time. A full disk ends no training."""
+        """Append `message` as one line, with the local time. If the disk is full, do nothing."""
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         line = f"{now} {one_line(message, LONGEST_LINE)}"
         try:

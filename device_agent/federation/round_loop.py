@@ -42,8 +42,8 @@ from profiles.text_formatting import counted, have_joined, in_a_row
 
 log = logging.getLogger(__name__)
 SKIP_ROUND_S = 3600.0
-"""How long a round is skipped in which the training failed for good. Then it is tried again,
-because the round may be waiting for this device alone."""
+"""If the training of a round has failed for good, the round is skipped for this time. Then it is
+tried again, because the round may be waiting for this device alone."""
 CLOSED = "Round %d closed before this device was done: its training is dropped."
 
 Trainer = Callable[..., object]
@@ -59,16 +59,17 @@ def run(
     alive: Callable[[], None] = lambda: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> int:
-    """Take part in every round until the coordinator says that it was the last.
+    """Take part in every round until the coordinator says that the last round is over.
 
-    The agent waits for a coordinator that is away, pauses within the owner's limits, and repeats a
-    training that failed. After three failures in a row it asks for a smaller submodel.
+    The agent waits while the coordinator cannot be reached, pauses when the owner's limits require
+    it, and repeats a training that failed. After three failures in a row it asks for a smaller
+    submodel.
 
     Args:
         options: Data, state folder, training options and the owner's limits.
         train: Trains a bundle, as `train_bundle` does.
-        patience_s: How long each request waits for a coordinator that is away, and how long the
-            agent waits for work that it can trust, in seconds.
+        patience_s: How long each request waits if the coordinator cannot be reached, and how long
+            the agent waits for work that it can trust, in seconds.
         sleep: Waits for a number of seconds.
         alive: Called whenever work has progressed, and before each wait.
         clock: The device's clock.
@@ -84,9 +85,10 @@ def run(
             of the last round, and the last training failed for lack of memory.
         UpdateError: No update was accepted by the end of the last round, and the last training
             failed for another reason.
-        ClientError: The coordinator is away for too long, or does not accept this device.
-        TrustError: For too long, work came that this device's coordinator has not signed, or that
-            is of another time.
+        ClientError: The coordinator cannot be reached for `patience_s`, or does not accept this
+            device.
+        TrustError: For `patience_s`, all work was too old or not signed by the coordinator, or the
+            clock was wrong.
     """
     folder = DeviceState(options.state or default_state())
     identity = folder.member()
@@ -104,14 +106,14 @@ def run(
         certificate=identity.certificate,
     )
     alive()
-    # Locked first: while another agent uses the folder, this one says nothing in its name.
+    # Lock before any request: while another agent uses the folder, this agent must not report.
     with folder.locked(), kept_log(folder.log):
         rounds = _Rounds(folder, client, options, _Hooks(train, rest, alive, clock, patience_s))
         try:
             sent = rounds.all_rounds()
         except BaseException as error:
             if (report := stop_report(error, rounds.current)) is not None:
-                # Its owner waits for the end.
+                # If the owner stops the agent, do not try twice: the owner waits for the end.
                 client.stopped(report, again=report.code != BY_OWNER)
             raise
     if not sent and rounds.failed is not None:
@@ -122,7 +124,7 @@ def run(
 
 
 def _nothing_sent(failed: TrainingFailedError) -> EdgeTailorError:
-    """The error for an agent that could not send an update, because its trainings failed."""
+    """The error if the agent could not send any update, because its trainings failed."""
     kind = UpdateError if isinstance(failed.__cause__, UpdateError) else LimitError
     return kind(
         "The last round is over, and no update was sent since this agent started. Training "
@@ -140,7 +142,7 @@ class _RoundClosedError(Exception):
 
 @dataclass(frozen=True)
 class _Hooks:
-    """What a caller of `run` may replace."""
+    """The functions and values that a caller of `run` may replace."""
 
     train: Trainer
     rest: Callable[[float], None]
@@ -209,7 +211,7 @@ class _Rounds:
         return Outage("Work that can be trusted comes again", hooks.rest, hooks.patience_s)
 
     def _is_trusted(self, work: Work) -> bool:
-        """Whether `work` can be trusted now. If not, wait: the network or the clock may change."""
+        """Whether `work` can be trusted. If not, wait, because network or clock may change."""
         if self._key is None:
             return True
         try:
@@ -231,7 +233,7 @@ class _Rounds:
         try:
             self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)
-            # After a restart the update may exist already and only has to be sent.
+            # After a restart the update may already exist. Then it only has to be sent.
             if self._folder.trained(bundle) is None:
                 self._train(work)
             self._compare_inputs(work)
@@ -257,15 +259,15 @@ class _Rounds:
         self._client.download(offer, to)
 
     def _compare_inputs(self, work: Work) -> None:
-        """Warn the owner once if the inputs lie far from those of the coordinator's samples."""
+        """Warn the owner once if the inputs differ much from those of the coordinator's samples."""
         own = decode_record((self._folder.update / RECORD).read_bytes(), RECORD).inputs
         if work.inputs is None or isinstance(own, UnsetType):
             return
         difference = far_off(own, work.inputs)
         if difference is not None and difference != self._told_inputs:
             log.warning(
-                "The inputs of this device lie far from the federation's: %s. Check the unit of "
-                "the sensor, or how the data are prepared.",
+                "The inputs of this device differ much from the federation's: %s. Check the unit "
+                "of the sensor, or how the data are prepared.",
                 difference,
             )
         self._told_inputs = difference
@@ -300,9 +302,9 @@ class _Rounds:
             raise _RoundClosedError
 
     def _round_has_closed(self) -> bool:
-        """Whether an update of the current round would come too late, as far as is known."""
+        """Ask whether an update of the current round would be too late. No answer means no."""
         work = self._client.peek()
-        # An earlier round: the coordinator was restarted and has not opened this round again yet.
+        # In an earlier round, the coordinator was restarted and has not reopened this round yet.
         if work is None or work.round < self.current:
             return False
         return work.round > self.current or work.state != "train"
@@ -324,7 +326,7 @@ class _Rounds:
         if self._skipped is None:
             return False
         round_, manifest = self._skipped
-        # A round may open again with another model. After a restart the manifest is not known.
+        # A round may reopen with another model. After a restart the manifest is not known.
         same = round_ == work.round and manifest in ("", _manifest(work))
         return same and time.monotonic() < self._skipped_at + SKIP_ROUND_S
 

@@ -22,14 +22,14 @@ NUMBER_LIMIT = 2**63
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What `run` does, apart from the addresses and secrets in the state folder.
+    """All options of `run`. Addresses and secrets are in the state folder instead.
 
-    The command line and the TOML file are flat: `from_flat` and `to_flat` convert.
+    The command line and the TOML file have no groups of options: `from_flat` and `to_flat` convert.
 
     Attributes:
         data: Local data: a file, a folder or `module:callable`.
         state: The device's state folder. None means the default folder.
-        training: Options that every round's training gets.
+        training: Options of the training in every round.
         limits: When to pause.
         nice: Niceness of the process, 0 to 19.
         log_json: Write the log as JSON lines.
@@ -44,7 +44,7 @@ class RunOptions:
 
     @classmethod
     def from_flat(cls, **values: Any) -> Self:
-        """Make the options from their names on the command line, with _ for -."""
+        """Create the options from their names on the command line, with _ for -."""
         training, limits = (
             {name: values.pop(name) for name in _names(group) if name in values}
             for group in (TrainingOptions, OwnerLimits)
@@ -57,7 +57,7 @@ class RunOptions:
         return own | vars(self.training) | vars(self.limits)
 
     def toml(self) -> str:
-        """The options that are set, as a file that `read_options` reads."""
+        """Write the options that are set as a TOML file, which `read_options` can read."""
         return "".join(
             f"{key} = {_toml(value)}\n" for key, value in self.to_flat().items() if value
         )
@@ -84,7 +84,7 @@ def read_options(path: Path) -> dict[str, Any]:
         path: The TOML file.
 
     Returns:
-        The options by name, as click takes defaults: not converted yet.
+        The options by name, not converted yet. click takes them as defaults.
 
     Raises:
         InputError: The file cannot be read, is not TOML, or has an unknown key or a wrong value.

@@ -1,4 +1,4 @@
-"""What `run` checks before its first request, also before a service with its options is written."""
+"""The checks of `run` before its first request. `install-service` makes them before it writes."""
 
 import device_agent.training.bundle_training  # noqa: F401 - the idle agent has the runtime loaded
 from device_agent.data.local_data import check_source
@@ -10,11 +10,11 @@ from device_agent.training.memory_limits import Usage, ceilings, check_idle
 
 
 def check_start(options: RunOptions, *, data: bool = True) -> tuple[Identity, Usage]:
-    """Check that this device has joined and can keep to `options`.
+    """Check that this device has joined and can follow `options`.
 
     Args:
         options: The options of `run`.
-        data: Whether to check the data, too.
+        data: Whether to check the data as well.
 
     Returns:
         The device's identity, and the memory of this process before its first training.
@@ -28,7 +28,7 @@ def check_start(options: RunOptions, *, data: bool = True) -> tuple[Identity, Us
     options.limits.check()
     if data:
         check_source(options.data)
-    # Measured before the first training: afterwards the process keeps the runtime's memory.
+    # Measure before the first training: after it the process keeps the runtime's memory.
     idle = Usage.now()
     check_idle(ceilings(options.training.max_memory, idle))
     return identity, idle

@@ -1,7 +1,7 @@
-"""Who a device is: its identity in the state folder, which every command reads.
+"""The identity of a device in its state folder, which every command reads.
 
-This module imports little: `status` and `doctor` need nothing else of the folder, and `doctor` must
-work where libraries do not load.
+This module imports little: `status` and `doctor` need nothing else from the folder, and `doctor`
+must work even if libraries do not load.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     """The content of device.json.
 
     `token_sha256` is the hash of the join token that was used. `key` is the coordinator's public
-    key, which has to sign all work; None for a device that joined before keys were given.
+    key, which verifies all work; None if the device joined when coordinators had no keys.
     `certificate` is the SHA-256 of the coordinator's certificate if it was given at the join.
     """
 
@@ -83,7 +83,7 @@ class StateFolder:
         """Read the identity of a device that has joined.
 
         Raises:
-            InputError: It has not joined, or device.json is damaged.
+            InputError: The device has not joined, or device.json is damaged.
         """
         identity = self.identity()
         if identity is None:
@@ -100,14 +100,14 @@ class StateFolder:
         write_file(self._identity, encode(identity), mode=0o600)
 
     def check_writable(self) -> None:
-        """Check that files can be written to the folder, which is created if need be.
+        """Check that files can be written to the folder. Create it if it does not exist.
 
         Raises:
-            InputError: The folder cannot be made or written.
+            InputError: The folder cannot be created or written.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Mode bits do not tell: the disk may be read-only or full, and root ignores the bits.
+            # Mode bits are not enough: the disk may be read-only or full, and root ignores the bits.
             write_file(self.folder / ".writable", b"")
             (self.folder / ".writable").unlink()
         except OSError as error:

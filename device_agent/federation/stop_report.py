@@ -1,7 +1,7 @@
-"""What a device tells its coordinator before it ends, so that no round waits for it.
+"""The message of a device to its coordinator before it ends, so that no round waits for it.
 
-The message leaves the device. It names no folder, because folders tell the owner's name, and it
-quotes nothing of the data.
+The message leaves the device. It has no folder names, because they may contain the owner's name,
+and no values from the data.
 """
 
 import re
@@ -12,18 +12,18 @@ from device_agent.system.process_memory import ran_out
 from profiles.errors import AuthorisationError, EdgeTailorError, filled
 
 BY_OWNER = "agent.stopped"
-"""Code of a device whose owner, or whose system, has stopped it in order."""
+"""Code of a device that was stopped in order, by its owner or its system."""
 REASON_LENGTH = 500
 _FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^\s/'\":]+/)*")
 _OF_DATA = re.compile(r"\{(?:number|label)(?:![rs])?(?::[^{}]*)?\}")
-"""Places in templates of numbers and labels of the data."""
+"""Fields of templates that are filled in with numbers or labels from the data."""
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def stop_report(error: BaseException, round_: int) -> Stopped | None:
-    """What to tell about the `error` that ends the agent in `round_`; None if nothing is to tell.
+    """Describe the `error` that ends the agent in `round_`. Returns None for AuthorisationError.
 
-    A coordinator that does not know the device any more does not wait for it.
+    Then the coordinator does not know the device any more, so it does not wait for it.
     """
     if isinstance(error, AuthorisationError):
         return None
@@ -42,12 +42,12 @@ def _described(error: BaseException) -> tuple[str, str]:
         path = "" if error.filename is None else f"{error.filename}: "
         reason = f"{path}{error.strerror or type(error).__name__}"
         return "file.system-error", without_folders(reason, [error.filename])
-    # Its message may hold anything.
+    # The message is left out, because it may contain anything.
     return "program.internal-error", f"an internal error ({type(error).__name__})"
 
 
 def reported(error: EdgeTailorError) -> str:
-    """The message of `error` without folders, and without what it quotes of the data.
+    """The message of `error` without folders and without values from the data.
 
     Examples:
         >>> reported(EdgeTailorError("In {data} is {number:g}.", data="/a/b.csv", number=3e4))
@@ -59,7 +59,7 @@ def reported(error: EdgeTailorError) -> str:
 
 
 def without_folders(text: str, values: Iterable[object] = ()) -> str:
-    """`text` with the name alone of every path: of those in `values`, and of what looks like one.
+    """Replace paths in `text` by their file names: paths in `values`, and texts that look like one.
 
     Examples:
         >>> without_folders("/home/ann/a.npz: y in my data/b.npz", ["my data/b.npz"])

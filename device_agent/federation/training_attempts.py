@@ -1,7 +1,7 @@
 """Counts failed trainings of the current submodel, including trainings whose process was killed.
 
-The count is kept in the state folder. If the system kills the agent again and again because memory
-ran out, the next process notices.
+The count is kept in the state folder. If the system kills the agent repeatedly because memory ran
+out, the next process detects it.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class Record(Struct, frozen=True, kw_only=True):
     """The content of attempts.json.
 
     Attributes:
-        submodel: The submodel that the count is of.
+        submodel: The submodel whose failures are counted.
         round: The round of the last training.
         failures: Failures in a row.
         reason: Message of the last failure.
@@ -50,7 +50,7 @@ class TrainingFailedError(Exception):
     Attributes:
         final: The next attempt would fail in the same way.
         round: The round of the training.
-        failure: What the coordinator is told, with the number of failures in a row.
+        failure: The report for the coordinator, with the number of failures in a row.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Attempts:
     def attempt(self, submodel: str, round_: int) -> Iterator[None]:
         """Record a training of `submodel` that runs inside the block.
 
-        Only failures of the submodel itself count. An interrupt, a signal that ends the process in
-        order, or an error of another kind leaves the count as it was.
+        Only failures of the submodel itself count. The count does not change after an interrupt, a
+        signal that ends the process in order, or an error of another kind.
 
         Raises:
             TrainingFailedError: The block raised LimitError or UpdateError.
@@ -100,7 +100,7 @@ class Attempts:
         except (LimitError, UpdateError) as error:
             failed = replace(known, failures=before + 1, reason=str(error))
             self._write(failed)
-            # A training that diverged would do so again from the same weights in the same order.
+            # A repetition has the same weights and the same order, so it would diverge as well.
             final = isinstance(error, DoesNotFitError) or error.code in DIVERGED
             raise TrainingFailedError(failed, final, error.code, reported(error)) from error
         except BaseException:
@@ -117,7 +117,7 @@ class Attempts:
         record = self._read()
         if record is None or record.boot is None:
             return
-        # The machine has booted since: a power cut says nothing about the submodel.
+        # The machine has booted since then. A power cut is not a failure of the submodel.
         if record.boot != self._boot():
             self._write(replace(record, boot=None))
             return

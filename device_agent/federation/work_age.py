@@ -1,4 +1,4 @@
-"""Signed work is trained only at its time, so that nobody on the way can repeat an old one."""
+"""Checks when work was signed, so that nobody can make a device train old work again."""
 
 from device_agent.formats.protocol import Work
 from device_agent.system.clock import Clock, time_text
@@ -9,11 +9,11 @@ VALID_S = 24 * 3600
 
 
 def check_age(work: Work, newest: int, clock: Clock) -> int:
-    """Check that `work`, whose signature is right, is of the present.
+    """Check that `work`, whose signature is valid, was signed recently.
 
-    Work from the future of a clock that nobody has set shows that the clock is behind: it is
-    trained if the clock is believable otherwise. Its time is not noted, because the coordinator's
-    clock may be the wrong one.
+    If work seems to be from the future and nobody has set this clock, the clock may be behind. The
+    work is accepted if the clock is believable. Its time is not noted, because the coordinator's
+    clock may be wrong instead.
 
     Args:
         work: The work.
@@ -24,7 +24,7 @@ def check_age(work: Work, newest: int, clock: Clock) -> int:
         The time to note as `newest`.
 
     Raises:
-        TrustError: The work is of an earlier time, or the clock is wrong.
+        TrustError: The work is too old, or the clock is wrong.
     """
     now, sure = clock.now(), clock.synchronised()
     if sure and newest > now + VALID_S:
@@ -32,10 +32,10 @@ def check_age(work: Work, newest: int, clock: Clock) -> int:
     ahead = work.issued - now
     if work.issued < newest or ahead < -VALID_S:
         raise TrustError(
-            "The work of round {round} that came is signed, but of another time, {signed}: it may "
-            "be an old one that somebody repeats. Nothing was trained. This device's clock says "
-            "{clock}, and its newest work was of {known}. Check the clocks of this device and of "
-            "the coordinator.",
+            "The work of round {round} is too old: it was signed at {signed}. Somebody may have "
+            "sent an old message again. Nothing was trained. This device's clock says {clock}, and "
+            "its newest work was signed at {known}. Check the clocks of this device and of the "
+            "coordinator.",
             code="trust.old-work",
             round=work.round,
             issued=work.issued,

@@ -1,4 +1,4 @@
-"""Writing files atomically, so that a reader sees a whole file or none, and hashing them."""
+"""Writes files atomically, so that a reader sees a whole file or none. Also hashes files."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ def fingerprint_file(path: Path) -> FileEntry:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError in this block; errors from writing and flushing name no file."""
+    """Add `path` to an OSError in this block: errors of writing and flushing do not name a file."""
     try:
         yield
     except OSError as error:
@@ -43,7 +43,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def stream_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o644) -> None:
-    """Replace `path` atomically, as `write_file` does, with what `write` writes to a file."""
+    """Replace `path` atomically, like `write_file`. `write` gets a file and writes the content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The temporary file is in the same folder: a rename is atomic within one file system only.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -72,7 +72,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def shown(path: Path) -> Path:
-    """`path` relative to the current folder if it is inside it, otherwise unchanged."""
+    """Make `path` relative if it is inside the current folder. Otherwise return it unchanged."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -124,7 +124,7 @@ def check_file_place(out: Path, force: bool = False) -> None:
         )
     refuse_existing(out, force)
     if nearest is not None:
-        # Folders such as /proc, and long names, refuse it although the mode allows it.
+        # In folders such as /proc, or with a long name, writing fails although the mode allows it.
         longest = max(out.relative_to(nearest).parts, key=len)
         try:
             handle, name = tempfile.mkstemp(dir=nearest, prefix=f".{longest}.")
@@ -143,11 +143,11 @@ def check_file_place(out: Path, force: bool = False) -> None:
 def write_folder(
     out: Path, files: Mapping[str, bytes], force: bool = False, staging: Path | None = None
 ) -> None:
-    """Make the folder `out` with `files` (name to content) atomically.
+    """Create the folder `out` with `files` (name to content) atomically.
 
-    An existing folder is refused, or with `force` replaced once the new one is complete. Incomplete
-    files are written to `staging`, a folder on the same file system; the default is the parent of
-    `out`.
+    An existing folder is refused. With `force`, it is replaced when the new folder is complete.
+    Until then, files are in `staging`, a folder on the same file system; the default is the parent
+    of `out`.
     """
     refuse_existing(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -156,12 +156,12 @@ def write_folder(
     try:
         for name, data in files.items():
             write_file(staged / name, data)
-        staged.chmod(0o755)  # mkdtemp makes folders that only the user can read
+        staged.chmod(0o755)  # mkdtemp creates folders that only the user can read
         if out.exists():
             # A folder that is not empty cannot be replaced by a rename, so move the old one away.
             old = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}.old."))
             os.replace(out, old / "was")
-            # A kill here leaves no `out`; both folders are complete in `staging`.
+            # If the process is killed here, there is no `out`, but `staging` has both folders.
             os.replace(staged, out)
             shutil.rmtree(old)
         else:

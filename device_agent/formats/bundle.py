@@ -29,8 +29,8 @@ class Bundle:
     """An opened and checked bundle.
 
     Every bundle has the signatures `predict` (samples -> output) and `evaluate` (samples, labels ->
-    loss, and for a classification the number of correct predictions). The schedule names the
-    signatures that train.
+    loss). For a classification, `evaluate` also returns the number of correct predictions. The
+    schedule names the signatures that train.
 
     Attributes:
         folder: The folder of the bundle.
@@ -43,7 +43,7 @@ class Bundle:
     sha256: str
 
     def graph(self, signature: str) -> Path:
-        """Path of the file that holds the graph of `signature`."""
+        """The path of the file with the graph of `signature`."""
         return self.folder / self.manifest.signatures[signature].graph
 
     def entry(self, name: str) -> TensorEntry:
@@ -96,7 +96,7 @@ def open_bundle(folder: Path) -> Bundle:
     path = folder / MANIFEST
     data = manifest_bytes(folder)
     manifest = read_manifest(data, path)
-    # First, because it refuses file names that lead out of the folder.
+    # Check this first, because it refuses file names that lead out of the folder.
     check_consistent(manifest, path)
     for name, expected in manifest.files.items():
         if form_of(name) is not None and not (folder / name).exists():
@@ -106,8 +106,8 @@ def open_bundle(folder: Path) -> Bundle:
     for file in sorted(folder.iterdir()):
         if form_of(file.name) is not None and file.name not in manifest.files:
             raise BundleError(
-                "{path} is not a file of this bundle, perhaps one of a bundle that was in the "
-                "folder before. Delete it.",
+                "{path} is not a file of this bundle. It may be left from an earlier bundle in this "
+                "folder. Delete it.",
                 code="bundle.foreign-file",
                 file=file.name,
                 path=file,
@@ -131,7 +131,7 @@ def manifest_bytes(folder: Path) -> bytes:
 
 
 def read_manifest(data: bytes, origin: Path | str) -> Manifest:
-    """Decode a manifest. Raises BundleError for a malformed one or another format version."""
+    """Decode a manifest. Raises BundleError if it is malformed or has another format version."""
     try:
         # Read the version first: another format may have fields that this one refuses as unknown.
         version = decode_json(data, dict[str, object]).get("version")
@@ -196,13 +196,13 @@ def training_of(bundle: Bundle) -> Train:
         if isinstance(instruction, Train):
             return instruction
     raise BundleError(
-        "The schedule of {folder} trains nothing: it has no training instruction.",
+        "The schedule of {folder} has no training instruction, so it cannot be trained.",
         code="bundle.no-training",
         folder=bundle.folder,
     )
 
 
 def structure(manifest: Manifest) -> str:
-    """SHA-256 of all ports and the tensor table, which stay the same from round to round."""
+    """The SHA-256 of all ports and the tensor table, which are the same in every round."""
     ports = {name: (s.inputs, s.outputs) for name, s in manifest.signatures.items()}
     return fingerprint(msgspec.json.encode((ports, manifest.tensors), order="sorted")).sha256

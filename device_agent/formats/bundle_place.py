@@ -1,4 +1,4 @@
-"""Whether a bundle folder may be written to a place; needs no torch, so it can be asked first."""
+"""Checks whether a bundle may be written to a folder. It runs first, because it needs no torch."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ def check_bundle_place(out: Path, force: bool = False) -> None:
     """
     refuse_existing(out, force)
     if not os.path.lexists(out):
-        check_file_place(out)  # a folder needs the same of its parents as a file does
+        check_file_place(out)  # for the parents, a folder has the same conditions as a file
     elif not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(
             "{file} is not a bundle, so --force does not replace it: give another place.",

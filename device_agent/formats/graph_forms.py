@@ -1,19 +1,19 @@
 """Names of the graphs in a bundle that only some devices run.
 
-Beside a graph, `train.onnx`, a bundle may hold other forms of it with the same results:
+In addition to a graph, `train.onnx`, a bundle may have other forms of it with the same results:
 
 - `train.nchwc16.onnx`, for ONNX Runtime's blocked convolutions: its images have blocks of 16
-  channels. The number has to be that of the device's runtime.
-- `train.winograd.onnx`, for runtimes without blocked convolutions: it multiplies less, and needs
-  more memory.
+  channels. The number must be that of the device's runtime.
+- `train.winograd.onnx`, for runtimes without blocked convolutions: it needs fewer multiplications
+  and more memory.
 
-A device neither needs nor fetches the forms that it does not run.
+A device does not need or download the forms that it does not run.
 """
 
 import re
 
 BLOCKS = (16, 8)
-"""The numbers of channels in a block: with AVX-512, and with older processors of x86-64."""
+"""The numbers of channels in a block: 16 with AVX-512, 8 on other x86-64 processors."""
 WINOGRAD = "winograd"
 PATTERN = re.compile(r"\.(nchwc\d+|winograd)\.onnx$")
 
@@ -28,7 +28,7 @@ def blocked_form(block: int) -> str:
 
 
 def form_file(graph: str, form: str) -> str:
-    """The name of the file that holds a form of the graph in the file `graph`.
+    """The name of the file with this form of the graph in the file `graph`.
 
     >>> form_file("train.onnx", "nchwc16")
     'train.nchwc16.onnx'

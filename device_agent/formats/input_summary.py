@@ -1,6 +1,6 @@
-"""A coarse summary of the inputs of a device: it shows a sensor in other units, and little else.
+"""A coarse summary of a device's inputs. It reveals a sensor with other units, and little else.
 
-Batch norm hides such inputs from the loss, so a device would train on them unnoticed.
+With batch norm, such inputs hardly change the loss, so nobody would notice them.
 """
 
 from collections.abc import Callable
@@ -10,24 +10,24 @@ import numpy as np
 from device_agent.formats.protocol import MOST_CHANNELS, InputSummary
 
 LEAST_SAMPLES = 20
-"""Quantiles of fewer samples would tell single values."""
+"""Quantiles of fewer samples would reveal single values."""
 MOST_VALUES = 1 << 20
-"""The most values that quantiles are computed from; samples are left out evenly."""
+"""Quantiles are computed from at most this many values; samples are left out evenly."""
 QUANTILES = np.array([0.05, 0.5, 0.95])
 DIGITS = 2
 """Significant digits of a quantile."""
 SCALE = 8.0
-"""Inputs whose range is this many times wider or narrower lie far off."""
+"""Inputs are far off if their range is this many times wider or narrower."""
 SHIFT = 5.0
-"""Inputs whose median is off by this many times the range lie far off."""
+"""Inputs are far off if their median differs by this many times the range."""
 
 
 def summary_of(
     x: np.ndarray, rows: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> InputSummary | None:
-    """The summary of samples `x` (n, channels, ...); `rows` reads some of a mapped file.
+    """Summarise the samples `x` (n, channels, ...). `rows` reads samples of a mapped file.
 
-    None for words and other whole numbers, and for fewer than `LEAST_SAMPLES` samples.
+    Returns None for integers, such as word ids, and for fewer than `LEAST_SAMPLES` samples.
 
     Examples:
         >>> summary_of(np.arange(400, dtype=np.float32).reshape(200, 2)).channels
@@ -46,13 +46,13 @@ def summary_of(
 
 
 def far_off(own: InputSummary, reference: InputSummary) -> str | None:
-    """Which channel of `own` lies far from `reference`, and how; None if none does."""
+    """Describe the first channel of `own` that is far from `reference`; None if there is none."""
     if len(own.channels) != len(reference.channels):
         return None
     largest = max(max(abs(low), abs(high)) for low, _, high in reference.channels)
     for channel, (mine, other) in enumerate(zip(own.channels, reference.channels, strict=True)):
         width, usual = mine[2] - mine[0], other[2] - other[0]
-        # A channel that is constant in the reference is held against the other channels.
+        # If a channel is constant in the reference, compare it with the largest of all channels.
         shifted = abs(mine[1] - other[1]) > SHIFT * (usual or largest)
         wider = width > SCALE * (usual or largest)
         if largest > 0 and (shifted or wider or 0 < SCALE * width < usual):

@@ -1,4 +1,4 @@
-"""The labels that a model takes, and how many of them count."""
+"""The rule for the labels that a model takes, and which labels count."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 from device_agent.formats.manifest import Dtype, Manifest, Port
 
 IGNORED = -100
-"""The label of a position that counts neither in the loss nor as correct, as in PyTorch."""
+"""The label of a position that is left out of the loss and the accuracy, as in PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,14 @@ class LabelRule:
     """The labels that a model takes.
 
     Attributes:
-        classes: The size of the output's class axis; a size of 1 separates the labels 0 and 1. None
-            for a regression, and if the model is not known yet.
+        classes: The size of the output's class axis; with size 1 the labels are 0 and 1. None for a
+            regression, and if the model is not known yet.
         shape: Shape of the labels of one sample: () for one class a sample, (t,) for one class for
             each step of a sequence, (h, w) for each point of an image; for a regression the shape
             of the output. None if the model is not known yet.
         dtype: int64 for classes, float32 for a regression.
-        sequence: Whether the labels of a sample are one sequence (CTC): IGNORED stands only after
-            its end, and no label is 0, the blank.
+        sequence: Whether the labels of a sample are one sequence (CTC). Then IGNORED is only
+            allowed after its end, and 0, the blank, is not a label.
 
     Examples:
         >>> LabelRule(10).highest, LabelRule(1).highest
@@ -47,16 +47,16 @@ def label_rule(manifest: Manifest) -> LabelRule:
 
 
 def rule_of(port: Port | None, classes: int) -> LabelRule:
-    """The labels that `port` takes; one class a sample if there is none."""
+    """The rule for the labels that `port` takes. Without a port: one class for each sample."""
     if port is None:
         return LabelRule(classes)
-    # A port's own shape has None for the batch only.
+    # In the shape of a port, only the batch size is None.
     shape = tuple(size for size in port.shape[1:] if size is not None)
     return LabelRule(classes, shape, port.dtype, port.sequence)
 
 
 def count_labels(y: np.ndarray) -> int:
-    """How many labels in `y` count: classes that are not IGNORED; for a regression, samples.
+    """Count the labels in `y`: classes that are not IGNORED, or the samples of a regression.
 
     Examples:
         >>> count_labels(np.array([[0, 1, IGNORED], [2, IGNORED, IGNORED]]))

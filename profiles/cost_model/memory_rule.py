@@ -1,6 +1,6 @@
-"""How much memory a training takes: the one place that states the rule and its constants.
+"""The rule that predicts how much memory a training takes, and its constants.
 
-Three figures describe memory, in bytes. Each includes what the one before it leaves out:
+Three figures describe memory, in bytes. They count different parts:
 
 - planned tensors: the tensors of one run that are alive at the same time, inputs and constants
   included.
@@ -20,9 +20,9 @@ The rule, for one or more signatures that are open together:
 - The session's code and tables are loaded once for each process.
 - The state (weights, optimizer state, buffers) is shared: each tensor counts once. A personal
   model counts twice: until the round ends, the device keeps its values from before the round.
-- Outputs that are written over the state that they replace are not among the outputs here.
+- An output that overwrites the state that it replaces does not count as an output here.
 - One signature runs at a time, so only the largest batch with its results counts.
-- Arenas and nodes are kept for as long as their session is open.
+- Arenas and nodes are kept while their session is open.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,8 +36,8 @@ class RuntimeOverhead:
     """What a runtime takes in addition to the tensors of a graph.
 
     `session_bytes`: code and tables that the first session of a process loads, for any graph.
-    `node_bytes`: for each node of an open graph. `array_copies`: how many copies of its inputs and
-    outputs exist during a run, the agent's own included.
+    `node_bytes`: bytes for each node of an open graph. `array_copies`: how many copies of the
+    inputs and outputs exist during a run, the agent's own included.
     """
 
     session_bytes: int
@@ -61,19 +61,19 @@ IN_BROWSER = MemoryOverhead(
     idle_bytes=100 * 10**6, session_bytes=220 << 20, node_bytes=ONNX.node_bytes, array_copies=7
 )
 """Used for pages, which cannot measure their memory. Fitted to the peaks of `make bench-page` in
-Chromium on x86-64 Linux, with the results of some runs that the browser has not collected yet."""
+Chromium on x86-64 Linux. They include earlier results that the browser has not yet freed."""
 WEB_RUNTIME = "onnxruntime-web"
-"""The descriptions of the runtime of pages begin with this."""
+"""If a page has measured a calibration, its `runtime` begins with this."""
 
 RELATIVE_ERROR = 0.06
 """A measured growth may exceed its prediction by this share."""
 TRAINING_RESERVE_BYTES = 6 << 20
-"""The agent adds this to a predicted growth: reading the bundle and the data, several stages."""
+"""The agent adds this to a predicted growth, for reading the bundle and data and running stages."""
 AGENT_RESERVE_BYTES = 13 << 20
 """A plan adds this to a calibrated process peak. The calibration measures an idle agent that has
 no connection and no bundle open; these take 6 MB before and 6 MB during training on x86-64."""
 START_VARIATION_BYTES = 1 << 20
-"""The memory of the idle agent varies by this from start to start."""
+"""The memory of the idle agent differs by up to this between two starts."""
 RUNTIME_CODE_BYTES = 10 << 20
 """The first run of a graph loads this much of the runtime's libraries. These pages belong to files,
 so a limit on the process's own data does not count them."""
@@ -113,7 +113,7 @@ def training_growth(signatures: Sequence[SignatureMemory], state: int, session_b
 def run_growth(
     runtime: RuntimeOverhead, inputs: int, outputs: int, arena: int, nodes: int, over: int = 0
 ) -> int:
-    """Process peak of one signature that is open alone; a manifest's `peak_bytes`.
+    """Process peak of one signature that is open alone. Manifests store it as `peak_bytes`.
 
     Args:
         runtime: The overhead of the runtime that runs the graph.
@@ -121,7 +121,7 @@ def run_growth(
         outputs: Bytes of the outputs.
         arena: Bytes of the runtime arena.
         nodes: Nodes of the graph that stay in memory with it.
-        over: Bytes of the outputs that the agent has in the memory of inputs.
+        over: Bytes of the outputs that overwrite inputs, so they take no memory of their own.
     """
     copies = (runtime.array_copies - 1) * (inputs + outputs)
     kept = copies + kept_bytes(arena, nodes, runtime.node_bytes)
@@ -141,5 +141,5 @@ def state_bytes(sizes: Mapping[str, int], personal: Collection[str]) -> int:
 
 
 def upper_bound(growth: int) -> float:
-    """The largest growth that a measurement may show where `growth` is predicted."""
+    """The largest growth that a measurement may show if `growth` is predicted."""
     return growth * (1 + RELATIVE_ERROR)

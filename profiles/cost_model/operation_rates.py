@@ -40,13 +40,13 @@ class Rates:
         """Time of one operation of these sizes, in seconds."""
         if len(sizes) == 1:
             return self.along(sizes[0])
-        # Beyond the timed sizes the plane would extrapolate, so the nearest timed place is used.
+        # The plane must not extrapolate, so sizes are limited to the timed range.
         at = np.clip(self.place(sizes), self.places.min(axis=0), self.places.max(axis=0))[None]
         near = self.nearness(at, self.places) @ self.weights
         return amount(self.kind, sizes) * math.exp(float(self.plane(at)[0] + near[0]))
 
     def along(self, size: int) -> float:
-        """Time for a kind with one size: log-log interpolation, and a constant rate above it."""
+        """Time for a kind with one size: log-log interpolation, above all timings a fixed rate."""
         sizes, seconds = zip(*((t.sizes[0], t.seconds) for t in self.timings), strict=True)
         if size > sizes[-1]:
             return float(seconds[-1] * size / sizes[-1])
@@ -57,8 +57,8 @@ class Rates:
     def doubt(self) -> float:
         """Relative error of a prediction between timings, by leave-one-out cross-validation.
 
-        It is 0 for kinds with one size: their timings are too far apart for it, and their curve is
-        simple.
+        It is 0 for kinds with one size: their timings are too far apart for cross-validation, and
+        their curve is simple.
         """
         if len(self.timings[0].sizes) == 1 or len(self.timings) < 3:
             return 0.0

@@ -37,7 +37,7 @@ from profiles.documents.calibration_record import Calibration, MemoryOverhead, T
 from profiles.errors import InputError
 
 TIME_ERROR = 0.5
-"""A step may take this share longer than predicted; of 37 steps, at most four took longer."""
+"""A step may take this share longer than predicted. At most 4 of 37 measured steps took longer."""
 TIMED = {*KINDS.values(), "scaling", "broadcast", "accumulated"} - {FREE, LOOP}
 """Kinds of operations that a calibration must have timed."""
 
@@ -59,8 +59,8 @@ def predict(
         work: The workload of a submodel.
         calibration: The calibration of the device. Without one, the memory overhead is that of
             x86-64 and the time is unknown.
-        budget: Process peak in bytes that the device allows. The agent uses no form of a graph that
-            may need more. A page knows no limit.
+        budget: Process peak in bytes that the device allows. The agent does not use a form of a
+            graph that may need more. For pages, the budget is ignored.
 
     Raises:
         InputError: The calibration has not timed every kind of operation.
@@ -82,10 +82,10 @@ def in_browser(calibration: Calibration) -> bool:
 
 
 def predict_memory(work: Workload, overhead: MemoryOverhead) -> Figure:
-    """Process peak of the agent: while it trains, or while it records a stage if that is more.
+    """Predict the process peak of the agent: the larger one of training and of recording a stage.
 
-    `memory_rule` states the rule. The signatures of the training are open together, and stages one
-    at a time.
+    `memory_rule` states the rule. The signatures of the training are open together, but only one
+    stage is open at a time.
     """
 
     def growth(signatures: Sequence[SignatureWork], state: int) -> int:
@@ -155,7 +155,7 @@ class TimeModel:
         return Figure(total, total + doubt)
 
     def fastest(self, work: Workload) -> Workload:
-        """`work` with the graphs in Winograd's form, if the device gains from it."""
+        """Return `work` with the graphs in Winograd's form if that is faster, otherwise `work`."""
         if self.has_blocks:
             return work
         other = in_winograd_form(work)
@@ -185,7 +185,7 @@ class TimeModel:
 
 
 def in_winograd_form(work: Workload) -> Workload:
-    """`work` with the graphs that have a form by Winograd's method in this form."""
+    """Return `work` with each graph in its form for Winograd's method, if it has this form."""
 
     def form(signature: SignatureWork) -> SignatureWork:
         if signature.winograd is None:

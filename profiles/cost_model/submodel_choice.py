@@ -37,7 +37,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     traffic: int
 
     def needs(self, resource: Resource) -> float | None:
-        """The upper bound of its need of `resource`; None if unknown."""
+        """The upper bound of what the submodel needs of `resource`; None if unknown."""
         if resource == "memory":
             return self.memory.upper
         if resource == "bandwidth":
@@ -53,7 +53,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     traffic: float | None = None
 
     def of(self, resource: Resource) -> float | None:
-        """The budget of `resource`; None without a limit."""
+        """The budget of `resource`; None if it has no limit."""
         return {"memory": self.memory, "step-time": self.step, "bandwidth": self.traffic}[resource]
 
 

@@ -50,10 +50,10 @@ OPERATORS = {
     LOOP: ("Scan", "Loop"),
 }
 BLOCKED = ("blocked", "scaled")
-"""Kinds of blocked convolutions, which only some devices have: others, and those of single pixels
-and channels, which scale an image."""
+"""Kinds of blocked convolutions, which only some devices have. A "scaled" convolution has a kernel
+of one pixel and one channel, so it only scales an image."""
 WINOGRAD_GAIN = 0.05
-"""A device runs Winograd's form, which takes more memory, if it is faster by this share."""
+"""A device runs Winograd's form if it is faster by this share, because it takes more memory."""
 KINDS = {operator: kind for kind, operators in OPERATORS.items() for operator in operators}
 OTHER = "selection"
 """The kind assumed for unknown operators: the slowest pass over numbers."""
@@ -121,7 +121,7 @@ def product_sizes(left: Shape, right: Shape, result: Shape) -> tuple[int, ...]:
 
 
 def run_length(small: Shape, result: Shape) -> int:
-    """How many consecutive numbers use one number of `small`, or one whole row of it."""
+    """How many consecutive numbers of the result use one number, or one row, of `small`."""
     sizes = [1] * (len(result) - len(small)) + list(small)
     run = 1
     repeated = None
@@ -170,7 +170,7 @@ def blocked_kind(operator: str, kernel: Shape) -> str:
 
 
 class FormWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What another form of a graph needs instead; see SignatureWork."""
+    """Operations and memory of another form of a graph; see SignatureWork."""
 
     operations: tuple[Operation, ...]
     nodes: int
@@ -185,7 +185,7 @@ class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     and `arena` is the runtime arena for the tensors between inputs and outputs.
 
     `blocked` are the operations of its blocked form, which a device with blocked convolutions runs;
-    empty if it has none. `nodes` and `arena` are the larger ones of both forms. `winograd` is its
+    empty if it has none. `nodes` and `arena` are the larger values of both forms. `winograd` is its
     form by Winograd's method, for devices that gain from it.
     """
 

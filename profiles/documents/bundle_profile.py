@@ -24,7 +24,7 @@ WARM_UP = 3
 MOST = 1000
 """Limit for the phases of a profile and for the points of a sustained run."""
 UNSTABLE_SPREAD = 0.26
-"""Limit of (p90 - p10) / median: pyperf's standard deviation of 10% of the mean, converted."""
+"""Limit of (p90 - p10) / median. It equals pyperf's limit: a deviation of 10% of the mean."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
@@ -45,7 +45,7 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Machine(Struct, frozen=True, kw_only=True):
     """The machine of a measurement. Measurements of different machines are never merged.
 
-    A `browser` is a page: it runs no Python, and tells neither its processor nor its memory.
+    A `browser` is a page: it runs no Python and does not report its processor or memory.
     """
 
     system: Text
@@ -182,8 +182,8 @@ class Method(Struct, frozen=True, kw_only=True):
     """How the figures were measured.
 
     `source`: each phase in a separate process (`profile`), or during the training of a round
-    (`training`). `runs` count after `warm_up_runs`. `threads` 0 means one for each core. `arena`
-    describes the memory settings of the runtime.
+    (`training`). `runs` are counted; the `warm_up_runs` before them are not. `threads` 0 means one
+    for each core. `arena` describes the memory settings of the runtime.
     """
 
     source: Literal["profile", "training"]
@@ -197,8 +197,8 @@ class Method(Struct, frozen=True, kw_only=True):
 class Validity(Struct, frozen=True, kw_only=True):
     """Whether the figures are reliable.
 
-    `invalid` gives the reasons why they are not. `unstable` names the phases whose times vary: p10
-    to p90 is wider than UNSTABLE_SPREAD of the median.
+    `invalid` gives the reasons why they are not. `unstable` names the phases whose times vary too
+    much: their spread is above UNSTABLE_SPREAD.
     """
 
     invalid: tuple[Text, ...] = ()
@@ -260,7 +260,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         phases = self.of_role(role)
         if not phases:
             raise InputError(
-                "The profile of {submodel} holds no {phase!r} phase: measure the bundle with "
+                "The profile of {submodel} has no {phase!r} phase. Measure the bundle with "
                 "`edgetailor-agent profile`.",
                 code="profile.missing-phase",
                 phase=role,

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 CALIBRATION_VERSION = 1
 STALE_DAYS = 90
-"""A plan warns about calibrations that are older, in days."""
+"""A plan warns about calibrations that are older than this, in days."""
 LENGTHS = {
     "product": 4,
     "accumulated": 4,
@@ -47,8 +47,8 @@ class MemoryOverhead(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the agent and the runtime in addition to tensors, in bytes.
 
     `idle_bytes`: the process of the agent before it opens a graph. `session_bytes`: code and tables
-    that the first session loads. `node_bytes`: for each node of an open graph. `array_copies`: how
-    many copies of its inputs and outputs exist during a run.
+    that the first session loads. `node_bytes`: bytes for each node of an open graph.
+    `array_copies`: how many copies of the inputs and outputs exist during a run.
     """
 
     idle_bytes: Bytes
@@ -63,7 +63,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     `timings` include the work of the runtime for each operation. A run takes `run_s` more, and
     `port_s` more for each input and output. A node that computes nothing takes `node_s`. A step of
     a loop takes `loop_step_s` more than its body. Each byte that enters or leaves a run takes
-    `byte_s`: pages copy inputs and outputs. `memory` is None if the system does not report it.
+    `byte_s`, because pages copy inputs and outputs. `memory` is None if the system does not report
+    it.
     `timed_share` is below 1 on a device that was too slow to time all cases.
     """
 

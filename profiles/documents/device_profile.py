@@ -2,7 +2,7 @@
 
 A built-in profile is a TOML file of published figures with their sources. The profile of a real
 device is the JSON file that `edgetailor-agent calibrate --out` or `bench --out` writes. If an owner
-has sent such a file in, it lies beside the TOML file. Unknown figures are absent.
+has contributed such a file, it is next to the TOML file. Unknown figures are absent.
 """
 
 import datetime
@@ -29,9 +29,10 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `edgetailor-agent calibrate` there instead of filling in the fields.
 
     `sources` gives the source of each figure by its name. `date` (YYYY-MM-DD) is the day of the
-    measurement or look-up. `machine` and `calibration` are those of a real device. What `bench
-    --out` adds: `versions` of the agent and of all installed runtimes by package, and `trainings`,
-    the profiles of the bundles that were measured, one for each bundle and runtime.
+    measurement or look-up. `machine` and `calibration` are those of a real device. `bench --out`
+    adds `versions` and `trainings`. `versions` are those of the agent and of all installed runtimes
+    by package. `trainings` are the profiles of the measured bundles, one for each bundle and
+    runtime.
     """
 
     version: int = DEVICE_VERSION
@@ -63,9 +64,9 @@ FIGURES = (
 )
 """The fields that need a source in a built-in profile."""
 MEASURED = "calibration"
-"""Where the sources of a built-in profile name the origin of its measurements."""
+"""The key in `sources` with the origin of a built-in profile's measurements."""
 OF_THE_KIND = ("cores", "memory_bytes", "memory_available_bytes")
-"""Figures that are taken from a measurement of another device of the kind, if none is published."""
+"""If none is published, these figures are taken from a measured device of the same kind."""
 
 
 def load_device(reference: str) -> DeviceProfile:
@@ -88,7 +89,7 @@ def load_device(reference: str) -> DeviceProfile:
         4
     """
     path = Path(reference)
-    # A file without these suffixes comes before a built-in profile of the same name.
+    # A file without these suffixes takes precedence over a built-in profile of the same name.
     if path.suffix not in (".json", ".toml") and not path.exists():
         path = BUILT_IN / f"{reference}.toml"
         if not path.exists():

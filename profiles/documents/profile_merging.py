@@ -21,7 +21,7 @@ def read_merged(path: Path) -> Profile:
     files = sorted(path.glob("*.json"))
     if not files:
         raise InputError(
-            "{folder} has no profiles, files NAME.json: give a profile or a folder of several.",
+            "{folder} has no profiles (files NAME.json). Give a profile, or a folder of profiles.",
             code="profile.empty-folder",
             folder=str(path),
         )

@@ -11,7 +11,7 @@ from profiles.json_decoding import decode_json
 
 AGAIN = "Measure the bundle again with `edgetailor-agent profile BUNDLE --out FILE`."
 HARDWARE = ("architecture", "processor", "cpu_count", "model")
-"""Fields that a software update does not change. The memory that the kernel counts may change."""
+"""Fields that a software update does not change. It may change the memory that Linux reports."""
 
 
 def encode_profile(profile: Profile) -> bytes:
@@ -25,7 +25,7 @@ def read_profile(path: Path) -> Profile:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(
-            "{path} cannot be read ({reason}): give a file that `edgetailor-agent profile BUNDLE "
+            "{path} cannot be read: {reason}. Give a file that `edgetailor-agent profile BUNDLE "
             "--out FILE` wrote.",
             code="profile.unreadable",
             path=str(path),

@@ -135,7 +135,7 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
             r"\(2,\)\.$",
         ),
         (("one.npz",), 2, r"^one\.npz holds 1 sample\. Give at least 2\.$"),
-        (("folder",), 2, r"as a folder it lacks y\.npy"),
+        (("folder",), 2, r"The folder folder has no y\.npy"),
         (
             ("fine.npz", "--max-memory", "20MB"), 5,
             r"^The agent uses [3-7]\d\.\dMB before any training, but --max-memory allows only "

@@ -202,7 +202,7 @@ def test_pieces_cover_the_array_once() -> None:
 @pytest.mark.parametrize(
     ("change", "code", "values", "message"),
     [
-        ("no labels", "data.missing-array", {"array": "y"}, "as a folder it lacks y.npy"),
+        ("no labels", "data.missing-array", {"array": "y"}, "has no y.npy"),
         (
             "truncated",
             "data.unreadable-file",

@@ -306,7 +306,7 @@ def test_decimal_marks_that_could_be_misread(tmp_path: Path, text: str, words: s
         ("ax,ay,what\n1,1e39,sit\n", "data.not-a-number", "ay is '1e39'"),
         ("ax,ay,what\n1,1,run\n", "data.unknown-class", "line 2: 'run' is no class"),
         ("ax,ay,what\n1,1,sit\n", "data.too-few-samples", "1 sample"),
-        ("ax,ay,what\n", "data.too-few-samples", "There are 0 lines, and no 1 in a row with the"),
+        ("ax,ay,what\n", "data.too-few-samples", "A sample is a window of 1 line with the same"),
         ("", "data.missing-column", "no column 'ax'. Its first line is empty."),
         ("AX,ay,what\n", "data.missing-column", "did you mean 'AX'?"),
         ("ax,ay,what,ax\n1,1,sit,2\n", "data.missing-column", "has 2 columns 'ax'."),

@@ -97,7 +97,7 @@ def test_tokens(fleet: Fleet) -> None:
         "token"
     ][:2] == (
         "FAIL",
-        "It reads the status: it is the operator's token, or the secret of a device.",
+        "This is not a join token, but the operator's token or the secret of a device.",
     )
     assert found(server.url, None, "two words")["token"] == (
         "FAIL",
@@ -122,7 +122,7 @@ def test_another_key_of_the_coordinator(fleet: Fleet) -> None:
     moved = msgspec.structs.replace(known, key="A" * 44)
     result, detail = found(server.url, moved, None)["membership"]
     assert result == "FAIL"
-    assert detail.startswith("the coordinator has another key than the one of the join")
+    assert detail.startswith("the coordinator's key differs from the key at the join")
 
 
 class Page(http.server.BaseHTTPRequestHandler):

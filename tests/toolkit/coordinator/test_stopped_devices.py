@@ -243,12 +243,12 @@ def test_a_wrong_label_delays_no_round(tmp_path: Path) -> None:
             assert done.code == 0, done.stderr
         bad = run("edgetailor-agent", "run", "--data", "bad.csv", "--state", "bad", cwd=tmp_path)
         assert bad.code == 2
-        assert "bad.csv, line 5: 'ok' is no class of the model" in bad.stderr
+        assert "bad.csv, line 5: the model has no class 'ok'" in bad.stderr
         stopped = line_with(serving, "has stopped")
         shown = run("edgetailor-agent", "status", "--state", "good", cwd=tmp_path).stdout
         good = run("edgetailor-agent", "run", "--data", "good.csv", "--state", "good", cwd=tmp_path)
         assert good.code == 0, good.stderr  # after both rounds, long before their deadline
-    said = "pc-2 (bad) has stopped: bad.csv, line 5: '...' is no class of the model"
+    said = "pc-2 (bad) has stopped: bad.csv, line 5: the model has no class '...'"
     assert said in stopped
     assert stopped.endswith("(data.unknown-class)")
     assert re.search(r"pc-2 \(bad\) +full +stopped\n    bad.csv, line 5: '...' is no class", shown)

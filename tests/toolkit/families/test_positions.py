@@ -382,7 +382,7 @@ def test_labels_of_one_class_are_remarked() -> None:
     y = np.full((4, 6), -100)
     y[2, 3] = 1
     (remark,) = load_data((X, y), (6, 3), RULE).remarks
-    assert "every position that counts has the class 1" in remark
+    assert "every label that is not ignored is the class 1" in remark
 
 
 @pytest.mark.parametrize("name", ["tagger", "segmentation"])

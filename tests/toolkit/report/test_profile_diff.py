@@ -143,7 +143,9 @@ def test_folders_of_profiles_are_compared_by_medians_of_medians(tmp_path: Path) 
     assert done.code == 0
     (tmp_path / "none").mkdir()
     said = refusal(edgetailor("report", "diff", "none", "after", cwd=tmp_path))
-    assert said == ("none has no profiles, files NAME.json: give a profile or a folder of several.")
+    assert said == (
+        "none has no profiles (files NAME.json). Give a profile, or a folder of profiles."
+    )
 
 
 def test_times_of_nothing_have_no_share() -> None:
