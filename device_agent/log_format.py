@@ -1,7 +1,7 @@
-"""Log lines for people and for programs, and the handler that commands write them with.
+"""Formats of log lines for people and for programs, and the handler with which commands write them.
 
-Libraries only call `logging.getLogger(__name__)`. A command shows their messages with `show_logs`,
-and keeps what other packages say off the terminal with `quieten_others`.
+The project's modules only call `logging.getLogger(__name__)`. A command shows their messages with
+`show_logs`, and hides the messages of other packages with `quieten_others`.
 """
 
 import json
@@ -31,7 +31,7 @@ Field = str | int | float | bool
 
 
 def fields(**values: Field) -> dict[str, dict[str, Field]]:
-    """Values that the JSON log adds to a message.
+    """Wrap values that the JSON log adds to a message.
 
     Examples:
         >>> fields(round=3)
@@ -123,13 +123,13 @@ def show_logs(
 
 
 def quieten_others() -> None:
-    """Drop what other packages log below errors and what they warn about, from here on.
+    """From now on, hide warnings of other packages and their log messages below errors.
 
-    For the process of a command, and for processes that work for it. What the user's own modules
-    say stays. Warnings that were asked for (`python -W`, PYTHONWARNINGS) stay, too.
+    Commands and their child processes call this. Messages of the user's own modules stay, and so
+    do warnings that were asked for (`python -W`, PYTHONWARNINGS).
     """
-    # On the way to every handler: some packages have their own, and a user's model may configure
-    # the root logger, which would show every package's messages.
+    # Filter before all handlers: some packages have their own handlers, and a user's model may
+    # configure the root logger, which would show every package's messages.
     logging.Logger.callHandlers = _call_handlers  # type: ignore[method-assign, assignment]
     if not sys.warnoptions:
         warnings.showwarning = _show_warning

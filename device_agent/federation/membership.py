@@ -212,8 +212,8 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
     except ClientError as error:
         if not offline:
             raise ClientError(
-                "{problem} Nothing was removed. Leave when the coordinator can be reached, or leave "
-                "now with --offline; the coordinator then keeps the place of {device}.",
+                "{problem} Nothing was removed. Leave when the coordinator can be reached, or now "
+                "with --offline; the coordinator then keeps the place of {device}.",
                 code="client.not-left",
                 device=known.device,
                 url=known.url,

@@ -107,7 +107,7 @@ class StateFolder:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Mode bits are not enough: the disk may be read-only or full, and root ignores the bits.
+            # Mode bits are not enough: the disk may be read-only or full, and root ignores them.
             write_file(self.folder / ".writable", b"")
             (self.folder / ".writable").unlink()
         except OSError as error:

@@ -106,7 +106,7 @@ def open_bundle(folder: Path) -> Bundle:
     for file in sorted(folder.iterdir()):
         if form_of(file.name) is not None and file.name not in manifest.files:
             raise BundleError(
-                "{path} is not a file of this bundle. It may be left from an earlier bundle in this "
+                "{path} is not a file of this bundle. It may be left from an earlier bundle in the "
                 "folder. Delete it.",
                 code="bundle.foreign-file",
                 file=file.name,

@@ -9,15 +9,15 @@ from profiles.errors import InputError
 
 
 def check_bundle_place(out: Path, force: bool = False) -> None:
-    """Refuse a place that no bundle can be written to.
+    """Refuse a folder to which a bundle cannot be written.
 
     Args:
         out: The bundle folder to be written.
-        force: Allow an existing bundle or an empty folder to be replaced. Nothing else is ever
-            replaced, because everything in the folder would be lost.
+        force: Allow an existing bundle or an empty folder to be replaced. Other folders are never
+            replaced, because everything in them would be lost.
 
     Raises:
-        InputError: `out` exists, or with `force`: it is not a bundle.
+        InputError: `out` exists. With `force`: `out` exists and is not a bundle.
     """
     refuse_existing(out, force)
     if not os.path.lexists(out):

@@ -1,8 +1,8 @@
 """The manifest of a bundle: everything that the agent knows about its work, as typed JSON.
 
 A bundle is a folder of plain files: `manifest.json`, graphs and `weights.safetensors`. The agent
-knows *signatures* (graphs with named inputs and outputs), *tensors* (the state they read and
-write) and a *schedule* (which signature runs on which data). It knows no submodel families.
+knows *signatures* (graphs with named inputs and outputs), *tensors* (the state that they read and
+write) and a *schedule* (which signature runs on which data). It does not know submodel families.
 """
 
 from typing import Annotated, Literal
@@ -43,20 +43,20 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Port(Struct, frozen=True, kw_only=True):
     """One named input or output of a graph.
 
-    `shape` has None for the batch axis. `kind` says what the agent feeds to an input or does with
-    an output:
+    `shape` has None for the batch axis. `kind` defines what the agent feeds to an input or does
+    with an output:
 
     - `samples`: a batch of the source data set.
-    - `labels`: its labels: int64 classes, one a sample or one for each position of the model's
-      output, or float32 numbers in the shape of the output.
-    - `classes`: 1 for every class that the device has samples of, 0 for the others.
+    - `labels`: the labels of this batch. They are int64 classes, one for each sample or for each
+      position of the model's output, or float32 numbers in the shape of the output.
+    - `classes`: 1 for every class of which the device has samples, 0 for the others.
     - `scalar`: a number that the schedule gives.
     - `seed`: a new random integer from 0 to 2^31 - 2 (for dropout).
     - `state`: the tensor whose name is in `state`.
     - `metric`: a number to report.
 
-    With `sequence` the labels of a sample are one sequence: -100 stands only after its end, and no
-    label is 0, the blank (CTC).
+    With `sequence` the labels of a sample are one sequence (CTC). Then -100 is only allowed after
+    its end, and 0, the blank, is not a label.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Port(Struct, frozen=True, kw_only=True):
 class Signature(Struct, frozen=True, kw_only=True):
     """A graph and its ports. Outputs of kind `state` replace the tensors that they name.
 
-    `graph` is the file that holds the graph. A TFLite file holds all signatures of a bundle, by
-    name. `peak_bytes` is the predicted process peak of one run on one batch, above the idle agent:
+    `graph` is the file with the graph. A TFLite file has all signatures of a bundle, by name.
+    `peak_bytes` is the predicted process peak of one run on one batch, above the idle agent:
     session, tensors, inputs and outputs. It is None if there is no prediction.
-    `winograd_peak_bytes` is that of the graph's form by Winograd's method, if the bundle has one.
-    `in_place` names the outputs that may be written over the input of the same tensor, so that it
-    is in memory once.
+    `winograd_peak_bytes` is the same prediction for the graph's form for Winograd's method, if the
+    bundle has this form. `in_place` names the outputs that may overwrite the input of the same
+    tensor, so that the tensor is in memory only once.
     """
 
     graph: str
@@ -86,7 +86,7 @@ class Signature(Struct, frozen=True, kw_only=True):
     in_place: tuple[str, ...] = ()
 
     def overwritten(self) -> dict[str, str]:
-        """The input that each output of `in_place` may be written over, by output name."""
+        """The input that each output of `in_place` may overwrite, by output name."""
         inputs = {port.state: port.name for port in self.inputs if port.state is not None}
         return {
             port.name: inputs[port.state]
@@ -104,14 +104,14 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     - `buffer`: updated by the forward pass and uploaded.
     - `optimizer`: exists for one round.
     - `personal`: stays on the device from round to round and is never uploaded.
-    - `frozen`: only read. A frozen tensor that a single graph reads may be a constant of this graph
-      instead; then it is neither in the table nor a port.
+    - `frozen`: only read. If a single graph reads it, it may be a constant of this graph instead;
+      then it is neither in the table nor a port.
 
-    `stands_for` names the global parameter that this tensor holds or is a factor of, and `factor`
-    says which factor. If the tensor holds only a part of the global parameter, `part` says which:
-    for each axis, the ranges [start, stop) in order. `stored` is false for tensors that start as
-    zeros and are not in the bundle. `by_class` says that the first axis has a row for every class,
-    of which the server averages only those that the device has samples of.
+    `stands_for` names the global parameter that this tensor is, or is a factor of; `factor` names
+    the factor. If the tensor is only a part of the global parameter, `part` gives for each axis the
+    ranges [start, stop) in order. `stored` is false for tensors that start as zeros and are not in
+    the bundle. With `by_class`, the first axis has a row for every class. The server then averages
+    only the rows of classes of which the device has samples.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do", om
     This is one step of EmbracingFL's multi-step forward pass (Algorithm 1). The agent releases the
     graph and its state before the next instruction.
 
-    `dtype` is the type of the saved numbers. Graphs read and write float32.
+    `dtype` is the type of the numbers in the file. Graphs still read and write float32.
     """
 
     signature: str
@@ -143,7 +143,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do", om
 class Initialise(Struct, frozen=True, kw_only=True, tag="initialise", tag_field="do"):
     """Run `signature` once to fill the personal tensors that the device does not have yet.
 
-    With `every_round` they are filled in every round, also if the device has them.
+    With `every_round` they are filled in every round, even if the device has them.
     """
 
     signature: str
@@ -151,7 +151,7 @@ class Initialise(Struct, frozen=True, kw_only=True, tag="initialise", tag_field=
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """`times` runs of `signature` on one batch; `inputs` are its scalar inputs by name."""
+    """Run `signature` `times` times on one batch. `inputs` are its scalar inputs by name."""
 
     signature: str
     inputs: dict[str, float]
@@ -161,7 +161,7 @@ class Step(Struct, frozen=True, kw_only=True):
 class Train(Struct, frozen=True, kw_only=True, tag="train", tag_field="do", omit_defaults=True):
     """Train `epochs` epochs on shuffled batches of `source`; run all `steps` on each batch.
 
-    With `batches` the training ends after so many batches, also within an epoch.
+    With `batches` the training ends after this number of batches, even within an epoch.
     """
 
     source: str
@@ -184,10 +184,10 @@ class FileEntry(Struct, frozen=True, kw_only=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     """The content of `manifest.json`.
 
-    `base` is the fingerprint of the global model that the bundle was cut from. `runtime` is one of
-    `Runtime`. `classes` is the size of the output's class axis; a size of 1 separates the labels 0
-    and 1. Samples of type int64 are at least 0 and, if `sample_limit` is given, below it.
-    `preprocessing` says how pictures or CSV files become samples.
+    `base` is the fingerprint of the global model from which the bundle was cut. `runtime` is one of
+    `Runtime`. `classes` is the size of the output's class axis; with size 1 the labels are 0 and 1.
+    Samples of type int64 are at least 0 and, if `sample_limit` is given, below it. `preprocessing`
+    defines how pictures or CSV files become samples.
     """
 
     version: int
@@ -206,10 +206,10 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """JSON of a record, indented. The same content gives the same bytes."""
+    """Encode a record as indented JSON. The same content gives the same bytes."""
     return msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=1) + b"\n"
 
 
 def uploaded(tensors: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
-    """The entries that an update carries, in table order."""
+    """The entries whose tensors are in an update, in table order."""
     return tuple(entry for entry in tensors if entry.role in UPLOADED)

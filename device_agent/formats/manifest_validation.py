@@ -1,4 +1,4 @@
-"""Whether a manifest can be run: everything it names exists, and its parts agree."""
+"""Checks that a manifest can be run: everything that it names exists, and its parts agree."""
 
 import math
 from collections import Counter
@@ -32,14 +32,14 @@ MOST_NUMBERS = 2**40
 
 def check_consistent(manifest: Manifest, origin: Path) -> None:
     """Raise BundleError for the first contradiction in the manifest of the file `origin`."""
-    # The order matters: `_training` looks up signatures that `_schedule` has found to exist.
+    # The order matters: `_training` looks up signatures after `_schedule` has checked they exist.
     for check in (_files, _tensors, _ports, _schedule, _training, _preprocessing):
         for error in check(manifest, origin):
             raise error
 
 
 def _files(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
-    """Yield an error for file names that leave the folder, and for files that are not listed."""
+    """Yield an error for file names that lead out of the folder, and for files not listed."""
     for name in manifest.files:
         if name in (MANIFEST, "", ".", "..") or "/" in name or "\\" in name or "\0" in name:
             yield BundleError(
@@ -52,7 +52,7 @@ def _files(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     for name in (*(s.graph for s in manifest.signatures.values()), WEIGHTS):
         if name not in manifest.files:
             yield BundleError(
-                "{origin} names the file {file!r}, which it does not list. {repair}",
+                "{origin} uses the file {file!r}, but does not list it in `files`. {repair}",
                 code="bundle.unlisted-file",
                 file=name,
                 origin=origin,
@@ -61,7 +61,7 @@ def _files(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
 
 
 def _tensors(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
-    """Yield an error for tensors with a repeated name, an impossible shape or a bad origin."""
+    """Yield an error for tensors with a repeated name, a wrong shape or an invalid global name."""
     if twice := _repeated(entry.name for entry in manifest.tensors):
         yield BundleError(
             "{origin} describes the tensor {tensor!r} twice. {repair}",
@@ -81,7 +81,7 @@ def _tensors(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                 origin=origin,
                 repair=REPAIR,
             )
-        # A name such as layer.weight has no empty parts; a path such as ../../x has.
+        # A name such as layer.weight has no empty parts, but a path such as ../../x does.
         if entry.stands_for is not None and not all(entry.stands_for.split(".")):
             yield BundleError(
                 "{origin} says that {tensor!r} stands for {stands_for!r}, which is not a tensor "
@@ -94,8 +94,8 @@ def _tensors(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
             )
         if not _part_fits(entry):
             yield BundleError(
-                "{origin} gives {tensor!r} the shape {shape}, which differs from the shape of its "
-                "part. {repair}",
+                "In {origin}, {tensor!r} has the shape {shape}, but its `part` selects another "
+                "shape from the global tensor. {repair}",
                 code="bundle.wrong-part",
                 tensor=entry.name,
                 origin=origin,
@@ -112,7 +112,7 @@ def _part_fits(entry: TensorEntry) -> bool:
 
 
 def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
-    """Yield an error for repeated ports, and for ports that differ from the tensor they name."""
+    """Yield an error for repeated ports, and for ports that differ from their tensor."""
     table = {entry.name: entry for entry in manifest.tensors}
     for name, signature in manifest.signatures.items():
         for side in (signature.inputs, signature.outputs):
@@ -216,7 +216,7 @@ def _training(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     steps = [s for train in manifest.schedule if isinstance(train, Train) for s in train.steps]
     if not steps:
         yield BundleError(
-            "{origin} trains nothing: its schedule has no training instruction. {repair}",
+            "The schedule in {origin} has no training instruction. {repair}",
             code="bundle.no-training",
             origin=origin,
             repair=REPAIR,
@@ -259,7 +259,7 @@ def _training(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
 
 
 def _missing_inputs(step: Step, signature: Signature, origin: Path) -> Iterator[BundleError]:
-    """Yield an error for each scalar input of the signature that `step` gives no number for."""
+    """Yield an error for each scalar input of the signature for which `step` has no number."""
     for port in signature.inputs:
         if port.kind == "scalar" and not math.isfinite(step.inputs.get(port.name, math.nan)):
             yield BundleError(
@@ -285,7 +285,7 @@ def _repeated(names: Iterable[str]) -> str | None:
 
 
 def _preprocessing(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
-    """Yield an error for samples of files that are not those of the model."""
+    """Yield an error if samples from files do not fit the model."""
     if manifest.preprocessing is None:
         return
     labels = label_rule(manifest)
@@ -299,7 +299,7 @@ def _preprocessing(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     )
     if wrong is not None:
         yield BundleError(
-            "{origin} says how files become samples, but {reason}. {repair}",
+            "The `preprocessing` in {origin} does not fit the model: {reason}. {repair}",
             code="bundle.bad-preprocessing",
             reason=wrong,
             origin=origin,

@@ -1,7 +1,7 @@
-"""How a device makes samples of its owner's files: pictures, or CSV files of a sensor.
+"""The rule by which the owner's files become samples: pictures, or CSV files of a sensor.
 
-The federation's file describes it once. It travels in every manifest, so that agents and pages make
-the same numbers of the same file (`device_agent/data/`, `toolkit/web/phone/agent/preparation.ts`).
+The federation's file has the rule, and every manifest contains it. So agents and pages compute the
+same numbers from the same file (`device_agent/data/`, `toolkit/web/phone/agent/preparation.ts`).
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ class Images(
 ):
     """Pictures in folders that are named like their class.
 
-    A picture is scaled to the model's height and width by a triangle filter, which averages all
-    points that fall on one. Its values, from 0 to 1, become (value - mean) / std.
+    A picture is scaled to the model's height and width by a triangle filter, which averages the old
+    points near each new point. Its values, from 0 to 1, become (value - mean) / std.
 
     Attributes:
         classes: Names of the classes, in the order of the model's outputs.
-        fit: `crop` cuts off what exceeds the model's proportions, equally on both sides; `stretch`
+        fit: `crop` cuts the picture to the model's proportions, equally on both sides; `stretch`
             distorts the picture.
-        mean: For each channel; empty means 0.
-        std: For each channel; empty means 1.
+        mean: A number for each channel; empty means 0.
+        std: A number for each channel; empty means 1.
     """
 
     kind: ClassVar[str] = "images"
@@ -53,18 +53,18 @@ class Series(
 ):
     """CSV files: a line with the names of the columns, then one line for each point in time.
 
-    A sample is a window of as many lines as the model takes. With classes no window crosses a line
-    whose label differs from the one before. A number becomes (number - mean) / std.
+    A sample is a window with the number of lines that the model takes. If the labels are classes,
+    all lines of a window have the same label. A number becomes (number - mean) / std.
 
     Attributes:
         columns: The columns that the model reads, in its order.
         label: The column of the labels. For a regression it is read in the window's last line.
-        classes: Names of the classes, in the order of the model's outputs; without them the labels
-            are the numbers of the classes, or those of a regression.
+        classes: Names of the classes, in the order of the model's outputs. If it is empty, the
+            labels are the indices of the classes, or the numbers of a regression.
         channels: Whether the columns are the `last` axis of a sample, or the `first`.
         step: Lines from the start of a window to the start of the next; 0 means a whole window.
-        mean: For each column; empty means 0.
-        std: For each column; empty means 1.
+        mean: A number for each column; empty means 0.
+        std: A number for each column; empty means 1.
     """
 
     kind: ClassVar[str] = "series"
@@ -88,18 +88,18 @@ def misfit(
     labels: Sequence[int] | None = (),
     regression: bool = False,
 ) -> str | None:
-    """Why samples of this kind cannot be those of a model; None if they can.
+    """Explain why samples from files do not fit a model; None if they fit.
 
     Args:
-        preprocessing: What is made of files.
+        preprocessing: The rule by which files become samples.
         sample_shape: Shape of one sample of the model.
-        dtype: Type of its samples.
-        classes: Size of its output's class axis; None if it is not known, and for a regression.
+        dtype: Type of the model's samples.
+        classes: Size of the output's class axis; None if it is not known, and for a regression.
         labels: Shape of the labels of one sample; None if it is not known.
         regression: Whether the labels are numbers.
 
     Returns:
-        A clause that begins with what is wrong.
+        The reason, as a clause without a full stop.
     """
     if dtype != "float32":
         return f"files give float32 samples, and the model takes {dtype}"

@@ -18,15 +18,16 @@ both sides always agree. All messages are JSON over HTTP, usable from a browser'
 
 Transfers resume. A GET of a file takes `Range: bytes=N-` with the file's hash as `If-Range`. Before
 a PUT of tensors a device asks for their Upload, and sends the bytes after `received` with the
-header `Upload-Offset`. One upload at a time is open for a device: the last request wins.
+header `Upload-Offset`. Each device has at most one open upload: a new request ends the old one.
 
-Tokens and secrets travel as `Authorization: Bearer ...`. Every refusal is a Problem. A coordinator
-that is starting answers every request with 503 and the code PREPARING. While it plans submodels, it
-answers the same to joins of devices that it plans for. The request had no effect: send it again.
+Tokens and secrets are sent as `Authorization: Bearer ...`. Every refusal is a Problem. A
+coordinator that is starting answers every request with 503 and the code PREPARING. While it plans
+submodels, it also answers joins of the devices that it plans for in this way. The request had no
+effect: send it again.
 
-The Ed25519 key pair that a device makes identifies it, and the device signs its join. It does not
-sign later requests: a signature would require reading the body of a streamed upload twice. They
-carry the secret that the coordinator gave to the device.
+A device is identified by the Ed25519 key pair that it generates, and it signs its join. It does not
+sign later requests: a signature would require reading the body of a streamed upload twice. Instead
+they contain the secret that the coordinator gave to the device.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ API = "/v1"
 Whole = Annotated[int, Meta(ge=0, lt=2**53)]
 """Integers that every JSON reader can hold: JavaScript's numbers are exact up to 2^53."""
 JOIN_TOKEN = "client.join-token"
-"""Code of the Problem (401) for a valid join token where a device's secret is needed."""
+"""Code of the Problem (401) for a valid join token in a request that needs a device's secret."""
 NOT_AUTHORISED = "client.not-authorised"
 """Code of the Problem (401) for an unknown token or secret."""
 UNKNOWN_TOKEN = (
@@ -49,20 +50,19 @@ UNKNOWN_TOKEN = (
 SKEWED_CLOCK = "join.skewed-clock"
 """Code of the Problem (403) for a join from a device whose clock differs from the coordinator's."""
 USED_JOIN = "join.used-request"
-"""Code of the Problem (403) for a join whose signature the coordinator has taken before."""
+"""Code of the Problem (403) for a join whose signature was already used."""
 NEEDS_PROFILE = "join.needs-profile"
 """Code of the Problem for a join without `profile` if the coordinator plans for the device."""
 NOTHING_FITS = "plan.nothing-fits"
 """Code of the Problem for a join if no submodel is within the device's budgets."""
 PREPARING = "federation.preparing"
-"""Code of the Problem (503, with Retry-After) for a request that the coordinator is not ready for.
-"""
+"""Code of the Problem (503, with Retry-After) while the coordinator is not ready for a request."""
 ROUND_CLOSED = "round.closed"
-"""Code of the Problem for an update of a round that takes none from this device now."""
+"""Code of the Problem for an update if the round does not take one from this device now."""
 OTHER_BUNDLE = "round.other-bundle"
 """Code of the Problem for an update that was not trained from the offered bundle."""
 UPLOAD_OFFSET = "upload.other-offset"
-"""Code of the Problem (409) for a part of an upload that does not follow what has come."""
+"""Code of the Problem (409) for a part of an upload that does not follow the received bytes."""
 UPLOAD_SUPERSEDED = "upload.superseded"
 """Code of the Problem (409) for an upload that a later request of the same device has ended."""
 UPLOAD_ALTERED = "upload.altered"
@@ -70,34 +70,33 @@ UPLOAD_ALTERED = "upload.altered"
 LEFT = "left"
 """State of a device that has ended its membership."""
 ABSENT = "absent"
-"""State of a device that lost its place because it was not seen for long. It may come back."""
+"""State of a device that lost its place because it was away for too long. It may come back."""
 STOPPED = "stopped"
-"""State of a device that has said that it stops, until it asks for work again."""
+"""State of a device that has reported that it stops. It ends when the device asks for work."""
 LEFT_OUT = "left out"
-"""State of a device whose updates are not taken, because one is suspected to have spoilt the model.
-"""
+"""State of a device whose updates are not used, because one may have damaged the model."""
 ALREADY_SENT = "round.already-sent"
 """Code of the Problem for a second, different update for one round."""
 NO_SUCH_FILE = "round.no-such-file"
-"""Code of the Problem (404) for a file that this device is not offered now."""
+"""Code of the Problem (404) for a file that is not offered to this device now."""
 
 
 MOST_CHANNELS = 64
 Finite = Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
-"""A number that float32 holds."""
+"""A number that float32 can represent."""
 DIVERGED = frozenset({"training.diverged", "update.diverged", "update.not-finite"})
-"""Codes of a SubmodelFailure that say that the training diverged. If most devices report one in a
-round, the model is at fault."""
+"""Codes of a SubmodelFailure whose training diverged. If most devices of a round report such a
+code, the model is the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Invitation:
-    """What the holder of a join token is asked to take part in.
+    """The description of a federation for the holder of a join token.
 
-    `title`, `purpose` and `contact` are the operator's words, each one line. A round takes at most
+    `title`, `purpose` and `contact` are lines that the operator wrote. A round takes at most
     `round_s` seconds. A device receives and sends `first_bytes` in its first round and
-    `round_bytes` in each later one; both are 0 while they are not known. `signature` is the
-    coordinator's over `signed_work.invitation_text`, by the public key `key`.
+    `round_bytes` in each later round; both are 0 while they are not known. `signature` is the
+    coordinator's signature of `signed_work.invitation_text`; the public key `key` verifies it.
     """
 
     title: str = ""
@@ -120,7 +119,7 @@ class JoinRequest:
     whose timestamp is far from its own clock. `machine` has the fields of
     `bundle_profile.Machine`. `profile` has those of `device_profile.DeviceProfile`; a coordinator
     that plans submodels requires it. A second join with the same key returns the same device with a
-    new secret. Each signature is taken once, so a second join needs another `timestamp`.
+    new secret. Each signature is accepted once, so a second join needs another `timestamp`.
     """
 
     name: str
@@ -132,9 +131,9 @@ class JoinRequest:
 
 
 def join_text(token: str, public_key: str, timestamp: int) -> bytes:
-    """The text that the signature of a JoinRequest with the join token `token` covers."""
+    """The text that is signed in a JoinRequest with the join token `token`."""
     digest = hashlib.sha256(token.encode()).hexdigest()
-    # The first line keeps a signature of another purpose from being used for a join.
+    # Because of the first line, a signature of another message cannot be used for a join.
     return f"edgetailor-join-1\n{digest}\n{public_key}\n{timestamp}\n".encode()
 
 
@@ -143,8 +142,8 @@ class JoinReply:
     """The device's id, its secret for all later requests, and its submodel.
 
     `key` is the coordinator's public key: 32 raw bytes of Ed25519 in base64. The device keeps it
-    and trains only what this key has signed. `preprocessing`, `sample_shape` and `label_type` are
-    those of the manifests to come, so that an owner can choose data before the first round.
+    and trains only work that this key verifies. `preprocessing`, `sample_shape` and `label_type`
+    are those of the later manifests, so that an owner can choose data before the first round.
     """
 
     device: str
@@ -158,7 +157,7 @@ class JoinReply:
 
 @dataclass(frozen=True, kw_only=True)
 class FileOffer:
-    """A file of the bundle, to be fetched from /v1/files/{sha256}. `size` is in bytes."""
+    """A file of the bundle, available at /v1/files/{sha256}. `size` is in bytes."""
 
     name: str
     size: int
@@ -167,9 +166,9 @@ class FileOffer:
 
 @dataclass(frozen=True)
 class InputSummary:
-    """The 5%, 50% and 95% quantiles of each channel, the first axis of a sample, in two digits.
+    """The 5%, 50% and 95% quantiles of each channel, with two digits.
 
-    Samples with more than 64 channels are summarized as one.
+    Channels are the first axis of a sample. More than 64 channels are summarised as one.
     """
 
     channels: Annotated[tuple[tuple[Finite, Finite, Finite], ...], Meta(max_length=MOST_CHANNELS)]
@@ -177,14 +176,15 @@ class InputSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What to do now: `train` the offered files for `round`, `wait` and ask again, or stop.
+    """The next task of a device: `train` the offered files for `round`, `wait`, or stop.
 
-    The first round opens after `expected` devices have joined; `joined` of them have. Both are 0
-    afterwards. Work to train was `issued` at the coordinator's time, in seconds since 1970.
-    `signature` is the coordinator's over `signed_work.work_text`: raw Ed25519 in base64. A device
-    that waits asks again after `ask_again_s` seconds; 0 leaves the time to the device. `inputs` is
-    what the coordinator's own samples are like; a device that gets it sends the same of its own,
-    and warns its owner if they differ much. It is not signed, because nothing else depends on it.
+    The first round opens when `expected` devices have joined; `joined` is their number so far.
+    Later both are 0. `issued` is the coordinator's time when it signed the work, in seconds since
+    1970. `signature` is its signature of `signed_work.work_text`: raw Ed25519 in base64. A device
+    that waits asks again after `ask_again_s` seconds; with 0 the device chooses the time. `inputs`
+    summarises the coordinator's own samples. A device that gets it sends a summary of its own
+    samples, and warns its owner if they differ much. It is not signed, because nothing else depends
+    on it.
     """
 
     state: Literal["train", "wait", "finished"]
@@ -201,7 +201,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What the device is doing, for the fleet's status. `note` is the reason for a pause."""
+    """The device's present activity, for the fleet's status. `note` is the reason for a pause."""
 
     state: Literal["downloading", "training", "uploading", "waiting", "paused"]
     loss: float | None = None
@@ -210,7 +210,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """How many bytes of a device's tensors the coordinator has, or that it has them all."""
+    """How many bytes of a device's tensors the coordinator has, and whether these are all."""
 
     received: int
     complete: bool = False
@@ -225,9 +225,9 @@ class Receipt:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmodelFailure:
-    """Training `submodel` failed `failures` times in a row; `reason` is the last one.
+    """Training `submodel` failed `failures` times in a row. `reason` describes the last failure.
 
-    `code` is the code of that error, and `round` its round; older agents leave both out.
+    `code` is the error code of the last failure, and `round` its round; older agents omit both.
     """
 
     submodel: str
@@ -239,10 +239,10 @@ class SubmodelFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """The device stops working now, so no round waits for it until it asks for work again.
+    """The device stops now. Until it asks for work again, no round waits for it.
 
-    `code` and `reason` are those of the error that ends it, without folders; `round` is the round
-    that it worked on, or 0.
+    `code` and `reason` describe the error that ends the agent, without folder names. `round` is the
+    round that it worked on, or 0.
     """
 
     code: str
@@ -252,7 +252,7 @@ class Stopped:
 
 @dataclass(frozen=True, kw_only=True)
 class Fallback:
-    """The smaller `submodel` that the device gets from `round` on; None if there is none."""
+    """The device gets the smaller `submodel` from `round` on. It is None if there is none."""
 
     submodel: str | None
     round: int
@@ -263,7 +263,7 @@ class DeviceStatus:
     """A device as the coordinator sees it. Bytes count message bodies over all rounds so far.
 
     `round` is the round that the device works on now. `note` is the reason for a pause or a stop,
-    the round that closed before the device's update came, or what it reported about its submodel.
+    the round that closed before the device's update arrived, or a reported failure of its submodel.
     """
 
     device: str
@@ -283,7 +283,7 @@ class DeviceStatus:
 class RoundResult:
     """The quality of the global model on held-out data after `round` (0: before training).
 
-    `accuracy` is None for a regression. `left_out` says why an update could not be used, by device.
+    `accuracy` is None for a regression. `left_out` gives by device why an update was not used.
     """
 
     round: int
@@ -300,9 +300,9 @@ class RoundResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """The coordinator works on `submodel`, the `number`-th (from 1) of `total`.
+    """The coordinator now prepares `submodel`, which is number `number` (from 1) of `total`.
 
-    `task` is what it makes: bundles of the next round, or the workloads that it plans with.
+    `task` tells what it prepares: bundles of the next round, or the workloads for its plan.
     """
 
     task: Literal["bundles", "plan"]
@@ -319,12 +319,13 @@ class Preparation:
 class Status:
     """The whole fleet. `round` counts from 1; it is 0 while devices enrol.
 
-    `kinds_ready` of the `kinds` of devices have their bundle of the next or present round.
-    `preparing` is what the coordinator is making now, if anything. `warnings` are sentences for the
-    operator, for example that the model gets worse. `model_round` is the round whose model is the
-    global one: after a rollback it is not the last of `history`. `closed_connections` counts those
-    that the coordinator has closed since its start because there were too many. `key` is the public
-    key that the coordinator signs with; earlier versions do not tell it.
+    `kinds` is the number of kinds of devices. For `kinds_ready` of them the bundle of the next or
+    present round is ready. `preparing` lists the coordinator's present preparations. `warnings` are
+    sentences for the operator, for example that the model gets worse. `model_round` is the round
+    that produced the global model: after a rollback it is not the last of `history`.
+    `closed_connections` counts connections that the coordinator has closed since its start because
+    there were too many. `key` is the public key of the coordinator's signatures; earlier versions
+    do not send it.
     """
 
     version: int = 1

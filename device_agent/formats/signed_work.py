@@ -1,7 +1,7 @@
-"""Work that the coordinator signs, so that nobody on the way can swap what a device trains.
+"""Signatures of the coordinator, so that nobody in between can replace the work of a device.
 
-A device learns the coordinator's public key when it joins, and keeps it. The join token may end in
-a point and the key's fingerprint: then not even the join can be answered by somebody else.
+A device gets the coordinator's public key when it joins, and keeps it. The join token may end in a
+dot and the key's fingerprint. Then nobody else can answer the join either.
 """
 
 import base64
@@ -15,20 +15,20 @@ _WITH_FINGERPRINT = re.compile(r"(.+)\.([A-Za-z0-9_-]{22})")
 
 
 def work_text(work: Work) -> bytes:
-    """The text that the signature of `work` covers.
+    """The text of `work` that is signed.
 
     Examples:
         >>> work_text(Work(state="train", round=3, submodel="full", issued=1800000000))
         b'edgetailor-work-1\\n1800000000\\n3\\nfull\\n'
     """
-    # The first line keeps a signature of another purpose from being used for work.
+    # Because of the first line, a signature of another message cannot be used for work.
     lines = ["edgetailor-work-1", str(work.issued), str(work.round), work.submodel]
     lines += [f"{offer.sha256} {offer.size} {offer.name}" for offer in work.files]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def invitation_text(invitation: Invitation) -> bytes:
-    """The text that the signature of `invitation` covers.
+    """The text of `invitation` that is signed.
 
     Examples:
         >>> invitation_text(Invitation(title="Leaves", rounds=3, round_s=600))
@@ -48,7 +48,7 @@ def key_fingerprint(key: str) -> str:
 
 
 def split_token(given: str) -> tuple[str, str | None]:
-    """The join token that is sent, and the fingerprint behind it; None if there is none.
+    """Split a token into the part that is sent and the fingerprint after the dot, or None.
 
     Examples:
         >>> split_token("abc." + "f" * 22)[0], split_token("abc")
@@ -59,11 +59,11 @@ def split_token(given: str) -> tuple[str, str | None]:
 
 
 def check_key(key: str, fingerprint: str | None, url: str) -> None:
-    """Raise TrustError unless the key in the answer to a join is the one that the token names."""
+    """Raise TrustError unless `key`, from the answer to a join, has the token's `fingerprint`."""
     if fingerprint is not None and (not key or key_fingerprint(key) != fingerprint):
         raise TrustError(
-            "{url} is not the coordinator that this join token comes from: its key is another "
-            "one. Ask the operator for a new token. If the operator has not changed the key, "
+            "{url} is not the coordinator that wrote this join token: its key differs from the "
+            "token's. Ask the operator for a new token. If the operator has not changed the key, "
             "somebody between this device and the coordinator answers in its place.",
             code="trust.other-key",
             url=url,
@@ -75,8 +75,8 @@ def check_invitation(invitation: Invitation, fingerprint: str | None, url: str) 
     check_key(invitation.key, fingerprint, url)
     if not _is_signed(invitation.key, invitation.signature, invitation_text(invitation)):
         raise TrustError(
-            "{url} describes its federation in words that its coordinator has not signed: somebody "
-            "on the way has altered them. Use https.",
+            "The description of the federation at {url} is not signed by its coordinator: somebody "
+            "in between has altered it. Use https.",
             code="trust.forged-invitation",
             url=url,
         )
@@ -86,8 +86,8 @@ def check_signature(work: Work, key: str) -> None:
     """Raise TrustError unless the coordinator with the public `key` (base64) has signed `work`."""
     if not _is_signed(key, work.signature, work_text(work)):
         raise TrustError(
-            "The work that came is not signed by the coordinator that this device has joined: "
-            "somebody on the way has altered it. Nothing was trained. Use https, or join again if "
+            "The received work is not signed by the coordinator that this device has joined: "
+            "somebody in between has altered it. Nothing was trained. Use https, or join again if "
             "the operator has a new key.",
             code="trust.forged-work",
             round=work.round,
@@ -95,7 +95,7 @@ def check_signature(work: Work, key: str) -> None:
 
 
 def _is_signed(key: str, signature: str, text: bytes) -> bool:
-    # Imported here: `status` and `doctor` need the rest of this module only.
+    # Imported here: `status` and `doctor` do not need this function.
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 

@@ -20,7 +20,7 @@ ALIGNMENT = 8
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """A tensor in the header of a file. `data_offsets` are the bytes [start, stop) after it."""
+    """A tensor in the header of a file. `data_offsets` counts bytes after it: [start, stop)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -30,8 +30,8 @@ class Tensor(msgspec.Struct, frozen=True):
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
     """Read the tensors `names`, or all tensors, from a file; each gets its own memory.
 
-    The reader of the safetensors library ends the process when memory runs out. This one raises
-    MemoryError.
+    When memory runs out, the reader of the safetensors library ends the process. This function
+    raises MemoryError instead.
 
     Raises:
         SafetensorError: The file is not a safetensors file of float32 and int64 tensors, or it
@@ -52,7 +52,7 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np
 
 
 def tensors_in(data: bytearray) -> dict[str, np.ndarray]:
-    """The tensors of `data`, the content of a safetensors file. They share its memory.
+    """Read the tensors in `data`, the content of a safetensors file. They share its memory.
 
     Raises:
         SafetensorError: A tensor is not float32 or int64, or is not inside the file.
@@ -74,7 +74,7 @@ def _view(data: bytearray, begin: int, entry: Tensor, name: str) -> np.ndarray:
 
 
 def _header(data: bytes) -> dict[str, msgspec.Raw]:
-    """The header of a file without its metadata: each tensor's entry."""
+    """Decode the header of a file: the entry of each tensor, without the metadata."""
     header = decode_json(data, dict[str, msgspec.Raw])
     header.pop("__metadata__", None)
     return header
@@ -101,7 +101,7 @@ def write_tensors(
 ) -> None:
     """Replace `path` atomically with a safetensors file of float32 and int64 `tensors`."""
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-    # The format wants tensors aligned to their item size, so the widest come first.
+    # The format requires tensors aligned to their item size, so the widest types come first.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0

@@ -35,14 +35,14 @@ RECORD = "update.json"
 TENSORS = "update.safetensors"
 DIVERGED = "The loss is not finite: training diverged. Lower the learning rate."
 MOST_SAMPLES = 10**12
-"""More than any device has. The bound keeps sums weighted by samples within float32."""
+"""No device has more samples. The bound keeps sums that are weighted by samples within float32."""
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
     """Mean `loss` over the labels of `samples` samples, and how many predictions are `correct`.
 
-    `counted` is the number of labels that count: of samples, or of positions with a class; agents
-    before 0.2 do not give it. `correct` is None for a regression.
+    `counted` is the number of labels that count: samples, or positions that are not ignored. Agents
+    before 0.2 do not send it. `correct` is None for a regression.
     """
 
     samples: Count
@@ -64,12 +64,12 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 class UpdateRecord(Struct, frozen=True, kw_only=True):
     """The content of `update.json`.
 
-    `read_update` returns one with the tensors. Look at it to log, weigh or refuse an update.
+    `read_update` returns it together with the tensors. Use it to log, weigh or refuse an update.
 
     Attributes:
         version: Format version.
         bundle: SHA-256 of the bundle's manifest.
-        base: Fingerprint of the global model that the bundle was cut from.
+        base: Fingerprint of the global model from which the bundle was cut.
         submodel: The submodel spec.
         samples: Number of samples that the device trained on.
         steps: Number of training steps.
@@ -77,12 +77,12 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
         loss_last: Mean loss over the last local epoch.
         tensors: The uploaded tensors.
         file: Size and SHA-256 of `update.safetensors`.
-        profile: Time and memory of the training; only devices of a federation give it.
+        profile: Time and memory of the training; only devices of a federation send it.
         validation: The evaluation on held-out samples after each epoch.
         classes: The classes that the device trained on, ascending; None unless the bundle has a
             masked loss.
-        inputs: A coarse summary of the inputs, if the coordinator gave one of its own. Otherwise
-            the field is absent: coordinators before 0.2 refuse it.
+        inputs: A coarse summary of the inputs, if the coordinator sent a summary of its samples.
+            Otherwise the field is absent, because coordinators before 0.2 refuse it.
     """
 
     version: int = UPDATE_VERSION
@@ -101,15 +101,15 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     inputs: InputSummary | UnsetType = UNSET
 
     def losses(self, digits: int) -> str:
-        """The losses of the first and the last epoch with `digits` decimals; one loss if equal."""
+        """The losses of the first and last epoch with `digits` decimals. If equal, only one."""
         first, last = f"{self.loss_first:.{digits}f}", f"{self.loss_last:.{digits}f}"
         return first if self.loss_first == self.loss_last else f"{first} to {last}"
 
 
 def decode_record(data: bytes, origin: str) -> UpdateRecord:
-    """The record in the bytes of an `update.json`; `origin` names it in errors.
+    """Decode the content of an `update.json`. Errors name it by `origin`.
 
-    Raises UpdateError if it is malformed or of another version.
+    Raises UpdateError if it is malformed or has another version.
     """
     try:
         record = decode_strictly(data, UpdateRecord)
@@ -135,7 +135,7 @@ def decode_record(data: bytes, origin: str) -> UpdateRecord:
 def check_record(record: UpdateRecord, origin: str) -> None:
     """Raise UpdateError unless `record` has a usable number of samples and finite losses."""
     if not 1 <= record.samples <= MOST_SAMPLES:
-        # Over JSON the number may have any length; errors carry what other programs can read.
+        # A number in JSON may have any length. The error's value must be readable by all programs.
         samples = min(max(record.samples, -1), MOST_SAMPLES + 1)
         raise UpdateError(
             "{origin}: an update must be trained on 1 to {most:,} samples, not on {given}. Train "
@@ -156,8 +156,8 @@ def check_record(record: UpdateRecord, origin: str) -> None:
     for evaluation in record.validation:
         if evaluation.counted is not None and (evaluation.correct or 0) > evaluation.counted:
             raise UpdateError(
-                "{origin}: {correct:,} of {counted:,} predictions cannot be correct. Train the "
-                "bundle again.",
+                "{origin} claims {correct:,} correct predictions out of {counted:,}, which is "
+                "impossible. Train the bundle again.",
                 code="update.unusable-validation",
                 origin=origin,
                 correct=evaluation.correct,
@@ -166,7 +166,7 @@ def check_record(record: UpdateRecord, origin: str) -> None:
 
 
 def _shown(number: int) -> str:
-    """An integer of any length for people."""
+    """Format an integer of any length for people."""
     return f"{number:,}" if abs(number) <= 1000 * MOST_SAMPLES else f"more than {MOST_SAMPLES:,}"
 
 
@@ -214,7 +214,7 @@ def check_tensors(
 
 
 def check_trained(record: UpdateRecord, tensors: Mapping[str, np.ndarray]) -> None:
-    """Raise UpdateError for a record and tensors that no server would take."""
+    """Raise UpdateError if no server would accept this record and these tensors."""
     check_tensors(tensors, record.tensors, "This update")
     check_record(record, "This update")
 
@@ -223,8 +223,8 @@ def check_matches_bundle(record: UpdateRecord, manifest: Manifest, origin: str) 
     """Raise UpdateError unless `record` describes a training of the bundle of `manifest`."""
     if (record.base, record.submodel) != (manifest.base, manifest.submodel):
         raise UpdateError(
-            "{origin} trained {submodel!r} of the model {base}; its bundle is "
-            "{expected_submodel!r} of {expected_base}. Train the bundle again.",
+            "{origin} is an update of {submodel!r} from the model {base}; its bundle is "
+            "{expected_submodel!r} from the model {expected_base}. Train the bundle again.",
             code="update.other-bundle",
             submodel=record.submodel,
             expected_submodel=manifest.submodel,
@@ -234,14 +234,15 @@ def check_matches_bundle(record: UpdateRecord, manifest: Manifest, origin: str) 
         )
     if record.tensors != uploaded(manifest.tensors):
         raise UpdateError(
-            "{origin}: the update lists other tensors than its bundle. Train the bundle again.",
+            "{origin}: the tensors of the update differ from those of its bundle. Train the bundle "
+            "again.",
             code="update.other-tensors",
             origin=origin,
         )
     if record.profile is not None and record.profile.submodel != manifest.submodel:
         raise UpdateError(
-            "{origin}: the profile is of {submodel!r}, the update of {expected_submodel!r}. Train "
-            "the bundle again.",
+            "{origin}: the profile is for {submodel!r}, but the update is for "
+            "{expected_submodel!r}. Train the bundle again.",
             code="update.other-profile",
             submodel=record.profile.submodel,
             expected_submodel=manifest.submodel,
@@ -270,7 +271,7 @@ def write_update(
     """Write the two files of an update to the new folder `out`, atomically.
 
     Args:
-        out: The folder to make.
+        out: The folder to create.
         record: The record; its `file` is filled in.
         tensors: The tensors that `record.tensors` describes.
         force: Replace an update that exists at `out`.
@@ -331,7 +332,7 @@ def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]
             path=str(folder),
         ) from None
     record = decode_record(encoded, str(folder / RECORD))
-    # A hash that differs usually means an incomplete copy, so the advice is to copy again.
+    # If the hash differs, the copy is usually incomplete. So the advice is to copy again.
     if fingerprint(data) != record.file:
         raise UpdateError(
             "{path} is not the file that {record} describes (size or SHA-256 differ): copy the "

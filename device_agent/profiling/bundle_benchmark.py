@@ -1,4 +1,4 @@
-"""Training with several bundles on one machine, as one table: `edgetailor-agent bench`."""
+"""Measures training with several bundles on one machine: `edgetailor-agent bench`."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ class BenchRow:
 
     @property
     def step(self) -> Duration | None:
-        """Time of all training work for one batch; of a slice without recording activations."""
+        """Time of all training work for one batch. It does not include recording activations."""
         steps = self.profile.of_role("train") if self.profile else []
         return steps[0].steady if steps else None
 
@@ -43,16 +43,16 @@ class BenchRow:
 
 
 def bundles_in(places: Iterable[Path]) -> Iterator[Path]:
-    """The bundles among `places` and directly in them, by name.
+    """The bundles among `places` and directly inside them, sorted by name.
 
     Raises:
-        InputError: A place is no bundle and has none.
+        InputError: A folder is not a bundle and has no bundles in it.
     """
     for folder in places:
         inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
         if not (folder / MANIFEST).exists() and not inside:
             raise InputError(
-                "{folder} is no bundle and has no bundles in it. Give a folder that `edgetailor "
+                "{folder} is not a bundle and has no bundles in it. Give a folder that `edgetailor "
                 "export` wrote, or a folder of such folders.",
                 code="bundle.none-found",
                 folder=str(folder),
@@ -65,14 +65,14 @@ def measure_each(places: Iterable[Path], threads: int, runs: int) -> list[BenchR
 
     Args:
         places: Bundles, or folders of bundles.
-        threads: Threads of the runtime; 0 for as many as the machine has cores.
+        threads: Threads of the runtime; 0 means one for each core.
         runs: Measured runs of each phase.
 
     Returns:
-        A row for each bundle. What cannot be measured has an error.
+        A row for each bundle. If a bundle cannot be measured, its row has the error.
 
     Raises:
-        InputError: A place has no bundle.
+        InputError: A folder has no bundle.
     """
     return [measure_bundle(bundle, threads, runs) for bundle in list(bundles_in(places))]
 
@@ -89,7 +89,7 @@ def measure_bundle(bundle: Path, threads: int, runs: int) -> BenchRow:
 def bench_profile(
     name: str | None, calibration: Calibration, available: int | None, rows: Sequence[BenchRow]
 ) -> DeviceProfile:
-    """The document that `bench --out` writes.
+    """Create the document that `bench --out` writes.
 
     Args:
         name: Name of the device. None means its model or processor.
@@ -112,7 +112,7 @@ def bench_profile(
 
 
 def bench_table(rows: Sequence[BenchRow]) -> list[str]:
-    """`rows` as lines of text."""
+    """Format `rows` as a table with a legend, in lines of text."""
 
     def cells(row: BenchRow) -> tuple[str, ...]:
         step, profile = row.step, row.profile
@@ -135,7 +135,7 @@ def bench_table(rows: Sequence[BenchRow]) -> list[str]:
 
 
 def legend(profiles: Sequence[Profile]) -> list[str]:
-    """What the columns of the table mean, and where and how their figures were measured."""
+    """Explain the columns of the table, and where and how their figures were measured."""
     if not profiles:
         return []
     about, method = profiles[0].machine, profiles[0].method

@@ -19,7 +19,7 @@ from device_agent.profiling.calibration_cases import GRAPHS  # noqa: E402
 from device_agent.profiling.operation_timing import random_inputs  # noqa: E402
 
 COPIES = 24
-"""Number of sessions to open. The growth of a single one would be lost in the allocator's steps."""
+"""Number of sessions to open. A single session grows by less than a step of the allocator."""
 WARMING: dict[str, dict[str, tuple[int, ...]]] = {
     "pointwise": dict.fromkeys("xwuv", (64,)),
     "images": {"x": (2, 4, 8, 8), "w": (2, 4, 8, 8), "p": (1, 4, 1, 1)},
@@ -27,7 +27,7 @@ WARMING: dict[str, dict[str, tuple[int, ...]]] = {
     "transposed": {"x": (1, 4, 8, 8), "w": (4, 4, 3, 3)},
     "product": {"x": (1, 8, 8), "w": (1, 8, 8)},
 }
-"""One graph of each kind with its inputs. Their first runs load the code of the kernels."""
+"""One graph of each kind with the shapes of its inputs. The first runs load the kernels' code."""
 EXTRA_NODES = {"pointwise": 18, "images": 22}
 """Number of nodes of these graphs in addition to those of `product`."""
 
@@ -45,7 +45,7 @@ def session_growth(graph: str, sessions: list[OnnxSession]) -> int:
 
 
 def measure_overhead() -> MemoryOverhead | None:
-    """Measure in this process, which must have done nothing else before."""
+    """Measure the overhead in this process, which must not have opened a session before."""
     before = process_memory.resident_bytes()
     if IDLE is None or before is None:
         return None

@@ -1,11 +1,10 @@
-"""Child process of the calibration: how fast single operations are.
+"""Child process of the calibration: measures how fast single operations are.
 
     python -m device_agent.profiling.calibrate_speed_process THREADS SECONDS
 
-Prints a line of JSON for each message about the progress, and at last a Calibration without memory.
-The runtime's own profiler times every operation inside a small graph, as it would run inside a
-training step. The fastest of several runs count: they show the speed of the device when no other
-program uses it.
+Prints a line of JSON for each message about the progress. The last line is a Calibration without
+memory. The runtime's own profiler times every operation inside a small graph, as in a training
+step. The fastest of several runs counts, because it is least disturbed by other programs.
 """
 
 import math
@@ -32,7 +31,7 @@ Say = Callable[[str], None]
 SHORT_RUNS = (5, 300)
 """Fewest and most runs of each graph that measures an overhead."""
 OVERHEAD_SHARE = 0.15
-"""Share of the time that the overheads may take."""
+"""Share of the time in which the overheads are measured."""
 NODES = 64
 """Nodes of the graphs `row` and `side`."""
 STEPS = (16, 272)
@@ -50,9 +49,9 @@ OVERHEAD_GRAPHS: tuple[tuple[str, Mapping[str, Shape]], ...] = (
 def shortest_run_s(
     name: str, shapes: Mapping[str, Shape], threads: int, budget: Budget, share: float
 ) -> float:
-    """Shortest duration in seconds of a whole run, with a session as the agent opens it.
+    """The shortest duration of a whole run in seconds, in a session like that of the agent.
 
-    Runs take `share` of what is left of `budget`.
+    The runs take `share` of the remaining `budget`.
     """
     session = OnnxSession(GRAPHS / f"{name}.onnx", threads)
     feeds = random_inputs(shapes)
@@ -95,7 +94,7 @@ def calibrate_speed(threads: int, budget: Budget, say: Say) -> Calibration:
     say("Measuring the overhead of a run, a few seconds")
     overheads = measure_overheads(threads, budget)
     say(f"Timing operations, at most {max(0.0, budget.left_s):.0f} s")
-    # Half of what is free: another program may need some of it meanwhile.
+    # Use half of the free memory: other programs may need some of it.
     free = process_memory.available_bytes()
     room = math.inf if free is None else free / 2
     timed = time_cases(all_cases(block_size() is not None), threads, budget, say, room)

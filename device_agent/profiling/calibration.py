@@ -1,7 +1,7 @@
 """Calibrates a device: measures how fast single operations are, in about a minute.
 
-No part of a model runs. Everything is measured in child processes: their memory is free again when
-they end, and this process holds none while they measure.
+No part of a model runs. Child processes take all measurements: their memory is free again when
+they end, and this process needs little memory while they measure.
 """
 
 import datetime
@@ -34,7 +34,7 @@ def measured_device(name: str, folder: Path, threads: int = 0) -> DeviceProfile:
 
 
 def available_to_an_agent() -> int | None:
-    """Bytes that the system can give to an agent that runs after this process has ended."""
+    """The memory in bytes that is available to an agent after this process has ended."""
     free, own = process_memory.available_bytes(), process_memory.pages()
     return None if free is None or own is None else free + own.anonymous_bytes
 
@@ -44,9 +44,9 @@ def calibrate(threads: int = 0, length_s: float = LENGTH_S) -> Calibration:
 
     Args:
         threads: Threads of the runtime; 0 for one per core.
-        length_s: Time in seconds for measuring speed. On a device that is too slow for all cases in
-            this time, fewer are timed. Starting processes and measuring memory come on top: a few
-            seconds, and up to a minute on a slow board.
+        length_s: Time in seconds for measuring speed. If the device is too slow for all cases in
+            this time, fewer are timed. Starting processes and measuring memory takes a few seconds
+            more, and up to a minute on a slow board.
 
     Returns:
         The calibration.
@@ -83,7 +83,7 @@ def measure_speed(threads: int, length_s: float) -> Calibration:
             reason = failure(code, errors.read()).rstrip(".")
             raise InputError(
                 "This device could not be calibrated: {reason}. If memory ran out, stop other "
-                "programs and try again; otherwise see what `edgetailor-agent doctor` says.",
+                "programs and try again. Otherwise run `edgetailor-agent doctor`.",
                 code="calibration.failed",
                 reason=reason,
             )
@@ -111,7 +111,7 @@ def device_profile(
         name: Name of the device.
         calibration: The device's calibration.
         folder: A folder on the disk that stores bundles. Its free space is recorded.
-        available: Memory available to an agent in bytes, measured before the calibration.
+        available: Memory that is available to an agent, in bytes, measured before the calibration.
 
     Returns:
         The profile. Figures that the system does not report are None.

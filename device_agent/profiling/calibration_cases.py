@@ -29,14 +29,14 @@ CONVOLUTIONS = (
     *((512, 512, 1, 4), (1, 16, 5, 28), (16, 32, 5, 14), (32, 64, 5, 14), (8, 16, 5, 8)),
 )
 LINE_CONVOLUTIONS = (
-    # input channels, output channels, kernel, image: kernels of one row or one column are the
-    # factors of a convolution
+    # input channels, output channels, kernel, image. The factors of a convolution have kernels of
+    # one row or one column.
     *((16, 64, 3, 32), (64, 16, 3, 32), (32, 128, 3, 16), (128, 32, 3, 16)),
     *((64, 256, 3, 8), (256, 64, 3, 8), (128, 512, 3, 4), (512, 128, 3, 4)),
 )
 WEIGHT_GRADIENTS = (
-    # output channels, images, width and height of the gradient, dilation, which is the number of
-    # input channels of the layer
+    # output channels, images, size of the gradient, dilation. The size is width and height. The
+    # dilation is the number of the layer's input channels.
     *((16, 32, 32, 8), (16, 32, 16, 32), (64, 32, 8, 32), (64, 32, 8, 128), (128, 32, 4, 128)),
     *((16, 16, 32, 32), (64, 16, 16, 32), (512, 32, 4, 32), (32, 16, 16, 128), (8, 32, 8, 8)),
     *((64, 4, 32, 32), (256, 32, 4, 128), (64, 32, 16, 8), (32, 32, 4, 32)),
@@ -54,7 +54,7 @@ PRODUCTS = (
     (1, 32, 1024, 2048),
 )
 POINTWISE = (1, 64, 1024, 2**14, 2**16, 2**18, 2**19, 2**21)
-"""Number of elements of a tensor."""
+"""Numbers of elements of the tensors."""
 IMAGES = (
     # batch, channels, height, width
     *((1, 1, 2, 2), (2, 8, 4, 4), (8, 16, 8, 8), (32, 64, 4, 4), (32, 64, 8, 8), (32, 16, 16, 16)),
@@ -63,7 +63,7 @@ IMAGES = (
 
 
 CHANNELS = 64
-"""Of the blocked convolutions with one filter for each channel."""
+"""Channels of the blocked convolutions that have one filter for each channel."""
 
 
 def images_for(macs: float) -> int:
@@ -72,7 +72,7 @@ def images_for(macs: float) -> int:
 
 
 def convolutions() -> Iterator[Case]:
-    """Forward passes of convolutions, and the gradients of their inputs."""
+    """Yield forward passes of convolutions, and gradients of their inputs."""
     for inputs, outputs, kernel, size in CONVOLUTIONS:
         images = images_for(inputs * outputs * kernel**2 * size**2)
         wide = size + kernel - 1
@@ -101,7 +101,7 @@ def convolutions() -> Iterator[Case]:
 
 
 def blocked_convolutions() -> Iterator[Case]:
-    """Convolutions in the runtime's blocked layout, which have whole blocks of channels."""
+    """Yield convolutions in the runtime's blocked layout. Their channels fill whole blocks."""
     for inputs, outputs, kernel, size in CONVOLUTIONS:
         if inputs % LARGEST_BLOCK == outputs % LARGEST_BLOCK == 0:
             images = images_for(inputs * outputs * kernel**2 * size**2)
@@ -120,7 +120,7 @@ def blocked_convolutions() -> Iterator[Case]:
 
 
 def weight_gradients() -> Iterator[Case]:
-    """Gradients of convolution weights, which are convolutions with the output gradient as kernel.
+    """Yield gradients of convolution weights: convolutions whose kernel is the output's gradient.
 
     The graphs contain the form in which the exporters write this operator.
     """
@@ -131,7 +131,7 @@ def weight_gradients() -> Iterator[Case]:
 
 
 def products() -> Iterator[Case]:
-    """Matrix products. Single ones are also run with either side transposed."""
+    """Yield matrix products. Products of two single matrices also run with one side transposed."""
     for matrices, rows, columns, length in PRODUCTS:
         shapes = {"x": (matrices, rows, length), "w": (matrices, length, columns)}
         yield "product", shapes
@@ -141,7 +141,7 @@ def products() -> Iterator[Case]:
 
 
 def passes() -> Iterator[Case]:
-    """Operations whose time depends on memory bandwidth instead of arithmetic."""
+    """Yield operations whose time depends on memory bandwidth instead of arithmetic."""
     for numbers in POINTWISE:
         yield "pointwise", dict.fromkeys("xwuv", (numbers,))
     for shape in IMAGES:
@@ -149,7 +149,7 @@ def passes() -> Iterator[Case]:
 
 
 def all_cases(blocked: bool = False) -> Iterator[Case]:
-    """All cases, in the order in which they run; `blocked` ones only on devices that have them."""
+    """Yield all cases in a fixed order. With `blocked`, cases of blocked convolutions are included."""
     yield from passes()
     yield from convolutions()
     if blocked:

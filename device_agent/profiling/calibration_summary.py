@@ -23,7 +23,7 @@ def summary(device: DeviceProfile, out: Path | None) -> list[str]:
 
     Args:
         device: The device with its calibration.
-        out: The file that the profile was written to, if any.
+        out: The file to which the profile was written; None if there is no file.
 
     Returns:
         Lines of text, with the next command at the end if there is a file.

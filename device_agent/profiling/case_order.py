@@ -1,4 +1,4 @@
-"""The order of a calibration's cases, so that a slow device can stop early."""
+"""Orders the cases of a calibration so that a slow device can stop early."""
 
 import math
 from collections import deque
@@ -10,12 +10,12 @@ from device_agent.profiling.calibration_cases import Case, Shape
 
 T = TypeVar("T")
 FIRST_CASES = 3
-"""Cases of each graph that are timed on the slowest device, too."""
+"""Number of cases of each graph that are timed even on the slowest device."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Cases of one graph that run in one session. The `needed` ones are never left out."""
+    """Cases of one graph that run in one session. If `needed`, they are never left out."""
 
     graph: str
     cases: list[Mapping[str, Shape]]
@@ -23,10 +23,10 @@ class Chunk:
 
 
 def spread(cases: Iterable[Case]) -> list[Chunk]:
-    """Order the cases so that any first part of them covers all graphs and sizes well.
+    """Order the cases so that the first cases already cover all graphs and sizes well.
 
-    The first chunk of each graph has its smallest, its largest and a middle case. Later chunks
-    have twice as many cases as the ones before, between those.
+    The first chunk of each graph has its smallest, its largest and a middle case. Each later chunk
+    has twice as many cases as the previous chunk, with sizes in between.
     """
     graphs: dict[str, list[Mapping[str, Shape]]] = {}
     for name, shapes in cases:
@@ -41,12 +41,12 @@ def spread(cases: Iterable[Case]) -> list[Chunk]:
 
 
 def _numbers(shapes: Mapping[str, Shape]) -> int:
-    """A measure of the work: the product of the sizes of all inputs."""
+    """Estimate the work of a case: the product of the sizes of all inputs."""
     return math.prod(math.prod(shape) for shape in shapes.values())
 
 
 def _bisected(items: list[T]) -> list[T]:
-    """The first and the last of `items`, the one in the middle, those of the halves, and so on."""
+    """Order `items`: first, last and middle item, then the middle items of both halves, etc."""
     order, spans = [0, len(items) - 1], deque([(0, len(items) - 1)])
     while spans:
         first, last = spans.popleft()

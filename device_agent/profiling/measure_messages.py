@@ -1,4 +1,4 @@
-"""Messages between the profiler and its child processes, and the list of what they measure."""
+"""Messages between the profiler and its child processes, and the list of their tasks."""
 
 import msgspec
 
@@ -8,10 +8,10 @@ from profiles.documents.bundle_profile import Memory, Role
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What one child process measures: all runs of `signatures` for one batch.
+    """The task of one child process: measure all runs of `signatures` for one batch.
 
     Attributes:
-        role: Part of these signatures in a round.
+        role: The role of these signatures in a round.
         signatures: Names of the signatures, which run together.
     """
 
@@ -59,7 +59,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tasks(bundle: Bundle) -> list[Task]:
-    """List what to measure: everything that a round runs for a batch, in its order.
+    """List the tasks: everything that a round runs for a batch, in the order of the round.
 
     Args:
         bundle: The bundle to profile.

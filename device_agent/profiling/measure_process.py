@@ -23,7 +23,7 @@ from profiles.errors import EdgeTailorError
 def prepare_run(bundle: Bundle, task: Task, scratch: Path, threads: int) -> ScheduleRun:
     """Create a run with one batch of random data for `task`, see `random_run`.
 
-    No other signature has to run in the process before the measured one.
+    So the process runs no other signature before the measured one.
     """
     source = source_of(task, bundle)
     return random_run(bundle, [] if source == SAMPLES else [source], scratch, threads)
@@ -50,8 +50,8 @@ def make_training(task: Task, run: ScheduleRun) -> Action:
         chosen = next(step for step in instruction.steps if step.signature in task.signatures)
         single = msgspec.structs.replace(chosen, times=1)
         instruction = msgspec.structs.replace(instruction, steps=(single,))
-    # A rate of zero keeps the weights. After many steps on one batch, gradients would shrink to
-    # denormal numbers, which slow a processor down.
+    # A learning rate of zero keeps the weights. Otherwise, after many steps on one batch, gradients
+    # would shrink to denormal numbers, which slow a processor down.
     still = [
         msgspec.structs.replace(s, inputs=dict.fromkeys(s.inputs, 0.0)) for s in instruction.steps
     ]
@@ -72,7 +72,7 @@ def source_of(task: Task, bundle: Bundle) -> str:
 
 
 def measure(request: Request) -> Measurement | Sustained:
-    """Measure in this process, which must have done nothing else before.
+    """Measure the task in this process, which must not have done other work before.
 
     Args:
         request: What to measure.

@@ -22,18 +22,18 @@ from profiles.documents.calibration_record import SHORTEST_S, Timing
 RUNS = (3, 200)
 """Fewest and most runs of a case. The first run of each case warms up the caches."""
 ARRAYS = 4
-"""Memory of a case in multiples of its inputs: measured 3.0 and 3.5 for the largest cases."""
+"""Memory of a case as a multiple of its inputs. The largest cases took 3.0 and 3.5 times."""
 RUNNING = 0.8
-"""Share of the time for runs. The rest is for opening graphs and for runs that take longer."""
+"""Share of the time for runs. The rest is for opening graphs and for unusually long runs."""
 PROGRESS_S = 10.0
 """Time between two messages about the progress."""
 EVICTION_ELEMENTS = 2**21
-"""Elements that are written between two runs: 8 MB, more than the private caches of a core hold."""
+"""Elements that are written between two runs: 8 MB, more than the private caches of a core."""
 SUFFIX = "_kernel_time"
 
 
 def random_inputs(shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
-    """Random inputs of these shapes, with values around 1 so that nothing overflows."""
+    """Draw random inputs of these shapes, with values around 1 so that nothing overflows."""
     generator = np.random.default_rng(0)
     return {
         name: generator.uniform(0.5, 1.5, shape).astype(np.float32)
@@ -48,7 +48,7 @@ class TimedGraph:
         """Open the calibration graph `name`. The profiler writes its events to `folder`."""
         self._evicting = np.zeros(EVICTION_ELEMENTS, np.float32)
         options = session_options(threads)
-        # An optimised graph has other nodes, whose names no longer tell the operation.
+        # Optimisation would replace nodes, and the new names would not tell the operation.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / name)
@@ -57,7 +57,7 @@ class TimedGraph:
         )
 
     def run(self, shapes: Mapping[str, Shape], budget: Budget, share: float) -> None:
-        """Run repeatedly, within the limits of `RUNS`, for a `share` of the time that is left."""
+        """Run repeatedly, within the limits of `RUNS`, for a `share` of the remaining time."""
         feeds = random_inputs(shapes)
         for _ in budget.runs(RUNS, share):
             # In a training step other layers run between two runs of a layer and evict its data
@@ -100,7 +100,7 @@ def event_shapes(event: Mapping[str, Any], end: str) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Timed:
-    """Timings, which include the time that the profiler adds, and the share of cases timed."""
+    """Timings, including the time that the profiler adds, and the share of cases that were timed."""
 
     timings: list[Timing]
     share: float
@@ -116,12 +116,12 @@ def time_cases(
     """Time the operations of some cases.
 
     When the time is over, the remaining cases are left out, except the first few of each graph.
-    Cases that need too much memory are left out, too.
+    Cases that need too much memory are also left out.
 
     Args:
         cases: The graphs and input shapes to run.
         threads: Threads of the runtime; 0 for one per core.
-        budget: The time to keep to.
+        budget: The time that the cases may take.
         say: Takes messages about the progress.
         room: Bytes of memory that a case may take.
     """
@@ -150,7 +150,7 @@ def time_cases(
 
 
 def needed_bytes(shapes: Mapping[str, Shape]) -> int:
-    """Memory that a case takes, in bytes: its inputs, and several results of their size."""
+    """The memory that a case takes, in bytes: its inputs, and several results of their size."""
     return ARRAYS * 4 * sum(math.prod(shape) for shape in shapes.values())
 
 
@@ -159,8 +159,8 @@ def subtract_profiler(timings: Sequence[Timing], node_s: float) -> tuple[Timing,
 
     Args:
         timings: Timings of operations under the profiler.
-        node_s: Time in seconds of the smallest operation without the profiler. Its difference to
-            the smallest timing is what the profiler adds.
+        node_s: Time in seconds of the smallest operation without the profiler. The profiler adds
+            the difference between the smallest timing and this time.
 
     Returns:
         The timings without the profiler. None is shorter than `SHORTEST_S`.

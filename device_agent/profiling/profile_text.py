@@ -35,7 +35,7 @@ LEGEND = (
 
 
 def label(phase: Phase) -> str:
-    """The label of a phase, with its signature if a profile may have several such phases."""
+    """The label of a phase. It includes the signature if a profile may have several such phases."""
     named = phase.role in ("stage", "step")
     return f"{LABELS[phase.role]} {phase.name}" if named else LABELS[phase.role]
 
@@ -100,7 +100,7 @@ def row(phase: Phase) -> tuple[str, ...]:
 
 
 def memory(profile: Profile) -> list[str]:
-    """The peak memory of the process, with its parts."""
+    """Format the peak memory of the process, and its parts."""
     phase = profile.decisive
     if phase is None or phase.memory is None:
         return [f"process peak  {NOT_MEASURABLE}"]
@@ -119,7 +119,7 @@ def memory(profile: Profile) -> list[str]:
 
 
 def conditions(before: Conditions, after: Conditions) -> str:
-    """Temperature, clock and power before and after, and which of them cannot be measured."""
+    """Format temperature, clock and power before and after, and name what cannot be measured."""
     texts = {
         "temperature": change(before.temperature_c, after.temperature_c, "{:.1f} C"),
         "governor": before.governor,
@@ -128,7 +128,7 @@ def conditions(before: Conditions, after: Conditions) -> str:
         "power": {None: None, True: "charging", False: "on battery"}[after.charging],
     }
     known = [text for text in texts.values() if text]
-    # Desktops have no battery and need no governor, so their absence is not worth a word.
+    # Desktops have no battery and need no governor, so missing ones are not mentioned.
     unknown = [name for name in ("temperature", "clock") if texts[name] is None]
     unknown += ["throttling"] if before.throttled is None else []
     if unknown:
@@ -148,7 +148,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def change(before: float | None, after: float | None, form: str) -> str | None:
-    """A value before and after, or a single value if it did not change; None if unknown."""
+    """Format a value before and after, or one value if it did not change; None if unknown."""
     if before is None or after is None:
         return None
     first, last = form.format(before), form.format(after)
@@ -156,7 +156,7 @@ def change(before: float | None, after: float | None, form: str) -> str | None:
 
 
 def sustained(run: Sustained) -> list[str]:
-    """How the time of a step changed during a sustained run."""
+    """Describe how the time of a step changed during a sustained run."""
     return [
         f"sustained     {run.duration_s:.0f} s: step {format_seconds(run.first.median_s)} in "
         f"the first {run.window_s:.0f} s,",
@@ -165,7 +165,7 @@ def sustained(run: Sustained) -> list[str]:
 
 
 def verdict(profile: Profile) -> list[str]:
-    """Reasons why the measurement is invalid or unstable; none if it is reliable."""
+    """List the reasons why the measurement is invalid or unstable; empty if it is reliable."""
     unstable = [
         f"{label(phase)} ({phase.steady.spread:.0%})"
         for phase in profile.phases

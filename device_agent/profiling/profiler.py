@@ -1,7 +1,7 @@
 """Measures a bundle on this device: time and memory of each of its signatures.
 
-Each is measured in a fresh child process (`measure_process.py`), so that the memory of one does not
-count for another.
+Each signature is measured in a new child process (`measure_process.py`), so that its memory does
+not count for the next signature.
 """
 
 import logging
@@ -122,7 +122,7 @@ class ChildProcesses:
         threads: Threads of the runtime; 0 for one per core.
         runs: Number of counted runs of each task.
         sysfs: Folder with the device's sensors.
-        throttled: What slowed the processor down, and during which task.
+        throttled: The reasons why the processor slowed down, each with its task.
     """
 
     bundle: Bundle
@@ -153,7 +153,7 @@ class ChildProcesses:
         return self._child(task, Sustained, lasting_s)
 
     def _child(self, task: Task, answer: type[Answer], sustained_s: float = 0.0) -> Answer:
-        """Run a child process and return its answer. Raise BundleError if it fails."""
+        """Run a child process and return its answer. Raises BundleError if it fails."""
         before = sensors.throttle(self.sysfs)
         request = Request(
             folder=str(self.bundle.folder),
@@ -183,7 +183,7 @@ class ChildProcesses:
         return msgspec.json.decode(answered, type=answer)
 
     def _note_throttling(self, task: Task, before: sensors.Throttle | None) -> None:
-        """Add to `throttled` what slows the processor down now, or has done so since `before`."""
+        """Add to `throttled` the reasons why the processor is slowed down now or was since `before`."""
         now = sensors.throttle(self.sysfs)
         if before is None or now is None:
             return

@@ -1,4 +1,4 @@
-"""A run of many minutes: does a device slow down when it gets warm?"""
+"""Runs for many minutes, to show whether a device slows down when it gets warm."""
 
 import time
 from array import array
@@ -13,9 +13,9 @@ from profiles.documents.timing_statistics import duration
 
 Action = Callable[[], object]
 POINTS = 60
-"""Number of intervals that a sustained run is reported in. Each is at least one second long."""
+"""Number of intervals in the report of a sustained run. Each is at least one second long."""
 MINUTE_S = 60.0
-"""Length of the windows at the start and the end of a sustained run that are compared."""
+"""The start and the end of a sustained run are compared. Each of these windows has this length."""
 
 
 def seconds_of(action: Action) -> float:
@@ -58,7 +58,7 @@ def summarise(
         The first and the last step times, and the step times in each interval.
     """
     total = float(starts[-1] + durations[-1])
-    # A run shorter than two minutes is compared half by half.
+    # For a run shorter than two minutes, the two halves are compared.
     window = min(MINUTE_S, total / 2)
     late = starts + durations > total - window
     return Sustained(

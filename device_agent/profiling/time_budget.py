@@ -21,9 +21,9 @@ class Budget:
         return self._end - self._clock()
 
     def runs(self, limits: tuple[int, int], share: float) -> Iterator[int]:
-        """Numbers of runs within `limits`, until a `share` of the time that is left is over.
+        """Count runs within `limits`, until a `share` of the remaining time is over.
 
-        When all time is over, one run has to do.
+        When all time is over, there is only one run.
         """
         fewest, most = limits
         end_s = (1 - share) * self.left_s

@@ -1,9 +1,9 @@
-"""Finds out by a tiny run whether this ONNX Runtime has blocked convolutions, and of which block.
+"""Tests with a tiny run whether this ONNX Runtime has blocked convolutions, and with which block.
 
-No version or processor name says so for certain, and a graph of another block gives wrong numbers
-without an error. A probe is a graph with two outputs that are equal if its block is the runtime's:
-a row of convolutions, and the same convolutions in blocked form. The probes ship beside this
-module; `exporters/runtime_probes.py` writes them.
+The version and the processor's name are not reliable, and a graph with another block gives wrong
+numbers without an error. A probe is a graph with two outputs: a row of convolutions, and the same
+convolutions in blocked form. They are equal if the probe has the runtime's block. The probes are in
+the folder `probes`; `exporters/runtime_probes.py` writes them.
 """
 
 from functools import cache
@@ -30,14 +30,14 @@ CLOSE = 1e-4
 
 @cache
 def block_size() -> int | None:
-    """Channels in a block of this runtime; None if it has no blocked convolutions."""
+    """The number of channels in a block of this runtime; None without blocked convolutions."""
     size = next((block for block in BLOCKS if runs(FOLDER / f"{blocked_form(block)}.onnx")), None)
-    release_unused()  # what the sessions leave free would count against a memory limit
+    release_unused()  # memory that the sessions freed would count against a memory limit
     return size
 
 
 def runs(probe: Path) -> bool:
-    """Whether the two forms in `probe` agree here."""
+    """Whether the two outputs of `probe` agree in this runtime."""
     draw = np.random.default_rng(0)
     given = {name: draw.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
     try:

@@ -1,9 +1,9 @@
-"""What an ONNX file may hold, checked before a runtime opens it.
+"""Checks the content of an ONNX file before a runtime opens it.
 
-Exports have operators of ONNX's own domain only (a graph in blocked form also those of the runtime
-for this form), and all values in the file. Anything else may make the runtime read other files or
-load other code. Devices lack the library `onnx`, so this reads the file's Protocol Buffers as far
-as it needs (github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+Exported graphs have all values in the file, and only operators of ONNX's own domain. A graph in
+blocked form may also have the runtime's operators for this form. Other content may make the runtime
+read other files or load other code. Devices lack the library `onnx`, so this module reads the
+needed part of the file's Protocol Buffers (github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 """
 
 from collections.abc import Collection, Iterator
@@ -13,7 +13,7 @@ from device_agent.formats.graph_forms import WINOGRAD, form_of
 from profiles.errors import BundleError
 
 LARGEST_BYTE = 127
-"""The last byte of a whole number is at most this."""
+"""The last byte of an encoded integer (varint) is at most this."""
 DEEPEST = 100
 """How far graphs may be nested in attributes of operators."""
 INSIDE = {
@@ -28,13 +28,13 @@ INSIDE = {
     "sparse tensor": {1: "tensor", 2: "tensor"},
     "tensor": {},
 }
-"""The messages within each message, by the number of the field."""
+"""The protobuf messages inside each message, by the number of the field."""
 FORBIDDEN = {
     ("model", 20): "a training of its own",
     ("model", 25): "functions",
     ("tensor", 13): "values in another file",
 }
-"""Fields that no export has, and what they would give the graph."""
+"""Fields that exported graphs never have, and a description of their content."""
 DOMAIN = ("operator", 7)
 EXTERNAL = ("tensor", 14)
 OWN = frozenset({b"", b"ai.onnx"})
@@ -47,7 +47,7 @@ def check_graph(path: Path) -> None:
     """Check the ONNX file `path` before a runtime opens it.
 
     Raises:
-        BundleError: It holds something that no export holds, or is no ONNX file.
+        BundleError: It has content that exported graphs never have, or is not an ONNX file.
     """
     try:
         domains = OWN if form_of(path.name) in (None, WINOGRAD) else BLOCKED
@@ -56,8 +56,8 @@ def check_graph(path: Path) -> None:
         content = "bytes that are not ONNX"
     if content is not None:
         raise BundleError(
-            "{file} was not opened: the graph has {found}, which no export has. Do not train this "
-            "bundle; ask where it comes from.",
+            "{file} was not opened: the graph has {found}, which exported graphs never have. Do not "
+            "train this bundle. Ask who sent it.",
             code="bundle.unsafe-graph",
             file=path.name,
             found=content,
@@ -90,10 +90,10 @@ def foreign(
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
-    """The fields of a message: their numbers, and their bytes or whole numbers."""
+    """Yield the fields of a protobuf message: each number, and its bytes or integer."""
     position = 0
     while position < len(data):
-        # Nearly all keys and sizes are one byte, which takes half the time without a call.
+        # Nearly all keys and sizes have one byte. Reading them without a call halves the time.
         key, position = data[position], position + 1
         if key > LARGEST_BYTE:
             key, position = varint(data, position - 1)
@@ -118,7 +118,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
 
 
 def varint(data: memoryview, position: int) -> tuple[int, int]:
-    """The whole number at `position`, and the position after it."""
+    """Decode the integer at `position`. Returns it and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
         byte = data[position]

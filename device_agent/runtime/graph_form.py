@@ -1,4 +1,4 @@
-"""The form of a bundle's graphs that this device runs, found out by tiny runs."""
+"""Tests with tiny runs which form of a bundle's graphs this device runs."""
 
 from functools import cache
 
@@ -9,7 +9,7 @@ from device_agent.runtime.winograd_probe import multiplies_faster
 
 @cache
 def device_form() -> str | None:
-    """The name of the form; None if this device runs the graphs as they are."""
+    """The name of the form that this device runs; None means the unchanged graphs."""
     block = block_size()
     if block is not None:
         return blocked_form(block)

@@ -29,7 +29,7 @@ def arena() -> str:
 
 @contextmanager
 def without_remarks() -> Iterator[None]:
-    """Drop LiteRT's INFO lines from stderr; all other output appears after the block."""
+    """Drop LiteRT's INFO lines from stderr. Other output appears after the block."""
     try:
         # LiteRT writes from C++ to the file descriptor, which sys.stderr cannot redirect.
         stderr, room = os.dup(2), os.memfd_create("stderr")
@@ -84,7 +84,8 @@ class LitertSession:
         self._given = {name: about["index"] for name, about in inputs.items()}
         self._made = {name: about["index"] for name, about in results.items()}
         self.inputs, self.outputs = frozenset(inputs), frozenset(results)
-        # LiteRT shows its memory for results only of a file's first signature, without a runner.
+        # LiteRT gives access to its memory for results only for a file's first signature, and
+        # without a runner.
         first = next(iter(interpreter.get_signature_list()))
         self._runner = None if signature == first else runner
         self._interpreter = interpreter
@@ -92,7 +93,7 @@ class LitertSession:
     def run(
         self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str] | None = None
     ) -> dict[str, np.ndarray]:
-        """See Session. LiteRT has its own memory for results; they are copied over inputs."""
+        """See `Session.run`. LiteRT has its own memory for results; they are copied over inputs."""
         # LiteRT writes its INFO lines in the first run only; redirecting takes time.
         with nullcontext() if self._ran else without_remarks():
             results = self._run(feeds, over or {})
@@ -102,7 +103,7 @@ class LitertSession:
     def _run(
         self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        # Given a scalar for a scalar, LiteRT 2.3.0 ends the process on 64-bit ARM.
+        # On 64-bit ARM, LiteRT 2.3.0 ends the process if an input is a scalar without an axis.
         given = {name: array.reshape(array.shape or 1) for name, array in feeds.items()}
         try:
             results: dict[str, np.ndarray]
@@ -115,16 +116,16 @@ class LitertSession:
             if not str(error) or ran_out(error) is not None:
                 raise MemoryError(f"{description()} cannot allocate its tensors") from None
             raise runtime_error(error, self._graph, "failed in", description()) from None
-        # From such inputs it makes scalars with an axis.
+        # Because scalar inputs have an axis, scalar results have one, too. Remove it.
         return results | {name: results[name].reshape(()) for name in self._numbers}
 
     def _run_first(
         self, given: Mapping[str, np.ndarray], replaced: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Run the file's first signature, and copy the results named in `replaced` there.
+        """Run the file's first signature. Copy results into the array of the same name in `replaced`.
 
-        The arrays that a runner makes for its results are new: filling them takes longer than
-        copying, because the system has to provide their pages.
+        A runner would create new arrays for its results. Filling them takes longer than copying,
+        because the system has to provide their pages.
         """
         interpreter = self._interpreter
         if given.keys() != self._given.keys():

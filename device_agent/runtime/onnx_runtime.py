@@ -1,4 +1,4 @@
-"""Stock ONNX Runtime on the processor."""
+"""Unmodified ONNX Runtime on the processor."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +13,9 @@ from device_agent.system.process_memory import release_unused
 LARGEST_FOLDED = 2**20
 """The largest tensor, in bytes, that a session computes from constants when it opens."""
 SPIN_US = 50
-"""How long a thread waits busily for its next piece of work before it sleeps, in microseconds."""
+"""How long a thread spins (waits busily) for more work before it sleeps, in microseconds."""
 LIMITS_SPINNING = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 26)
-"""Whether the runtime can limit this wait. Without a limit it lasts for milliseconds."""
+"""Whether the runtime can limit spinning. Without a limit it lasts for milliseconds."""
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 
@@ -25,22 +25,22 @@ def description() -> str:
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """The options that the agent opens graphs with; `threads` 0 means one for each core."""
+    """The options with which the agent opens graphs; `threads` 0 means one for each core."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # fatal only: other errors are raised anyway
-    # A memory pattern adds a planned block to what the arena requested in the first run. Buffer
-    # reuse keeps the memory of a dead tensor until another tensor of the same shape needs it.
+    # A memory pattern would add a planned block to the memory that the arena requested in the first
+    # run. Buffer reuse would keep the memory of a dead tensor for another tensor of this shape.
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False
-    # Waking a thread takes longer than many operators. A short busy wait between two of them is
-    # cheaper; a long one keeps the processor from other work.
+    # Waking a thread takes longer than many operators. A short busy wait between two operators is
+    # cheaper, but a long wait keeps the processor from other work.
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(LIMITS_SPINNING)))
     if LIMITS_SPINNING:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
-    # A session would keep a large folded constant from run to run, for example the zeros that an
-    # embedding's gradient is added to. Computed in each run, it exists for a moment only.
+    # A session would keep a large folded constant between runs, for example the zeros to which an
+    # embedding's gradient is added. If it is computed in each run, it exists only for a moment.
     options.add_session_config_entry(
         "optimization.constant_folding_max_output_size_in_bytes", str(LARGEST_FOLDED)
     )
@@ -59,18 +59,18 @@ def arena() -> str:
 
 
 def open_model(model: str | bytes, threads: int) -> onnxruntime.InferenceSession:
-    """A session of a graph, given as a path or as its content, as the agent opens it."""
+    """Open a session for a graph, given as a path or as bytes, with the agent's options."""
     return onnxruntime.InferenceSession(
         model,
         session_options(threads),
         providers=["CPUExecutionProvider"],
-        # A graph computes some tensors twice on purpose, to save memory.
+        # Graphs compute some tensors twice on purpose, to save memory.
         disabled_optimizers=["CommonSubexpressionElimination"],
     )
 
 
 def open_session(graph: Path, signature: str, threads: int) -> "OnnxSession":
-    """Load the file `graph`, which holds one signature."""
+    """Load the file `graph`, which has one signature."""
     return OnnxSession(graph, threads)
 
 
@@ -83,7 +83,7 @@ class OnnxSession:
     def __init__(self, graph: Path, threads: int) -> None:
         """Load `graph` with `threads` threads (0: one for each core).
 
-        Raises BundleError if ONNX Runtime cannot load the graph, or must not.
+        Raises BundleError if ONNX Runtime cannot load the graph, or if `check_graph` refuses it.
         """
         self._graph = graph
         check_graph(graph)
@@ -103,12 +103,12 @@ class OnnxSession:
     def run(
         self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str] | None = None
     ) -> dict[str, np.ndarray]:
-        """See Session."""
+        """See `Session.run`."""
         binding = self._session.io_binding()
         inputs = {name: np.asarray(array, order="C") for name, array in feeds.items()}
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        # A result in the arena would keep the whole arena in memory, so results get their own.
+        # A result in the arena would keep the whole arena in memory, so results get own arrays.
         results = {
             out: inputs[name]
             for out, name in (over or {}).items()
@@ -118,7 +118,7 @@ class OnnxSession:
         try:
             for name, (named, dtype) in self._outputs.items():
                 shape = [lengths.get(size, size) for size in named]
-                # The runtime does not write a result that is an input.
+                # If an output is also an input of the graph, the runtime does not write it.
                 if name not in inputs and all(isinstance(size, int) for size in shape):
                     if name not in results:
                         results[name] = np.empty(shape, dtype)

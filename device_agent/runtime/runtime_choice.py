@@ -1,4 +1,4 @@
-"""The runtimes by name: the manifest's `runtime` chooses the module that executes its graphs."""
+"""Chooses the module that executes the graphs of a bundle by the manifest's `runtime`."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,17 +30,17 @@ class Session(Protocol):
 
         Args:
             feeds: All inputs by name.
-            over: Outputs that may be written over an input, with its name. The runtime decides
+            over: For an output, the input that it may overwrite, by names. The runtime decides
                 whether it does. If the run fails, such an input may have any content.
 
         Returns:
-            All outputs by name. The arrays are new, except that those of `over` may be its inputs.
+            All outputs by name. The arrays are new, but outputs in `over` may be their inputs.
         """
         ...
 
 
 class Runtime(Protocol):
-    """What the module of a runtime defines."""
+    """The functions that the module of a runtime defines."""
 
     def open_session(self, graph: Path, signature: str, threads: int) -> Session:
         """Load a signature from the file `graph`, see `open_session` below."""
@@ -60,7 +60,7 @@ RUNTIMES: Mapping[str, Runtime] = {"onnx": onnx_runtime, "litert": litert_runtim
 
 
 def runtime_of(name: str) -> Runtime:
-    """The runtime that manifests call `name`. Raises BundleError if this agent has no such one."""
+    """The runtime with this `name` in manifests. Raises BundleError if the agent lacks it."""
     if name not in RUNTIMES:
         raise BundleError(
             "The bundle is for the runtime {runtime!r}; this agent runs {known} bundles. Export it "
@@ -83,7 +83,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
 
     Raises:
         BundleError: The runtime is unknown or not installed, or it cannot load the graph.
-        MemoryError: The process has not enough memory for the graph.
+        MemoryError: The process does not have enough memory for the graph.
     """
     return runtime_of(runtime).open_session(graph, signature, threads)
 
@@ -98,5 +98,5 @@ def all_versions() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of edgetailor and numpy; a profile names Python and the runtime elsewhere."""
+    """Versions of edgetailor and numpy. A profile has those of Python and the runtime elsewhere."""
     return {"edgetailor": __version__, "numpy": np.__version__}

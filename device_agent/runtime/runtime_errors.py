@@ -7,9 +7,9 @@ from profiles.errors import BundleError
 
 
 def runtime_error(error: Exception, graph: Path, trouble: str, library: str) -> Exception:
-    """The exception to raise for `error`, which `library` raised at `graph`.
+    """Convert `error`, which `library` raised for `graph`, to the exception to raise.
 
-    It is a MemoryError if memory ran out, otherwise a BundleError. `trouble` is the verb of its
+    It is a MemoryError if memory ran out, otherwise a BundleError. `trouble` is the verb of the
     message, for example "failed in".
     """
     short = ran_out(error, library)

@@ -2,7 +2,7 @@
 
 LITERT = "ai-edge-litert"
 VERIFIED = ("1.19.2", "1.23.2", "1.31.1")
-"""The versions of onnxruntime that this version of EdgeTailor is tested with."""
+"""The versions of onnxruntime with which this version of EdgeTailor is tested."""
 
 
 def unverified(installed: str) -> str | None:

@@ -1,7 +1,7 @@
-"""Finds out by tiny runs whether this ONNX Runtime gains from Winograd's method.
+"""Tests with tiny runs whether Winograd's method makes this ONNX Runtime faster.
 
-Its transforms cost passes over memory, and how fast those are beside products depends on the
-processor. A probe is a small training step of two layers; it ships beside this module in both
+The method needs fewer multiplications but more passes over memory. Whether it is faster depends on
+the processor. The probe is a small training step of two layers. The folder `probes` has it in both
 forms, which `exporters/runtime_probes.py` writes.
 """
 
@@ -27,22 +27,22 @@ SHAPES = {
 """The inputs of the probe: images and weights of two layers."""
 CLOSE = 1e-4
 RUNS = 5
-"""Timed runs of each form, in turns. The shortest counts: other work only makes a run longer."""
+"""Timed runs of each form, in turns. The shortest counts, as other work only makes runs longer."""
 
 
 @cache
 def multiplies_faster() -> bool:
-    """Whether convolutions by Winograd's method are right and faster here; measured once."""
+    """Whether convolutions by Winograd's method are correct and faster here; measured once."""
     faster = gains(PROBE)
-    release_unused()  # what the sessions leave free would count against a memory limit
+    release_unused()  # memory that the sessions freed would count against a memory limit
     return faster
 
 
 def gains(probe: Path, clock: Callable[[], float] = time.thread_time) -> bool:
-    """Whether the Winograd form of the graph in `probe` is right and faster by `clock`.
+    """Whether the Winograd form of the graph in `probe` is correct and faster by `clock`.
 
-    The default counts processor time, which other programs hardly change: a device that is asked
-    again should find the same.
+    The default clock counts processor time. Other programs hardly change it, so a second call
+    should give the same answer.
     """
     draw = np.random.default_rng(0)
     given = {name: draw.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}

@@ -9,10 +9,10 @@ SIGNALS_PER_TIMEOUT = 4
 
 
 class Notifier:
-    """Sends messages to the service manager at NOTIFY_SOCKET. Without one it does nothing."""
+    """Sends messages to the service manager at NOTIFY_SOCKET. If it is not set, it does nothing."""
 
     def __init__(self) -> None:
-        # An address that starts with @ is in the abstract namespace, which starts with a null byte.
+        # An address that starts with @ is in the abstract namespace: @ stands for a null byte.
         self._address = os.environ.get("NOTIFY_SOCKET", "").replace("@", "\0", 1)
         self._pause_s = int(os.environ.get("WATCHDOG_USEC") or 0) / 1e6 / SIGNALS_PER_TIMEOUT
         self._last: float | None = None

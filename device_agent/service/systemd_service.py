@@ -22,8 +22,9 @@ UNIT = f"{NAME}.service"
 SYSTEM_UNITS = Path("/etc/systemd/system")
 SYSTEM_OPTIONS = Path("/etc")
 WATCHDOG_S = 900
-"""The agent reports progress after each batch, piece of a file and wait. Only its start and loading
-a graph take longer: minutes on a small board."""
+"""systemd restarts the agent if it reports no progress for this time. It reports after each batch,
+each piece of a file and before each wait. Its start and loading a graph take longer: minutes on a
+small board."""
 RESTART_STEPS_VERSION = 254
 """First version of systemd with RestartSteps."""
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -50,7 +51,7 @@ ProtectControlGroups=yes
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 RestrictNamespaces=yes
 """
-"""Settings that need privileges, which only the system's manager has on every machine."""
+"""Settings that need privileges. On some machines only the system's service manager has them."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class ServicePlace:
 
 
 def service_place(user: bool) -> ServicePlace:
-    """The place of the service's files."""
+    """The paths of the service's files."""
     if not user:
         return ServicePlace(False, SYSTEM_UNITS / UNIT, SYSTEM_OPTIONS / f"{NAME}.toml")
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -76,7 +77,7 @@ def service_place(user: bool) -> ServicePlace:
 
 
 def with_absolute_paths(options: RunOptions) -> RunOptions:
-    """Make the paths of `options` absolute: the service starts in another folder."""
+    """Make the paths of `options` absolute, because the service starts in another folder."""
     return replace(
         options,
         state=Path(os.path.abspath(options.state or default_state())),
@@ -96,26 +97,26 @@ def unit_text(options: RunOptions, files: ServicePlace, version: int) -> str:
 
     Args:
         options: The agent's options, with absolute paths.
-        files: Where the unit and the options file go.
+        files: The paths of the unit and the options file.
         version: Version of systemd.
 
     Raises:
         InputError: The state folder does not exist.
     """
     assert options.state is not None
-    # A function is imported from the folder that the service was installed from.
+    # A function is imported from the folder in which `install-service` ran.
     folder = Path.cwd() if _is_callable(options.data) else options.state
     lines = [
         "[Unit]",
         "Description=EdgeTailor agent: trains this device's part of a federation",
-        # Without a limit: an agent whose data appear a day later must start then.
+        # No limit of starts: the data may appear a day later, and then the agent must start.
         "StartLimitIntervalSec=0",
-        # The agent waits for its coordinator itself. Waiting for a network would hold up the boot.
+        # The agent itself waits for its coordinator. Waiting for a network would delay the boot.
         *([] if files.user else ["After=network.target"]),
         "",
         "[Service]",
-        # Started once the program runs: with `notify`, systemd would wait for Python, end it after
-        # 90 s on a small board, and finish the boot only afterwards.
+        # With `exec` the service counts as started when the program runs. With `notify`, systemd
+        # would wait for Python, delay the boot, and end it after 90 s on a small board.
         "Type=exec",
         "NotifyAccess=main",
         f"ExecStart={_quoted(sys.executable)} -m device_agent.cli run --config "
@@ -141,13 +142,13 @@ def install(options: RunOptions, user: bool) -> ServicePlace:
     """Write the service's files and start it. After an error, no file is left.
 
     Raises:
-        InputError: This user may not do it, or systemd refuses.
+        InputError: This user may not install a service, or systemd refuses it.
     """
     files = service_place(user)
     _check_rights(files)
     text = unit_text(options, files, systemd_version())
     try:
-        # The file has no secrets, and the user that the service runs as must read it.
+        # The file has no secrets, and the user of the service must be able to read it.
         write_file(files.options, options.toml().encode())
         write_file(files.unit, text.encode())
         _systemctl(files, "daemon-reload")
@@ -169,7 +170,7 @@ def uninstall(user: bool) -> list[Path]:
         The files that were removed.
 
     Raises:
-        InputError: This user may not do it, or systemd refuses.
+        InputError: This user may not remove the service, or systemd refuses it.
     """
     files = service_place(user)
     there = [path for path in (files.unit, files.options) if path.exists()]
@@ -288,7 +289,7 @@ def _systemctl(files: ServicePlace, *arguments: str) -> None:
 
 
 def _journal(files: ServicePlace) -> str:
-    """The service's last lines in the journal, which name why it does not start."""
+    """The service's last lines in the journal, which give the reason why it does not start."""
     which = ["--user-unit" if files.user else "--unit", UNIT]
     try:
         done = subprocess.run(

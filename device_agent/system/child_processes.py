@@ -1,17 +1,17 @@
-"""What is said of a child process of the agent that failed."""
+"""Explains why a child process of the agent failed."""
 
 import signal
 
 
 def failure(code: int, errors: bytes) -> str:
-    """Why a child process failed.
+    """Explain why a child process failed.
 
     Args:
-        code: Its exit status; negative for the number of the signal that ended it.
-        errors: What it wrote to stderr.
+        code: Its exit status. If a signal ended it, the negative number of the signal.
+        errors: Its output on stderr.
 
     Returns:
-        The last line of `errors`, or what the signal means.
+        The last line of `errors`. After SIGKILL, that memory probably ran out.
     """
     if code == -signal.SIGKILL:
         return "the system killed the process, most likely because memory ran out."

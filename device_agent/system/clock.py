@@ -1,4 +1,4 @@
-"""This device's clock, and whether it can be believed: without a battery it starts in the past."""
+"""This device's clock, and whether it is believable. Without a battery it starts in the past."""
 
 import ctypes
 import time
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 RELEASED_S = datetime(2026, 11, 27, tzinfo=UTC).timestamp()
-"""When the last version was released, in seconds since 1970: no right clock is before it."""
+"""When the last version was released, in seconds since 1970. An earlier clock is wrong."""
 NOT_SYNCHRONISED = 5
-"""What adjtimex(2) returns while nothing has set the clock (TIME_ERROR)."""
+"""The result of adjtimex(2) while nothing has set the clock (TIME_ERROR)."""
 TIMEX_BYTES = 512
-"""More than the structure of adjtimex(2). Zeros in it change nothing."""
+"""Larger than the structure that adjtimex(2) takes. If it is all zeros, the clock is only read."""
 
 
 def is_synchronised() -> bool:
@@ -25,10 +25,10 @@ def is_synchronised() -> bool:
 
 @dataclass(frozen=True)
 class Clock:
-    """The time and who has set it; tests pass their own.
+    """The time, and whether a time service has set it. Tests pass other clocks.
 
     Attributes:
-        now: Gives the time, in seconds since 1970.
+        now: Returns the time, in seconds since 1970.
         synchronised: Whether a time service has set the clock.
     """
 
@@ -36,7 +36,7 @@ class Clock:
     synchronised: Callable[[], bool] = is_synchronised
 
     def is_believable(self, newest: float = 0) -> bool:
-        """Whether a service has set the clock, or at least `newest` and the release are past."""
+        """Whether a service has set the clock, or it is after both `newest` and the release."""
         return self.synchronised() or self.now() >= max(newest, RELEASED_S)
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ SYSTEM_CLOCK = Clock()
 
 
 def time_text(seconds: float) -> str:
-    """A time for people.
+    """Format a time for people.
 
     Examples:
         >>> time_text(60)

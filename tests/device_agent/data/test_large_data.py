@@ -300,8 +300,8 @@ def test_data_with_a_single_class_cause_a_warning(
     done = agent("train", bundle_of("full"), "--data", "local.npz", "--out", "update")
     assert done.code == 0
     assert done.stderr.startswith(
-        "local.npz: every sample has the class 3. The model learns nothing here about the other "
-        "classes.\n"
+        "local.npz: every sample has the class 3. The model learns nothing about the other classes "
+        "from these data.\n"
         "epoch 1 of 2: loss "
     )
 

@@ -87,7 +87,7 @@ FAULTS = {
     "truncated headers": Trouble("connection was closed", Fault(down=30)),
     "truncated bodies": Trouble("broke off", Fault(half_body=True)),
     "years behind": Trouble("clock says 2", behind_s=YEARS),
-    "years ahead": Trouble("is signed, but of another time", behind_s=-YEARS),
+    "years ahead": Trouble("is too old: it was signed at", behind_s=-YEARS),
     "coordinator away": Trouble("connection (reset|was closed)", away=True),
 }
 NAMES = list(FAULTS)

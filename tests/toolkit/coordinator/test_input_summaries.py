@@ -76,7 +76,7 @@ def fleet(
 def test_owner_and_operator_are_told(tmp_path: Path, seed: int) -> None:
     told, said, status, asked = fleet(tmp_path, seed, samples(seed))
     assert asked == [True] * len(UNITS) * ROUNDS
-    warned = [[line for line in lines_ if "lie far from" in line] for lines_ in said]
+    warned = [[line for line in lines_ if "differ much from" in line] for lines_ in said]
     assert [len(lines) for lines in warned] == [0, 0, 1]  # once, not in every round
     assert said[2][-1] == f"The last round is over; {ROUNDS} updates sent since this agent started."
     noted = [line for line in told if "lie far off" in line]
