@@ -149,7 +149,7 @@ def passes() -> Iterator[Case]:
 
 
 def all_cases(blocked: bool = False) -> Iterator[Case]:
-    """Yield all cases in a fixed order. With `blocked`, cases of blocked convolutions are included."""
+    """Yield all cases in a fixed order. `blocked` adds those of blocked convolutions."""
     yield from passes()
     yield from convolutions()
     if blocked:

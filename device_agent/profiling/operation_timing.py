@@ -100,7 +100,7 @@ def event_shapes(event: Mapping[str, Any], end: str) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Timed:
-    """Timings, including the time that the profiler adds, and the share of cases that were timed."""
+    """Timings, including the time that the profiler adds, and the share of timed cases."""
 
     timings: list[Timing]
     share: float

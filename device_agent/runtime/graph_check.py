@@ -56,8 +56,8 @@ def check_graph(path: Path) -> None:
         content = "bytes that are not ONNX"
     if content is not None:
         raise BundleError(
-            "{file} was not opened: the graph has {found}, which exported graphs never have. Do not "
-            "train this bundle. Ask who sent it.",
+            "{file} was not opened: the graph has {found}, which exported graphs never have. Do "
+            "not train this bundle; ask where it comes from.",
             code="bundle.unsafe-graph",
             file=path.name,
             found=content,
@@ -67,11 +67,11 @@ def check_graph(path: Path) -> None:
 def foreign(
     data: memoryview, kind: str = "model", depth: int = 0, domains: Collection[bytes] = OWN
 ) -> str | None:
-    """What the message `data` holds that no export holds; None if there is nothing.
+    """Describe the first content of the protobuf message `data` that no exported graph has.
 
-    Operators may be of `domains`.
+    Returns None if there is none. `domains` are the allowed domains of operators.
 
-    Raises ValueError or IndexError if it is no such message.
+    Raises ValueError or IndexError if `data` is not a message of this `kind`.
     """
     if depth > DEEPEST:
         return "too many graphs within graphs"

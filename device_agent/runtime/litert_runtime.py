@@ -122,7 +122,7 @@ class LitertSession:
     def _run_first(
         self, given: Mapping[str, np.ndarray], replaced: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Run the file's first signature. Copy results into the array of the same name in `replaced`.
+        """Run the file's first signature, and copy results into the arrays in `replaced`, by name.
 
         A runner would create new arrays for its results. Filling them takes longer than copying,
         because the system has to provide their pages.

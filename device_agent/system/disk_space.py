@@ -1,4 +1,4 @@
-"""Arrays on disk that are too large for memory. Disk space is reserved before it is written to."""
+"""Arrays on disk that are too large for memory. Disk space is reserved before writing."""
 
 import errno
 import hashlib
@@ -21,7 +21,7 @@ MARGIN_BYTES = 16 << 20
 """Disk space that must stay free."""
 
 LARGEST_READ = 1 << 30
-"""Most bytes of rows that are read at once."""
+"""Largest number of bytes that are read in one call."""
 ROWS = 64
 """Rows of a mapped array to read at a time; Linux maps 64 KiB around each row."""
 
@@ -31,7 +31,7 @@ HEADERS = {
     (3, 0): np.lib.format.read_array_header_2_0,  # the same, in UTF-8
 }
 MOST_ROWS = 2**48
-"""Every axis of an array is shorter than this."""
+"""Arrays with an axis of this length or more are refused."""
 
 LATER = "free some space there and run the same command again; training resumes"
 ELSEWHERE = "give a place that may be written"
@@ -43,16 +43,16 @@ CURES = {
     errno.EPERM: ELSEWHERE,
     errno.EIO: "the disk is failing: look at the system's log",
 }
-"""What to do about the errors of a disk."""
+"""The remedies for the errors of a disk."""
 
 
 def room(folder: Path) -> int:
-    """Bytes that may be written in `folder`."""
+    """The number of bytes that may be written to `folder`."""
     return max(0, shutil.disk_usage(folder).free - MARGIN_BYTES)
 
 
 def storage_error(error: OSError) -> StorageError | None:
-    """The StorageError for an error of the disk; None if `error` has another cause."""
+    """Convert an error of the disk to a StorageError; None if `error` has another cause."""
     cure = CURES.get(error.errno or 0)
     if cure is None:
         return None
@@ -91,7 +91,7 @@ class MappedArray:
         self.array = flat.reshape(shape, order="F" if order == "F" else "C")
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """A copy of the rows `indices`.
+        """Copy the rows `indices`.
 
         Raises:
             DataError: The file became shorter.
@@ -102,12 +102,12 @@ class MappedArray:
                 result[start : start + ROWS] = self.array[indices[start : start + ROWS]]
                 self.drop()
             return result
-        # Read from the file: if another program shortens it, access to a mapped page would end the
-        # process.
+        # Read from the file, not from the map: if another program shortens the file, access to a
+        # mapped page would end the process.
         size = self.array.nbytes // len(self.array)
         begin, indices = 0, np.asarray(indices, np.int64)
-        # Rows that follow each other, as in a recording, are read at once; but the system reads at
-        # most 2 GiB at a time.
+        # Consecutive rows, as in a recording, are read in one call. The system reads at most 2 GiB
+        # in a call.
         apart = np.diff(indices) != 1
         apart |= np.arange(1, len(apart) + 1) % max(1, LARGEST_READ // size) == 0
         for run in np.split(indices, np.flatnonzero(apart) + 1):
@@ -132,7 +132,7 @@ class MappedArray:
 
 
 def open_npy(path: Path, offset: int = 0, size: int | None = None) -> MappedArray:
-    """The array of the .npy file in `size` bytes of `path` from `offset` (default: to the end).
+    """Map the .npy file in `path` that begins at `offset` and has `size` bytes (default: the rest).
 
     Raises ValueError if these bytes are not a complete array of plain numbers.
     """
@@ -147,14 +147,14 @@ def open_npy(path: Path, offset: int = 0, size: int | None = None) -> MappedArra
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether the order is Fortran's, and type of the .npy data after the header.
+    """Read the header of .npy data: shape, whether the order is Fortran's, and type.
 
     Raises ValueError if the header is damaged or does not describe plain numbers.
     """
     try:
         version = np.lib.format.read_magic(file)
         read = HEADERS[version]
-        with warnings.catch_warnings(action="ignore"):  # about files that Python 2 wrote
+        with warnings.catch_warnings(action="ignore"):  # files that Python 2 wrote cause a warning
             shape, fortran, dtype = read(file)
     except MemoryError:
         raise
@@ -183,14 +183,14 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class FileDigest:
-    """The BLAKE2b digest of the first `size` bytes of the file at `path`, which grows."""
+    """Computes the BLAKE2b digest of the beginning of the file at `path` while the file grows."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.size = path, 0
         self._digest = hashlib.blake2b(digest_size=16)
 
     def up_to(self, size: int) -> Written:
-        """Read on until `size` bytes, or to the end of the file if it is shorter."""
+        """Read on until `size` bytes, or to the end of a shorter file. Returns size and digest."""
         with self.path.open("rb") as file:
             file.seek(self.size)
             while piece := file.read(min(size - self.size, 1 << 20)):
@@ -202,8 +202,8 @@ class FileDigest:
 class NpyWriter:
     """Writes the .npy file `path` in pieces, into disk space that is reserved when it is opened.
 
-    Raises OSError if there is not enough space. Without the reservation, writing would fail in the
-    middle when the disk is full.
+    Raises OSError if there is not enough space. Without the reservation, a full disk would be
+    detected only in the middle of the file.
     """
 
     def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...], done: int = 0) -> None:
@@ -228,13 +228,13 @@ class NpyWriter:
             self._file.write(data)
 
     def flush(self) -> int:
-        """Give the appended rows to the system; returns the size of the file so far."""
+        """Pass the appended rows to the system. Returns the size of the file so far."""
         with naming(self.path):
             self._file.flush()
         return self._file.tell()
 
     def close(self) -> None:
-        """Give all data to the system and close the file."""
+        """Pass all data to the system and close the file."""
         try:
             self.flush()
         finally:

@@ -1,4 +1,4 @@
-"""Memory of this process as Linux counts it. None if the system does not report it."""
+"""Memory of this process as Linux counts it. All figures are None if the system has none."""
 
 import ctypes
 import errno
@@ -20,16 +20,16 @@ RAN_OUT = re.compile(
     r"|failed to map segment|failed to reshape runtime|failed to create XNNPACK runtime"
     r"|can't alloc"
 )
-"""Messages of ONNX Runtime, LiteRT and the library loader about missing memory."""
+"""Messages of ONNX Runtime, LiteRT and the library loader if memory ran out."""
 
 
 def resident_bytes() -> int | None:
-    """The resident set now, in bytes."""
+    """The current resident set, in bytes."""
     return status_field("VmRSS")
 
 
 def pages() -> "Pages | None":
-    """The resident set now, in two parts: RssAnon, and RssFile plus RssShmem."""
+    """The current resident set in two parts: RssAnon, and RssFile plus RssShmem."""
     from profiles.documents.bundle_profile import Pages
 
     anonymous, file = status_field("RssAnon"), status_field("RssFile")
@@ -44,14 +44,14 @@ def peak_bytes() -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Bytes that the system can give to processes without swapping."""
+    """The memory in bytes that the system can give to processes without swapping."""
     return kilobytes(MEMORY, "MemAvailable")
 
 
 def reset_peak() -> bool:
     """Restart the peak from the current resident set; False if the system does not allow it.
 
-    A new process inherits the peak of the program that it was before `exec`.
+    A new process starts with the peak of the program that ran in it before `exec`.
     """
     try:
         CLEAR.write_text("5")
@@ -61,12 +61,12 @@ def reset_peak() -> bool:
 
 
 def status_field(name: str) -> int | None:
-    """A field of /proc/self/status in bytes."""
+    """The field `name` of /proc/self/status in bytes."""
     return kilobytes(STATUS, name)
 
 
 def kilobytes(file: Path, name: str) -> int | None:
-    """A field of `file`, which counts in KiB, in bytes."""
+    """The field `name` of `file` in bytes. The file counts in KiB."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -80,8 +80,8 @@ def kilobytes(file: Path, name: str) -> int | None:
 def map_large_blocks() -> None:
     """Make glibc return large blocks of memory to the system as soon as they are freed.
 
-    By default, glibc raises its threshold to the largest freed block, up to 32 MB, and keeps
-    smaller blocks that lie between others. How much it keeps is then a matter of chance.
+    By default, glibc raises its threshold to the size of the largest freed block, up to 32 MB, and
+    keeps smaller blocks that lie between others. How much it keeps then depends on chance.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -98,7 +98,7 @@ def release_unused() -> None:
 
 
 def ran_out(error: BaseException, who: str = "") -> MemoryError | None:
-    """The MemoryError that `error` of the library `who` means; None for any other error."""
+    """Convert `error` of the library `who` to a MemoryError; None if memory was not the cause."""
     if isinstance(error, MemoryError):
         return error
     matched = RAN_OUT.search(str(error))

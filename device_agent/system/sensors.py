@@ -1,4 +1,4 @@
-"""Temperature, clock and power as Linux reports them (sysfs). None if the machine does not.
+"""Temperature, clock and power from Linux (sysfs). A figure is None if there is no sensor for it.
 
 Each function takes the root of sysfs, so that tests can describe any machine with a folder.
 """
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 SYS = Path("/sys")
 PI_FLAGS = ("under-voltage", "frequency capped", "throttled", "soft temperature limit")
-"""Bits 0 to 3 of get_throttled on a Raspberry Pi; from bit 16, the same since the last boot."""
+"""Bits 0 to 3 of get_throttled on a Raspberry Pi. Bits 16 to 19: the same since the last boot."""
 SINCE_BOOT = 16
 CPU_COOLING = ("cpufreq", "processor", "devfreq")
-"""Types of cooling devices that slow the processor contain one of these, in lower case."""
+"""If a cooling device slows the processor, its type in lower case contains one of these."""
 COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
 
 
@@ -24,8 +24,8 @@ COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
 class Throttle:
     """Reasons why the processor runs slower than it could.
 
-    `active` apply now, `since_boot` applied at some time since the last boot. `events` counts how
-    often an x86 processor has slowed itself down since the last boot.
+    The reasons in `active` apply now; those in `since_boot` applied at some time since the last
+    boot. `events` counts how often an x86 processor has slowed itself down since the last boot.
     """
 
     active: tuple[str, ...] = ()
@@ -33,14 +33,14 @@ class Throttle:
     events: int = 0
 
     def new_since(self, before: "Throttle") -> tuple[str, ...]:
-        """Reasons why the processor was slowed from `before` until now; empty without any."""
+        """Reasons why the processor was slowed down between `before` and now; may be empty."""
         latched = [flag for flag in self.since_boot if flag not in before.since_boot]
         counted = ["processor hot"] if self.events > before.events else []
         return tuple(dict.fromkeys([*before.active, *self.active, *latched, *counted]))
 
 
 def conditions(root: Path = SYS) -> "Conditions":
-    """All sensors at this moment, for a profile."""
+    """Read all sensors, for a profile."""
     from profiles.documents.bundle_profile import Conditions
 
     now = throttle(root)
@@ -57,7 +57,7 @@ def conditions(root: Path = SYS) -> "Conditions":
 def temperature_c(root: Path = SYS) -> float | None:
     """Temperature of the hottest thermal zone in degrees Celsius."""
     degrees = [_number(path) for path in root.glob("class/thermal/thermal_zone*/temp")]
-    # A sensor that is off reports 0, or a temperature far below freezing.
+    # A sensor that is switched off reports 0, or a temperature far below freezing.
     return max((value / 1000 for value in degrees if value is not None and value > 0), default=None)
 
 
@@ -70,8 +70,8 @@ def governor(root: Path = SYS) -> str | None:
 
 
 def clock_hz(root: Path = SYS) -> int | None:
-    """Clock of the fastest core now: measured by the hardware, otherwise as set by the kernel."""
-    # cpuinfo_cur_freq is measured, but many kernels let only root read it.
+    """Current clock of the fastest core: measured by the hardware, or else set by the kernel."""
+    # cpuinfo_cur_freq is measured, but on many kernels only root can read it.
     for name in ("cpuinfo_cur_freq", "scaling_cur_freq"):
         clocks = [_number(path) for path in root.glob(f"devices/system/cpu/cpu*/cpufreq/{name}")]
         if known := [value for value in clocks if value]:
@@ -80,7 +80,7 @@ def clock_hz(root: Path = SYS) -> int | None:
 
 
 def throttle(root: Path = SYS) -> Throttle | None:
-    """What slows the processor: Raspberry Pi flags, cooling devices, x86 counters."""
+    """Read why the processor is slow: Raspberry Pi flags, cooling devices, x86 counters."""
     # Each kind of machine has only some of the three sources, so all of them are combined.
     word = _pi_word(root)
     cooling = list(_cooling(root))
@@ -107,7 +107,7 @@ def battery_level(root: Path = SYS) -> float | None:
 
 
 def charging(root: Path = SYS) -> bool | None:
-    """Whether the machine runs on external power, its battery charging or full."""
+    """Whether the machine runs on external power. If so, its battery is charging or full."""
     status = {_text(supply / "status") for supply in _supplies(root, "battery")}
     online = [_number(supply / "online") for supply in _supplies(root, "mains", "usb", "wireless")]
     if "Discharging" in status:  # a charger may be connected but too weak
@@ -136,7 +136,7 @@ def _cooling(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _supplies(root: Path, *kinds: str) -> Iterator[Path]:
-    """Power supplies of the machine. The battery of a mouse is left out: its scope is Device."""
+    """Yield the machine's power supplies. The battery of a mouse has the scope Device: left out."""
     for supply in sorted(root.glob("class/power_supply/*")):
         kind = (_text(supply / "type") or "").lower()
         if kind.startswith(kinds) and _text(supply / "scope") != "Device":
@@ -144,7 +144,7 @@ def _supplies(root: Path, *kinds: str) -> Iterator[Path]:
 
 
 def _text(path: Path) -> str | None:
-    """Content of a small file; None on an error, which a sensor that is off returns."""
+    """Content of a small file; None on an error, as for a sensor that is switched off."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Libraries of the system that compiled packages need, and that small systems lack."""
+"""System libraries that compiled packages need and that small systems may lack."""
 
 import re
 
@@ -13,6 +13,6 @@ DEBIAN_PACKAGES = {
 
 
 def missing_library(said: str) -> str | None:
-    """The library that the loader misses according to `said`, if it says so."""
+    """The library that is missing according to the loader's message `said`; None if none is."""
     matched = MISSING.search(said)
     return matched[1] if matched else None

@@ -1,4 +1,4 @@
-"""Training a bundle on this device. Network code is in `client/` and `federation/`.
+"""Trains a bundle on this device. Network code is in `client/` and `federation/`.
 
 Start with `standalone_training.py` (the command `train`) and `bundle_training.py`. Then read:
 
@@ -8,7 +8,7 @@ Start with `standalone_training.py` (the command `train`) and `bundle_training.p
 - `training_folder.py`, `checkpoint.py`: temporary files, and resuming a killed training.
 - `memory_limits.py`, `memory_estimate.py`, `memory_fit.py`: the limits of this process, the memory
   that a training needs, and whether it fits.
-- `execution_plan.py`: how this device runs the bundle, made once. `form_choice.py` chooses the form
-  of its graphs; `form_check.py` compares this form with the plain graphs.
-- `personal_model.py`, `round_profile.py`: what else a round may need.
+- `execution_plan.py`: how this device runs the bundle. `form_choice.py` chooses the form of its
+  graphs; `form_check.py` compares this form with the plain graphs.
+- `personal_model.py`: the personal tensors; `round_profile.py`: time and memory of a round.
 """

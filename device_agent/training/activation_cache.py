@@ -1,6 +1,6 @@
 """Recorded activations, written in sample order and read by sample index.
 
-A recording is normally a file, so that it survives a restart and never has to fit in memory. If the
+A recording is normally a file, so that it survives a restart and need not fit into memory. If the
 disk has too little free space but memory has enough, the recording is kept in memory instead.
 """
 
@@ -25,9 +25,9 @@ from profiles.text_formatting import format_bytes
 
 
 def to_float16(values: np.ndarray) -> np.ndarray:
-    """`values` in float16, rounded to the nearest number, ties to even.
+    """Convert `values` to float16, rounded to the nearest number, ties to even.
 
-    Infinity and numbers that are none stay what they are.
+    Infinity and NaN stay unchanged.
 
     Raises:
         UpdateError: A finite number is beyond float16's range.
@@ -42,7 +42,7 @@ def to_float16(values: np.ndarray) -> np.ndarray:
     if beyond.size:
         largest = float(np.abs(beyond).max())
         raise UpdateError(
-            "Recorded activations have to be at most 65,504 in float16, but one is {number:g}. "
+            "Recorded activations must be at most 65,504 in float16, but one is {number:g}. "
             "Check the data. If they are right, use a submodel without recording=float16.",
             code="update.beyond-float16",
             number=largest,
@@ -76,8 +76,7 @@ class Recording:
             samples: Number of samples in the finished recording.
             shape: Shape of the activations of one sample.
             dtype: Type of the stored numbers.
-            done: Number of samples that the file already holds. If all are done, the file is only
-                read.
+            done: Number of samples that the file already has. If it has all, it is only read.
             memory_bytes: Memory in bytes that the array may use if it does not fit on the disk.
 
         Raises:
@@ -94,7 +93,7 @@ class Recording:
         free = room(path.parent)
         if done == samples:
             return
-        # A file that has been started already has its space reserved, so it needs no check.
+        # If the file has been started, its space is already reserved, so there is no check.
         if done or size <= free:
             self._writer = NpyWriter(path, self._dtype, (samples, *shape), done)
         elif size <= memory_bytes:
@@ -138,10 +137,10 @@ class Recording:
         self._done += len(values)
 
     def stored(self) -> Written | None:
-        """Flush the samples to the disk; returns how much of the file is there, with its digest.
+        """Flush the samples to the disk. Returns the size and digest of the file so far.
 
-        None if the recording is in memory. Only checkpoints need this, and most recordings are read
-        and deleted before the first one.
+        Returns None if the recording is in memory. Only checkpoints need the digest, and most
+        recordings are read and deleted before the first checkpoint.
         """
         if not self.kept:
             return None
@@ -152,15 +151,15 @@ class Recording:
         return self._digest.up_to(size)
 
     def close(self) -> None:
-        """Finish writing. `append` may not follow."""
+        """Finish writing. `append` must not be called afterwards."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """A float32 copy of the activations of the samples `indices`.
+        """Copy the activations of the samples `indices` as float32.
 
-        Its shape is (len(indices), *shape).
+        The shape of the copy is (len(indices), *shape).
         """
         if self._in_memory is not None:
             rows = np.asarray(self._in_memory[indices])

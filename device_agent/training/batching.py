@@ -1,4 +1,4 @@
-"""Choosing samples by index: which ones are held out for validation, and which form each batch."""
+"""Chooses samples by index: those held out for validation, and those of each batch."""
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def held_out(samples: int, share: float) -> np.ndarray:
 def batches(samples: int, size: int, order: np.random.Generator | None) -> list[np.ndarray]:
     """Split `samples` samples into batches.
 
-    A single sample that remains at the end joins the batch before it, because batch normalisation
+    If a single sample remains at the end, it joins the last batch, because batch normalisation
     cannot train on one sample.
 
     Args:
@@ -52,7 +52,7 @@ def batches(samples: int, size: int, order: np.random.Generator | None) -> list[
         order: Generator that shuffles the samples; None keeps them in sequence.
 
     Returns:
-        Arrays of sample indices. Together they hold each index once.
+        Arrays of sample indices. Each index is in exactly one array.
     """
     indices = np.arange(samples) if order is None else order.permutation(samples)
     starts = list(range(0, samples, size))
@@ -79,12 +79,12 @@ def classes_in(y: np.ndarray, samples: np.ndarray, classes: int) -> np.ndarray:
 
 
 ROUND_SEEDS = 100003
-"""Seeds of a device lie this far apart, so that no two of its rounds share one with another's."""
+"""Distance between the seeds of two devices, so that their rounds have different seeds."""
 
 
 def round_seed(seed: int, round_: int) -> int:
-    """The seed of the round `round_` (from 1) of a device that has `seed`.
+    """The seed for the round `round_` (from 1) of a device that has `seed`.
 
-    Each round needs another order of the samples, and each device's rounds other seeds.
+    Each round has a different order of the samples, and different devices have different seeds.
     """
     return seed * ROUND_SEEDS + round_

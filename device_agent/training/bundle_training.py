@@ -1,4 +1,4 @@
-"""Training a bundle on this device: its data, limits and checkpoints, and the update."""
+"""Trains a bundle on this device, with its data, limits and checkpoints, and writes the update."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -38,8 +38,8 @@ from profiles.text_formatting import counted
 
 log = logging.getLogger(__name__)
 KeepPersonal = Callable[[Mapping[str, np.ndarray]], object]
-"""Takes the new personal tensors before the update appears. It may be called a second time if the
-process was killed in between."""
+"""A function that stores the new personal tensors. It is called before the update is written, and
+again if the process was killed in between."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Trained:
 
 
 def forget(personal: Mapping[str, np.ndarray]) -> None:
-    """Keep nothing."""
+    """Do not store the personal tensors."""
 
 
 def train_bundle(
@@ -73,23 +73,23 @@ def train_bundle(
     """Train the bundle in `folder` on local data and write the update to the folder `out`.
 
     If the process is killed, the same call continues from the last checkpoint. With one thread and
-    the same seed the update is the same, bit for bit, however often the process was killed.
+    the same seed, the update is bit-identical, even if the process was killed in between.
 
     Args:
         folder: The bundle.
         data: Local data: a path, `module:callable`, or the arrays x and y.
         out: The update's folder. It must not exist, unless `force` is set.
         options: Threads, seed, validation and memory limit.
-        personal: Personal tensors that earlier rounds left, by name.
-        keep: Takes the new personal tensors.
+        personal: Personal tensors of earlier rounds, by name.
+        keep: Stores the new personal tensors; see `KeepPersonal`.
         on_epoch: Called after each epoch.
         on_batch: Called before each batch. The training waits until it returns.
         force: Replace an update that is in `out`.
-        profiled: Add time and memory of this training to the update's record. Times differ from
-            run to run, so the record is then no longer reproducible.
+        profiled: Add time and memory of this training to the update's record. Times differ between
+            runs, so the record is then not reproducible.
         summarized: Add a coarse summary of the inputs to the update's record.
         idle: Memory that this process used before its first training (default: uses now).
-        form_checks: The file that remembers form checks (default: one for this user).
+        form_checks: The file with the results of form checks (default: a file of this user).
 
     Returns:
         The update's record and the new personal tensors.
@@ -97,8 +97,8 @@ def train_bundle(
     Raises:
         BundleError: The bundle cannot be used.
         DataError: The data do not fit the bundle.
-        LimitError: The training needs too much memory. This is found before the training starts if
-            the need can be predicted, and else when memory runs out.
+        LimitError: The training needs too much memory. If the need can be predicted, this is raised
+            before the training starts, otherwise when memory runs out.
         UpdateError: The training diverged. `out` is not written.
     """
     out = Path(out)
@@ -106,7 +106,7 @@ def train_bundle(
         map_large_blocks()
         plan = plan_execution(open_bundle(Path(folder)), options, idle or Usage.now())
         with working_folder(out) as scratch:
-            # A checkpoint of a finished training may stand beside the update that it wrote.
+            # If there is a checkpoint of a finished training, its update may already exist.
             if not (scratch / CHECKPOINT).exists():
                 check_place(out, force)
             local = local_data(plan.bundle, data, scratch / UNPACKED)
@@ -141,7 +141,7 @@ def train_bundle(
 
 @contextmanager
 def _explain_system_errors(out: Path) -> Iterator[None]:
-    """Turn errors of the machine, no memory or no disk space, into errors with a remedy."""
+    """Convert errors of memory and of the disk to errors with a remedy."""
     try:
         yield
     except (MemoryError, OSError) as error:
@@ -158,7 +158,7 @@ def _explain_system_errors(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
-    """If the training diverges, also name an extreme number of the data as a possible cause."""
+    """If the training diverges, name an extreme number in the data as a possible cause."""
     try:
         yield
     except UpdateError as error:
@@ -192,7 +192,7 @@ def local_data(bundle: Bundle, source: Data, unpack_to: Path | None = None) -> L
     """Load `source` and check that it fits `bundle`.
 
     Args:
-        bundle: The bundle that the data are for.
+        bundle: The bundle to train with the data.
         source: Local data: a path, `module:callable`, or the arrays x and y.
         unpack_to: See `load_data`.
 
@@ -212,10 +212,10 @@ def local_data(bundle: Bundle, source: Data, unpack_to: Path | None = None) -> L
 
 
 def resume(run: ScheduleRun) -> bool:
-    """Give `run` a place for checkpoints, and continue from the checkpoint that is there.
+    """Let `run` store checkpoints, and continue from the last checkpoint if there is one.
 
     Returns:
-        Whether that checkpoint is of a finished training, so that its update may exist already.
+        Whether the checkpoint is of a finished training, so that its update may already exist.
     """
     options = run.options
     # The memory limit is left out: raising it must not restart a training that hit the limit.
@@ -236,9 +236,9 @@ def resume(run: ScheduleRun) -> bool:
 
 
 def classes_to_report(run: ScheduleRun) -> tuple[int, ...] | None:
-    """The classes that `run` trained on, if the server needs them; else None.
+    """The classes on which `run` trained, if the server needs them; otherwise None.
 
-    A server learns nothing about a device's labels from bundles without a masked loss.
+    Without a masked loss, the server learns nothing about a device's labels.
     """
     if not any(entry.by_class for entry in run.bundle.manifest.tensors):
         return None
@@ -253,7 +253,7 @@ def finish(
     profile: Profile | None,
     inputs: InputSummary | None,
 ) -> Trained:
-    """Give the personal tensors to `keep`, then write the update.
+    """Pass the personal tensors to `keep`, then write the update.
 
     Raises:
         UpdateError: The loss or a tensor is not finite.
@@ -261,7 +261,7 @@ def finish(
     record, tensors = trained_update(run, profile, inputs)
     kept = personal_tensors(run)
     if kept and run.checkpoints is not None:
-        # After `keep`, a restart reads the new personal tensors: it must find this checkpoint too.
+        # After `keep`, a restart reads the new personal tensors. It must accept this checkpoint.
         run.checkpoints.accept_personal(kept)
         run.save_checkpoint()
     keep(kept)
@@ -271,7 +271,7 @@ def finish(
 def trained_update(
     run: ScheduleRun, profile: Profile | None = None, inputs: InputSummary | None = None
 ) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
-    """The update of a finished run: its record, without a file, and the uploaded tensors.
+    """Create the update of a finished run: its record, without `file`, and the uploaded tensors.
 
     Raises:
         UpdateError: The loss or a tensor is not finite.

@@ -34,7 +34,7 @@ class Position(msgspec.Struct, kw_only=True):
         validation: Evaluation after each finished epoch.
         recorded: Recordings that are complete on disk, by name.
         recording: Name of the recording that is being written.
-        begun: Size and digest of the part of it that is on disk.
+        begun: Size and digest of the part of this recording that is on disk.
         dropout: State of the random generator for dropout, as JSON.
     """
 
@@ -53,7 +53,7 @@ class Position(msgspec.Struct, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct):
-    """A position in a training, and the tensors that the training held there.
+    """A position in a training, and the tensors of the training at this position.
 
     Attributes:
         position: How far the training has come.
@@ -80,7 +80,7 @@ class Checkpoints:
         self._path = folder / CHECKPOINT
 
     def accept_personal(self, personal: Tensors) -> None:
-        """Let a training that starts with the tensors `personal` use later checkpoints too.
+        """Let a training that starts with the tensors `personal` also use later checkpoints.
 
         When a training ends, its new personal tensors are stored before the update is written. If
         the process is killed in between, the next start has the new tensors instead of the old.
@@ -107,7 +107,7 @@ class Checkpoints:
         """Load the checkpoint, and delete all files that it does not need.
 
         Returns:
-            The checkpoint; None if there is no intact one of this training.
+            The checkpoint; None if this training has no intact checkpoint.
         """
         checkpoint = self._read()
         wanted = {UNPACKED}
@@ -122,7 +122,7 @@ class Checkpoints:
         try:
             with safe_open(self._path, framework="numpy") as file:
                 about = file.metadata()
-            # The key is in the header, so another training's tensors are not even read.
+            # The key is in the header, so the tensors of another training are not read.
             if self._keys[0] not in about["keys"].split():
                 return None
             position = decode_json(about["position"], Position)
@@ -140,7 +140,7 @@ class Checkpoints:
 
 
 def _digest(position: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """BLAKE2b of a checkpoint, which detects a file that a failing disk altered."""
+    """The BLAKE2b digest of a checkpoint. It detects changes by a failing disk."""
     digest = hashlib.blake2b(position.encode(), digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())
@@ -165,5 +165,5 @@ def _with_prefix(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
 
 
 def training_key(parts: object) -> str:
-    """SHA-256 of the inputs of a training, given as values that JSON can hold."""
+    """The SHA-256 of the inputs of a training, which are values that JSON can hold."""
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -1,7 +1,6 @@
 """How this device trains a bundle: the form of its graphs, its threads, sessions and memory.
 
-`plan_execution` makes the plan once, before the training; the form check and the training follow
-it.
+`plan_execution` creates the plan before the training. The form check and the training follow it.
 """
 
 from collections.abc import Iterator
@@ -38,17 +37,17 @@ class ExecutionPlan:
 
     @property
     def form(self) -> str | None:
-        """The form of the graphs that train; None if they are plain."""
+        """The form of the training graphs; None if they are plain."""
         graphs = (self.bundle.graph(step.signature) for step in training_of(self.bundle).steps)
         return next((form for graph in graphs if (form := form_of(graph.name))), None)
 
     def in_plain_form(self) -> Self:
-        """The same plan with the plain graphs, which need no more memory than other forms."""
+        """Copy the plan with the plain graphs. They need at most the memory of the other forms."""
         return replace(self, bundle=self.plain)
 
     @property
     def spare_bytes(self) -> int:
-        """Memory in bytes that the training is predicted to leave free."""
+        """The predicted memory in bytes that the training leaves free."""
         return spare_bytes(self.bundle.manifest, self.options.validating, self.limits)
 
     @contextmanager
@@ -66,7 +65,7 @@ class ExecutionPlan:
 
 
 def plan_execution(bundle: Bundle, options: TrainingOptions, idle: Usage) -> ExecutionPlan:
-    """Plan how this device trains `bundle`: in its own form if that fits, else in plain form.
+    """Plan how this device trains `bundle`: in the device's form if it fits, else in plain form.
 
     Args:
         bundle: The bundle as it was opened.

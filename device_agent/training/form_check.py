@@ -1,9 +1,9 @@
-"""Whether the form of a bundle's graphs that this device runs computes what the plain graphs do.
+"""Checks that the device's form of a bundle's graphs computes the same as the plain graphs.
 
-The probe of the runtime shows which form this device can run, not that this bundle's is right. A
-form with another block, or a kernel that is wrong for one shape, trains wrongly without an error.
-Before the first training of a bundle, one batch of random data therefore goes through both. Graphs
-of frozen stages have no other form.
+The probe of the runtime shows which form this device can run, but not that the form of this bundle
+is correct. A form with another block, or a kernel that is wrong for one shape, trains wrongly
+without an error. Therefore, before the first training of a bundle, one batch of random data runs
+through both. Graphs of frozen stages have no other form.
 """
 
 import logging
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 def with_checked_form(
     plan: ExecutionPlan, file: Path, scratch: Path, wait: Callable[[], object] = lambda: None
 ) -> ExecutionPlan:
-    """`plan`, or if a first step in its form differs, `plan` with the plain graphs.
+    """Return `plan`. If the first step in its form differs, return it with the plain graphs.
 
-    A check for which there is too little memory, or in which numbers are not finite, proves
-    nothing; then the form is used, and checked again before the next training.
+    If there is too little memory for the check, or if numbers are not finite, there is no result.
+    Then the form is used, and checked again before the next training.
 
     Args:
         plan: How the device would train the bundle.
-        file: Where the result is remembered.
+        file: The file with the results of earlier checks.
         scratch: Folder for temporary files.
         wait: Called before the check, which starts when it returns.
     """
@@ -58,7 +58,7 @@ def with_checked_form(
     if remembered[key] is None:
         return plan
     log.warning(
-        "%s trains its plain graphs here, because their form %s computes other numbers: %s. Please "
+        "%s trains its plain graphs here, because their form %s gives other results: %s. Please "
         "report it at %s with the output of `edgetailor-agent doctor`. Delete %s to compare again.",
         plan.bundle.manifest.submodel, plan.form, remembered[key], issues_url(), file,
     )  # fmt: skip
@@ -66,7 +66,7 @@ def with_checked_form(
 
 
 def difference(plan: ExecutionPlan, scratch: Path) -> str | None:
-    """How the first steps of the plan's form and of the plain graphs differ; None if they agree.
+    """Describe how the first steps of the plan's form and the plain graphs differ, or return None.
 
     Raises FloatingPointError if the plain graphs compute numbers that are not finite.
     """
@@ -82,9 +82,9 @@ def difference(plan: ExecutionPlan, scratch: Path) -> str | None:
 
 
 def first_step(bundle: Bundle, threads: int, scratch: Path, nudged: bool = False) -> FirstStep:
-    """The losses of all training work for one batch of random data, and what it changes.
+    """Do all training work for one batch of random data. Returns losses and changed tensors.
 
-    With `nudged`, all weights differ a little.
+    With `nudged`, all weights are changed a little before.
     """
     training = training_of(bundle)
     recordings = [] if training.source == SAMPLES else [training.source]

@@ -12,21 +12,21 @@ from device_agent.runtime.graph_form import device_form
 
 
 def in_device_form(bundle: Bundle) -> Bundle:
-    """`bundle` with its graphs in the form that this device runs fastest.
+    """Return `bundle` with its graphs in the form that this device runs fastest.
 
-    Graphs in ONNX format run in blocked form if the device has its blocks, else in Winograd's form
-    on devices that gain from it. The latter may need more memory than the plain graphs.
+    Graphs in ONNX format run in blocked form if the runtime has blocked convolutions. Otherwise
+    they run in Winograd's form if it is faster; it may need more memory than the plain graphs.
     """
     if bundle.manifest.runtime != "onnx":
         return bundle
-    # Asked now: when memory is limited, the probe may fail and find no blocks.
+    # Run the probe now: later, under a memory limit, it may fail and report no blocks.
     return in_blocked_form(bundle) if block_size() is not None else in_winograd_form(bundle)
 
 
 def in_blocked_form(bundle: Bundle) -> Bundle:
-    """`bundle` with the graphs that it has in blocks of this device's size.
+    """Return `bundle` with each graph in blocked form, if it has one with this device's block.
 
-    Their predicted memory is that of the plain graphs: the manifest names the larger one.
+    The predicted memory stays that of the plain graphs: the manifest has the larger of both.
     """
     forms = {
         name: msgspec.structs.replace(signature, graph=file)
@@ -38,7 +38,7 @@ def in_blocked_form(bundle: Bundle) -> Bundle:
 
 
 def in_winograd_form(bundle: Bundle) -> Bundle:
-    """`bundle` with the graphs that it has in Winograd's form, if this device gains from them."""
+    """Return `bundle` with each graph in Winograd's form, if it has one that is faster here."""
     forms = {
         name: msgspec.structs.replace(
             signature, graph=file, peak_bytes=signature.winograd_peak_bytes
@@ -46,7 +46,7 @@ def in_winograd_form(bundle: Bundle) -> Bundle:
         for name, signature in bundle.manifest.signatures.items()
         if (file := form_file(signature.graph, WINOGRAD)) in bundle.manifest.files
         and (bundle.folder / file).exists()
-        # A form of unknown size cannot be checked against limits that the plain one is checked by.
+        # If only the plain graph has a predicted peak, its form cannot be checked against limits.
         and (signature.winograd_peak_bytes is not None or signature.peak_bytes is None)
     }
     if not forms or device_form() != WINOGRAD:
@@ -55,7 +55,7 @@ def in_winograd_form(bundle: Bundle) -> Bundle:
 
 
 def _with_signatures(bundle: Bundle, signatures: dict[str, Signature]) -> Bundle:
-    """`bundle` with other entries for `signatures`; itself if there are none."""
+    """Return `bundle` with the entries of `signatures` replaced, or `bundle` if there are none."""
     if not signatures:
         return bundle
     known = bundle.manifest.signatures

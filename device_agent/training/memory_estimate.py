@@ -1,4 +1,4 @@
-"""The memory that training a bundle takes, from the peaks that its manifest predicts.
+"""Predicts the memory for training a bundle from the peaks in its manifest.
 
 `peak_bytes` of a signature is the growth of a process that runs this signature alone. The functions
 here combine the peaks of signatures that are open together by the rule in
@@ -19,7 +19,7 @@ from profiles.cost_model.memory_rule import (
 )
 
 WIDTHS: dict[Dtype, int] = {"float32": 4, "int64": 8}
-"""Bytes of a number. numpy knows them too, but loading it may exceed the memory limit."""
+"""Bytes of a number. They are not taken from numpy: loading it may exceed the memory limit."""
 
 
 def concurrent_peak_bytes(
@@ -27,7 +27,7 @@ def concurrent_peak_bytes(
 ) -> int | None:
     """Process peak above the idle agent while the signatures `names` are open together, in bytes.
 
-    The state tensors `kept` are in memory in addition, although no signature in `names` reads them.
+    The state tensors `kept` are also in memory, although no signature in `names` reads them.
     Returns None if the manifest predicts no peak for one of the signatures.
     """
     opened = memory_together(manifest, names)
@@ -49,7 +49,7 @@ def concurrent_peak_bytes(
 def memory_together(manifest: Manifest, names: Sequence[str]) -> list[SignatureMemory] | None:
     """The memory of each signature in `names`.
 
-    Returns None if the manifest predicts no peak for one of them.
+    Returns None if the manifest has no predicted peak for one of them.
     """
     session, batch = session_bytes(manifest), batch_of(manifest)
     memories = []
@@ -76,7 +76,7 @@ def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, s
 
     Args:
         manifest: The manifest of the bundle.
-        validating: Whether each epoch ends with a run of the signature `evaluate`, for which the
+        validating: Whether each epoch ends with a run of the signature `evaluate`. For it, the
             agent closes the training signatures but keeps their state.
 
     Returns:
@@ -94,15 +94,15 @@ def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, s
 
 
 def untouched_bytes(manifest: Manifest, validating: bool = False) -> int:
-    """The most memory that the runtime takes from the system and does not use.
+    """An upper bound of the memory that the runtime requests and does not use.
 
-    It counts for a limit of data, although the system provides no pages for it: ONNX Runtime's
-    arena takes regions, each twice as large as the one before, so the last one may be as large as
-    everything that the arena uses; see `exporters/memory/onnx_arena.py`.
+    A limit of data counts this memory, although the system provides no pages for it. ONNX Runtime's
+    arena requests regions, each twice as large as the previous region. So the last region may be as
+    large as all memory that the arena uses; see `exporters/memory/onnx_arena.py`.
 
     Args:
         manifest: The manifest of the bundle.
-        validating: As for `training_bytes`.
+        validating: See `training_bytes`.
 
     Returns:
         Bytes; 0 for other runtimes, or if the manifest predicts no peaks.
@@ -114,7 +114,7 @@ def untouched_bytes(manifest: Manifest, validating: bool = False) -> int:
 
 
 def open_together(manifest: Manifest, validating: bool) -> Iterator[tuple[list[str], set[str]]]:
-    """The signatures that are open at the same time, and the state tensors kept beside them."""
+    """Yield signatures that are open together, and other state tensors in memory meanwhile."""
     for instruction in manifest.schedule:
         if isinstance(instruction, Record | Initialise):
             yield [instruction.signature], set()
@@ -134,7 +134,7 @@ def open_at_once(manifest: Manifest) -> int:
 
 
 def batch_of(manifest: Manifest) -> int:
-    """The batch size that peaks are predicted for: the largest in the schedule."""
+    """The batch size for which peaks are predicted: the largest in the schedule."""
     return max((i.batch_size for i in manifest.schedule if isinstance(i, Train)), default=1)
 
 

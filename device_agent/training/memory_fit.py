@@ -12,15 +12,15 @@ from profiles.text_formatting import bytes_as_option
 
 
 def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None:
-    """Predict the memory that a training needs on top of the idle agent.
+    """Predict the memory that a training needs in addition to the idle agent.
 
     Args:
         manifest: Manifest of the bundle to train.
         validating: Whether the training evaluates held-out samples after each epoch.
 
     Returns:
-        The peak in bytes and the signatures that run at the peak; None if the manifest lacks the
-        prediction of a signature.
+        The peak in bytes and the signatures that run at the peak; None if the manifest has no
+        prediction for a signature.
     """
     peak = training_bytes(manifest, validating)
     return peak and (peak[0] + TRAINING_RESERVE_BYTES, peak[1])
@@ -35,13 +35,13 @@ def check_fits(manifest: Manifest, validating: bool, limits: Sequence[Ceiling]) 
         limits: The limits as `ceilings` finds them.
 
     Raises:
-        DoesNotFitError: The predicted peak exceeds a limit, or without a prediction, what the
-            runtime's first session takes.
+        DoesNotFitError: A limit is below the predicted peak. If there is no prediction, a limit is
+            below the memory of the runtime's first session.
     """
     if not limits:
         return
-    # onnxruntime may abort the process if memory runs out while it opens its first session, so even
-    # without a prediction there has to be room for that.
+    # onnxruntime may abort the process if memory runs out while it opens its first session. So the
+    # memory for this session must be free, even without a prediction.
     need = needed_bytes(manifest, validating) or (session_bytes(manifest), "any graph")
     peak, running = need
     tightest = min(limits, key=lambda ceiling: ceiling.left)
@@ -56,9 +56,9 @@ def check_fits(manifest: Manifest, validating: bool, limits: Sequence[Ceiling]) 
             f"idle agent, but {tightest.name} allows only {allowed}"
         )
     needed = peak + tightest.used + START_VARIATION_BYTES
-    # A submodel may use what is left after the training's own part.
+    # A submodel may use the memory that remains after the training's own part.
     fitting = tightest.left - TRAINING_RESERVE_BYTES
-    # No submodel needs less than the runtime's first session, so below it there is none to name.
+    # Every submodel needs the runtime's first session. Below it, no submodel can be suggested.
     possible = fitting > session_bytes(manifest)
     most = bytes_as_option(fitting, round_down=True)
     smaller = f", or take a submodel with a peak memory of at most {most}" if possible else ""

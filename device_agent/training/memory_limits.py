@@ -19,19 +19,19 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 STACK_BYTES = 8 << 20
 """Address space that Linux reserves for the stack of each thread. Almost none of it is used."""
 AGENT_BYTES = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
-"""What the agent needs of each before any training, measured on x86-64 with one thread."""
+"""What the agent uses of each resource before any training, measured on x86-64 with one thread."""
 UNLIMITED_BYTES = 1 << 62
-"""Control groups of version 1 have no word for "no limit": they give a number close to 2^63."""
+"""In control groups of version 1, a number close to 2^63 means that there is no limit."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process uses of the resources that can be limited; 0 if the system does not say.
+    """A process's use of the resources that can be limited; 0 if the system does not report it.
 
     Attributes:
         resident: Resident memory in bytes.
         space: Address space in bytes.
-        data: Private data in bytes: heap, anonymous mappings and the like.
+        data: Private data in bytes, such as the heap and anonymous mappings.
     """
 
     resident: int
@@ -51,7 +51,7 @@ class Ceiling:
     Attributes:
         name: Name of the limit for messages.
         limit: The limit in bytes.
-        used: What the idle process uses of it, in bytes.
+        used: Bytes that the idle process uses.
     """
 
     name: str
@@ -87,9 +87,9 @@ def ceilings(max_memory: int | None = None, idle: Usage | None = None) -> list[C
 
 
 def check_memory() -> None:
-    """Check that the limits of this process let the agent load its runtime.
+    """Check that the limits of this process allow the agent to load its runtime.
 
-    Without this check the libraries would end the process without a helpful message.
+    Without this check, libraries would end the process without a helpful message.
 
     Raises:
         LimitError: A limit is too low for the agent.
@@ -119,7 +119,7 @@ def cgroup_limit(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int | None:
 
     Args:
         own: The file that lists the control groups of this process.
-        root: Where the control groups are mounted.
+        root: The folder where the control groups are mounted.
 
     Returns:
         The limit in bytes; None if there is none.
@@ -131,7 +131,7 @@ def cgroup_limit(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int | None:
     limits = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        # Version 2 has one hierarchy, which names no controllers.
+        # Version 2 has one hierarchy. Its line names no controllers.
         if not controllers:
             top, name = root, "memory.max"
         elif "memory" in controllers.split(","):
@@ -147,7 +147,7 @@ def cgroup_limit(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int | None:
 
 
 def _read_limit(path: Path) -> int | None:
-    """The limit in `path`; None if there is no limit or no such file."""
+    """Read the limit in `path`; None if there is no limit or no such file."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -184,8 +184,8 @@ def enforce_memory_limit(
 ) -> Iterator[None]:
     """Limit the memory of this process. An allocation beyond the limit raises MemoryError.
 
-    The kernel enforces the limit on the process's private data (RLIMIT_DATA), which needs no
-    control group. Memory-mapped files, for example local data, do not count.
+    The kernel limits the process's private data (RLIMIT_DATA); this needs no control group.
+    Memory-mapped files, for example local data, do not count.
 
     Args:
         max_memory: The limit in bytes; None for no limit.
@@ -200,8 +200,8 @@ def enforce_memory_limit(
     from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # RLIMIT_DATA counts the whole stack of every thread that a session adds to the calling thread,
-    # although resident memory, which `max_memory` limits, holds almost nothing of it.
+    # RLIMIT_DATA counts the whole stack of every thread that a session starts. `max_memory` limits
+    # resident memory, which contains almost nothing of these stacks. So they are added.
     stacks = STACK_BYTES * ((threads or os.cpu_count() or 1) - 1) * sessions
     allowed = max(0, max_memory - idle.resident - RUNTIME_CODE_BYTES)
     limit = idle.data + allowed + stacks + untouched

@@ -15,7 +15,7 @@ from device_agent.formats.manifest import Manifest, TensorEntry
 from profiles.errors import InputError
 
 KEY = "submodel"
-"""Metadata entry that identifies the submodel of the tensors."""
+"""The metadata entry that identifies the submodel of the tensors."""
 
 Personal = dict[str, np.ndarray]
 
@@ -44,8 +44,8 @@ def read_personal(path: Path, manifest: Manifest) -> Personal:
         with safe_open(path, framework="numpy") as file:
             if (file.metadata() or {}).get(KEY) != _key(manifest):
                 raise InputError(
-                    "{path} holds the personal model of another submodel than this bundle's "
-                    "{submodel!r}. Use one file for each submodel.",
+                    "The personal model in {path} is not of {submodel!r}, the submodel of this "
+                    "bundle. Use one file for each submodel.",
                     code="state.other-personal-model",
                     path=str(path),
                     submodel=manifest.submodel,
@@ -67,10 +67,10 @@ def write_personal(path: Path, tensors: Mapping[str, np.ndarray], manifest: Mani
     Args:
         path: The file, which is replaced atomically.
         tensors: The tensors by name. If there are none, no file is written.
-        manifest: Manifest of the bundle that the tensors belong to.
+        manifest: Manifest of the tensors' bundle.
     """
     if tensors:
-        # A process that was killed while it wrote leaves its temporary file behind.
+        # If a process was killed while it wrote, its temporary file is still there.
         for leftover in path.parent.glob(f".{escape(path.name)}.????????"):
             leftover.unlink(missing_ok=True)
         arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}

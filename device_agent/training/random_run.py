@@ -1,6 +1,6 @@
-"""A run of a bundle on one batch of random data, to measure a training or compare its first steps.
+"""Runs a bundle on one batch of random data, to measure a training or compare its first steps.
 
-Neither time nor memory depends on the values of samples, recorded activations or weights.
+Time and memory do not depend on the values of samples, recorded activations or weights.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,18 +46,18 @@ def random_run(
 ) -> ScheduleRun:
     """Create a run with one batch of random data.
 
-    Recorded activations and personal tensors are random too, so that any signature can run without
-    the signatures that come before it in the schedule.
+    Recorded activations and personal tensors are also random, so that any signature can run without
+    the earlier signatures of the schedule.
 
     Args:
         bundle: The bundle.
-        recordings: Names of the recordings that the signatures read. The same names in the same
-            order get the same numbers in every process.
+        recordings: Names of the recordings that the signatures read. Their numbers depend only on
+            the order of the names, so they are the same in every process.
         scratch: Folder for the recordings.
         threads: Threads of the runtime; 0 for one per core.
 
     Returns:
-        The run, which has opened no session yet.
+        The run. It has not opened a session yet.
     """
     generator = np.random.default_rng(1)
     local = synthetic(bundle, training_of(bundle).batch_size)
@@ -76,11 +76,11 @@ def random_run(
 
 
 NUDGE = 1e-6
-"""About what roundings change. With ten times as much, masks of ReLUs in deep nets flip."""
+"""About the relative size of rounding errors. Ten times as much flips ReLU masks in deep nets."""
 
 
 def nudge(tensors: Iterable[np.ndarray]) -> None:
-    """Change the numbers in `tensors` at random by the share NUDGE."""
+    """Change the numbers in `tensors` randomly, by a share of about NUDGE."""
     draw = np.random.default_rng(2)
     for tensor in tensors:
         if tensor.dtype == np.float32:

@@ -1,4 +1,4 @@
-"""The results of form checks, remembered in a file, so that later rounds do not repeat them."""
+"""Stores the results of form checks in a file, so that later rounds do not repeat the checks."""
 
 import logging
 import os
@@ -18,11 +18,11 @@ from profiles.json_decoding import MalformedError, decode_json
 log = logging.getLogger(__name__)
 VERSION = 1
 KEPT = 50
-"""Results that a file holds; the oldest are dropped."""
+"""Number of results in a file. Older results are dropped."""
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
-    """The content of the file: by `key_of`, why a form is not used; None for one that is right."""
+    """The content of the file: by `key_of`, why a form is not used, or None if it is correct."""
 
     version: int = VERSION
     objections: dict[str, str | None]
@@ -35,9 +35,9 @@ def default_checks() -> Path:
 
 
 def key_of(plan: ExecutionPlan) -> str:
-    """SHA-256 of what a check depends on: bundle, form, threads, memory, software and machine.
+    """Hash everything on which a check depends: bundle, form, threads, memory, software, machine.
 
-    It is the same in all rounds of one submodel, as long as the server writes the same graphs.
+    The SHA-256 is the same in all rounds of a submodel if the server writes the same graphs.
     """
     plain, training = plan.plain, training_of(plan.plain)
     runtime = runtime_of(plain.manifest.runtime).description()
@@ -49,7 +49,7 @@ def key_of(plan: ExecutionPlan) -> str:
         plan.form,
         training.batch_size,
         plan.options.threads,
-        plan.options.max_memory,  # a form that was refused may have enough with another limit
+        plan.options.max_memory,  # with another limit, a refused form may have enough memory
         versions(),
         this_machine(runtime),
     )
@@ -57,7 +57,7 @@ def key_of(plan: ExecutionPlan) -> str:
 
 
 def read_checks(file: Path) -> dict[str, str | None]:
-    """The results in `file`; none if there is no such file, or if it is damaged."""
+    """Read the results in `file`; empty if the file does not exist or is damaged."""
     try:
         remembered = decode_json(file.read_bytes(), Remembered)
     except (OSError, MalformedError):
@@ -66,10 +66,10 @@ def read_checks(file: Path) -> dict[str, str | None]:
 
 
 def keep_check(file: Path, key: str, objection: str | None) -> None:
-    """Add a result to `file`. If that fails, only a warning says so."""
+    """Add a result to `file`. If this fails, log a warning."""
     objections = {**read_checks(file), key: objection}
     newest = dict(list(objections.items())[-KEPT:])
     try:
         write_file(file, msgspec.json.encode(Remembered(objections=newest)))
     except OSError as error:
-        log.warning("The form check is not remembered: %s: %s", file, error.strerror)
+        log.warning("The result of the form check is not stored: %s: %s", file, error.strerror)

@@ -1,4 +1,4 @@
-"""The position of a training in its schedule, and the checkpoints that it can resume from."""
+"""The position of a training in its schedule, and the checkpoints from which it can resume."""
 
 import json
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from device_agent.training.checkpoint import Checkpoint, Checkpoints, Position
 from device_agent.training.signature_runs import SignatureRuns
 
 CHECKPOINT_S = 120.0
-"""Time between checkpoints within an epoch or a recording: the most work that a kill can cost."""
+"""Time between checkpoints within an epoch or a recording. A kill loses at most this much work."""
 
 
 @dataclass
@@ -17,7 +17,7 @@ class ResumableRun(SignatureRuns):
     """Signatures that run at a position of the schedule, which checkpoints store.
 
     Attributes:
-        checkpoints: Where checkpoints are stored; None to store none.
+        checkpoints: Stores checkpoints; None if none are stored.
         spare_bytes: Memory in bytes for recordings that do not fit on the disk.
         position: How far the training has come.
         has_checkpoint: Whether a checkpoint of this training has been stored.
@@ -54,7 +54,7 @@ class ResumableRun(SignatureRuns):
         self.has_checkpoint = True
 
     def sources_from(self, instruction: int) -> set[str]:
-        """Names of the data sets that `instruction` and later instructions read."""
+        """The names of the data sets that `instruction` and later instructions read."""
         rest = self.bundle.manifest.schedule[instruction:]
         return {later.source for later in rest if not isinstance(later, Initialise)}
 
@@ -71,7 +71,7 @@ class ResumableRun(SignatureRuns):
         self.dropout.bit_generator.state = json.loads(self.position.dropout)
 
     def open_recording(self, name: str, done: int) -> Recording:
-        """Open the recording `name`, of which `done` samples are on disk already."""
+        """Open the recording `name`. Its first `done` samples are already on disk."""
         return Recording(
             self.scratch / f"{name}.npy",
             len(self.local),
@@ -87,7 +87,7 @@ class ResumableRun(SignatureRuns):
         return tuple(size for size in output.shape if size is not None)
 
     def made_by(self, name: str) -> Record:
-        """The instruction that makes the recording `name`."""
+        """The instruction that writes the recording `name`."""
         schedule = self.bundle.manifest.schedule
         return next(s for s in schedule if isinstance(s, Record) and s.target == name)
 

@@ -22,8 +22,8 @@ from profiles.documents.timing_statistics import clock, duration, now
 class RoundProfile:
     """Measures a training from the moment it is created until `finish`.
 
-    The peak memory is that of the whole agent process in this time. The idle memory is what the
-    process holds at the start.
+    The peak memory is that of the whole agent process in this time. The idle memory is the memory
+    of the process at the start.
     """
 
     def __init__(self, sysfs: Path = sensors.SYS) -> None:
@@ -39,8 +39,8 @@ class RoundProfile:
         Args:
             bundle: The bundle that was trained.
             threads: Threads of the runtime; 0 for one per core.
-            seconds: Durations of the training batches. The first is reported separately and counts
-                only if it is the only one, because it includes the runtime's warm-up.
+            seconds: Durations of the training batches. The first includes the runtime's warm-up, so
+                it is reported separately. It counts only if there is no other.
 
         Returns:
             The profile; None if this process trained no batch.

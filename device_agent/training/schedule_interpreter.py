@@ -34,7 +34,7 @@ def ignore_epoch(epoch: int, epochs: int, loss: float) -> None:
 
 @dataclass
 class ScheduleRun(ResumableRun):
-    """One training of one bundle, instruction by instruction.
+    """Trains one bundle, instruction by instruction.
 
     Attributes:
         on_epoch: Called after each epoch.
@@ -70,13 +70,13 @@ class ScheduleRun(ResumableRun):
         log.info("Continuing the interrupted training: %s.", self.describe_position())
 
     def record_again(self, instruction: int) -> None:
-        """Repeat recordings that are still needed but were only in the killed process's memory."""
+        """Repeat recordings that are needed but were only in the memory of the killed process."""
         schedule = self.bundle.manifest.schedule
         before = [done for done in schedule[:instruction] if isinstance(done, Record)]
         needed = self.sources_from(instruction)
         if (needed & {done.target for done in before}) <= self.recordings.keys():
             return
-        # A checkpoint would replace the later position that the training resumes from.
+        # Store no checkpoint here: it would replace the later one, from which the training resumes.
         kept, self.checkpoints = self.checkpoints, None
         for done in before:
             self.record(done)
@@ -108,8 +108,8 @@ class ScheduleRun(ResumableRun):
                 self.position.recording, self.position.begun = instruction.target, target.stored()
                 self.save_checkpoint()
         target.close()
-        # The session holds the weights of this stage. Without it the next one would need memory
-        # for two stages.
+        # The session holds the weights of this stage. If it stayed open, memory for two stages
+        # would be needed.
         del session
         self.release()
         self.position.recording = self.position.begun = None
@@ -123,18 +123,18 @@ class ScheduleRun(ResumableRun):
             source.remove()
 
     def record_batch(self) -> int:
-        """Batch size for recordings: the largest of the training batches.
+        """The batch size for recordings: the largest of the training batches.
 
-        A graph takes any batch size, but the predicted memory is that of this one.
+        A graph takes any batch size, but the memory is predicted for this one.
         """
         sizes = [s.batch_size for s in self.bundle.manifest.schedule if isinstance(s, Train)]
         return max(sizes, default=1)
 
     def initialise(self, instruction: Initialise) -> None:
-        """Compute initial personal tensors, unless the device keeps those of an earlier round."""
+        """Compute initial personal tensors, unless the device has those of an earlier round."""
         signature = self.bundle.manifest.signatures[instruction.signature]
         wanted = {port.state for port in signature.outputs}
-        # All or none: tensors of one personal model belong together.
+        # Fill all or none: the tensors of one personal model belong together.
         if instruction.every_round or not wanted <= self.personal.keys():
             session = self.open(instruction.signature)
             self.update_state(
@@ -152,7 +152,7 @@ class ScheduleRun(ResumableRun):
             sessions = sessions or self.open_sessions(instruction)
             self.train_epoch(instruction, sessions)
             if len(self.held_out):
-                # Frees the memory of the training sessions for that of the evaluation.
+                # Close the training sessions to free memory for the evaluation.
                 sessions.clear()
                 self.position.validation.append(self.evaluate(instruction, self.held_out))
             if self.position.epoch < self.epochs(instruction):
@@ -162,7 +162,7 @@ class ScheduleRun(ResumableRun):
         self.save_checkpoint()
 
     def epochs(self, instruction: Train) -> int:
-        """The number of epochs; the last one may end early, see `Train`."""
+        """The number of epochs. The last epoch may end early, see `Train`."""
         if instruction.batches is None:
             return instruction.epochs
         batches_each = len(batches(len(self.trained), instruction.batch_size, None))

@@ -28,13 +28,13 @@ from device_agent.training.training_options import TrainingOptions
 from profiles.errors import BundleError
 
 OnBatch = Callable[[], None]
-"""Called before each batch of a recording, training or evaluation, which waits for its return."""
+"""Called before each batch of a recording, training or evaluation. The batch starts afterwards."""
 
 CORRECT = "correct"
 
 
 def at_once() -> None:
-    """Return at once, so that the next batch starts."""
+    """Return immediately, so that the next batch starts."""
 
 
 def check_ports(session: Session, signature: Signature, origin: str) -> None:
@@ -42,7 +42,7 @@ def check_ports(session: Session, signature: Signature, origin: str) -> None:
 
     Args:
         session: The session with the graph.
-        signature: The manifest's entry for it.
+        signature: The manifest's entry for the graph.
         origin: Name of the graph for the error message.
 
     Raises:
@@ -54,8 +54,8 @@ def check_ports(session: Session, signature: Signature, origin: str) -> None:
     ):
         if other := {port.name for port in ports} ^ names:
             raise BundleError(
-                "{origin}: only one of the graph and the manifest has {port!r} among its {side}. "
-                "{repair}",
+                "{origin}: the {side} of the graph and of the manifest differ: only one of the two "
+                "has {port!r}. {repair}",
                 code="bundle.wrong-graph",
                 side=side,
                 port=min(other),
@@ -74,11 +74,11 @@ class SignatureRuns:
         scratch: Folder for recordings.
         options: Threads and seed of the training.
         personal: Personal tensors of an earlier round, by name.
-        held_out: Indices of the samples that are evaluated and not trained on.
+        held_out: Indices of the samples that are only evaluated.
         on_batch: Called before each batch.
         state: The tensors that the open signatures read and replace, by name.
-        recordings: Recorded activations, by the name that the schedule gives them.
-        dropout: Generator of the seeds that signatures with dropout take.
+        recordings: Recorded activations, by their names in the schedule.
+        dropout: Generator of the seeds for signatures with dropout.
     """
 
     bundle: Bundle
@@ -93,8 +93,8 @@ class SignatureRuns:
     dropout: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        # A generator separate from that of the sample order, so that a model with dropout sees the
-        # samples in the same order as one without.
+        # This generator is not used for the sample order, so models with and without dropout see
+        # the samples in the same order.
         self.dropout = np.random.default_rng([self.options.seed, 1])
 
     @cached_property
@@ -115,13 +115,13 @@ class SignatureRuns:
         self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
         replaced = {port.state for port in signature.outputs if port.name in signature.in_place}
         for tensor, kept in self.personal.items():
-            # The personal model of before the round stays as it was until the round ends.
+            # The old personal model must stay unchanged until the round ends.
             if tensor in replaced and self.state[tensor] is kept:
                 self.state[tensor] = kept.copy()
         return self.session(name)
 
     def session(self, name: str) -> Session:
-        """Load the graph of the signature `name`. Raises BundleError as `open`."""
+        """Load the graph of the signature `name`. Raises BundleError like `open`."""
         runtime, graph = self.bundle.manifest.runtime, self.bundle.graph(name)
         session = open_session(runtime, graph, name, self.options.threads)
         check_ports(session, self.bundle.manifest.signatures[name], f"{graph}, signature {name!r}")
@@ -135,8 +135,8 @@ class SignatureRuns:
     def release(self) -> None:
         """Drop the loaded tensors, so that only one stage is in memory at a time.
 
-        Tensors and sessions are in no reference cycle, so they are freed here. A garbage collection
-        would only cost time: half a second for each stage in a process with many objects.
+        Tensors and sessions are in no reference cycle, so they are freed at once. A garbage
+        collection is not needed; in a process with many objects it takes half a second.
         """
         self.state.clear()
 
@@ -191,7 +191,7 @@ class SignatureRuns:
         """Evaluate the current state with the signature `evaluate`.
 
         Args:
-            instruction: The training whose batch size and data set are used.
+            instruction: The training instruction. Its batch size and data set are used.
             samples: Indices of the samples to evaluate.
 
         Returns:

@@ -1,4 +1,4 @@
-"""A round without a coordinator: train a bundle that was copied here, write an update to copy back.
+"""Trains one round without a coordinator. The user copies the bundle here and the update back.
 
 This is the public function `edgetailor.train`.
 """
@@ -47,12 +47,13 @@ def train(
 
     Args:
         bundle: Folder of the bundle.
-        data: Samples `x` of shape (n, *sample shape) and labels `y`: (n,), or (n, ...) with one for
-            each position of the model's output. Pass an .npz file, a folder of x.npy and y.npy,
+        data: Samples `x` of shape (n, *sample shape) and labels `y`: (n,), or (n, ...) with a label
+            for each position of the model's output. Pass an .npz file, a folder of x.npy and y.npy,
             `module:callable`, a pair of arrays or a mapping with the keys `x` and `y`.
         out: Folder for the update. It must not exist, unless `force` is set.
         personal: File of the personal model of a `cp` or `pfedme` bundle. It is read if it exists
-            and written after training. Without it, a personal model is lost; a warning is logged.
+            and written after training. Without it, the personal model is lost, and a warning is
+            logged.
         threads: Threads of the runtime. 0 means one for each core.
         seed: Seed for the order of the samples and for dropout.
         validation: Share of the samples that is held out and evaluated after each epoch.
@@ -66,7 +67,7 @@ def train(
     Raises:
         BundleError: The bundle is incomplete, damaged or of another format version.
         DataError: The data do not fit the bundle.
-        LimitError: The training needs more memory than it may use, or than is left.
+        LimitError: The training needs more memory than it may use, or more than is free.
         UpdateError: The training diverged.
         InputError: `out` or `personal` cannot be used. Nothing was changed.
 

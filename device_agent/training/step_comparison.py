@@ -1,4 +1,4 @@
-"""Compares the first training step of two forms of a bundle: its losses, and what it changes."""
+"""Compares the first training step of two forms of a bundle: losses and changes of tensors."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,28 +8,28 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 CLOSE_LOSS, CLOSE_CHANGE = 1e-3, 0.05
-"""How far two losses may differ: by this share of the loss, and of its change since the first one.
-A pre-activation within rounding of zero may take another gradient."""
+"""Two losses may differ by the first share of the loss plus the second share of its change since
+the first loss. If a pre-activation is zero except for rounding, its gradient may differ."""
 CLOSE_STEP, SMALLEST_STEP = 0.01, 0.01
-"""How far the changes of a tensor may differ: by this share of its change. A change below the other
-share of all changes counts as that large, because the gradient may be zero but for rounding.
-Flipped masks of ReLUs made differences of 0.003."""
+"""Two changes of a tensor may differ by the first share. A change smaller than the second share of
+the mean change counts as that large, because its gradient may be zero except for rounding. Flipped
+masks of ReLUs caused differences of 0.003."""
 ROUNDINGS = 10
-"""Changes may also differ by this many times what a nudge of all weights makes of them: Adam
-divides a gradient by its own size, also one that is only rounding."""
+"""Changes may also differ by this many times the effect of a nudge of all weights: Adam divides a
+gradient by its own size, even if the gradient is only a rounding error."""
 PROJECTIONS = 4
-"""Numbers that stand for the change of a tensor."""
+"""How many numbers represent the change of a tensor."""
 CHUNK = 2**16
-"""Numbers of a tensor that are projected at a time, so that this takes little memory."""
+"""How many numbers of a tensor are projected at a time, to save memory."""
 
 
 @dataclass(frozen=True)
 class FirstStep:
-    """All training work for one batch.
+    """The result of all training work for one batch.
 
     Attributes:
-        losses: Its losses.
-        changes: Projections of what it changed, by tensor.
+        losses: The losses.
+        changes: Projections of the change of each tensor, by name.
     """
 
     losses: tuple[float, ...]
@@ -37,10 +37,10 @@ class FirstStep:
 
 
 def projected(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A few numbers for each tensor: sums of its numbers with signs drawn at random.
+    """Project each tensor to a few numbers: sums of its elements with random signs.
 
-    The signs depend on the names alone. A change of the tensor changes each sum by a number of
-    about the change's norm, so that wrong tensors are seen without keeping the right ones.
+    The signs depend only on the names. If a tensor changes, each sum changes by about the norm of
+    the change. So changes can be compared without a copy of the tensors.
     """
     sums_of = {}
     for index, name in enumerate(sorted(tensors)):
@@ -50,7 +50,7 @@ def projected(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             part = flat[start : start + CHUNK].astype(np.float64)
             bits = draw.integers(256, size=(len(part), 1), dtype=np.uint8)
             signs = np.unpackbits(bits, axis=1, count=PROJECTIONS, bitorder="little")
-            # Not by @: BLAS would take buffers of tens of megabytes for the life of the process.
+            # Do not use @: BLAS would keep buffers of tens of megabytes until the process ends.
             sums += np.einsum("n,nk->k", part, 1 - 2.0 * signs)
         sums_of[name] = sums
     return sums_of
@@ -59,22 +59,22 @@ def projected(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def changed_since(
     before: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The projections of what changed in `tensors` since they were projected to `before`."""
+    """Project the changes of `tensors` since they were projected to `before`."""
     after = projected(tensors)
     return {name: after[name] - sums for name, sums in before.items()}
 
 
 def objection(plain: FirstStep, formed: FirstStep, nudged: Callable[[], FirstStep]) -> str | None:
-    """Why a form must not be used; None if its first step agrees with that of the plain graphs.
+    """Explain why a form must not be used; None if its first step is that of the plain graphs.
 
     Args:
         plain: The first step of the plain graphs.
         formed: The first step of the form.
-        nudged: Makes the first step of the plain graphs with nudged weights.
+        nudged: Computes the first step of the plain graphs with nudged weights.
     """
     for expected, loss in zip(plain.losses, formed.losses, strict=True):
         allowed = CLOSE_LOSS * abs(expected) + CLOSE_CHANGE * abs(expected - plain.losses[0])
-        if not abs(expected - loss) <= allowed:  # true for a loss that is not a number, too
+        if not abs(expected - loss) <= allowed:  # also true if the loss is not a number
             return f"in its first steps the loss is {loss:.6g} instead of {expected:.6g}"
     apart = shares(plain, formed)
     if all(share <= CLOSE_STEP for share in apart.values()):
@@ -82,12 +82,12 @@ def objection(plain: FirstStep, formed: FirstStep, nudged: Callable[[], FirstSte
     moved = shares(plain, nudged())
     for name, share in apart.items():
         if not share <= max(CLOSE_STEP, ROUNDINGS * moved[name]):
-            return f"its first step changes {name!r} otherwise, by {share:.0%} of the change"
+            return f"in its first step the change of {name!r} differs by {share:.0%}"
     return None
 
 
 def shares(plain: FirstStep, other: FirstStep) -> dict[str, float]:
-    """How far the change of each tensor in `other` is from that in `plain`, by its size there."""
+    """By tensor, the difference between its changes in `other` and `plain`, relative to `plain`."""
     least = SMALLEST_STEP * rms([number for sums in plain.changes.values() for number in sums])
     apart = {name: rms(other.changes[name] - sums) for name, sums in plain.changes.items()}
     return {
@@ -97,5 +97,5 @@ def shares(plain: FirstStep, other: FirstStep) -> dict[str, float]:
 
 
 def rms(numbers: ArrayLike) -> float:
-    """The root of the mean square of `numbers`; 0 for none."""
+    """The root of the mean square of `numbers`; 0 if there are none."""
     return float(np.linalg.norm(numbers) / math.sqrt(max(1, np.size(numbers))))

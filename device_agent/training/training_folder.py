@@ -1,7 +1,7 @@
 """The folder for the temporary files of a training.
 
-It is called `.NAME.training` and lies beside the update NAME. It holds the checkpoint, recorded
-activations and unpacked data, and is deleted when the update is complete.
+For the update NAME it is the folder `.NAME.training` next to it. It has the checkpoint, recorded
+activations and unpacked data. It is deleted when the update is complete.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ CHECKPOINT = "checkpoint.safetensors"
 UNPACKED = "data"
 """Subfolder for local data that had to be unpacked or converted."""
 WORTH_KEEPING = (OSError, MemoryError, LimitError, StorageError)
-"""Errors that may not occur at the next start, so the checkpoint is kept."""
+"""The next start may not have these errors again, so the checkpoint is kept."""
 
 
 def training_folder(out: Path) -> Path:
@@ -29,8 +29,8 @@ def training_folder(out: Path) -> Path:
 def working_folder(out: Path) -> Iterator[Path]:
     """Create and lock the training folder of an update for the duration of a training.
 
-    The folder is deleted at the end. After a failure it stays if it holds a checkpoint from which
-    a later start could succeed.
+    The folder is deleted at the end. After a failure it stays if it has a checkpoint and a later
+    start from this checkpoint could succeed.
 
     Args:
         out: The update to train.
@@ -48,8 +48,8 @@ def working_folder(out: Path) -> Iterator[Path]:
         try:
             yield folder
         except BaseException as error:
-            # Ctrl-C and the like are no Exception. If an earlier process made the checkpoint, bad
-            # input of this start does not devalue it, but a diverged training would diverge again.
+            # Ctrl-C is not an Exception. If an earlier process wrote the checkpoint, keep it after
+            # wrong input of this start, but not after divergence: training would diverge again.
             temporary = isinstance(error, WORTH_KEEPING) or not isinstance(error, Exception)
             kept = temporary or not (started_here or isinstance(error, UpdateError))
             if not (kept and (folder / CHECKPOINT).exists()):
@@ -77,7 +77,7 @@ def _locked(folder: Path, out: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path) -> None:
-    """Delete a training folder, the checkpoint last: a restart can resume until it is gone."""
+    """Delete a training folder. The checkpoint is deleted last, so that a restart can resume."""
     for path in folder.iterdir():
         if path.name != CHECKPOINT:
             remove(path)

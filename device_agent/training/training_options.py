@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """How to train a bundle. One object is handed on from the command to the schedule interpreter.
+    """The options of a training. The command passes them on to the schedule interpreter.
 
     Attributes:
         threads: Threads of the runtime. 0 means one for each core.
@@ -13,7 +13,8 @@ class TrainingOptions:
             gives the same update, bit for bit.
         validation: Share of the samples, in [0, 1), that is held out and evaluated
             after each epoch.
-        max_memory: Bytes of memory that this process may use. None means no limit of the owner's.
+        max_memory: Bytes of memory that this process may use. None means that the owner sets no
+            limit.
     """
 
     threads: int = 0

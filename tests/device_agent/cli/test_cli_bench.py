@@ -69,7 +69,7 @@ def test_a_damaged_bundle_does_not_end_the_others(
 def test_a_place_without_bundles_is_refused(agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = agent("bench", "empty")
-    assert refusal(done).startswith("empty is no bundle and has no bundles in it. Give a folder")
+    assert refusal(done).startswith("empty is not a bundle and has no bundles in it. Give a folder")
 
 
 @pytest.fixture

@@ -263,8 +263,8 @@ def test_joining_twice_changes_nothing(agent: Agent, tmp_path: Path, coordinator
     other = agent("join", coordinator, "--token-file", "other", "--state", state)
     assert refusal(other) == (
         f"{state} belongs to board-1, which joined {coordinator} with another token. For a second "
-        "device on this machine, give another folder with --state. To leave as board-1, use "
-        "--replace."
+        "device on this machine, give another folder with --state. To give up the membership as "
+        "board-1 and join with this token, use --replace."
     )
     other = agent("join", nobody(), "--token-file", "token", "--state", state)
     assert f"{state} belongs to the coordinator {coordinator}" in refusal(other)

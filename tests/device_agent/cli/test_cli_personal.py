@@ -48,7 +48,10 @@ def same(own: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (save({"p": X}), r"^me holds .* another submodel than this bundle's 'cp:2\.0'\. Use"),
+        (
+            save({"p": X}),
+            r"^The personal model in me is not of 'cp:2\.0', the submodel of this bundle\. Use",
+        ),
         (b"text", r"^me is not a readable personal model: .*\. Give the file that an earlier"),
     ],
 )

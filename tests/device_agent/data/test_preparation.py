@@ -304,7 +304,7 @@ def test_decimal_marks_that_could_be_misread(tmp_path: Path, text: str, words: s
         ("ax,ay,what\n1,1,sit\n1,1_0,sit\n", "data.not-a-number", "line 3: ay is '1_0'"),
         ("ax,ay,what\nnan,1,sit\n", "data.not-a-number", "ax is 'nan'"),
         ("ax,ay,what\n1,1e39,sit\n", "data.not-a-number", "ay is '1e39'"),
-        ("ax,ay,what\n1,1,run\n", "data.unknown-class", "line 2: 'run' is no class"),
+        ("ax,ay,what\n1,1,run\n", "data.unknown-class", "line 2: the model has no class 'run'"),
         ("ax,ay,what\n1,1,sit\n", "data.too-few-samples", "1 sample"),
         ("ax,ay,what\n", "data.too-few-samples", "A sample is a window of 1 line with the same"),
         ("", "data.missing-column", "no column 'ax'. Its first line is empty."),

@@ -131,7 +131,7 @@ def test_a_check_that_cannot_be_remembered_is_made(
     (tmp_path / "forms.json").mkdir()
     assert trusted(open_bundle(exported), tmp_path)
     [line] = said
-    assert line.startswith("The form check is not remembered")
+    assert line.startswith("The result of the form check is not stored")
 
 
 def test_a_form_of_another_block_is_not_used(

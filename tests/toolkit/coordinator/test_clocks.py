@@ -166,7 +166,7 @@ def test_work_that_is_not_signed_is_waited_out(
         assert board.run(server, state) == 3
     lines = [line for line in said if "signed" in line or "trusted" in line]
     assert len(lines) == 2
-    assert "somebody on the way has altered it" in lines[0]
+    assert "somebody in between has altered it" in lines[0]
 
 
 def test_a_join_waits_for_the_clock(tmp_path: Path, said: list[str]) -> None:

@@ -47,8 +47,8 @@ def test_joining_again(fleet: Fleet, tmp_path: Path) -> None:
         membership.join(server.url, token(server.config, "board"), "x", state)
     assert str(error.value) == (
         f"{state} belongs to desktop-1, which joined {server.url} with another token. For a second "
-        "device on this machine, give another folder with --state. To leave as desktop-1, use "
-        "--replace."
+        "device on this machine, give another folder with --state. To give up the membership as "
+        "desktop-1 and join with this token, use --replace."
     )
     assert stat.S_IMODE((state / "device.json").stat().st_mode) == 0o600
     with refused("state.other-coordinator", url=server.url):

@@ -96,7 +96,7 @@ def test_unusable_tensors(
         (
             {"profile": sliced()},
             "update.other-profile",
-            "of 'slice:blocks.3', the update of 'full'",
+            "for 'slice:blocks.3', but the update is for 'full'",
         ),
     ],
 )
