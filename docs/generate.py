@@ -219,8 +219,9 @@ def layout_page() -> str:
     """`layout.md`: one line for each folder of the source."""
     return (
         "# Layout of the source\n\n"
-        "Packages import one way: `profiles <- device_agent <- exporters <- toolkit <- edgetailor`."
-        "\nInside a package, rooms import one way too; the contracts are in `pyproject.toml`.\n\n"
+        "Packages import in one direction:\n"
+        "`profiles <- device_agent <- exporters <- toolkit <- edgetailor`. Inside a package, folders\n"
+        "import in one direction too. The contracts are in `pyproject.toml`.\n\n"
         f"{tree()}\n\n"
         "This page is generated from the source: `python docs/generate.py`.\n"
     )
