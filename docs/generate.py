@@ -220,8 +220,8 @@ def layout_page() -> str:
     return (
         "# Layout of the source\n\n"
         "Packages import in one direction:\n"
-        "`profiles <- device_agent <- exporters <- toolkit <- edgetailor`. Inside a package, folders\n"
-        "import in one direction too. The contracts are in `pyproject.toml`.\n\n"
+        "`profiles <- device_agent <- exporters <- toolkit <- edgetailor`. Inside a package, "
+        "folders\nimport in one direction too. The contracts are in `pyproject.toml`.\n\n"
         f"{tree()}\n\n"
         "This page is generated from the source: `python docs/generate.py`.\n"
     )
