@@ -1,5 +1,5 @@
 """Writing traced steps as TFLite files, with a flatbuffer builder of our own.
 
-Start with `tflite_writer.py`, then `lowering.py`. Each table of operators is one file, named after
-what its operators do.
+Start with `tflite_writer.py`, then `lowering.py`. Each table of operators is one file, whose name
+says what its operators do.
 """

@@ -63,7 +63,7 @@ def log2(x: Tensor) -> Tensor:
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int] = ()) -> Tensor:
     """Move the last `shift` elements of each axis to the front.
 
-    Returns NotImplemented without `axes`, which asks for a roll of the flattened tensor.
+    Returns NotImplemented without `axes`, because PyTorch then rolls the flattened tensor.
     """
     if not axes:
         return NotImplemented  # type: ignore[no-any-return]
@@ -78,7 +78,7 @@ def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int] = ()) -> Tensor:
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The elements with column - row = `offset`, as the last axis.
 
-    They are the sums of the rows of `x` with all other elements set to 0.
+    All other elements are set to 0, and the rows are then summed.
     """
     moved = x.movedim((dim1, dim2), (-2, -1))
     rows, columns = (int(n) for n in moved.shape[-2:])
@@ -97,8 +97,8 @@ def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
 def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
     """Pad the last axes with mirror images, which do not repeat the elements at the ends.
 
-    `padding` is (front, behind) of the last axis, then of the one before. Returns NotImplemented
-    for a negative width.
+    `padding` is (front, behind) of the last axis, then of the axis before it. Returns
+    NotImplemented for a negative width.
     """
     if min(padding) < 0:
         return NotImplemented  # type: ignore[no-any-return]

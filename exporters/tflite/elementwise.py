@@ -37,8 +37,8 @@ def apply(
 ) -> Value:
     """Emit the operator `code` on `values`, broadcast against each other, in one common layout.
 
-    The layout is that of the largest value; among equals, the layout of images wins. To convert
-    the others costs nothing if they are vectors.
+    The layout is that of the largest value; among equally large ones, the layout of images is
+    taken. Converting the other values costs nothing if they are vectors.
     """
     lead = max(values, key=lambda value: (elements(value), value.order == IMAGE))
     rank = max(len(v.stored_shape) for v in values)
@@ -56,7 +56,7 @@ def apply(
 
 
 def elements(value: Value) -> tuple[int, int, int]:
-    """Sort key for the size of a tensor: number of open axes, then of elements, then of axes."""
+    """Sort key for tensors by size: numbers of open axes, of elements, and of axes."""
     known = math.prod(n for n in value.stored_shape if isinstance(n, int))
     return sum(map(open_size, value.stored_shape)), known, len(value.stored_shape)
 
@@ -83,7 +83,7 @@ def broadcast(shapes: Sequence[Sequence[Size]], rank: int) -> tuple[Size, ...]:
 
 
 def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
-    """A rule for two operands, values or numbers; `alpha` scales the second one."""
+    """Make a rule for two operands, values or numbers; `alpha` scales the second operand."""
 
     def form(lowering: Lowering, a: Any, b: Any, *, alpha: Number = 1) -> Value:
         kind = next(v.tensor.dtype for v in (a, b) if isinstance(v, Value))
@@ -92,7 +92,7 @@ def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
         if len(set(kinds)) == 2 or ("bool" in kinds and not code.startswith("LOGICAL")):
             kind = next((k for k in ("float32", "int64") if k in kinds), lowering.dtype)
             a, b = (numeric(lowering, v, kind) for v in (a, b))
-        # A quotient of integers is a fraction, and so are integers with a fraction.
+        # The result is float32 for a quotient of integers, and for an integer with a float.
         if kind == "int64" and (code == "DIV" or isinstance(a, float) or isinstance(b, float)):
             kind = "float32"
             a, b = (numeric(lowering, v, kind) for v in (a, b))
@@ -121,7 +121,7 @@ def typed(lowering: Lowering, operand: Any, dtype: str) -> Value:
 
 
 def unary(code: str, options: str | None = None) -> Single:
-    """A rule for one operand."""
+    """Make a rule for one operand."""
 
     def form(lowering: Lowering, x: Value) -> Value:
         return apply(lowering, code, [x], options)
@@ -154,7 +154,7 @@ def gelu(lowering: Lowering, x: Value, *, approximate: str = "none") -> Value:
 
 
 def erf(lowering: Lowering, x: Value) -> Value:
-    """erf(x) = x * P(x^2) / Q(x^2), with x clamped to [-4, 4]: beyond it, erf is 1 in float32."""
+    """erf(x) = x * P(x^2) / Q(x^2), with x clamped to [-4, 4]: outside, |erf| is 1 in float32."""
 
     def const(number: float) -> Value:
         return lowering.scalar(number, "float32")
@@ -212,7 +212,7 @@ def greater(lowering: Lowering, a: Any, b: Any) -> Value:
 def cast(lowering: Lowering, x: Value, **options: object) -> Value:
     """Cast `x` to the node's type. Other options, such as a device, do not apply to a graph.
 
-    XNNPACK has no comparisons. A comparison a > b that becomes float32 is therefore computed as
+    XNNPACK has no comparisons. So if a comparison a > b is cast to float32, it is computed as
     ceil(min(relu(a - b), 1)).
     """
     if x.tensor.dtype == lowering.dtype:

@@ -11,18 +11,18 @@ from device_agent.runtime.litert_runtime import without_remarks
 
 PREFIX = "tensor "
 OUTPUTS = 8
-"""Place of the field `outputs` in the vtable of the schema's SubGraph."""
+"""Offset of the field `outputs` in the vtable of the schema's SubGraph."""
 
 
 def exposed_name(index: int) -> str:
-    """Name for the tensor at `index`."""
+    """The name under which `exposed_values` knows the tensor at `index`."""
     return f"{PREFIX}{index}"
 
 
 def exposed_values(
     signature: str, data: bytes, feeds: Mapping[str, np.ndarray], names: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Run a signature of a file; returns the tensors called `names` by `exposed_name`."""
+    """Run a signature of a file and return tensors of it, by `names` from `exposed_name`."""
     model = schema.Model.GetRootAs(data)
     entries = [model.SignatureDefs(n) for n in range(model.SignatureDefsLength())]
     (subgraph,) = [e.SubgraphIndex() for e in entries if e.SignatureKey().decode() == signature]
@@ -39,10 +39,10 @@ def exposed_values(
 
 
 def with_outputs(data: bytes, subgraph: schema.SubGraph, indices: Sequence[int]) -> bytes:
-    """The file `data` whose `subgraph` also returns the tensors at `indices`.
+    """Return the file `data`, changed so that `subgraph` also returns the tensors at `indices`.
 
-    The longer list of outputs goes to the end of the file, and the reference to the list moves
-    there. Reading and writing the whole file would take seconds.
+    The longer list of outputs is appended to the file, and the reference to the list is changed to
+    it. Parsing and writing the whole file would take seconds.
     """
     outputs = dict.fromkeys([*subgraph.OutputsAsNumpy().tolist(), *indices])
     field = subgraph._tab.Pos + subgraph._tab.Offset(OUTPUTS)

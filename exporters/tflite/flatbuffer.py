@@ -1,7 +1,6 @@
 """Builds a TFLite file: tensors, operators, constants and signatures.
 
-Everything is stored in order of first use and nothing else is stored, so the same calls give the
-same bytes.
+All parts are stored in the order of their first use, so the same calls give the same bytes.
 """
 
 import copy
@@ -15,7 +14,7 @@ import sympy
 from ai_edge_litert import schema_py_generated as schema
 
 Size: TypeAlias = int | sympy.Expr
-"""Size of an axis; an expression of the batch if it is open."""
+"""The size of an axis: an integer, or an expression of the batch size."""
 
 TYPES = {
     "float32": schema.TensorType.FLOAT32,
@@ -49,7 +48,7 @@ class Subgraph:
     operators: list[tuple[int, Any]] = field(default_factory=list)
     data: list[bytes | None] = field(default_factory=list)
     shapes: list[tuple[Size, ...]] = field(default_factory=list)
-    calls: list[tuple[Any, "Subgraph"]] = field(default_factory=list)  # options, what runs
+    calls: list[tuple[Any, "Subgraph"]] = field(default_factory=list)  # options, called subgraph
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     _constants: dict[object, Tensor] = field(default_factory=dict)
@@ -58,10 +57,10 @@ class Subgraph:
     def tensor(
         self, dtype: str, shape: Sequence[Size], data: bytes | None = None, name: str = ""
     ) -> Tensor:
-        """A new tensor; it is constant if it has `data`."""
+        """Add a tensor. It is a constant if it has `data`."""
         table = schema.TensorT()
         table.type = TYPES[dtype]
-        # Runtimes read the open axes from the signature; the shape must hold some size for them.
+        # Runtimes read open sizes from `shapeSignature`; `shape` needs any size for them.
         table.shape = np.asarray([1 if open_size(n) else n for n in shape], np.int32)
         if any(open_size(n) for n in shape):
             table.shapeSignature = np.asarray([-1 if open_size(n) else n for n in shape], np.int32)
@@ -73,7 +72,7 @@ class Subgraph:
         return Tensor(len(self.tensors) - 1, dtype, tuple(shape))
 
     def constant(self, values: np.ndarray) -> Tensor:
-        """A constant. Equal constants are stored once."""
+        """Add a constant. Equal constants are stored once."""
         key = (values.dtype.name, values.shape, values.tobytes())
         if key not in self._constants:
             self._constants[key] = self.tensor(values.dtype.name, values.shape, values.tobytes())
@@ -88,7 +87,7 @@ class Subgraph:
         options: str | None = None,
         **settings: object,
     ) -> Tensor:
-        """The output of the operator `code`, of the type `dtype` and `shape`.
+        """Add the operator `code`; return its output, which has the type `dtype` and `shape`.
 
         `options` names the schema's options table, `settings` are its fields.
         """
@@ -102,10 +101,10 @@ class Subgraph:
         options: str | None = None,
         **settings: object,
     ) -> list[Tensor]:
-        """Like `operator`, for several outputs given by their types and shapes."""
+        """Add an operator with several outputs; `results` are their types and shapes."""
         kinds = tuple((dtype, tuple(shape)) for dtype, shape in results)
         key = (code, tuple(t.index for t in inputs), kinds, tuple(settings.items()))
-        # An open size can be large. Such a result is computed again instead of kept in memory.
+        # A result with an open size can be large. It is computed again instead of kept in memory.
         if key not in self._outputs or any(open_size(n) for _, shape in kinds for n in shape):
             outputs = [self.tensor(dtype, shape) for dtype, shape in kinds]
             operator = schema.OperatorT()
@@ -121,7 +120,7 @@ class Subgraph:
         return self._outputs[key]
 
     def call(self, part: "Subgraph", inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs of `part` for `inputs`: an IF whose two branches are both `part`.
+        """Add an IF whose two branches are both `part`; return the outputs of `part` for `inputs`.
 
         IF is TFLite's only operator that runs a subgraph on its caller's memory.
         """
@@ -137,9 +136,9 @@ class Subgraph:
         return outputs
 
     def pruned(self) -> "tuple[Subgraph, dict[int, int]]":
-        """A copy without the operators and tensors that no output needs.
+        """Copy the subgraph without the operators and tensors that no output needs.
 
-        Returns the copy, and the index in it of each tensor that is left.
+        Returns the copy, and a map from the old to the new index of each tensor in it.
         """
         needed = {t.index for t in (*self.inputs.values(), *self.outputs.values())}
         operators = []
@@ -178,7 +177,7 @@ def open_size(size: Size) -> bool:
 
 
 def serialize(subgraphs: Mapping[str, Subgraph], description: str = "") -> bytes:
-    """One TFLite file with a signature for each subgraph, by name."""
+    """Write a TFLite file with a signature for each of the `subgraphs`, by name."""
     everything = with_parts(subgraphs.values())
     # Sorted, because the order of a set would change the bytes of the file.
     codes = sorted({code for subgraph in everything for code, _ in subgraph.operators})
@@ -204,7 +203,7 @@ def serialize(subgraphs: Mapping[str, Subgraph], description: str = "") -> bytes
 
 
 def with_parts(subgraphs: Iterable[Subgraph]) -> list[Subgraph]:
-    """`subgraphs`, then the subgraphs that they call; sets the place of each in its calls."""
+    """List `subgraphs`, then the subgraphs that they call; write these indices into the calls."""
     everything = list(subgraphs)
     indices: dict[int, int] = {}
     for subgraph in everything:  # the loop also reaches the parts that it appends
@@ -217,7 +216,7 @@ def with_parts(subgraphs: Iterable[Subgraph]) -> list[Subgraph]:
 
 
 def packed(subgraph: Subgraph) -> Any:
-    """The file's form of `subgraph`."""
+    """The schema's table for `subgraph`."""
     table = schema.SubGraphT()
     table.name = subgraph.name
     table.tensors = subgraph.tensors
@@ -228,7 +227,7 @@ def packed(subgraph: Subgraph) -> Any:
 
 
 def signature(name: str, index: int, subgraph: Subgraph) -> Any:
-    """The file's entry for the signature `name`, whose subgraph is at `index`."""
+    """The schema's table for the signature `name`, whose subgraph is at `index`."""
     table = schema.SignatureDefT()
     table.signatureKey, table.subgraphIndex = name, index
     table.inputs = [tensor_map(n, t) for n, t in subgraph.inputs.items()]
@@ -237,7 +236,7 @@ def signature(name: str, index: int, subgraph: Subgraph) -> Any:
 
 
 def operator_code(code: int) -> Any:
-    """The file's entry for one kind of operator."""
+    """The schema's table for one kind of operator."""
     table = schema.OperatorCodeT()
     # Readers use the larger of the two fields.
     table.builtinCode = code
@@ -247,7 +246,7 @@ def operator_code(code: int) -> Any:
 
 
 def buffer_of(data: bytes, buffers: list[Any], stored: dict[bytes, int]) -> int:
-    """Place of `data` among the file's buffers. Equal data is stored once."""
+    """The index of `data` in the file's `buffers`, to which it is added if needed."""
     if data not in stored:
         table = schema.BufferT()
         table.data = np.frombuffer(data, np.uint8)
@@ -257,7 +256,7 @@ def buffer_of(data: bytes, buffers: list[Any], stored: dict[bytes, int]) -> int:
 
 
 def tensor_map(name: str, tensor: Tensor) -> Any:
-    """One named port of a signature."""
+    """The schema's table for one named port of a signature."""
     table = schema.TensorMapT()
     table.name, table.tensorIndex = name, tensor.index
     return table

@@ -1,4 +1,4 @@
-"""Convolutions in groups, with as many operators for a thousand groups as for two."""
+"""Grouped convolutions whose number of operators does not grow with the number of groups."""
 
 import torch
 from torch import Tensor
@@ -35,9 +35,10 @@ CONVOLUTIONS: Decompositions = {aten.convolution.default: convolution_by(convolu
 
 
 def grouped_convolution(x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """A convolution as one batched matrix product for each row of its kernel.
+    """Compute a convolution by one batched matrix product for each row of its kernel.
 
-    A batch is a group: (positions, columns * I / groups) times (columns * I / groups, O / groups).
+    The batch axis is the group: (positions, columns * I / groups) times (columns * I / groups,
+    O / groups).
     """
     outputs, inputs, rows, columns = weight.shape
     samples, groups = x.shape[0], window.groups

@@ -26,7 +26,7 @@ def embedding(lowering: Lowering, weight: Value, indices: Value, *options: Any) 
 
 
 def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
-    """ATen's indexing with index tensors for adjacent axes; None leaves an axis whole."""
+    """ATen's indexing with index tensors for adjacent axes; None selects a whole axis."""
     axes = [axis for axis, given in enumerate(indices) if given is not None]
     if axes != list(range(axes[0], axes[-1] + 1)):
         raise UnsupportedError("indices of axes that are not adjacent")
@@ -76,7 +76,7 @@ def index_put(
 ) -> Value:
     """`x` with `values` added at the positions `indices` of adjacent axes.
 
-    SCATTER_ND adds up equal positions, but takes int32 only and starts from zeros.
+    SCATTER_ND adds up values at equal positions. It needs int32 positions, and starts from zeros.
     """
     axes = [axis for axis, given in enumerate(indices) if given is not None]
     if not accumulate or axes != list(range(axes[0], axes[-1] + 1)):

@@ -25,8 +25,8 @@ from exporters.tflite.tensor_layouts import Layouts, UnsupportedError, Value
 from profiles.errors import ExportError
 
 LoweringRule = Callable[..., Any]
-"""Takes the lowering and the arguments of an operator, with values instead of tensors; returns one
-value per result of the operator."""
+"""Takes the lowering and the arguments of an operator, with a `Value` for each tensor. It returns
+one value per result of the operator."""
 
 LoweringRules = dict[OpOverload[..., Any] | HigherOrderOperator, LoweringRule]
 Number = bool | int | float
@@ -41,7 +41,7 @@ SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
 
 class Lowering(Layouts):
-    """The state of lowering one graph. `shape` and `dtype` belong to the current node's result."""
+    """The state of lowering one graph. `shape` and `dtype` are of the current node's result."""
 
     def __init__(
         self, graph: Subgraph, forms: "LoweringRules", signature: ProgramSignature
@@ -51,13 +51,13 @@ class Lowering(Layouts):
         self.signature = signature
         self.shape: tuple[Size, ...] = ()
         self.dtype = "float32"
-        self.greater: dict[Value, tuple[Value, Value]] = {}  # what was compared
+        self.greater: dict[Value, tuple[Value, Value]] = {}  # comparisons with their operands
         self.rectified: set[int] = set()  # tensors without negative numbers
         self.rows: dict[int, list[Tensor]] = {}  # parts that a tensor was packed from
         self.values: dict[str, Value] = {}  # by name of the node
 
     def input(self, name: str, dtype: str, shape: Sequence[Size]) -> Tensor:
-        """A new input of the subgraph."""
+        """Add an input to the subgraph."""
         tensor = self.graph.tensor(dtype, shape, name=name)
         self.graph.inputs[name] = tensor
         if self.batch is None:
@@ -65,7 +65,7 @@ class Lowering(Layouts):
         return tensor
 
     def constant(self, values: torch.Tensor) -> Value:
-        """A tensor that the traced graph holds."""
+        """Add a constant of the traced graph."""
         return Value.plain(self.graph.constant(values.numpy()))
 
     def scalar(self, number: "Number | SymInt | SymFloat | Value", dtype: str) -> Value:
@@ -83,7 +83,7 @@ class Lowering(Layouts):
         dtype: str | None = None,
         **settings: object,
     ) -> Tensor:
-        """One operator; its output has `shape`, and `dtype` or else the type of the first input."""
+        """Add an operator; its output has `shape`, and `dtype` or the type of the first input."""
         return self.graph.operator(
             code, inputs, dtype or inputs[0].dtype, shape, options, **settings
         )
@@ -92,9 +92,9 @@ class Lowering(Layouts):
 def lower_signature(
     graph: GraphModule, signature: ProgramSignature, forms: LoweringRules
 ) -> tuple[Subgraph, dict[str, Place]]:
-    """Lower a traced signature; returns its subgraph, and where that has the nodes' values.
+    """Lower a traced signature; return its subgraph, and the place in it of each node's value.
 
-    Raises ExportError naming an operator without a TFLite form.
+    Raises ExportError if an operator has no TFLite form.
     """
     check_forms(graph, forms, signature)
     lowering = Lowering(Subgraph(signature.name), forms, signature)
@@ -156,15 +156,15 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
         signature = lowering.signature
         target = node.target
         name = target._schema.name if isinstance(target, OpOverload) else str(target)
-        where = place_of_operator(signature.source, name)
+        place = place_of_operator(signature.source, name)
         raise ExportError(
-            "Signature {signature!r}: {operation}{place} has no TFLite form for this use: "
-            "{reason}. Export it with --format onnx, or use another layer.",
+            "Signature {signature!r} uses {operation}{place} in a way that the TFLite export does "
+            "not support: {reason}. Export with --format onnx, or use another layer.",
             code="export.unsupported-operator",
             signature=signature.name,
             operator=name,
             operation=str(target),
-            place=where,
+            place=place,
             reason=str(error),
         ) from error
 
@@ -188,7 +188,7 @@ def check_forms(graph: GraphModule, forms: LoweringRules, signature: ProgramSign
 
 
 def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
-    """A number that depends on the batch: a size stays symbolic, a float of sizes is a tensor."""
+    """A number that depends on the batch. A size stays symbolic; a float becomes a tensor."""
     result = node.meta["val"]
     if not isinstance(result, SymFloat):
         return size_of(result)
@@ -261,7 +261,7 @@ def finish(lowering: Lowering, results: Sequence[Value]) -> None:
         constant = lowering.graph.data[tensor.index] is not None
         if tensor.index in taken or constant:
             zero = lowering.graph.constant(np.zeros((), tensor.dtype))
-            # `copy` is no option of ADD. It keeps two copies of one tensor from being merged.
+            # ADD has no option `copy`. It keeps two copies of the same tensor from being merged.
             tensor = lowering.graph.operator(
                 "ADD", [tensor, zero], tensor.dtype, tensor.shape, "AddOptions", copy=port.name
             )
@@ -287,8 +287,8 @@ def dtype_of(value: torch.Tensor) -> str:
     name = str(value.dtype).removeprefix("torch.")
     if name not in ("float32", "int64", "int32", "bool"):
         raise ExportError(
-            "A tensor has the type {dtype}, which has no TFLite form here. Export with --format "
-            "onnx, or use another type.",
+            "A tensor has the type {dtype}, which the TFLite export does not support. Export with "
+            "--format onnx, or use another type.",
             code="export.unsupported-type",
             dtype=name,
         )

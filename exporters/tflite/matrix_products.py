@@ -16,7 +16,8 @@ from exporters.tflite.tensor_layouts import IMAGE, UnsupportedError, Value, prod
 
 aten = torch.ops.aten
 MIN_POSITIONS = 64
-"""Positions per sample from which one product per sample is faster than one for all samples."""
+"""If samples have at least this many positions, one product per sample is faster than one for all
+samples together."""
 
 
 def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
@@ -78,10 +79,10 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> Value:
-    """A convolution with one or two spatial dimensions, with its padding as an operator.
+    """A convolution with one or two spatial dimensions.
 
-    Its groups are one, or as many as its inputs: `grouped_convolutions.py` rewrites others.
-    TFLite's paddings SAME and VALID do not express ATen's padding.
+    It has one group, or one group per input channel: `grouped_convolutions.py` rewrites others.
+    Padding is a separate operator, because TFLite's SAME and VALID do not express ATen's padding.
     """
     if transposed or len(x.shape) not in (3, 4):
         raise UnsupportedError("a transposed or three-dimensional convolution")
@@ -233,7 +234,7 @@ def max_pool(
         span = (int(result[2 + axis]) - 1) * stride[axis] + kernel[axis]
         behind = span - int(x.shape[2 + axis]) - padding[axis]
         widths.append([padding[axis], max(behind, 0)])
-    # Padding with -inf never is the maximum; with zeros it would be, among negative numbers.
+    # Padding with -inf is never the maximum; zeros would be the maximum of negative numbers.
     image = shape.padded(lowering, x, [*widths, [0, 0]], -math.inf).tensor
     batch, channels, high, wide = result
     tensor = lowering.emit(

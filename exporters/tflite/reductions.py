@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def reduction(code: str) -> Single:
-    """A rule for a sum, mean or extreme over some axes (default: all)."""
+    """Make a rule for a sum, mean or extreme over some axes (default: all)."""
 
     def form(
         lowering: Lowering,
@@ -27,7 +27,7 @@ def reduction(code: str) -> Single:
         rank = len(x.shape)
         axes = [axes] if isinstance(axes, int) else axes
         gone = [a % rank for a in axes] if axes else list(range(rank))
-        # ATen sums booleans as integers, and may be asked for another type.
+        # ATen sums booleans as integers, and a caller may ask for another type.
         x = lowering.materialized(cast(lowering, x) if code in ("SUM", "MEAN") else x)
         if not rank:
             return x
@@ -49,10 +49,11 @@ def reduction(code: str) -> Single:
 
 
 def reduce_singly(lowering: Lowering, code: str, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-    """Sums or means over one axis after the other, the last one first; each keeps size one.
+    """Reduce one axis after the other, the last axis first; each one keeps size one.
 
-    XNNPACK adds all numbers of a sum to one total and rounds it after each addition. Over all
-    positions of a batch, this error flips the masks of ten of a ResNet-20's six million ReLUs.
+    XNNPACK adds all numbers of a sum to one total and rounds it after each addition. If a sum is
+    over all positions of a batch, this error changes the masks of 10 of a ResNet-20's six million
+    ReLUs.
     """
     for axis in reversed(axes):
         sizes = [1 if n == axis else size for n, size in enumerate(tensor.shape)]
@@ -62,7 +63,7 @@ def reduce_singly(lowering: Lowering, code: str, tensor: Tensor, axes: Sequence[
 
 
 def over_last(code: str, options: str, **settings: Any) -> Single:
-    """A rule for an operator over one axis that TFLite has for the last axis only."""
+    """Make a rule for an operator over one axis that TFLite has only for the last axis."""
 
     def form(lowering: Lowering, x: Value, axis: int, half: bool = False) -> Value:
         rank = len(x.shape)
@@ -76,7 +77,7 @@ def over_last(code: str, options: str, **settings: Any) -> Single:
 
 def cumsum(lowering: Lowering, x: Value, axis: int, **options: object) -> Value:
     """Cumulative sums along one axis."""
-    # ATen adds booleans as integers, and may be asked for another type.
+    # ATen adds booleans as integers, and a caller may ask for another type.
     tensor = lowering.dense(cast(lowering, x))
     along = lowering.graph.constant(np.asarray(axis % len(x.shape), np.int32))
     return Value.plain(lowering.emit("CUMSUM", [tensor, along], tensor.shape, "CumsumOptions"))

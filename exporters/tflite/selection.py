@@ -38,7 +38,7 @@ def top(
 ) -> tuple[Value, Value]:
     """The `count` largest or smallest elements along `axis`, sorted, and their indices.
 
-    TOPK_V2 finds the largest elements of the last axis; the smallest are those of -x.
+    TOPK_V2 returns the largest elements of the last axis. For the smallest, `x` is negated.
     """
     x = axis_to_last(x, axis)
     tensor = lowering.dense(x)
@@ -65,7 +65,7 @@ def sort(
 
 
 def arg_extreme(code: str) -> Single:
-    """A rule for the index of the first maximum or minimum along an axis (default: all axes)."""
+    """Make a rule for the index of the first maximum or minimum of an axis (default: all axes)."""
 
     def form(lowering: Lowering, x: Value, axis: int | None = None, keep: bool = False) -> Value:
         result = lowering.shape
@@ -118,7 +118,7 @@ def scatter_add(lowering: Lowering, x: Value, axis: int, index: Value, source: V
 def scatter(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:
     """`source` at the positions `index` along `axis`, zeros elsewhere. No index may occur twice.
 
-    TFLite's SCATTER_ND adds to zeros, so that `x` must be a constant of zeros.
+    TFLite's SCATTER_ND adds to zeros, so `x` must be a constant of zeros.
     """
     if any(lowering.graph.data[x.tensor.index] or b"\1"):  # None: not a constant
         raise UnsupportedError("scatter into a tensor that is not zeros")
@@ -126,7 +126,7 @@ def scatter(lowering: Lowering, x: Value, axis: int, index: Value, source: Value
 
 
 def scattered(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:
-    """Sums of `source` at the positions `index` along `axis`, in zeros of the shape of `x`."""
+    """Zeros of the shape of `x`, with `source` added at the positions `index` along `axis`."""
     axis %= len(x.shape)
     if cropped(lowering, x, index.shape, axis).shape != x.shape:
         raise UnsupportedError("indices that do not cover the other axes")

@@ -128,7 +128,7 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
 
 
 def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]) -> Tensor:
-    """Slice some axes of `tensor`; `ends` maps an axis to (first, last), without `last`.
+    """Slice axes of `tensor`; `ends` maps an axis to (first, last), and `last` is not included.
 
     Above MAX_AXES axes, the axes before and after a single sliced one are merged.
     """
@@ -164,7 +164,7 @@ def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
 def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
     """Concatenate `values` along `axis`, in the layout of the first one.
 
-    More values than XNNPACK takes are concatenated in groups first.
+    XNNPACK accepts at most MAX_PARTS values, so more values are first concatenated in groups.
     """
     while len(values) > MAX_PARTS:
         most = math.ceil(len(values) / math.ceil(len(values) / MAX_PARTS))
@@ -200,7 +200,7 @@ def total(sizes: Sequence[Size]) -> Size:
 
 
 def pad(lowering: Lowering, x: Value, pads: Sequence[int], number: Number = 0) -> Value:
-    """Pad with `number`; `pads` are (front, behind) of the last axis, then of the one before.
+    """Pad with `number`; `pads` are (front, behind) of the last axis, then of the axis before it.
 
     Negative widths crop.
     """

@@ -1,4 +1,4 @@
-"""The sizes of a TFLite subgraph's tensors, while they are still expressions of the batch."""
+"""Makes a memory plan of a TFLite subgraph, with tensor sizes as expressions of the batch."""
 
 from collections.abc import Collection
 
@@ -23,9 +23,10 @@ WIDTHS = {
 
 
 def plan_of(subgraph: Subgraph, file_operators: int = 0, over: Collection[str] = ()) -> MemoryPlan:
-    """Memory plan of `subgraph` and the subgraphs that it calls, in a file of `file_operators`.
+    """Make the memory plan of `subgraph` and of the subgraphs that it calls.
 
-    `over` names the outputs that the agent copies over inputs.
+    `file_operators` is the number of operators in the file. `over` names the outputs that the agent
+    copies over inputs.
     """
     parts = list({id(part): part for _, part in subgraph.calls}.values())
     indices = {id(part): index for index, part in enumerate(parts)}

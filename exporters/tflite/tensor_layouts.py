@@ -16,7 +16,7 @@ import sympy
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
 
 IMAGE = (0, 3, 1, 2)
-"""Axes of TFLite's images (N, H, W, C) at which (N, C, H, W) are stored."""
+"""The position of each axis of (N, C, H, W) in TFLite's images (N, H, W, C)."""
 
 MAX_STORED_ONES = 4096
 """Largest constant of ones that a broadcast may add to the file, in elements."""
@@ -33,8 +33,8 @@ class UnsupportedError(Exception):
 class Value:
     """An ATen value whose axis `a` is axis `order[a]` of `tensor`.
 
-    `shape` is ATen's. If an axis has another size there and size one in the tensor, the value
-    repeats along that axis.
+    `shape` is ATen's shape. If an axis has size one in the tensor and another size in `shape`, the
+    value repeats along this axis.
     """
 
     tensor: Tensor
@@ -77,7 +77,7 @@ class Layouts:
         self._before: dict[int, Tensor] = {}  # index of a reshape's result -> the reshaped tensor
 
     def integers(self, values: Sequence[int]) -> Tensor:
-        """A constant vector of int32."""
+        """Add a constant vector of int32."""
         return self.graph.constant(np.asarray(values, np.int32).reshape(len(values)))
 
     def reshape(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
@@ -129,7 +129,7 @@ class Layouts:
         return self.reshape(moved, shape)
 
     def arranged(self, value: Value, order: Sequence[int]) -> Tensor:
-        """The stored tensor of `value`, not expanded, with ATen's axis a as axis `order[a]`."""
+        """Transpose the tensor of `value`, without expanding it: ATen's axis a is at `order[a]`."""
         axes = [0] * len(order)
         for axis, stored in enumerate(order):
             axes[stored] = value.order[axis]
@@ -151,7 +151,7 @@ class Layouts:
     def broadcast(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
         """Repeat `tensor` to `shape`, which has the same rank.
 
-        XNNPACK has no BROADCAST_TO, so a float32 tensor is multiplied by ones where they are few.
+        XNNPACK has no BROADCAST_TO, so a float32 tensor is multiplied by ones if these are few.
         """
         if tensor.shape == tuple(shape):
             return tensor
@@ -233,8 +233,8 @@ def first_place(value: Value, axes: Sequence[int]) -> int:
 def matching(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int]]]:
     """Divide the axes of `old` and `new` into the smallest blocks with equal numbers of elements.
 
-    Axes of `old` of size one are in no block. An axis of `new` of size one joins the block of the
-    axis before it; leading ones form the first block.
+    No block has axes of `old` of size one. An axis of `new` of size one joins the block of the axis
+    before it; leading axes of size one form the first block.
     """
     blocks: list[tuple[list[int], list[int]]] = [([], [])]
     ahead = [axis for axis, size in enumerate(old) if size != 1]

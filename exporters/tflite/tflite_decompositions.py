@@ -1,4 +1,4 @@
-"""Decompositions for the TFLite writer alone.
+"""Decompositions that only the TFLite writer uses.
 
 Some use operators that XNNPACK runs fast; others replace operators that TFLite does not have. They
 override the table that all writers share.
@@ -118,7 +118,7 @@ def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tenso
 
 
 def leaky_relu_backward(grad: Tensor, x: Tensor, slope: float, is_result: bool) -> Tensor:
-    """dX = grad if x > 0, else slope * grad. The sign of a result is that of x."""
+    """dX = grad if x > 0, else slope * grad. `x` may be the result, which has the same sign."""
     return grad * (positive(x) * (1 - slope) + slope)
 
 
@@ -188,7 +188,7 @@ def slice_scatter(
 
 
 def absolute(x: Tensor) -> Tensor:
-    """|x| of whole numbers, which TFLite's ABS does not take. Returns NotImplemented for others."""
+    """|x| of integers, which TFLite's ABS does not accept. Returns NotImplemented for floats."""
     if x.is_floating_point():
         return NotImplemented  # type: ignore[no-any-return]
     return torch.maximum(x, -x)

@@ -31,7 +31,7 @@ from profiles.progress import Report
 
 FILE = "model.tflite"
 DESCRIPTION = "edgetailor"
-"""What the files say about their origin."""
+"""The description that each file contains."""
 FORMS: LoweringRules = {
     **elementwise.FORMS,
     **shape.FORMS,
@@ -45,7 +45,7 @@ FORMS: LoweringRules = {
 
 
 def to_subgraph(signature: ProgramSignature) -> tuple[Subgraph, TracedGraph]:
-    """Lower one signature; returns its subgraph and what that was made from.
+    """Lower one signature; return its subgraph and the traced graph.
 
     Raises ExportError if an operator has no TFLite form.
     """
@@ -60,7 +60,8 @@ def to_subgraph(signature: ProgramSignature) -> tuple[Subgraph, TracedGraph]:
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
     """Lower all signatures of `program` to one file; see `exporters.export.compile_graphs`.
 
-    A signature that trains is the first: only of that an agent can have results without a copy.
+    A signature that trains comes first, because the agent can read results without a copy only from
+    the first signature.
     """
     subgraphs, traced = {}, {}
     signatures = sorted(program.signatures, key=lambda signature: not signature.trains)

@@ -1,8 +1,8 @@
 """Writes loops over time in the form that LiteRT runs fastest: calls of several steps each.
 
 A WHILE copies everything that it carries in every pass, including the outputs of all steps. A call
-works on the tensors of its caller. So each step reads and writes tensors of its own, and they are
-packed into one tensor only if something other than a loop reads them.
+works on the tensors of its caller. So each step reads and writes separate tensors. They are packed
+into one tensor only if an operator other than a loop reads them.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ Tensors = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class Part:
-    """Several steps as a subgraph of (states, inputs of each step in turn, constants).
+    """A subgraph of several steps. Its inputs are states, the inputs of each step, and constants.
 
-    `states` and `rows` are the places of the last states and of the outputs of each step, in the
-    list of the subgraph's outputs followed by its inputs: a step may return one of its inputs.
+    `states` and `rows` are the indices of the last states and of each step's outputs. They count
+    the subgraph's outputs and then its inputs, because a step may return one of its inputs.
     """
 
     graph: Subgraph
@@ -33,7 +33,7 @@ class Part:
     rows: list[list[int]]
 
     def call(self, graph: Subgraph, inputs: Tensors) -> tuple[list[Tensor], list[Tensors]]:
-        """Call the part in `graph`; returns the last states and the outputs of each step."""
+        """Call the part in `graph`; return the last states and the outputs of each step."""
         results = [*graph.call(self.graph, inputs), *inputs]
         return [results[n] for n in self.states], [[results[n] for n in row] for row in self.rows]
 
@@ -45,7 +45,7 @@ def loop(
     inputs: Sequence[Value],
     constants: Sequence[Value],
 ) -> list[Value]:
-    """Write one loop; returns the last states, then the outputs (T, ..), as PyTorch's `scan`."""
+    """Write one loop; return the last states, then the outputs (T, ..), as PyTorch's `scan`."""
     current: Tensors = [lowering.dense(value) for value in states]
     same = [lowering.dense(value) for value in constants]
     read = list(zip(*(unpack_rows(lowering, x) for x in inputs), strict=True))
@@ -69,7 +69,7 @@ def loop(
 def part_of(
     outer: Lowering, body: Body, states: Tensors, rows: Sequence[Tensors], constants: Tensors
 ) -> Part:
-    """As many steps as there are `rows`, on tensors like those given."""
+    """Write one step for each of the `rows`, with inputs of the types and shapes of those given."""
     inner = Lowering(Subgraph("steps"), outer.forms, outer.signature)
 
     def inputs(like: Tensors) -> list[Value]:
@@ -85,7 +85,7 @@ def part_of(
         written.append([inner.dense(value) for value in results[len(states) :]])
     last = [inner.dense(value) for value in current]
     given = [tensor.index for tensor in inner.graph.inputs.values()]
-    # A result that is an input is no output: the caller already has its tensor.
+    # A result that is an input is not an output, because the caller already has its tensor.
     tensors = {t.index: t for row in (last, *written) for t in row if t.index not in given}
     inner.graph.outputs = {f"y{n}": tensor for n, tensor in enumerate(tensors.values())}
     indices = {index: n for n, index in enumerate((*tensors, *given))}
@@ -99,9 +99,10 @@ def unpack_rows(lowering: Lowering, value: Value) -> list[Tensor]:
     length = whole.shape[0]
     if open_size(length):
         raise ExportError(
-            "Signature {signature!r} has a recurrent layer along the axis of the samples, and "
-            "TFLite graphs take any number of samples. Let the layer run along another axis "
-            "(batch_first=True), or export with --format onnx.",
+            "Signature {signature!r} has a recurrent layer that takes the samples of a batch as "
+            "its steps. TFLite graphs need a fixed number of steps, but accept any number of "
+            "samples. Let the layer run along another axis (batch_first=True), or export with "
+            "--format onnx.",
             code="export.loop-over-samples",
             signature=lowering.signature.name,
         )
@@ -118,7 +119,7 @@ def unpack_rows(lowering: Lowering, value: Value) -> list[Tensor]:
 
 
 def pack_rows(lowering: Lowering, rows: Tensors) -> Tensor:
-    """`rows` as one tensor along a new first axis; a loop that reads it takes the rows instead."""
+    """Pack `rows` along a new first axis; a loop that reads the result uses the rows instead."""
     whole = lowering.emit(
         "PACK",
         rows,

@@ -1,4 +1,4 @@
-"""What a blocked form computes with the number of samples of a batch, or chooses by it."""
+"""Computations and choices of a blocked form that depend on the number of samples of a batch."""
 
 from collections.abc import Callable
 
@@ -10,15 +10,15 @@ from exporters.onnx.graph_reading import Dims, dims_of
 
 WHOLE = ir.DataType.INT64
 Way = Callable[[], Value]
-"""Adds what computes a value."""
+"""Adds the nodes that compute a value, and returns the value."""
 
 
 def by_batch(layout: BlockedValues, image: Value, shape: Dims, full: Way, any_batch: Way) -> Value:
-    """What `full` adds if `image` has as many samples as the form is made for, else `any_batch`.
+    """Compute a value by `full` if `image` has `layout.batch` samples, else by `any_batch`.
 
-    An operator that counts channels over all samples, for example, is right for one number of
-    samples only. A graph for any number has both ways, in the branches of an If with a result of
-    this `shape`. The blocked forms of images that they read must be there before.
+    `full` may need this number of samples, for example for an operator whose channels are those of
+    all samples. A graph for any number gets an If with both in its branches, and with a result of
+    this `shape`. The blocked forms of images that they read must exist before.
     """
     batch = dims_of(image)[0]
     if batch is not None:
@@ -28,7 +28,7 @@ def by_batch(layout: BlockedValues, image: Value, shape: Dims, full: Way, any_ba
 
 
 def branch(layout: BlockedValues, way: Way) -> ir.Graph:
-    """What `way` adds, as a graph: it reads values around it, and only its result is read there."""
+    """Return the nodes that `way` adds as a graph with one output, which may read outer values."""
     around = layout.nodes, layout.views, layout.from_lengths
     layout.nodes, layout.views = [], dict(layout.views)
     layout.from_lengths = dict(layout.from_lengths)
@@ -39,29 +39,29 @@ def branch(layout: BlockedValues, way: Way) -> ir.Graph:
 
 
 def is_full(layout: BlockedValues, image: Value) -> Value:
-    """Whether `image` has as many samples as the form is made for."""
+    """A value that tells whether `image` has `layout.batch` samples."""
     key = ("full", batch_of(layout, image))
     if key not in layout.from_lengths:
-        given = [count_of(layout, image, 0), layout.constant([layout.batch])]
-        layout.from_lengths[key] = layout.add("Equal", given, shape=(1,), dtype=ir.DataType.BOOL)
+        inputs = [count_of(layout, image, 0), layout.constant([layout.batch])]
+        layout.from_lengths[key] = layout.add("Equal", inputs, shape=(1,), dtype=ir.DataType.BOOL)
     return layout.from_lengths[key]
 
 
 def batch_of(layout: BlockedValues, *values: Value) -> object:
-    """What stands for the number of samples of `values`, which have the same.
+    """A key for the number of samples of `values`, which all have the same number.
 
-    Two numbers are known to be equal if they are those of the same input.
+    Equal keys mean equal numbers: those of the same input, or of the same value.
     """
     lengths = [value.shape[0] for value in values if value.shape is not None]
     return next((length for length in lengths if length in layout.lengths), values[0])
 
 
 def count_of(layout: BlockedValues, value: Value, axis: int) -> Value:
-    """The length of `value` along `axis`, (1,)."""
+    """The length of `value` along `axis`, as a tensor (1,)."""
     part = {"start": axis, "end": axis + 1}
     return layout.add("Shape", [value], part, shape=(1,), dtype=WHOLE)
 
 
 def filled(count: int | None, unit: int) -> int | None:
-    """The next multiple of `unit`; None if the `count` is not known."""
+    """`count` rounded up to a multiple of `unit`; None if `count` is not known."""
     return None if count is None else -(-count // unit) * unit

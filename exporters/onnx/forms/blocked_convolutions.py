@@ -1,4 +1,4 @@
-"""Convolutions in ONNX Runtime's blocked layout, and the sums and ReLUs that join them.
+"""Convolutions in ONNX Runtime's blocked layout, and sums and ReLUs that become part of them.
 
 A blocked convolution adds a vector and an image to its result and applies a ReLU in one pass.
 """
@@ -30,7 +30,7 @@ def convolves(layout: BlockedValues, node: Node) -> bool:
         return False
     attributes = numbers(node)
     groups, inputs = attributes["group"][0], image[1]
-    if inputs is None or image[0] == 1:  # the gradient of a weight: the batch are its channels
+    if inputs is None or image[0] == 1:  # the gradient of a weight: its channels are the samples
         return False
     if node.op_type == "ConvTranspose":
         plain = set(attributes["strides"]) == {1} and not any(attributes["output_padding"])
@@ -41,7 +41,7 @@ def convolves(layout: BlockedValues, node: Node) -> bool:
 
 
 def convolution(layout: BlockedValues, node: Node) -> bool:
-    """A convolution; one that is transposed becomes a plain one, with its weight swapped."""
+    """Convert a convolution. A transposed one becomes a plain one with a swapped weight."""
     image, weight, *bias = node.inputs
     assert image is not None
     assert weight is not None
@@ -59,7 +59,7 @@ def convolution(layout: BlockedValues, node: Node) -> bool:
 
 
 def scale_and_shift(layout: BlockedValues, node: Node) -> bool:
-    """A batch norm with mean 0 and variance 1."""
+    """Convert a batch norm with mean 0 and variance 1; False for others."""
     value, scale, shift, mean, variance = node.inputs
     if value not in layout.images or not (is_all(mean, 0) and is_all(variance, 1)):
         return False
@@ -70,8 +70,8 @@ def scale_and_shift(layout: BlockedValues, node: Node) -> bool:
 
 
 def only_read(layout: BlockedValues, value: Value | None) -> Node | None:
-    """The blocked convolution that makes `value`, if `value` has one reader."""
-    # What read the plain form before is no longer among the uses.
+    """The blocked convolution that computes `value`, if `value` has one reader."""
+    # Earlier readers of the plain form are no longer among the uses, but `restored` has `value`.
     if value not in layout.images or value in layout.restored or len(list(value.uses())) != 1:
         return None
     maker = layout.images[value].producer()
@@ -80,7 +80,7 @@ def only_read(layout: BlockedValues, value: Value | None) -> Node | None:
 
 
 def activation(layout: BlockedValues, node: Node) -> bool:
-    """A ReLU that the convolution before it computes, too."""
+    """Convert a ReLU that the convolution before it can compute; False for others."""
     (value,) = node.inputs
     maker = only_read(layout, value)
     if maker is None:
@@ -90,7 +90,7 @@ def activation(layout: BlockedValues, node: Node) -> bool:
 
 
 def image_sum(layout: BlockedValues, node: Node) -> bool:
-    """A sum that the convolution of one summand computes, too."""
+    """Convert a sum that the convolution of one summand can compute; False for others."""
     left, right = node.inputs
     if left is right or dims_of(left)[1:] != dims_of(right)[1:]:
         return False
@@ -103,9 +103,10 @@ def image_sum(layout: BlockedValues, node: Node) -> bool:
 
 
 def vector_sum(layout: BlockedValues, node: Node, value: Value, shift: Value) -> bool:
-    """A sum with the vector `shift` that the convolution of `value` computes, too.
+    """Convert a sum with the vector `shift` that the convolution of `value` can compute.
 
-    So a batch norm's image is made again for the backward pass, when its mean is known.
+    This occurs where the backward pass computes an image before a batch norm again: its mean is
+    known then.
     """
     maker = only_read(layout, value)
     if maker is None or len(maker.inputs) > 2:
@@ -122,7 +123,7 @@ def extended(layout: BlockedValues, maker: Node, node: Node, inputs: list[Value 
 
 
 def scaled_summand(layout: BlockedValues, node: Node) -> bool:
-    """A product by a number that is then added: as one convolution with the sum."""
+    """Convert a product with a number that a sum reads to a convolution, which the sum can join."""
     value, result, readers = node.inputs[0], node.outputs[0], list(node.outputs[0].uses())
     number = value_of(node.inputs[1])
     if value not in layout.images or number is None or number.size != 1 or len(readers) != 1:

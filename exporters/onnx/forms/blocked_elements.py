@@ -20,17 +20,17 @@ ELEMENTWISE = {
     *("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"),
 }
 SLOPES = {"Greater": 1.0, "Less": -1.0}
-"""Comparisons, and whether their mask rises or falls at the limit."""
+"""Comparisons, with 1 if their mask rises at the limit, and -1 if it falls."""
 LARGEST = 127
 """The largest exponent of a float32."""
 LEAST_LIMIT = 2.0**-100
-"""Between limits that are smaller, but not 0, there are less than 1 / slope."""
+"""Float32 numbers next to a smaller limit, except 0, are closer to it than 1 / slope."""
 LONGEST_RUN = 64
-"""Most pixels for which a vector is repeated."""
+"""The largest number of pixels for which a vector is repeated."""
 
 
 def unary(layout: BlockedValues, node: Node) -> bool:
-    """An operator on single elements of its first input."""
+    """Convert an operator on single elements of its first input."""
     value, *rest = node.inputs
     result = node.outputs[0]
     if value not in layout.images or not layout.fits(result):
@@ -42,9 +42,10 @@ def unary(layout: BlockedValues, node: Node) -> bool:
 
 
 def mask(layout: BlockedValues, node: Node) -> Value | None:
-    """1 where an image is greater, or less, than a number and 0 elsewhere, if `node` casts that.
+    """Add the mask that `node` casts from comparing an image with a number; None for other casts.
 
-    One hard sigmoid takes less time: it makes one pass, and ONNX Runtime casts with one thread.
+    A hard sigmoid computes the mask in one pass. A comparison and a cast take two, and ONNX Runtime
+    casts with one thread.
     """
     compared, result = node.inputs[0], node.outputs[0]
     maker = layout.images[compared].producer() if compared is not None else None
@@ -61,9 +62,9 @@ def mask(layout: BlockedValues, node: Node) -> Value | None:
 def steep_line(limit: float) -> tuple[float, float] | None:
     """The slope and the offset of a line that is at least 1 for every float32 above `limit`.
 
-    It is 0 or less for the others. The slope is a power of two, so products with it are exact; that
-    with the limit is finite. Only subnormal numbers beside the limit 0 are between 0 and 1. None if
-    there is no such line.
+    It is at most 0 for the others. The slope is a power of two, so products with it are exact, and
+    slope * limit is finite. For the limit 0, subnormal numbers can give values between 0 and 1.
+    Returns None if there is no such line.
 
     >>> steep_line(3.0) == (2.0**125, -3 * 2.0**125)
     True
@@ -80,13 +81,13 @@ def like(
     inputs: Sequence[Value | None],
     shape: ir.Shape | Dims | None,
 ) -> Value:
-    """A copy of `node` with other inputs."""
+    """Add a copy of `node` with other inputs; return its output."""
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     return layout.add(node.op_type, inputs, attributes, shape=shape, dtype=node.outputs[0].dtype)
 
 
 def elementwise(layout: BlockedValues, node: Node) -> bool:
-    """An operator on the elements of images, numbers and vectors that repeat over pixels."""
+    """Convert an operator on images, on numbers, and on vectors that repeat over pixels."""
     result = node.outputs[0]
     if not layout.fits(result):
         return False
@@ -106,8 +107,8 @@ def elementwise(layout: BlockedValues, node: Node) -> bool:
     if not any(value in layout.images for value in images):
         return False
     if not vectors:
-        given = [layout.image(v) if v in images and v else v for v in node.inputs]
-        return layout.computed(result, like(layout, node, given, result.shape))
+        inputs = [layout.image(v) if v in images and v else v for v in node.inputs]
+        return layout.computed(result, like(layout, node, inputs, result.shape))
     (first, *_), vector = images, vectors[0]
     assert first is not None
     assert vector is not None
@@ -119,16 +120,16 @@ def elementwise(layout: BlockedValues, node: Node) -> bool:
             flat = layout.add("Neg", [flat], shape=flat.shape)
         if node.op_type != "Mul" and vector_sum(layout, node, first, flat):
             return True
-        given = [flat] if node.op_type == "Mul" else [None, flat]
-        return layout.computed(result, layout.by_channel(result, layout.image(first), *given))
+        inputs = [flat] if node.op_type == "Mul" else [None, flat]
+        return layout.computed(result, layout.by_channel(result, layout.image(first), *inputs))
     return in_runs(layout, node, images, vectors)
 
 
 def product_with_mask(layout: BlockedValues, node: Node) -> bool:
-    """An image where a dropout keeps its elements, 0 elsewhere: the product with the mask.
+    """Convert the selection of a dropout to a product of the image with the mask.
 
-    The runtime's selection makes two more images, and is slower. Other selections stay: they may
-    hide elements that are not finite.
+    The runtime's selection needs two more images and is slower. Other selections are not converted,
+    because they may hide elements that are not finite.
     """
     kept, value, other = node.inputs
     result = node.outputs[0]
@@ -159,31 +160,31 @@ def in_runs(
     images: Sequence[Value | None],
     vectors: Sequence[Value | None],
 ) -> bool:
-    """An operator on `images` and on `vectors` of each sample, which repeat over pixels."""
+    """Convert an operator on `images` and on a vector of each sample, which repeats over pixels."""
     result = node.outputs[0]
     batch, channels, *sizes = sizes_of(result)
     pixels, known = math.prod(sizes), batch or None
     longest = min(max(1, pixels // 2), LONGEST_RUN)
     run = next(count for count in range(longest, 0, -1) if pixels % count == 0)
     shape = (channels // layout.block, pixels // run, run * layout.block)
-    given: list[Value | None] = []
+    inputs: list[Value | None] = []
     for value in node.inputs:
         if value is not None and value in images:
             image = layout.image(value)
-            given.append(layout.reshaped(image, -1, *shape, dims=(known, *shape)))
+            inputs.append(layout.reshaped(image, -1, *shape, dims=(known, *shape)))
         elif value is not None and value in vectors:
-            given.append(repeated(layout, value, run))
+            inputs.append(repeated(layout, value, run))
         else:
-            given.append(value)
-    runs = like(layout, node, given, (known, *shape))
+            inputs.append(value)
+    runs = like(layout, node, inputs, (known, *shape))
     image = layout.reshaped(runs, -1, channels, *sizes, dims=result.shape)
     return layout.computed(result, image)
 
 
 def repeated(layout: BlockedValues, vector: Value, pixels: int) -> Value:
-    """A `vector` (N, C, 1, 1) for as many `pixels` side by side: (N, C / b, 1, pixels * b).
+    """Repeat a `vector` (N, C, 1, 1) for `pixels` pixels in a row: (N, C / b, 1, pixels * b).
 
-    The runtime computes with rows, and those of b numbers are too short for it.
+    The runtime computes row by row, and rows of b numbers are too short to be fast.
     """
     *batch, _, _, _ = dims_of(vector)
     known, blocks = batch[0] if batch else 1, sizes_of(vector)[-3] // layout.block

@@ -1,12 +1,12 @@
 """Rewrites a training step for ONNX Runtime's blocked convolutions, with weights as inputs.
 
 ONNX Runtime's fastest convolutions read images in a blocked layout, (N, C / b, H, W, b): b channels
-side by side, 16 with AVX-512 and 8 with AVX2. It uses them by itself only if weights are constants.
-But a graph may name its blocked operators: here weights are brought into their layout in the graph,
-and images stay blocked from layer to layer.
+side by side, 16 with AVX-512 and 8 with AVX2. By itself, it uses them only if weights are
+constants. But a graph can contain the blocked operators. This module adds nodes that bring weights
+into the layout, and images stay blocked from layer to layer.
 
-In the graph a blocked tensor has the shape (N, C, H, W). Operators on single elements read it as it
-is. Others see it as (N, C / b, H, W, b), which costs nothing.
+In the graph, a blocked tensor has the shape (N, C, H, W). Operators on single elements read it with
+this shape. Others read it reshaped to (N, C / b, H, W, b), which costs nothing.
 """
 
 from collections.abc import Callable
@@ -47,40 +47,40 @@ from profiles.errors import ExportError
 
 
 def blocked(graph: bytes, block: int, batch: int) -> bytes | None:
-    """The serialized ONNX `graph` with blocked convolutions; None if no convolution fits.
+    """Rewrite the serialized ONNX `graph` with blocked convolutions; None if no convolution fits.
 
-    It has the inputs and outputs of `graph`, and may write the same outputs in place. It runs in a
-    runtime whose blocks have `block` channels; any other computes wrong numbers. It takes batches
-    of any size, and is made for those of `batch` samples.
+    The result has the inputs and outputs of `graph`, and may write the same outputs in place. It
+    needs a runtime whose blocks have `block` channels; others compute wrong numbers. It accepts
+    batches of any size, and is made for batches of `batch` samples.
     """
     return rewritten(graph, way_to_rewrite(graph, block, batch))
 
 
 def blocked_footprint(graph: bytes, block: int, batch: int) -> Footprint:
-    """The memory that `blocked(graph, block, batch)` needs; errors as of `footprint`."""
+    """The memory that `blocked(graph, block, batch)` needs. Raises the errors of `footprint`."""
     return footprint(graph, batch, way_to_rewrite(graph, block, batch))
 
 
 @lru_cache(maxsize=len(BLOCKS))
 def way_to_rewrite(graph: bytes, block: int, batch: int) -> Callable[[ir.Model], bool]:
-    """`rewrite` for `graph`, with the dropouts that need less memory.
+    """Return `rewrite` with the form of dropouts that needs less memory in `graph`.
 
-    Products with masks need two buffers less than selections, but with other buffers around them
-    the gaps of the arena may be larger.
+    Products with masks need two buffers fewer than selections, but they can cause larger gaps in
+    the arena.
     """
-    way = partial(rewrite, block=block, batch=batch)
+    rewriting = partial(rewrite, block=block, batch=batch)
     nodes = ir.from_proto(onnx.load_from_string(graph)).graph
     if not any(node.op_type == "Where" and keeps_at_random(node.inputs[0]) for node in nodes):
-        return way
-    selects = partial(way, multiplies=False)
+        return rewriting
+    selects = partial(rewriting, multiplies=False)
     try:
-        return min(way, selects, key=lambda rewriting: footprint(graph, batch, rewriting).arena)
-    except ExportError:  # nothing is known about the memory
-        return way
+        return min(rewriting, selects, key=lambda r: footprint(graph, batch, r).arena)
+    except ExportError:  # the memory cannot be predicted
+        return rewriting
 
 
 def rewrite(model: ir.Model, block: int, batch: int, multiplies: bool = True) -> bool:
-    """Give `model` blocked convolutions; False if none fits. Shapes that are known stay known.
+    """Rewrite `model` with blocked convolutions; False if none fits. Known shapes stay known.
 
     `multiplies` says whether dropouts may become products with their masks.
     """
@@ -92,7 +92,7 @@ def rewrite(model: ir.Model, block: int, batch: int, multiplies: bool = True) ->
 
 
 class BlockedLayout(BlockedValues):
-    """The rewriting of one graph: which rule converts which node.
+    """Rewrites one graph: it chooses the rule that converts each node.
 
     `multiplies` says whether dropouts may become products with their masks.
     """
@@ -100,7 +100,7 @@ class BlockedLayout(BlockedValues):
     def __init__(self, graph: ir.Graph, block: int, batch: int, multiplies: bool) -> None:
         super().__init__(graph, block, batch)
         self.multiplies = multiplies
-        # Read before the nodes between an image and the gradient are rewritten.
+        # Find these before the nodes between an image and the gradient are rewritten.
         self.gradients = {node: gradient_of(node) for node in graph}
 
     def gains_from(self, node: Node) -> bool:
@@ -108,7 +108,7 @@ class BlockedLayout(BlockedValues):
         return convolves(self, node)
 
     def convert(self, node: Node) -> bool:
-        """Add what computes `node` on blocked tensors; False if it has to stay."""
+        """Add nodes that compute `node` on blocked tensors; False if `node` has to stay."""
         if convolves(self, node):
             return convolution(self, node)
         if node.op_type == "ConvTranspose":
@@ -142,7 +142,7 @@ class BlockedLayout(BlockedValues):
         return False
 
     def keep(self, node: Node) -> None:
-        """Leave `node` as it is, with plain inputs."""
+        """Keep `node` as it is, with plain inputs."""
         for index, value in enumerate(node.inputs):
             if value is not None:
                 node.replace_input_with(index, self.plain(value))

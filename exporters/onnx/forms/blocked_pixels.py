@@ -15,7 +15,7 @@ PIXEL_AXES = {2, 3}
 
 
 def max_pool(layout: BlockedValues, node: Node) -> bool:
-    """Max pooling, if nobody reads where the maxima are."""
+    """Convert max pooling, if no node reads the positions of the maxima."""
     value, result = node.inputs[0], node.outputs[0]
     if (
         value is None
@@ -34,7 +34,7 @@ def max_pool(layout: BlockedValues, node: Node) -> bool:
 
 
 def concatenation(layout: BlockedValues, node: Node) -> bool:
-    """Images one behind the other, by channels, rows or columns."""
+    """Convert a concatenation of images along channels, rows or columns."""
     axis, values = node.attributes["axis"].as_int(), [v for v in node.inputs if v is not None]
     ready = all(value in layout.images for value in values)
     if not all(map(layout.fits, values)) or not (axis == 1 or (axis in PIXEL_AXES and ready)):
@@ -44,7 +44,7 @@ def concatenation(layout: BlockedValues, node: Node) -> bool:
 
 
 def part(layout: BlockedValues, node: Node) -> bool:
-    """Some rows or columns of an image."""
+    """Convert a slice of the rows or columns of an image."""
     value, *given = node.inputs
     axes = whole_numbers(given[2]) if len(given) > 2 else []
     if value not in layout.images or not axes or not PIXEL_AXES.issuperset(axes):
@@ -53,7 +53,7 @@ def part(layout: BlockedValues, node: Node) -> bool:
 
 
 def frame(layout: BlockedValues, node: Node) -> bool:
-    """Rows and columns around an image, or fewer."""
+    """Convert a padding of the rows and columns of an image, which may be negative."""
     value, pads, *filling = node.inputs
     around = whole_numbers(pads)
     if value not in layout.images or len(node.inputs) > 3 or len(around) != 8:
@@ -66,12 +66,12 @@ def frame(layout: BlockedValues, node: Node) -> bool:
 
 
 def other_rows(layout: BlockedValues, node: Node) -> bool:
-    """The same pixels in rows of another length; or all numbers, of which nobody reads many."""
+    """Convert a reshape to rows of another length, or to one axis that only a Gather reads."""
     value, result = node.inputs[0], node.outputs[0]
     if value not in layout.images:
         return False
     image = layout.image(value)
-    # A choice between equal values reads them; see `state_in_place.py`.
+    # Such a Gather is for a choice between equal values (`state_in_place.py`): any order will do.
     flat = whole_numbers(node.inputs[1]) == [-1]
     if flat and {reader.op_type for reader in result.consumers()} == {"Gather"}:
         return layout.replaced(result, layout.reshaped(image, -1, dims=result.shape))
@@ -82,7 +82,7 @@ def other_rows(layout: BlockedValues, node: Node) -> bool:
 
 
 def with_zeros_between(layout: BlockedValues, image: Value, steps: Sequence[int]) -> Value:
-    """The blocked `image` (N, C, H, W) with zeros behind each pixel: (N, C, H * step, W * step)."""
+    """Put zeros behind each pixel of a blocked `image` (N, C, H, W): (N, C, H * step, W * step)."""
     batch, (_, channels, high, columns) = dims_of(image)[0], sizes_of(image)
     block, (down, along) = layout.block, steps
     count = batch and batch * channels // block * high
@@ -98,7 +98,7 @@ def moved(
     inputs: Sequence[Value | None],
     attributes: Mapping[str, object],
 ) -> bool:
-    """Let `node` work on inputs (N, C / b, H, W, b)."""
+    """Convert `node` to the same operator with `inputs` of the shape (N, C / b, H, W, b)."""
     result = node.outputs[0]
     if not layout.fits(result):
         return False
@@ -110,7 +110,7 @@ def moved(
 
 
 def channels_last(layout: BlockedValues, node: Node) -> bool:
-    """The permutation to (N, H, W, C); its last axis stays a row of b channels."""
+    """Convert a permutation to (N, H, W, C): it moves whole rows of b channels."""
     (value,) = node.inputs
     axes = tuple(node.attributes["perm"].as_ints())
     if value is None or value not in layout.images or axes != CHANNELS_LAST:
@@ -129,4 +129,4 @@ PIXELS: dict[str, Callable[[BlockedValues, Node], bool]] = {
     "Slice": part,
     "Transpose": channels_last,
 }
-"""What computes such a node on blocked images; False if it has to stay."""
+"""For each operator, the rule that converts a node; it returns False if the node has to stay."""

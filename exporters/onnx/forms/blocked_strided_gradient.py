@@ -1,4 +1,4 @@
-"""Gradients of strided convolutions' inputs by blocked convolutions.
+"""Gradients of the inputs of strided convolutions, computed by blocked convolutions.
 
 ONNX Runtime's own operator for them, ConvTranspose, has no blocked form and uses one thread.
 """
@@ -14,9 +14,9 @@ from exporters.onnx.forms.blocked_values import BlockedValues
 from exporters.onnx.graph_reading import DOMAIN, dims_of, numbers, sizes_of
 
 MOST_WORK = 2
-"""How many times the multiplications of ConvTranspose a blocked convolution may take."""
+"""A blocked convolution may take at most this many times the multiplications of ConvTranspose."""
 NONE = -1
-"""Stands for an element of the kernel that is zero: a last one, behind the kernel's own."""
+"""The index of a zero, which is added behind the elements of the kernel."""
 
 
 class Axis(NamedTuple):
@@ -25,8 +25,8 @@ class Axis(NamedTuple):
     Attributes:
         pixels: The number of i'.
         kernels: For each r, the element of the kernel for each m, or `NONE`.
-        pads: Around the image.
-        zeros: How many times as many pixels the result gets, with zeros behind each.
+        pads: Padding in front of the image and behind it.
+        zeros: Factor by which zeros behind each pixel enlarge the result.
     """
 
     pixels: int
@@ -54,7 +54,11 @@ def strided_gradient(layout: BlockedValues, node: Node) -> bool:
 
 
 def dense_gradient(layout: BlockedValues, node: Node) -> bool:
-    """One convolution for the pixels of each remainder of a stride, as channels of their own."""
+    """Convert `node` to one blocked convolution; False if this does not pay.
+
+    The convolution computes the pixels of each remainder (position modulo stride) as separate
+    channels. These are then interleaved.
+    """
     value, weight = node.inputs[:2]
     assert value is not None
     assert weight is not None
@@ -106,7 +110,7 @@ def axes_of(node: Node) -> tuple[Axis, Axis] | None:
 
 
 def axis(image: int, result: int, kernel: int, stride: int, pad: int) -> Axis | None:
-    """An axis of these lengths; `pad` is in front of the result. None if it has no such form."""
+    """Make an axis from lengths; `pad` is in front of the result. None if it has no such form."""
     if result % stride:
         return None
     if kernel == 1 and pad == 0:
@@ -124,12 +128,12 @@ def axis(image: int, result: int, kernel: int, stride: int, pad: int) -> Axis | 
 
 
 def phase_filters(layout: BlockedValues, weight: Value, rows: Axis, columns: Axis) -> Value:
-    """The filters of (C / b, rows, columns) times b outputs, from a `weight` (O, C, *kernel)."""
+    """Turn `weight` (O, C, *kernel) into filters for (C / b, remainders, b) output channels."""
     outputs, channels, high, wide = sizes_of(weight)
     b, filters = layout.block, layout.filter(weight, swap=True)
     if rows.kernels == columns.kernels == [[0]]:
         return filters
-    # Elements of `filters` are b * b numbers, in the reverse order of the kernel's.
+    # Each element of `filters` is b * b numbers. The kernel's elements are in reverse order.
     inputs, blocks = outputs // b, channels // b
     count = blocks * inputs * high * wide
     elements = np.arange(count).reshape(blocks, inputs, high, wide)[:, :, ::-1, ::-1]
@@ -148,9 +152,9 @@ def phase_filters(layout: BlockedValues, weight: Value, rows: Axis, columns: Axi
 
 
 def depthwise_gradient(layout: BlockedValues, node: Node) -> bool:
-    """The gradient of a strided depthwise layer's input, by a layer over a larger image.
+    """Convert the gradient of a strided depthwise layer's input; False if it has no blocked form.
 
-    A convolution over zeros between pixels is faster than the runtime's own operator.
+    A convolution of an image with zeros between its pixels is faster than the runtime's operator.
     """
     value, weight = node.inputs[:2]
     assert value is not None

@@ -8,11 +8,11 @@ from exporters.onnx.forms.blocked_values import BlockedValues
 from exporters.onnx.graph_reading import DOMAIN, POINTWISE, dims_of, sizes_of, whole_numbers
 
 LEAST_BYTES = 2**21
-"""Products of smaller images are pooled: a convolution gains less than the choice costs."""
+"""For smaller products, a convolution gains less than the choice by the batch costs."""
 
 
 def reduction(layout: BlockedValues, node: Node) -> bool:
-    """A sum or mean over pixels, or over pixels and samples."""
+    """Convert a sum or mean over pixels, or over pixels and samples."""
     value, axes = (*node.inputs, None)[:2]
     if value not in layout.images or value is None:
         return False
@@ -26,8 +26,8 @@ def reduction(layout: BlockedValues, node: Node) -> bool:
     total = sum_of_products(layout, value)
     reduced = pooled(layout, layout.images[value]) if total is None else total
     if over == [0, 2, 3]:
-        given, shape = [reduced, layout.constant(over)], (channels,)
-        reduced = layout.add(node.op_type, given, {"keepdims": 0}, shape=shape)
+        inputs, shape = [reduced, layout.constant(over)], (channels,)
+        reduced = layout.add(node.op_type, inputs, {"keepdims": 0}, shape=shape)
     elif not keep:
         reduced = layout.reshaped(reduced, -1, channels, dims=(known, channels))
     summed, sums = total is not None, node.op_type == "ReduceSum"
@@ -47,9 +47,9 @@ def pooled(layout: BlockedValues, image: Value) -> Value:
 def sum_of_products(layout: BlockedValues, value: Value) -> Value | None:
     """The sum over pixels (N, C, 1, 1) of `value`, if it is a large product of two images.
 
-    One of them is the kernel of a depthwise convolution of the other one, which reads each once and
-    writes no product. The convolution has as many groups as a full batch has channels in all. None
-    if the product is computed anyway, because others read it, or is small.
+    One image becomes the kernel of a depthwise convolution of the other one. This reads each image
+    once and does not write the product. Its groups are the channels of all samples of a full batch.
+    Returns None if the product is small, or is computed anyway because others read it.
     """
     product = layout.images[value].producer()
     if product is None or product.op_type != "Mul" or len(value.uses()) != 1:

@@ -1,4 +1,4 @@
-"""The values of a graph in ONNX Runtime's blocked layout: into blocks, out of them, filters."""
+"""Bring images and weights into ONNX Runtime's blocked layout, and images out of it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,19 @@ FIRST = -(2**31)
 
 
 class BlockedValues(GraphRewriting):
-    """What the rules of the blocked layout share while they rewrite one graph.
+    """The state and operations that the rules of the blocked layout share for one graph.
 
     Attributes:
         block: Channels in a block.
         batch: The number of samples that the form is made for.
-        held: Values that follow from constants alone.
+        held: Values that are computed from constants alone.
         images: The blocked form of each value that has one.
         made_again: Blocked forms of the graph's inputs for the backward pass.
-        dropped: Values whose plain form nobody computes any more.
-        restored: Plain forms that were computed from blocked ones.
+        dropped: Values whose plain form no node computes any more.
+        restored: The plain form of each value that was computed from its blocked form.
         convolutions: Operator, image and weight of the convolutions so far.
-        filters: By weight, and whether its channels are exchanged.
-        from_lengths: What follows from the number of samples; see `blocked_batches.py`.
+        filters: Blocked weights, by the weight and whether its channels are swapped.
+        from_lengths: Values that depend on the number of samples; see `blocked_batches.py`.
         lengths: The sizes of the graph's inputs.
     """
 
@@ -60,7 +60,7 @@ class BlockedValues(GraphRewriting):
         )
 
     def image(self, value: Value) -> Value:
-        """The blocked form of `value`."""
+        """The blocked form of `value`; it is added if there is none."""
         if value not in self.images:
             self.images[value] = self.in_blocks(value)
         return self.images[value]
@@ -68,8 +68,8 @@ class BlockedValues(GraphRewriting):
     def read_again(self, value: Value) -> Value:
         """The blocked form of `value` for the backward pass.
 
-        An input of the graph is in memory anyway, so its blocked form is made a second time instead
-        of being kept.
+        An input of the graph is in memory anyway, so its blocked form is computed a second time
+        instead of being kept.
         """
         if not value.is_graph_input():
             return self.image(value)
@@ -78,12 +78,12 @@ class BlockedValues(GraphRewriting):
         return self.made_again[value]
 
     def plain(self, value: Value) -> Value:
-        """The plain form of `value`."""
+        """The plain form of `value`; it is added if no node computes it."""
         if value not in self.dropped:
             return value
         if value not in self.restored:
             image, is_float = self.images[value], value.dtype == ir.DataType.FLOAT
-            if not is_float:  # truth values have no reordering of their own
+            if not is_float:  # ReorderOutput does not accept booleans
                 image = self.add("Cast", [image], {"to": int(ir.DataType.FLOAT)}, shape=value.shape)
             plain = self.out_of_blocks(image, value.shape, sizes_of(value)[1])
             if not is_float:
@@ -109,13 +109,13 @@ class BlockedValues(GraphRewriting):
         )
 
     def computed(self, value: Value, image: Value) -> bool:
-        """Note that `image` is the blocked form of `value`, which no node makes any more."""
+        """Note that `image` is the blocked form of `value`, whose plain form is not computed."""
         self.images[value] = image
         self.dropped.add(value)
         return True
 
     def apart(self, value: Value, image: Value) -> Value:
-        """The blocked form `image` of `value` as (N, C / b, H, W, b)."""
+        """Reshape `image`, the blocked form of `value`, to (N, C / b, H, W, b)."""
         _, channels, rows, columns = sizes_of(value)
         shape = (channels // self.block, rows, columns, self.block)
         return self.reshaped(image, -1, *shape, dims=(dims_of(value)[0], *shape))
@@ -125,14 +125,14 @@ class BlockedValues(GraphRewriting):
     def convolved(
         self, value: Value, inputs: Sequence[Value | None], attributes: Mapping[str, Sequence[int]]
     ) -> Value:
-        """A blocked convolution that computes `value`. Inputs: image, filter, bias, summand."""
+        """Add a blocked convolution for `value`. Its inputs are image, filter, bias and summand."""
         settings = {**attributes, "group": attributes["group"][0]}
         return self.add("Conv", inputs, settings, shape=value.shape, domain=DOMAIN)
 
     def by_channel(self, value: Value, image: Value, *vectors: Value | None) -> Value:
         """Compute image * scale + shift for vectors (C,), as a depthwise convolution of one pixel.
 
-        It takes one pass, where a product and a sum that repeat vectors take two slower ones.
+        It takes one pass. A product and a sum that repeat vectors take two slower passes.
         """
         channels = sizes_of(value)[1]
         scale, *shift = vectors
@@ -143,16 +143,17 @@ class BlockedValues(GraphRewriting):
         return self.convolved(value, [image, weight, *shift], {**POINTWISE, "group": [channels]})
 
     def turned(self, kernels: Value) -> Value:
-        """`kernels` (.., .., H, W, ...) with rows and columns in reverse order."""
+        """Reverse the order of rows and columns of `kernels` (.., .., H, W, ...)."""
         back, end, axes = ([-1, -1], [FIRST, FIRST], [2, 3])
         steps = map(self.constant, (back, end, axes, back))
         return self.add("Slice", [kernels, *steps], shape=kernels.shape)
 
     def filter(self, weight: Value, swap: bool) -> Value:
-        """The weight (O, I, *kernel) as (O / b, I / b, *kernel, b, b), inputs before outputs.
+        """Bring the weight (O, I, *kernel) to (O / b, I / b, *kernel, b, b), inputs before outputs.
 
-        With fewer than b inputs, also those of a depthwise convolution: (O / b, I, *kernel, b).
-        With `swap` the weight is (I, O, *kernel), and its kernel is turned around.
+        If there are fewer than b inputs, or for a depthwise convolution, the result is
+        (O / b, I, *kernel, b). With `swap`, the weight is (I, O, *kernel), and its kernel is
+        flipped.
         """
         inside = None if swap else before_swap(weight)
         if inside is not None:
@@ -181,7 +182,7 @@ class BlockedValues(GraphRewriting):
 
 
 def computed_from_constants(graph: ir.Graph) -> set[Value]:
-    """The constants of `graph`, and what follows from them alone."""
+    """The constants of `graph`, and the values that are computed from constants alone."""
     constants = set(graph.initializers.values())
     for node in graph:
         if node.inputs and constants.issuperset(node.inputs):

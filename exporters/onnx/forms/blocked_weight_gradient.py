@@ -1,4 +1,4 @@
-"""Gradients of convolutions' weights by blocked convolutions."""
+"""Gradients of the weights of convolutions, computed by blocked convolutions."""
 
 from collections.abc import Sequence
 from math import gcd
@@ -13,27 +13,27 @@ from exporters.onnx.forms.blocked_values import BlockedValues
 from exporters.onnx.graph_reading import DOMAIN, Gradient, dims_of, sizes_of
 
 LARGEST_KERNEL = 2**18
-"""Most numbers in a part of the kernel: more do not stay in a cache of 1 MB, from which the runtime
-reads them again and again."""
+"""Most numbers in a part of the kernel. The runtime reads a part many times, and a larger one does
+not stay in a cache of 1 MB."""
 PART = 4
-"""Blocks of outputs that the runtime computes at a time."""
+"""Blocks of outputs that the runtime computes at the same time."""
 MOST_OUTPUTS = 256
-"""With more outputs, the plain convolution makes up for the copies that it makes."""
+"""With more outputs, the plain convolution is faster although it makes copies."""
 MOST_WASTED = 0.25
-"""With more zeros for each sample in the last block of samples, the plain convolution is faster."""
+"""If more samples of zeros per sample fill the last block, the plain convolution is faster."""
 SHARED_ROWS = 4
-"""Rows of results that threads can share; with fewer, each half of the batch has its own."""
+"""If threads can share fewer rows of results, each half of the batch gets its own rows."""
 LONG_ROW = 16
-"""Numbers of a row of channels from which gathering single rows takes no longer than merging."""
+"""If a row of channels has this many numbers, gathering single rows is as fast as merging."""
 
 
 class Cut(NamedTuple):
     """How samples and their rows become channels that a convolution sums over.
 
     Attributes:
-        halves: Groups of channels, each with sums of its own.
-        strips: Strips of rows, each of which is a channel.
-        unit: The number of samples is a multiple of this one.
+        halves: Number of groups of channels. Each group has its own sums.
+        strips: Number of strips of rows in a sample. Each strip is a channel.
+        unit: The number of samples is filled up to a multiple of this.
     """
 
     halves: int
@@ -43,7 +43,7 @@ class Cut(NamedTuple):
 
 def weight_gradient(layout: BlockedValues, node: Node, gradient: Gradient) -> bool:
     """Let a blocked convolution compute the `gradient` of `node`; False if none fits."""
-    # Another value has taken the place of one that is neither blocked nor read.
+    # If a value is neither blocked nor read, another value has replaced it.
     if any(v not in layout.images and not v.uses() for v in (gradient.image, gradient.moved)):
         return False
     if gradient.groups == 1:
@@ -54,7 +54,7 @@ def weight_gradient(layout: BlockedValues, node: Node, gradient: Gradient) -> bo
 
 
 def dense_gradient(layout: BlockedValues, gradient: Gradient) -> Value | None:
-    """The gradient of a weight with one group as (1, O, H, W * C).
+    """The gradient (1, O, H, W * C) of the weight of a convolution with one group.
 
     None if it has no blocked form, or if the plain convolution is faster.
     """
@@ -71,7 +71,7 @@ def dense_gradient(layout: BlockedValues, gradient: Gradient) -> Value | None:
     channels, outputs = sizes_of(image)[1], sizes_of(moved)[1]
     if channels <= outputs:
         return point_gradient(layout, image, moved)
-    # The same sums with the larger tensor as the kernel, of which fewer copies are made.
+    # Compute the same sums with the larger tensor as the kernel, because the kernel is copied less.
     transposed = point_gradient(layout, moved, image)
     if transposed is None:
         return None
@@ -80,9 +80,9 @@ def dense_gradient(layout: BlockedValues, gradient: Gradient) -> Value | None:
 
 
 def strips_of(layout: BlockedValues, kernel: Value, samples: int) -> int | None:
-    """Into how many strips of rows a `kernel` is cut, so that its parts stay in the cache.
+    """The number of strips of rows to cut `kernel` into, so that its parts stay in the cache.
 
-    The runtime multiplies by `samples` at a time. None if a plain convolution is faster.
+    The runtime multiplies by `samples` samples at a time. None if a plain convolution is faster.
     """
     _, outputs, high, wide = sizes_of(kernel)
     part = min(outputs, PART * layout.block) * high * wide * samples
@@ -92,15 +92,16 @@ def strips_of(layout: BlockedValues, kernel: Value, samples: int) -> int | None:
 
 
 def divisors(number: int) -> list[int]:
-    """What divides `number`, ascending."""
+    """The divisors of `number`, ascending."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def point_gradient(layout: BlockedValues, image: Value, kernel: Value) -> Value | None:
-    """The gradient of a layer with one pixel: products of the two images, (1, O, 1, C).
+    """The gradient (1, O, 1, C) of a layer with a 1 x 1 kernel: products of the two images.
 
     The channels that the convolution sums over are b pixels side by side, of each sample or of each
-    half of a sample. So the kernel's numbers have the order of filters already, but for the batch.
+    half of a sample. So the kernel's numbers are already in the order of filters, except for the
+    batch.
     """
     b, batch = layout.block, dims_of(image)[0]
     (_, channels, high, wide), outputs = sizes_of(image), sizes_of(kernel)[1]
@@ -129,7 +130,7 @@ def point_gradient(layout: BlockedValues, image: Value, kernel: Value) -> Value 
 
 
 def sliding_gradient(layout: BlockedValues, gradient: Gradient, strips: int) -> Value:
-    """The gradient of a layer with a window, as `convolution.py` writes it.
+    """The gradient of a layer with a larger kernel, by the same sums as in `convolution.py`.
 
     The channels that the convolution sums over are the samples, or the `strips` of rows of each
     sample. An image of C / b blocks becomes C / b images (N, H, W * b), which threads can share.
@@ -166,7 +167,7 @@ def correlation(
     dilations: Sequence[int] = (1, 1),
     group: int = 1,
 ) -> Value:
-    """The convolution of blocked `rows` by blocked `filters`, in plain layout."""
+    """Convolve blocked `rows` with blocked `filters`; the result has the plain layout."""
     window = {"pads": [0] * 4, "strides": strides, "dilations": dilations, "group": group}
     sums = layout.add("Conv", [rows, filters], window, shape=shape, domain=DOMAIN)
     return layout.out_of_blocks(sums, shape, shape[1])
@@ -175,7 +176,7 @@ def correlation(
 def joined(
     layout: BlockedValues, sums: Value, halves: int, outputs: int, high: int, pixel: int
 ) -> Value:
-    """The gradients (C / c, halves * O, H, W * c) of parts and halves as one, (1, O, H, W * C)."""
+    """Join the gradients (C / c, halves * O, H, W * c) of parts and halves to (1, O, H, W * C)."""
     parts, _, _, wide = sizes_of(sums)
     if halves > 1:
         apart = layout.reshaped(sums, parts, halves, outputs * high * wide)
@@ -188,11 +189,11 @@ def joined(
 
 
 def in_rows(layout: BlockedValues, image: Value) -> tuple[Value, int]:
-    """The `image` as (C / c, N, H, W * c), with the c channels of a pixel in a row; and c."""
+    """Return `image` as (C / c, N, H, W * c), with c channels of a pixel side by side, and c."""
     batch, (_, pixel, high, wide) = dims_of(image)[0], sizes_of(image)
     parts = 1
-    # A value that was computed again may have no blocked form yet, although the first one has it.
-    # Sums in another order would differ from those of a step that computes nothing again.
+    # A value that is computed again may have no blocked form yet, although the original has one. It
+    # gets one here, so that sums have the same order as in a step that computes nothing again.
     if layout.fits(image):
         pixel, parts = layout.block, pixel // layout.block
         rows = layout.apart(image, layout.read_again(image))
@@ -207,9 +208,9 @@ def in_rows(layout: BlockedValues, image: Value) -> tuple[Value, int]:
 def padded_rows(
     layout: BlockedValues, rows: Value, gradient: Gradient, pixel: int, unit: int
 ) -> Value:
-    """The `rows` (C / c, N, H, W * c) with padding, and with samples of zeros that fill a `unit`.
+    """Pad the `rows` (C / c, N, H, W * c), and add samples of zeros up to a multiple of `unit`.
 
-    The runtime computes a result whose window reaches over an edge several times more slowly.
+    The runtime is several times slower for results whose window reaches over an edge.
     """
     top, left, bottom, right = gradient.pads
     pads = [0, 0, top, left * pixel, 0, 0, bottom, right * pixel]
@@ -218,9 +219,9 @@ def padded_rows(
 
 
 def in_strips(layout: BlockedValues, rows: Value, gradient: Gradient, strips: int) -> Value:
-    """The `rows` (C / c, N, H, W * c) in strips, (C / c, N * strips, h, W * c).
+    """Cut the `rows` (C / c, N, H, W * c) into strips, (C / c, N * strips, h, W * c).
 
-    Each has the rows that the same strip of what moves meets, so they overlap.
+    Each strip has the rows that the same strip of the moving tensor meets, so strips overlap.
     """
     if strips == 1:
         return rows
@@ -239,9 +240,9 @@ def in_strips(layout: BlockedValues, rows: Value, gradient: Gradient, strips: in
 def with_whole_samples(
     layout: BlockedValues, value: Value, axis: int, pads: Sequence[int], unit: int, batch: object
 ) -> Value:
-    """`value` with zeros around it as in `padded`, and so many behind `axis` as fill a `unit`.
+    """Pad `value` as `padded` does, and add zeros behind `axis` up to a multiple of `unit`.
 
-    The length of `axis` is that of `batch`, see `batch_of`.
+    `batch` is the key for the length of `axis`; see `batch_of`.
     """
     behind, size = len(pads) // 2 + axis, dims_of(value)
     key = (batch, unit, behind, *pads)
@@ -260,12 +261,12 @@ def with_whole_samples(
 
 
 def as_filters(layout: BlockedValues, gradient: Gradient, cut: Cut) -> Value:
-    """What moves over the image, (N, O, H, W), as filters (halves * O, N * strips / halves, h, W).
+    """Turn the moving tensor (N, O, H, W) into filters (halves * O, N * strips / halves, h, W).
 
-    Its rows of b channels are gathered: one pass, which threads share. If they are short, whole
-    parts (N, O / b, strips, h * W * b) are gathered, and the runtime merges b of them row by row,
-    as it does with blocks of channels: two passes in less time. The last sample stands for those
-    that the blocks of a half lack; the image has zeros there.
+    Rows of b channels are gathered in one pass, which threads share. If rows are short, two passes
+    take less time: whole parts (N, O / b, strips, h * W * b) are gathered, and the runtime merges b
+    of them row by row, like blocks of channels. Samples that are missing to fill the blocks of a
+    half are copies of the last sample; the image has zeros there.
     """
     moved = gradient.moved
     b, batch = layout.block, dims_of(moved)[0]
@@ -290,7 +291,7 @@ def as_filters(layout: BlockedValues, gradient: Gradient, cut: Cut) -> Value:
 
 
 def order(layout: BlockedValues, gradient: Gradient, cut: Cut, pixels: int) -> Value:
-    """The numbers of the rows of what moves in the order of filters, for each half.
+    """The numbers of the moving tensor's rows in the order of filters, for each half.
 
     A blocked tensor (N, O / b, strips, pixels, ...) becomes filters (O / b, N * strips / b, pixels,
     b, ...).

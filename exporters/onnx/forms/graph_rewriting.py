@@ -15,9 +15,9 @@ from exporters.onnx.state_in_place import Order, know_shapes
 
 
 def rewritten(graph: bytes, rewrite: Callable[[ir.Model], bool]) -> bytes | None:
-    """The serialized ONNX `graph` after `rewrite`; None if that finds nothing to change.
+    """Apply `rewrite` to the serialized ONNX `graph`; None if `rewrite` changes nothing.
 
-    The result may write the same outputs in place. If it cannot, it is None.
+    The result may write the same outputs in place as `graph`. If it could not, None is returned.
     """
     model = ir.from_proto(with_shapes(onnx.load_from_string(graph)))
     know_shapes(model.graph)
@@ -40,9 +40,9 @@ def keeps_order(model: ir.Model) -> bool:
 
 
 class GraphRewriting(ABC):
-    """The rewriting of one graph; loops are left as they are.
+    """Rewrites one graph, without changes in loops.
 
-    A form of a graph derives from this class. The names of new values begin with `prefix`.
+    Each form of a graph has a subclass. The names of new values begin with `prefix`.
     """
 
     prefix: str
@@ -60,14 +60,14 @@ class GraphRewriting(ABC):
 
     @abstractmethod
     def convert(self, node: Node) -> bool:
-        """Add what computes `node` in this form; False if it has to stay."""
+        """Add nodes that compute `node` in this form; False if `node` has to stay."""
 
     def keep(self, node: Node) -> None:
-        """Leave `node` as it is."""
+        """Keep `node` as it is."""
         self.nodes.append(node)
 
     def rewrite(self) -> bool:
-        """Rewrite the graph; False if no node of it is a reason to, and it stays as it is."""
+        """Rewrite the graph. Returns False, without a change, if no node is a reason for it."""
         nodes = list(self.graph)
         if not any(self.gains_from(node) for node in nodes):
             return False
@@ -94,7 +94,7 @@ class GraphRewriting(ABC):
         dtype: ir.DataType | None = ir.DataType.FLOAT,
         domain: str = "",
     ) -> Value:
-        """Add a node; returns its output."""
+        """Add a node and return its output."""
         node = ir.node(operator, inputs, attributes, domain=domain)  # type: ignore[arg-type]
         (value,) = node.outputs
         assert dtype is not None
@@ -109,7 +109,7 @@ class GraphRewriting(ABC):
         return f"{self.prefix}_{self.named - 1}"
 
     def constant(self, value: Sequence[int] | np.ndarray) -> Value:
-        """A constant; whole numbers or an array of float32."""
+        """Return a constant of integers or an array. Equal constants are added once."""
         array = value if isinstance(value, np.ndarray) else np.array(value, np.int64)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.constants:
@@ -122,7 +122,7 @@ class GraphRewriting(ABC):
         return self.constants[key].outputs[0]
 
     def reshaped(self, value: Value, *shape: int, dims: Dims | ir.Shape | None = None) -> Value:
-        """`value` in another shape, of which one size may be -1; `dims` says what it is then."""
+        """Reshape `value`. If one size of `shape` is -1, `dims` has the resulting shape."""
         known = dims or tuple(size if size >= 0 else None for size in shape)
         given = self.constant(shape)
         maker = value.producer()
@@ -137,13 +137,13 @@ class GraphRewriting(ABC):
         return self.views[value, shape]
 
     def permuted(self, value: Value, *axes: int) -> Value:
-        """`value` with its axes in this order."""
+        """Permute the axes of `value` to this order."""
         old = dims_of(value)
         shape = tuple(old[axis] for axis in axes)
         return self.add("Transpose", [value], {"perm": axes}, shape=shape)
 
     def padded(self, value: Value, *pads: int) -> Value:
-        """`value` with zeros in front of each axis, then behind each; `value` itself for none."""
+        """Pad `value` with zeros. `pads` are those in front of all axes, then those behind."""
         if not any(pads):
             return value
         sizes = dims_of(value)
@@ -152,7 +152,7 @@ class GraphRewriting(ABC):
         return self.add("Pad", [value, self.constant(pads)], shape=shape)
 
     def replaced(self, value: Value, by: Value) -> bool:
-        """Let the value `by` take the place of `value`."""
+        """Replace `value` by the value `by`."""
         by.name = value.name
         value.replace_all_uses_with(by)
         return True

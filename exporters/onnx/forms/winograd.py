@@ -1,19 +1,20 @@
-"""Rewrites 3 x 3 convolutions by Winograd's method, which multiplies less.
+"""Rewrites 3 x 3 convolutions by Winograd's method, which needs fewer multiplications.
 
 F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016): an
 image is cut into tiles of 4 x 4 pixels that overlap by two, and each tile d gives 2 x 2 results,
 
     y = A^T [(G g G^T) * (B^T d B)] A,
 
-for a kernel g. The products of one of the 16 positions, summed over channels, are one product of
-matrices for all tiles. It takes 16 multiplications instead of 36. The gradient of the weight is
+for a kernel g. For each of the 16 positions in a tile, one product of matrices computes the sums
+over channels for all tiles. A tile takes 16 multiplications instead of 36. The gradient of the
+weight, which also takes 16, is
 
     dg = G^T [(A dy A^T) * (B^T d B)] G,
 
-summed over tiles, with as few.
+summed over tiles.
 
-The transforms cost passes over memory, so this pays where a convolution takes long and has many
-channels: on devices without blocked convolutions, see `blocked_layout.py`.
+The transforms cost passes over memory. So the method pays only for slow convolutions with many
+channels, on devices without blocked convolutions; see `blocked_layout.py`.
 """
 
 from collections.abc import Sequence
@@ -41,23 +42,23 @@ A = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float32).T
 """The matrices of the method, in the notation above."""
 LEAST_CHANNELS = 32
 """With fewer input or output channels, the transforms cost what the products save. In WebAssembly,
-this limit makes whole steps faster than one of 16 or of 64."""
+whole steps are faster with this limit than with 16 or 64."""
 LEAST_PIXELS = 4
-"""The smallest height and width of a result. Tiles would mostly lie outside of smaller ones."""
+"""The smallest height and width of a result. Tiles would lie mostly outside of a smaller result."""
 POSITIONS = 16
-"""The pixels of a tile."""
+"""The number of pixels of a tile."""
 
 
 def winograd(graph: bytes) -> bytes | None:
-    """The serialized ONNX `graph` with convolutions by Winograd's method; None if none fits.
+    """Rewrite the convolutions of the serialized ONNX `graph`; None if none fits.
 
-    It has the inputs and outputs of `graph`, and may write the same outputs in place.
+    The result has the inputs and outputs of `graph`, and may write the same outputs in place.
     """
     return rewritten(graph, rewrite)
 
 
 def winograd_footprint(graph: bytes, batch: int) -> Footprint:
-    """The memory that `winograd(graph)` needs; arguments and errors as of `footprint`."""
+    """The memory that `winograd(graph)` needs. Arguments and errors are those of `footprint`."""
     return footprint(graph, batch, rewrite)
 
 
@@ -78,16 +79,16 @@ class Tiles:
 
 
 class Winograd(GraphRewriting):
-    """The rewriting of one graph."""
+    """Rewrites one graph by Winograd's method."""
 
     prefix = "winograd"
 
     def gains_from(self, node: Node) -> bool:
-        """Whether `node` is a convolution of this form, or the gradient of one's weight."""
+        """Whether this form computes `node`: a convolution, or the gradient of its weight."""
         return self.convolves(node) or self.gradient(node) is not None
 
     def convert(self, node: Node) -> bool:
-        """Add what computes `node` in this form; False if it has to stay."""
+        """Add nodes that compute `node` in this form; False if `node` has to stay."""
         if self.convolves(node):
             return self.convolution(node)
         gradient = self.gradient(node)
@@ -122,7 +123,7 @@ class Winograd(GraphRewriting):
         return gradient if fits else None
 
     def convolution(self, node: Node) -> bool:
-        """A convolution; one that is transposed becomes a plain one, with its weight swapped."""
+        """Convert a convolution. A transposed one becomes a plain one with a swapped weight."""
         image, weight, *bias = node.inputs
         assert image is not None
         assert weight is not None
@@ -139,7 +140,7 @@ class Winograd(GraphRewriting):
         pixels = self.permuted(pixels, 2, 1, 0, 3)
         shape = (4 * channels, tiles.high, tiles.wide)
         pixels = self.reshaped(pixels, -1, *shape, dims=(batch, *shape))
-        # Takes two thirds of the time of a permutation of six axes.
+        # This takes two thirds of the time of a permutation of six axes.
         convolved = self.add(
             "DepthToSpace",
             [pixels],
@@ -157,7 +158,7 @@ class Winograd(GraphRewriting):
         return self.replaced(result, convolved)
 
     def weight_gradient(self, node: Node, gradient: Gradient) -> bool:
-        """The gradient of a weight, with its columns and input channels in one axis."""
+        """Convert the gradient of a weight. Its columns and input channels become one axis."""
         _, outputs, rows, columns = sizes_of(gradient.moved)
         inputs = sizes_of(gradient.image)[1]
         tiles = Tiles(rows, columns)
@@ -170,23 +171,23 @@ class Winograd(GraphRewriting):
         return self.replaced(node.outputs[0], self.reshaped(weights, 1, outputs, 3, 3 * inputs))
 
     def kernels(self, weight: Value, swap: bool) -> Value:
-        """G g G^T for all kernels of the weight (O, I, 3, 3), as (16, O, I).
+        """Compute G g G^T for all kernels of the weight (O, I, 3, 3), as (16, O, I).
 
-        With `swap` the weight is (I, O, 3, 3), and its kernels are turned around.
+        With `swap`, the weight is (I, O, 3, 3), and its kernels are flipped.
         """
         inside = None if swap else before_swap(weight)
         if inside is not None:
             weight, swap = inside, True
         first, second, *_ = sizes_of(weight)
         turned = G[:, ::-1] if swap else G
-        # The runtime makes these transpositions a part of the products.
+        # The runtime fuses these transpositions with the products.
         flat = self.permuted(self.reshaped(weight, first * second, 9), 1, 0)
         kernels = self.products(self.constant(np.kron(turned, turned)), flat)
         kernels = self.reshaped(kernels, POSITIONS, first, second)
         return self.permuted(kernels, 0, 2, 1) if swap else kernels
 
     def tiles(self, image: Value, pads: Sequence[int], tiles: Tiles) -> Value:
-        """B^T d B for all tiles d of the `image` (N, C, H, W) with padding: (16, C, N * tiles)."""
+        """B^T d B for all tiles d of the padded `image` (N, C, H, W), as (16, C, N * tiles)."""
         return self.transformed(image, B.T.copy(), pads, tiles)
 
     def transformed(
@@ -220,7 +221,7 @@ class Winograd(GraphRewriting):
         return self.reshaped(tiled, *sizes, -1, dims=(*sizes, count(1, batch, tiles)))
 
     def products(self, left: Value, right: Value) -> Value:
-        """The product of matrices in the last two axes."""
+        """The products of the matrices in the last two axes."""
         shape = (*dims_of(left)[:-1], dims_of(right)[-1])
         return self.add("MatMul", [left, right], shape=shape)
 
@@ -242,7 +243,7 @@ def enough(image: Sequence[int | None], result: Sequence[int | None]) -> bool:
 
 
 def pads_of(node: Node) -> list[int]:
-    """The padding of the plain convolution that equals `node`: top, left, bottom, right."""
+    """The padding of the plain convolution that computes `node`: top, left, bottom, right."""
     transposed = node.op_type == "ConvTranspose"
     return swapped_pads(node) if transposed else numbers(node).get("pads", [0] * 4)
 
