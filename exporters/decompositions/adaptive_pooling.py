@@ -60,7 +60,7 @@ def averaging_matrix(size: int, count: int, x: Tensor) -> Tensor:
 
 
 def max_pool(x: Tensor, out: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the maximum of each window and the index row * columns + column where it is first."""
+    """Each window's maximum, and the index row * columns + column of its first occurrence."""
     kernel = regular_kernel(x, out)
     if kernel is not None:
         return aten.max_pool2d_with_indices(x, kernel)  # type: ignore[no-any-return]

@@ -154,7 +154,7 @@ def transposed_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: W
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dW as one convolution whose image is `x` or `grad`, whichever has fewer channels.
 
-    Runtimes copy the image window by window into a matrix that is `kernel` times as large.
+    Runtimes copy the image window by window into a matrix, larger by the number of kernel elements.
     """
     plain = window.stride == window.dilation == [1, 1] and window.groups == 1
     if plain and grad.shape[1] < x.shape[1]:

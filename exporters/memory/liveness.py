@@ -26,7 +26,7 @@ IN_PLACE = {
     *("Relu", "Sigmoid", "Tanh", "Elu", "LeakyRelu", "Selu", "Softplus", "Softsign"),
     *("HardSigmoid", "ThresholdedRelu", "Clip", "Cast", "CastLike", "Softmax", "LogSoftmax"),
 }
-"""Operators that overwrite their first input if no other node reads it. None is arithmetic."""
+"""Operators that overwrite their first input if no other node reads it. Arithmetic never does."""
 PRODUCTS = {"MatMul", "Gemm"}
 METADATA = "in_place"
 """Key in an ONNX graph's metadata; its value lists outputs that may be written over old state."""
@@ -283,6 +283,6 @@ def in_place(metadata: Mapping[str, str]) -> frozenset[str]:
 
 
 def in_place_of(graph: bytes) -> tuple[str, ...]:
-    """Read from a serialized graph the sorted names of outputs that `in_place` returns."""
+    """The names that `in_place` reads from the metadata of a serialized graph, sorted."""
     entries = onnx.load_from_string(graph).metadata_props
     return tuple(sorted(in_place({entry.key: entry.value for entry in entries})))

@@ -72,12 +72,12 @@ def footprint(graph: bytes, batch: int, rewrite: Rewrite | None = None) -> Footp
 
 
 def is_folded(shape: tuple[int, ...]) -> bool:
-    """Whether a session that opens computes and keeps a float32 weight of `shape`."""
+    """Whether a session computes a float32 weight of `shape` when it opens, and keeps it."""
     return 4 * math.prod(shape) <= LARGEST_FOLDED
 
 
 def as_opened(model: ModelProto) -> ModelProto:
-    """`model` with a float32 constant in place of each product Cast(integers) * scale.
+    """Return `model` with a float32 constant instead of each product Cast(integers) * scale.
 
     `exporters/int8_quantization.py` writes such products. The constants have the right sizes, but
     contain only zeros.

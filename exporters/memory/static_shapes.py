@@ -56,7 +56,7 @@ def folded(model: ir.Model) -> ir.Model:
 
 
 def with_shapes(model: ModelProto) -> ModelProto:
-    """`model` with the shapes that onnx infers."""
+    """Return `model` with the shapes that onnx infers."""
     try:
         return shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     except shape_inference.InferenceError:

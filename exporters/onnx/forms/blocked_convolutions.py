@@ -123,7 +123,7 @@ def extended(layout: BlockedValues, maker: Node, node: Node, inputs: list[Value 
 
 
 def scaled_summand(layout: BlockedValues, node: Node) -> bool:
-    """Convert a product with a number that a sum reads to a convolution, which the sum can join."""
+    """Convert a product with a number to a convolution if a sum reads it: the sum can join it."""
     value, result, readers = node.inputs[0], node.outputs[0], list(node.outputs[0].uses())
     number = value_of(node.inputs[1])
     if value not in layout.images or number is None or number.size != 1 or len(readers) != 1:
