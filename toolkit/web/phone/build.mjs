@@ -9,7 +9,7 @@ const HERE = new URL(".", import.meta.url);
 const OUT = new URL("../built/", HERE);
 const ORT = new URL("node_modules/onnxruntime-web/", HERE);
 const LICENCE = new URL("../../../LICENSE", HERE);
-/** What the worker contains besides the runtime, with a file LICENSE. */
+/** The libraries in the worker, without the runtime. Each has a file LICENSE. */
 const LIBRARIES = ["@petamoriken/float16", "@zip.js/zip.js", "papaparse"];
 const TYPES = {
   css: "text/css; charset=utf-8",
@@ -33,12 +33,12 @@ function add(name, content, immutable = false) {
   const type = name.slice(name.lastIndexOf(".") + 1);
   const params = { [constants.BROTLI_PARAM_QUALITY]: 11, [constants.BROTLI_PARAM_LGWIN]: 24 };
   const encoders = { br: () => brotliCompressSync(raw, { params }) };
-  // Browsers that can run the page accept brotli, and the largest file is sent in no other form.
+  // Browsers that can run the page accept brotli. The largest file is sent only in this form.
   if (type !== "wasm") encoders.gz = () => gzipSync(raw, { level: 9 });
   for (const [suffix, encode] of Object.entries(encoders)) {
     const file = `${name}.${suffix}`;
     written.add(file);
-    // Half a minute is saved when the WebAssembly is the same as in the last build.
+    // If the WebAssembly is the same as in the last build, this saves half a minute.
     if (!immutable || !existsSync(new URL(file, OUT))) writeFileSync(new URL(file, OUT), encode());
   }
   const encodings = Object.keys(encoders);
@@ -63,13 +63,13 @@ async function bundled(entry, values = {}) {
     legalComments: "none", // they are in third-party-notices.txt
     write: false,
     define: Object.fromEntries(define),
-    // This variant holds the loader of its WebAssembly, so that no second script is fetched.
+    // This variant includes the loader of its WebAssembly, so no second script is fetched.
     alias: { "onnxruntime-web/wasm": new URL("dist/ort.wasm.bundle.min.mjs", ORT).pathname },
   });
   return result.outputFiles[0].contents;
 }
 
-/** The text file `name` with `words` in the place of {{their names}}. */
+/** Reads the text file `name` and replaces {{names}} by their `words`. */
 function filled(name, words, escape) {
   const word = (key) => {
     if (words[key] === undefined) throw new Error(`${name}: no text ${key}`);
@@ -103,7 +103,7 @@ const apache = readFileSync(LICENCE, "utf8");
 const licences = LIBRARIES.map((name) => `${name}\n\n${read(`node_modules/${name}/LICENSE`)}`);
 const notices = { version, libraries: licences.join(`\n${"-".repeat(79)}\n\n`), apache };
 add("third-party-notices.txt", filled("page/third-party-notices.txt", notices, asIs));
-// What the page needs offline. A new build has other names, so that it never runs with an old file.
+// The files that the page needs offline. A new build has new names, so it never uses an old file.
 const cached = ["./", ...[wasm, worker, script, style, "icon.svg"].map((name) => `./${name}`)];
 const buildName = files["index.html"].sha256.slice(0, 10);
 add("service-worker.js", await bundled("page/service-worker.ts", { CACHED: cached, BUILD: buildName }));

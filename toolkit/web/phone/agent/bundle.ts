@@ -1,4 +1,4 @@
-/** A bundle in the page's files: each file is checked against its SHA-256 before it is used. */
+/** A bundle in the page's files. Before a file is used, it is checked against its SHA-256. */
 
 import type { CoordinatorClient, FileOffer } from "./client.js";
 import { Failure } from "./faults.js";
@@ -8,13 +8,13 @@ import { readPlaces, readTensor, zeros, type Place, type Tensors } from "./tenso
 import { multipliesFaster } from "./winograd_probe.js";
 
 const FOLDER = "bundle";
-/** The most bytes of a manifest: several times that of a model of 1,000 layers. */
+/** The most bytes of a manifest: several times the size for a model of 1,000 layers. */
 const LONGEST_MANIFEST = 32 << 20;
-/** Graphs in other forms, which only some devices run (device_agent/formats/graph_forms.py). */
+/** Files of other graph forms, which only some devices run (device_agent/formats/graph_forms.py). */
 const FORM = /\.(nchwc\d+|winograd)\.onnx$/;
 const WINOGRAD = ".winograd.onnx";
 
-/** Fetches the files of `offers` that the page lacks, and removes those of earlier rounds. */
+/** Fetches the files of `offers` that the page lacks, and removes files of earlier rounds. */
 export async function fetchBundle(
   client: CoordinatorClient,
   offers: FileOffer[],
@@ -109,7 +109,7 @@ export class Bundle {
     return content(other ?? this.offers.get(file)!);
   }
 
-  /** The values of `wanted` at the start of a round: those in the bundle, or zeros. */
+  /** The values of the tensors `wanted` at the start of a round: those in the bundle, or zeros. */
   async tensors(wanted: Iterable<string>): Promise<Tensors> {
     const chosen = new Set(wanted);
     const entries = this.manifest.tensors.filter((entry) => chosen.has(entry.name));

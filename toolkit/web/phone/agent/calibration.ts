@@ -1,16 +1,16 @@
 /**
- * Calibrates this browser: how long single operations and the overheads of a run take
- * (profiles/documents/calibration_record.py). The coordinator predicts from it what a submodel costs.
+ * Calibrates this browser: measures the times of single operations and the overheads of a run
+ * (profiles/documents/calibration_record.py). From them the coordinator predicts the cost of a submodel.
  *
- * A browser has no profiler for operations. The difference between a graph with one operation and a
- * graph that only takes the same inputs is the operation (exporters/page_calibration.py).
+ * A browser has no profiler for operations. The time of an operation is the time of a graph with this
+ * operation minus the time of a graph that only takes the same inputs (exporters/page_calibration.py).
  */
 
 import CASES from "./calibration_cases.json";
 import { ones, openGraph, RUNTIME, type Feeds, type Graph } from "./runtime.js";
 
 const VERSION = 1;
-/** A clock that counts in steps of 0.1 ms, as without isolation, errs by 5% then. */
+/** Without isolation, a clock counts in steps of 0.1 ms. With this time its error is at most 5%. */
 const SHORTEST_MS = 2;
 const REPEATS = 5;
 const SHORTEST_OPERATION_S = 1e-9;
@@ -38,7 +38,7 @@ export interface Calibration {
   memory: null;
 }
 
-/** Measures for about half a minute. `onProgress` gets the done share of the work. */
+/** Measures for about half a minute. `onProgress` gets the share of the work that is done. */
 export async function calibrate(onProgress: (share: number) => void): Promise<Calibration> {
   const graphs = new Graphs();
   try {
@@ -59,7 +59,7 @@ export async function calibrate(onProgress: (share: number) => void): Promise<Ca
 
 type Overheads = Pick<Calibration, "run_s" | "port_s" | "node_s" | "loop_step_s" | "byte_s">;
 
-/** What tiny graphs take that differ in a single property. */
+/** Computes overheads from the times of tiny graphs that differ in a single property. */
 async function measureOverheads(graphs: Graphs): Promise<Overheads> {
   const takes = "takes_x_1"; // 1 node, 2 ports
   const single = await graphs.seconds(takes, ones({ x: [1] }));

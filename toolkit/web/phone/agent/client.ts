@@ -1,6 +1,6 @@
 /**
- * Requests to the coordinator (device_agent/formats/protocol.py), with retries. Answers may come
- * from another program, so their sizes are limited and nothing in them is ever run or drawn as HTML.
+ * Requests to the coordinator (device_agent/formats/protocol.py), with retries. An answer may
+ * come from another program. So its size is limited, and nothing in it is run or drawn as HTML.
  */
 
 import type { Body } from "./disclosure.js";
@@ -16,14 +16,14 @@ const API = "/v1";
 const LONGEST_ANSWER = 16 << 20;
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 60_000;
-/** How long nothing may move in a request. */
+/** A request fails if no bytes move for this time. */
 const STILL_MS = 30_000;
-/** The same for a request that training waits for. */
+/** The same limit for a request for which training waits. */
 const SHORT_MS = 5000;
 const LONGEST_MESSAGE = 1000;
-/** Statuses of a coordinator, or of a proxy before it, that is away for a while. */
+/** HTTP statuses of a coordinator, or of a proxy in front of it, that is away for a while. */
 const RETRIED = new Set([429, 500, 502, 503, 504]);
-/** Refusals of a part of an upload that the next attempt, which asks what has come, can mend. */
+/** Refusals of a part of an upload. The next attempt asks what has arrived, and sends the rest. */
 const SEND_AGAIN = new Set(["upload.other-offset", "upload.superseded", "upload.altered"]);
 const PREPARING = "federation.preparing";
 const ROUND_OVER = new Set([
@@ -39,7 +39,7 @@ export interface FileOffer {
   sha256: string;
 }
 export interface Work {
-  /** What the coordinator's own samples are like. */
+  /** The summary of the coordinator's own samples. */
   inputs?: InputSummary | null;
   state: "train" | "wait" | "finished";
   round: number;
@@ -47,7 +47,7 @@ export interface Work {
   joined: number;
   expected: number;
   submodel: string;
-  /** Seconds after which a device that waits should ask again; 0 or nothing leaves them to it. */
+  /** Seconds after which a waiting device should ask again; with 0 or nothing, the device chooses. */
   ask_again_s?: number;
   issued: number;
   signature: string;
@@ -74,7 +74,7 @@ export class Refusal extends Failure {
     super("refused", { message }, code);
   }
 
-  /** Whether the round continued without this device, which only has to ask for work again. */
+  /** Whether the round continued without this device. Then it only has to ask for work again. */
   get roundOver(): boolean {
     return ROUND_OVER.has(this.code);
   }
@@ -85,7 +85,7 @@ export class Refusal extends Failure {
   }
 }
 
-/** Takes the bytes of a download; `received` of them are there already. */
+/** Takes the bytes of a download. It already has the first `received` bytes. */
 export interface Sink {
   received: number;
   write: (piece: Bytes, at: number) => void;
@@ -94,7 +94,7 @@ export interface Sink {
 export class CoordinatorClient {
   bytesDown = 0;
   bytesUp = 0;
-  /** Called before each attempt, which waits for it. */
+  /** Called before each attempt. The attempt waits for it. */
   permitted: () => Promise<void> = () => Promise.resolve();
   private readonly running = new Set<Watch>();
   private wake: () => void = () => undefined;
@@ -102,7 +102,7 @@ export class CoordinatorClient {
   /**
    * @param origin Address of the coordinator, such as https://example.org.
    * @param secret A join token or a device's secret.
-   * @param onAway Called before each wait for a coordinator that is away, and with null after the last.
+   * @param onAway Called before each wait for a coordinator that is away, and with null when it is back.
    */
   constructor(
     readonly origin: string,
@@ -110,7 +110,7 @@ export class CoordinatorClient {
     private readonly onAway: (problem: Problem | null) => void,
   ) {}
 
-  /** Ends running requests and waits. What is repeated begins its next attempt at once. */
+  /** Ends running requests and waits. The next attempt of each begins at once. */
   interrupt(): void {
     for (const watch of this.running) watch.abort(new Interrupted());
     this.wake();
@@ -121,7 +121,7 @@ export class CoordinatorClient {
     return this.patiently(async () => this.json<JoinReply>("POST", "/devices", await request()));
   }
 
-  /** What the join token, which is this client's secret, is for. */
+  /** Fetches the invitation of the join token, which is this client's secret. */
   async invitation(): Promise<SignedInvitation> {
     return this.patiently(() => this.json<SignedInvitation>("GET", "/invitation"));
   }
@@ -135,7 +135,7 @@ export class CoordinatorClient {
     return this.json<Work>("GET", "/work", undefined, SHORT_MS).catch(() => null);
   }
 
-  /** Reports progress once. The next request that matters reports the same problem. */
+  /** Reports progress once, and ignores problems: the next important request will report them. */
   async progress(state: string, loss: number | null = null, note: string | null = null): Promise<void> {
     const body: Body<"POST /progress"> = { state, loss, note };
     await this.json("POST", "/progress", body, SHORT_MS).catch(() => null);
@@ -145,12 +145,12 @@ export class CoordinatorClient {
     await this.patiently(() => this.json("POST", "/problems", failure));
   }
 
-  /** Tells once that this device stops, so that no round waits for it. */
+  /** Tells the coordinator once that this device stops, so that no round waits for it. */
   async stopped(words: Body<"POST /stopped">): Promise<void> {
     await this.json("POST", "/stopped", words, SHORT_MS).catch(() => null);
   }
 
-  /** Asks once to leave. Whether the coordinator knows now that this device has left. */
+  /** Asks once to leave. Returns whether the coordinator now knows that this device has left. */
   async leave(): Promise<boolean> {
     return this.json("POST", "/leave", undefined, SHORT_MS).then(
       () => true,
@@ -175,7 +175,7 @@ export class CoordinatorClient {
     });
   }
 
-  /** Sends the tensors of an update. What the coordinator has of them is not sent again. */
+  /** Sends the tensors of an update. Bytes that the coordinator already has are not sent again. */
   async sendTensors(round: number, tensors: Bytes, sha256: string): Promise<void> {
     const path = `/rounds/${round}/tensors/${sha256}`;
     await this.patiently(async () => {
@@ -224,7 +224,7 @@ export class CoordinatorClient {
     }
   }
 
-  /** Waits. Whether the wait was ended early. */
+  /** Waits. Returns whether the wait was ended early. */
   private async interrupted(milliseconds: number): Promise<boolean> {
     return new Promise((done) => {
       const timer = setTimeout(() => done(false), milliseconds);
@@ -289,7 +289,7 @@ export class CoordinatorClient {
     try {
       problem = JSON.parse(await this.text(response, watch)) as typeof problem;
     } catch {
-      // Another program's answer: a proxy before the coordinator, or in its place for a while.
+      // The answer is of another program, such as a proxy in front of the coordinator.
     }
     const { code, message } = problem;
     if (typeof code !== "string" || typeof message !== "string") {

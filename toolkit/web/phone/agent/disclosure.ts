@@ -1,7 +1,7 @@
 /**
- * What leaves this device: every field of every request, with the line of the page's list that tells
- * of it. The page draws its list from this table. The types of what is sent come from it, too, so
- * that no field is sent without a line.
+ * Everything that leaves this device: each field of each request, with the line of the page's list
+ * that describes it. The page draws its list from this table. The types of the requests come from it,
+ * too, so no field is sent without a line.
  */
 
 /** A line of the list. */
@@ -17,12 +17,12 @@ export type Line =
   | "doing"
   | "problems"
   | "key";
-/** What the coordinator itself has sent, or the same for all devices. It has no line. */
+/** Values that the coordinator has sent or that are the same for all devices. They have no line. */
 type Nothing = "";
 
 const table = <T extends Record<string, Record<string, Line | Nothing>>>(given: T): T => given;
 
-/** By request, or by field for what is in a field. */
+/** The line of each field, by request; for a field with fields of its own, by request and field. */
 export const DISCLOSED = table({
   "POST /devices": {
     name: "name",
@@ -79,7 +79,7 @@ export const DISCLOSED = table({
   },
 });
 
-/** The body of a request: it has exactly the fields of the table. */
+/** The body of a request. It has exactly the fields of the table. */
 export type Body<R extends keyof typeof DISCLOSED> = { [F in keyof (typeof DISCLOSED)[R]]: unknown };
 
 /** The fields of each line, like "POST /progress note", in the order of the lines. */

@@ -1,8 +1,8 @@
 /**
- * Everything that can go wrong, by name, with the values that its sentence takes. The page has the
- * sentences, in each of its languages (../texts/).
+ * All faults by name, with the values that their sentences need. The sentences are in ../texts/, in
+ * each language of the page.
  *
- * A name is a code for programs. What follows a slash tells faults of the same code apart.
+ * A name begins with a code for programs. The part after a slash distinguishes faults of one code.
  */
 
 import type { Problem } from "./messages.js";
@@ -10,7 +10,7 @@ import type { Dtype } from "./tensors.js";
 
 type None = Record<never, never>;
 
-/** What a graph has that no export has. */
+/** Contents of a graph that no export writes. */
 export type Unsafe = "training" | "functions" | "outside" | "domain" | "nested" | "not-onnx";
 
 interface Shapes {
@@ -56,7 +56,7 @@ export interface Faults {
   "data.other-form": { name: string };
   "data.other-preparation": None;
   "data.too-few-samples": { lines: number };
-  /** With labels that are classes, a sample has lines of one class only. */
+  /** If labels are classes, a sample has only lines of one class. */
   "data.too-few-samples/same-label": { lines: number };
   "data.unknown-class": { file: string; line: number; text: string; classes: string[] };
   "data.unknown-class/number": { file: string; line: number; text: string };
@@ -71,12 +71,12 @@ export interface Faults {
   "data.wrong-shape/x": Shapes;
   "data.wrong-shape/y": Shapes;
   "data.wrong-type": { file: string; type: string };
-  /** Nobody has foreseen it: the message is the browser's. */
+  /** An unexpected fault. The message is the browser's. */
   "page.fault": { message: string };
   "page.fault/pictures": None;
-  /** Of a device that has erased everything. */
+  /** This device has erased everything, but the coordinator does not know it. */
   "leave.untold": { device: string; id: string };
-  /** The coordinator understood and refused. The code and the message are its own. */
+  /** The coordinator refused the request. The code and the message are the coordinator's. */
   refused: { message: string };
   "storage.disk-full": None;
   "storage.lost": None;
@@ -99,11 +99,11 @@ export function sentenceOf({ is, values }: Fault, sentences: Sentences): string 
   return (sentences[is] as (values: Faults[FaultName]) => string)(values);
 }
 
-/** What has gone wrong, as it is thrown. */
+/** A fault that is thrown as an error. */
 export class Failure<F extends FaultName = FaultName> extends Error {
   readonly fault: Fault;
 
-  /** @param code That of `is`, unless it came from the coordinator. */
+  /** @param code The code in `is`, or the code that the coordinator sent. */
   constructor(
     is: F,
     values: Faults[F],
@@ -118,7 +118,7 @@ export class Failure<F extends FaultName = FaultName> extends Error {
   }
 }
 
-/** `error` as the page shows it. The message of an unforeseen error is its own. */
+/** The problem that the page shows for `error`. An unexpected error keeps its own message. */
 export function problemOf(error: unknown): Problem {
   if (error instanceof Failure) return error.problem;
   if (error instanceof DOMException && error.name === "QuotaExceededError") {

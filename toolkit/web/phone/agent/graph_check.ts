@@ -1,6 +1,6 @@
 /**
- * What an ONNX file may hold, checked before the runtime opens it: operators of ONNX's own domain
- * only, and all values in the file. The twin of `device_agent/runtime/graph_check.py`.
+ * Checks an ONNX file before the runtime opens it. The file may have only operators of ONNX's own
+ * domain, and must contain all values. The twin of `device_agent/runtime/graph_check.py`.
  */
 
 import { BinaryReader, WireType } from "@bufbuild/protobuf/wire";
@@ -11,7 +11,7 @@ const DEEPEST = 100;
 
 type Kind = "model" | "graph" | "operator" | "attribute" | "sparse tensor" | "tensor";
 
-/** The messages within each message, by the number of the field. */
+/** The kinds of messages within each kind of message, by the number of the field. */
 const INSIDE: Record<Kind, Record<number, Kind>> = {
   model: { 7: "graph" },
   graph: { 1: "operator", 5: "tensor", 15: "sparse tensor" },
@@ -20,7 +20,7 @@ const INSIDE: Record<Kind, Record<number, Kind>> = {
   "sparse tensor": { 1: "tensor", 2: "tensor" },
   tensor: {},
 };
-/** Fields that no export has, and what they would give the graph. */
+/** Fields that no export has, and what they would add to the graph. */
 const FORBIDDEN: Record<string, Unsafe> = {
   "model 20": "training",
   "model 25": "functions",
@@ -39,7 +39,7 @@ export function checkGraph(data: Bytes, name: string): void {
 
 interface Foreign {
   found: Unsafe;
-  /** That of the operators, if they are what was found. */
+  /** The domain of the operators if `found` is "domain", else empty. */
   domain: string;
 }
 

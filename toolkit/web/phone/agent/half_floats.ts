@@ -1,20 +1,20 @@
 /**
- * float16 numbers, rounded to the nearest, ties to even, as a native agent rounds them. Not every
- * browser has Float16Array.
+ * Converts to float16 as a native agent does: to the nearest number, ties to even. Not every browser
+ * has Float16Array.
  */
 
 import { Float16Array } from "@petamoriken/float16";
 import { Failure } from "./faults.js";
 
 const BITS = Uint16Array.from({ length: 1 << 16 }, (_, bits) => bits);
-/** The number of each 16 bits. The library takes 170 ns for one of them. */
+/** The number for each pattern of 16 bits. The library needs 170 ns to compute one. */
 const NUMBERS = Float32Array.from(new Float16Array(BITS.buffer));
 const SIZE = 0x7fff;
 const INFINITY = 0x7c00;
 
 /**
- * The bits of `values` in float16. Infinity and numbers that are none stay what they are; a finite
- * number beyond float16's range is a Failure.
+ * The bits of `values` in float16. Infinities and NaN stay unchanged. A finite number beyond the range
+ * of float16 is a Failure.
  */
 export function toHalf(values: Float32Array): Uint16Array<ArrayBuffer> {
   const halves = new Uint16Array(new Float16Array(values).buffer);

@@ -1,5 +1,5 @@
 /**
- * A coarse summary of the inputs, which shows a sensor in other units, and little else.
+ * A coarse summary of the inputs. It shows if a sensor has other units, and little else.
  *
  * The twin of device_agent/formats/input_summary.py.
  */
@@ -14,15 +14,15 @@ export interface InputSummary {
 }
 
 const MOST_CHANNELS = 64;
-/** Quantiles of fewer samples would tell single values. */
+/** Quantiles of fewer samples would reveal single values. */
 const LEAST_SAMPLES = 20;
-/** The most values that quantiles are computed from; samples are left out evenly. */
+/** Quantiles are computed from at most this many values. Samples are left out evenly. */
 const MOST_VALUES = 1 << 20;
 const DIGITS = 2;
 const SCALE = 8;
 const SHIFT = 5;
 
-/** null for words and other whole numbers, and for fewer than LEAST_SAMPLES samples. */
+/** The summary of `x`; null for integers such as words, and for fewer than LEAST_SAMPLES samples. */
 export function summaryOf(x: RowFile): InputSummary | null {
   if (x.dtype !== "float32" || x.rows < LEAST_SAMPLES) return null;
   const values = sizeOf(x.rowShape);
@@ -51,7 +51,7 @@ export function farOff(own: InputSummary, usual: InputSummary): FarOff | null {
   for (const [channel, mine] of own.channels.entries()) {
     const other = usual.channels[channel]!;
     const [width, range] = [mine[2] - mine[0], other[2] - other[0]];
-    // A channel that is constant in the federation is held against the other channels.
+    // If a channel is constant in the federation, compare it with the range of the other channels.
     const shifted = Math.abs(mine[1] - other[1]) > SHIFT * (range || largest);
     const wider = width > SCALE * (range || largest);
     if (largest > 0 && (shifted || wider || (width > 0 && SCALE * width < range))) {

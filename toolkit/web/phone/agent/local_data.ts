@@ -16,16 +16,16 @@ const LEAST_SAMPLES = 2;
 interface Kinds {
   x: { dtype: Dtype; rowShape: number[] };
   y: { dtype: Dtype; rowShape: number[] };
-  /** The form that the samples were prepared in; null for arrays. */
+  /** The form in which the samples were prepared; null for arrays. */
   form: string | null;
 }
 
-/** What is stored about the local data. `sha256` names the numbers, for checkpoints. */
+/** The stored description of the local data. Checkpoints refer to the numbers by `sha256`. */
 export interface DataRecord extends Kinds {
   /** The folder of the files. */
   id: string;
   name: string;
-  /** SHA-256 of the files that the samples come from; `name` is that of the first. */
+  /** SHA-256 of the files from which the samples come; `name` is the name of the first. */
   hashes?: string[];
   samples: number;
   bytes: number;
@@ -33,9 +33,9 @@ export interface DataRecord extends Kinds {
 }
 
 /**
- * Copies the owner's samples into the page's files. The old data stay until the new are whole.
+ * Copies the owner's samples into the page's files. The old data stay until the new data are complete.
  *
- * @param adding The old samples stay, before the new ones.
+ * @param adding Whether to keep the old samples, before the new ones.
  */
 export async function importData(
   source: Source,
@@ -59,7 +59,7 @@ export async function importData(
     form: source.kind === "npz" ? null : textOf(form),
   };
   if (before !== null && !sameKinds(before, kinds)) throw new Failure("data.other-form", { name });
-  // A folder of its own, so that a training goes on with the old data until its round is over.
+  // Write to a new folder, so that a training can use the old data until its round is over.
   const id = crypto.randomUUID();
   const folder = await folderOf(FOLDER, id);
   const old = before && (await folderOf(FOLDER, before.id));
@@ -78,7 +78,7 @@ export async function importData(
   return record;
 }
 
-/** Removes data that were replaced, or were not whole when a tab was killed. No round may read them. */
+/** Removes data that were replaced, or that are incomplete because a tab was killed. No round may read them. */
 export async function removeReplaced(values: Values): Promise<void> {
   const kept = await values.get<DataRecord>("data");
   const all = await folderOf(FOLDER);
@@ -91,7 +91,7 @@ function sameKinds(one: Kinds, other: Kinds): boolean {
 }
 
 /**
- * Writes the numbers of `array` to a file, after those of the same file in the folder `old`.
+ * Writes the numbers of `array` to a file, after the numbers of the file with this name in `old`.
  *
  * @returns SHA-256 of the SHA-256s of the file's pieces.
  */
@@ -107,7 +107,7 @@ async function copy(
   const rowBytes = sizeOf(array.shape.slice(1)) * BYTES[array.dtype];
   const digests: string[] = [];
   let at = 0;
-  // Pieces of a fixed size, because those of a stream differ from run to run.
+  // Use pieces of a fixed size, because the pieces of a stream differ from run to run.
   const piece = new Uint8Array(1 << 20);
   let filled = 0;
   const put = async (): Promise<void> => {
@@ -152,7 +152,7 @@ export class LocalData {
     private readonly y: Tensor,
   ) {}
 
-  /** Opens the data and checks that they fit `manifest`. */
+  /** Opens the data and checks whether they fit `manifest`. */
   static async open(record: DataRecord, manifest: Manifest): Promise<LocalData> {
     const folder = await folderOf(FOLDER, record.id);
     const open = (name: "x" | "y"): Promise<RowFile> =>
@@ -169,7 +169,7 @@ export class LocalData {
       throw error;
     }
     const y = labels.read(Int32Array.from({ length: record.samples }, (_, i) => i));
-    // Prepared labels are one number for each sample; a regression may want them as (n, 1).
+    // There is one prepared label for each sample. A regression may need the shape (n, 1).
     const wanted = labelPort(manifest)?.shape.slice(1) as number[] | undefined;
     if (record.form !== null && wanted?.every((size) => size === 1)) y.shape.push(...wanted);
     const data = new LocalData(record, x, labels, y);
@@ -230,7 +230,7 @@ export class LocalData {
     }
   }
 
-  /** With the loss ctc: the sequence of a sample without blanks (0), then IGNORED. */
+  /** Checks labels for the loss ctc: the sequence of a sample without blanks (0), then IGNORED. */
   private checkSequences(columns: number): void {
     const labels = this.y.data as BigInt64Array;
     for (const [index, label] of labels.entries()) {
@@ -241,7 +241,7 @@ export class LocalData {
     }
   }
 
-  /** Other numbers were checked when they were copied. */
+  /** Checks integers. Other numbers were checked when they were copied. */
   private checkWholeNumbers(limit: number | null): void {
     for (let sample = 0; sample < this.samples; sample++) {
       const data = this.x.read(Int32Array.of(sample)).data as BigInt64Array;
@@ -251,7 +251,7 @@ export class LocalData {
   }
 }
 
-/** The samples of a step: the owner's own, or recorded activations. */
+/** The samples of a step: the owner's samples, or recorded activations. */
 export function sourceOf(data: LocalData, recordings: Map<string, RowFile>, name: string): RowFile {
   if (name === SAMPLES) return data.x;
   const recording = recordings.get(name);

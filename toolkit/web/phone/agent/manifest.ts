@@ -77,7 +77,7 @@ export const MANIFEST = "manifest.json";
 export const WEIGHTS = "weights.safetensors";
 const VERSION = 1;
 
-/** Reads and checks a manifest. The optional fields of the format get their values. */
+/** Reads and checks a manifest. Missing optional fields get their default values. */
 export function readManifest(text: string): Manifest {
   const manifest = JSON.parse(text) as Manifest & {
     version: number;
@@ -130,7 +130,7 @@ export function readManifest(text: string): Manifest {
   return manifest;
 }
 
-/** The entries that an update carries, in the order of the table. */
+/** The entries of the tensors in an update, in the order of the table. */
 export function uploaded(tensors: readonly TensorEntry[]): TensorEntry[] {
   return tensors.filter((entry) => entry.role === "parameter" || entry.role === "buffer");
 }

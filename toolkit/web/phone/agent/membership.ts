@@ -1,4 +1,4 @@
-/** Who this page is for its coordinator: a key that cannot leave the browser, and what it got. */
+/** This page's identity: a key that cannot leave the browser, and the coordinator's reply to a join. */
 
 import { calibrate, type Calibration } from "./calibration.js";
 import type { Body } from "./disclosure.js";
@@ -9,7 +9,7 @@ import { readForm } from "./sample_form.js";
 import { checkKey } from "./trust.js";
 import { sha256, type Bytes, type Values } from "./storage.js";
 
-/** The refusal of a coordinator that plans submodels and so needs a profile of the device. */
+/** The code of a refusal: the coordinator plans submodels, so it needs a profile of the device. */
 const NEEDS_PROFILE = "join.needs-profile";
 const PROFILE_VERSION = 1;
 
@@ -21,9 +21,9 @@ export interface Identity extends JoinReply {
 }
 
 /**
- * Joins with `token`. The same page joins again as the same device, because its key stays.
+ * Joins with `token`. If this page joins again, it is the same device, because its key stays.
  *
- * `onMeasured` gets the done share of a calibration, if the coordinator needs one.
+ * If the coordinator needs a calibration, `onMeasured` gets the share of it that is done.
  */
 export async function join(
   client: CoordinatorClient,
@@ -33,7 +33,7 @@ export async function join(
   values: Values,
   onMeasured: (share: number) => void,
 ): Promise<Identity> {
-  // The key is stored before it is sent: after a lost answer the same key joins again.
+  // Store the key before it is sent: if the answer is lost, the same key joins again.
   let keys = await values.get<CryptoKeyPair>("key");
   if (keys === null) {
     keys = await crypto.subtle.generateKey("Ed25519", false, ["sign", "verify"]);
@@ -65,7 +65,7 @@ export async function join(
   return identity;
 }
 
-/** This browser, in the fields of `bundle_profile.Machine`. A browser tells no more than this. */
+/** Describes this browser in the fields of `bundle_profile.Machine`. A browser tells no more. */
 export async function thisMachine(): Promise<Record<string, string | number | null>> {
   const hints = (navigator as { userAgentData?: UserAgentData }).userAgentData;
   const known = await hints?.getHighEntropyValues(["architecture", "model", "platformVersion"]);
@@ -82,7 +82,7 @@ export async function thisMachine(): Promise<Record<string, string | number | nu
   };
 }
 
-/** This device as the coordinator plans for it (profiles/documents/device_profile.py). */
+/** The profile of this device, for the coordinator's plan (profiles/documents/device_profile.py). */
 async function describe(name: string, machine: object, measured: Measured): Promise<Profile> {
   const { quota, usage } = await navigator.storage.estimate();
   const memory = (navigator as { deviceMemory?: number }).deviceMemory;
@@ -91,7 +91,7 @@ async function describe(name: string, machine: object, measured: Measured): Prom
     version: PROFILE_VERSION,
     name,
     cores: navigator.hardwareConcurrency,
-    // Rounded by the browser, to a power of two.
+    // The browser rounds this to a power of two.
     memory_bytes: memory === undefined ? null : memory * 2 ** 30,
     storage_free_bytes: free,
     machine,
@@ -100,7 +100,7 @@ async function describe(name: string, machine: object, measured: Measured): Prom
   };
 }
 
-/** A calibration of today by the same runtime is not repeated. */
+/** Calibrates, unless there is a calibration of today by the same runtime. */
 async function calibrated(values: Values, onMeasured: (share: number) => void): Promise<Measured> {
   const kept = await values.get<Measured>("calibration");
   if (kept !== null && kept.date === today() && kept.calibration.runtime === RUNTIME) return kept;
@@ -120,7 +120,7 @@ function today(): string {
 
 const SAID = "said by the browser";
 
-/** The clock of a calibration, with the step in which it counts. */
+/** The name of the clock of a calibration, with its resolution. */
 function clock(): string {
   const start = performance.now();
   let now = start;

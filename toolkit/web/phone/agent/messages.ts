@@ -1,35 +1,35 @@
 /**
- * What the page and its worker say to one another.
+ * The messages between the page and its worker.
  *
- * The worker owns everything: the key, the files, the training. The page sends it Commands, and
- * draws the last View that came back; it keeps no state of its own that a killed tab could lose.
+ * The worker owns the key, the files and the training. The page sends it Commands, and draws the last
+ * View that it received. The page has no state that would be lost with a killed tab.
  */
 
 import type { Fault } from "./faults.js";
 import type { Preparing, Preprocessing, Source } from "./sample_form.js";
 
-/** Why a training waits. The worker says so to the coordinator too. */
+/** Why a training waits. The worker also tells this to the coordinator. */
 export type PauseReason = "owner" | "hidden" | "unplugged" | "metered";
 
 export type Command =
-  /** Asks what the token of the link is for. */
+  /** Asks the coordinator for the invitation of the link's token. */
   | { do: "look"; token: string }
   /** Joins with a token from the link, or finds out who this page already is. */
   | { do: "join"; token: string; name: string }
-  /** Local data. The samples are copied into the page's own storage; `adding` keeps those that are there. */
+  /** Copies samples into the page's storage; with `adding`, the samples that are there stay. */
   | { do: "data"; source: Source; adding: boolean }
-  /** Takes part in rounds until the last one. It also continues what a killed tab had begun. */
+  /** Takes part in rounds until the last one. Also continues the training of a killed tab. */
   | { do: "train" }
   /** Pauses between two batches; null continues. */
   | { do: "pause"; reason: PauseReason | null }
-  /** Asks a coordinator that was away again, now. */
+  /** Asks a coordinator that was away again at once. */
   | { do: "retry" }
   /** Removes everything that this page has stored, and tells the coordinator if it answers. */
   | { do: "leave" };
 
 export type Stage =
   | "starting" // the worker reads what is stored
-  | "held" // another tab with this page, or a step before a reload, has to end first
+  | "held" // waits for another tab with this page, or for a step before a reload, to end
   | "new" // not joined
   | "joining"
   | "joined" // a member that does not train yet: it has no data, or its owner has not started
@@ -41,11 +41,11 @@ export type Stage =
   | "leaving"
   | "finished"; // the last round is over
 
-/** A refusal or failure: a code for programs, and what the page says about it. */
+/** A refusal or failure: a code for programs, and the fault whose sentence the page shows. */
 export interface Problem {
   code: string;
   fault: Fault;
-  /** When the page asks a coordinator again that is away, in ms of Date.now(); otherwise null. */
+  /** If the coordinator is away: when the page asks it again, in ms of Date.now(). Otherwise null. */
   retryAt: number | null;
 }
 
@@ -55,74 +55,74 @@ export interface Prediction {
   probability: number;
 }
 
-/** A channel whose inputs lie far from those of the federation: the ranges of both. */
+/** A channel whose inputs are far from the federation's, with the ranges of both. */
 export interface FarOff {
   channel: number;
   own: [number, number];
   usual: [number, number];
 }
 
-/** What a federation says of itself, in words of its operator and in numbers. */
+/** A federation's description: texts of its operator, and numbers. */
 export interface Invitation {
   title: string;
   purpose: string;
   contact: string;
   rounds: number;
-  /** Seconds that a round takes at most. */
+  /** The longest time of a round, in seconds. */
   round_s: number;
-  /** Bytes that a device receives and sends in its first round, and in each later one; 0: not known. */
+  /** Bytes that a device receives and sends in its first round, and in each later round; 0 if not known. */
   first_bytes: number;
   round_bytes: number;
 }
 
-/** How far the training of a round is. */
+/** The progress of the training in a round. */
 export interface Progress {
   epoch: number;
   epochs: number;
   batch: number;
   batches: number;
-  /** Mean loss of the last whole epoch; null in the first. */
+  /** Mean loss of the last complete epoch; null in the first epoch. */
   loss: number | null;
-  /** Median seconds of a batch; null before the first. */
+  /** Median time of a batch in seconds; null before the first batch. */
   batchSeconds: number | null;
 }
 
 export interface View {
   stage: Stage;
-  /** What the federation says of itself; null while the coordinator has not said it. */
+  /** The federation's description; null until the coordinator has sent it. */
   invitation: Invitation | null;
-  /** Whether the link has no fingerprint of its coordinator's key. */
+  /** Whether the link lacks the fingerprint of its coordinator's key. */
   bareLink: boolean;
-  /** Who this page is for its coordinator; null before it has joined. */
+  /** The device that this page is for its coordinator; null before it has joined. */
   device: { id: string; name: string; submodel: string } | null;
   data: { name: string; files: number; samples: number; bytes: number } | null;
-  /** How the owner's files become samples; null if the federation takes arrays only. */
+  /** How the owner's files become samples; null if the federation takes only arrays. */
   preprocessing: Preprocessing | null;
-  /** A channel of the data that lies far from the federation's. */
+  /** A channel of the data that is far from the federation's; null if there is none. */
   farOff: FarOff | null;
-  /** While files become samples. */
+  /** The progress of making samples from files; null if none are made. */
   preparing: Preparing | null;
-  /** While this device is calibrated: the share that is done, in tenths. */
+  /** The share of the calibration that is done, in tenths; null if none runs. */
   measured: number | null;
   /** The open round, from 1; 0 before the first. */
   round: number;
-  /** While the first round waits for devices: how many have joined, of how many. */
+  /** While the first round waits for devices: how many have joined and are expected. */
   joined: number;
   expected: number;
   training: Progress | null;
   /** Mean loss of the last epoch of each round that this page has trained. */
   losses: { round: number; loss: number }[];
-  /** Of the owner's first sample, by the model as it came and as this device has trained it. */
+  /** Predictions for the owner's first sample, before and after this device trained the model. */
   predictions: { round: number; before: Prediction; after: Prediction } | null;
-  /** Message bodies since this page was opened. */
+  /** Bytes of message bodies since this page was opened. */
   bytesDown: number;
   bytesUp: number;
   /** Seconds of training since this page was opened. */
   trainedSeconds: number;
   paused: PauseReason | null;
-  /** Whether the browser promised to keep what is stored; null if it does not say. */
+  /** Whether the browser promised to keep stored data; null if it does not say. */
   persisted: boolean | null;
-  /** The last thing that went wrong, until the next command. */
+  /** The last problem, until the next command. */
   problem: Problem | null;
   /** Why the last choice of data could not be used, until the next one. */
   dataProblem: Problem | null;

@@ -1,4 +1,4 @@
-/** numpy's `.npz`: a zip of `.npy` files, stored or deflated. */
+/** Reads numpy's `.npz`: a zip of `.npy` files, stored or deflated. */
 
 import { BlobReader, configure, ZipReader, type FileEntry } from "@zip.js/zip.js/lib/zip-core-custom.js";
 import { Failure } from "./faults.js";
@@ -7,7 +7,7 @@ import { BYTES, sizeOf, type Dtype } from "./tensors.js";
 
 configure({ useWebWorkers: false }); // this is a worker already
 
-/** The most bytes before an array's numbers. */
+/** The most bytes of the header before an array's numbers. */
 const LONGEST_HEADER = 1 << 16;
 
 /** The bytes of an array in C order, piece by piece. */
@@ -24,7 +24,7 @@ function wrong(file: File): Failure {
   return new Failure("data.unreadable", { file: file.name });
 }
 
-/** The arrays of `file` by name. Their numbers are read later, piece by piece. */
+/** The arrays of `file`, by name. Their numbers are read later, piece by piece. */
 export async function readNpz(file: File): Promise<Map<string, StoredArray>> {
   const entries = await new ZipReader(new BlobReader(file)).getEntries().catch(() => {
     throw wrong(file);
@@ -72,7 +72,7 @@ async function* contentOf(file: File, entry: FileEntry): AsyncGenerator<Bytes, v
   }
 }
 
-/** The first bytes of a content: `length`, or fewer if it ends before. */
+/** The first `length` bytes of `content`, or all if it is shorter. */
 async function first(content: AsyncIterable<Bytes>, length: number): Promise<Bytes> {
   const out = new Uint8Array(length);
   let filled = 0;
@@ -85,7 +85,7 @@ async function first(content: AsyncIterable<Bytes>, length: number): Promise<Byt
   return out.subarray(0, filled);
 }
 
-/** A content without its first `start` bytes. */
+/** The bytes of `content` after the first `start`. */
 async function* after(start: number, content: AsyncIterable<Bytes>): AsyncGenerator<Bytes, void> {
   let left = start;
   for await (const piece of content) {

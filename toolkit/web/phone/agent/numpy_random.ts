@@ -1,7 +1,7 @@
 /**
- * numpy's `default_rng`, as far as training needs it: SeedSequence and PCG64 (O'Neill 2014), with
- * `permutation` and bounded integers. A phone so sees the batches and the dropout masks that a
- * native agent with the same seed sees, and a test compares the two number by number.
+ * The part of numpy's `default_rng` that training needs: SeedSequence and PCG64 (O'Neill 2014), with
+ * `permutation` and bounded integers. So a phone gets the same batches and dropout masks as a native
+ * agent with the same seed. A test compares the two number by number.
  */
 
 const WORD = 0xffffffffn;
@@ -9,11 +9,11 @@ const DOUBLE = (1n << 64n) - 1n;
 const STATE = (1n << 128n) - 1n;
 const MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
 
-/** Where a generator is; a checkpoint holds it as text. */
+/** The state of a generator, as text for a checkpoint. */
 export interface RandomState {
   state: string;
   increment: string;
-  /** The upper half of the last 64 bits, if only their lower half has been used. */
+  /** The upper half of the last 64 bits if only their lower half has been used, else null. */
   kept: number | null;
 }
 
@@ -22,7 +22,7 @@ export class NumpyRandom {
   private increment = 0n;
   private kept: number | null = null;
 
-  /** Seeded like `numpy.random.default_rng(entropy)` with a list of whole numbers from 0. */
+  /** Seeds like `numpy.random.default_rng(entropy)` with a list of integers of at least 0. */
   constructor(entropy: readonly number[]) {
     const [a, b, c, d] = seedSequence(entropy.flatMap(words));
     this.increment = (((c! << 64n) | d!) << 1n | 1n) & STATE;
@@ -66,7 +66,7 @@ export class NumpyRandom {
     return Number(product >> 32n);
   }
 
-  /** A whole number from 0 to `most`, by masks and rejection, as numpy's shuffle draws it. */
+  /** Draws an integer from 0 to `most` with masks and rejection, like numpy's shuffle. */
   private masked(most: number): number {
     const mask = 2 ** (32 - Math.clz32(most)) - 1;
     for (;;) {
@@ -98,7 +98,7 @@ export class NumpyRandom {
   }
 }
 
-/** The 32-bit words of a whole number, lowest first. */
+/** The 32-bit words of an integer, lowest first. */
 function words(value: number): number[] {
   const low = value % 2 ** 32;
   const high = Math.floor(value / 2 ** 32);

@@ -1,9 +1,9 @@
-/** Samples from pictures: decoded, turned upright, scaled, normalised (device_agent/data/pictures.py). */
+/** Makes samples from pictures: decodes, turns, scales, normalises (device_agent/data/pictures.py). */
 
 import { Failure } from "./faults.js";
 import { normalise, type Images, type OnProgress, type Prepared } from "./sample_form.js";
 
-/** Shares of red, green and blue in a grey value (ITU-R BT.601). */
+/** The weights of red, green and blue in a grey value (ITU-R BT.601). */
 const GREY = [0.299, 0.587, 0.114] as const;
 const MOST_POINTS = 2 ** 27;
 const RGB = 3;
@@ -56,7 +56,7 @@ async function sampleOf(
   return sample;
 }
 
-/** The points of a picture as bytes: red, green, blue and one more. */
+/** The pixels of a picture, four bytes each: red, green, blue and alpha. */
 async function decoded(file: File): Promise<ImageData> {
   let bitmap: ImageBitmap;
   try {
@@ -69,7 +69,7 @@ async function decoded(file: File): Promise<ImageData> {
     if (width * height > MOST_POINTS) {
       throw new Failure("data.unreadable-file/large-picture", { file: file.name, width, height });
     }
-    // Without alpha, what is transparent becomes black.
+    // Without alpha, transparent pixels become black.
     const canvas = new OffscreenCanvas(width, height).getContext("2d", { alpha: false, willReadFrequently: true });
     if (canvas === null) throw new Failure("page.fault/pictures", {});
     canvas.drawImage(bitmap, 0, 0);
@@ -79,15 +79,15 @@ async function decoded(file: File): Promise<ImageData> {
   }
 }
 
-/** The old points that a new point is scaled of, and their weights. */
+/** The old points from which a new point is computed, and their weights. */
 interface Filter {
   first: number;
   weights: Float64Array;
 }
 
 /**
- * Triangle filters that scale the range from `start` to `size` points: the weight of a point falls
- * linearly with its distance from the new one, to 0 at the distance of one new or old point.
+ * Triangle filters that scale `length` points from `start` to `size` points. The weight of an old point
+ * falls linearly with its distance from the new point. It is 0 at the larger of an old and a new step.
  */
 function filters(start: number, length: number, size: number, points: number): Filter[] {
   const step = length / size;
@@ -104,7 +104,7 @@ function filters(start: number, length: number, size: number, points: number): F
   });
 }
 
-/** (rows, width, RGB) of a picture. */
+/** Scales a picture to `rows` rows. Returns (rows, width, RGB). */
 function downRows({ data, width }: ImageData, rows: readonly Filter[]): Float64Array {
   const scaled = new Float64Array(rows.length * width * RGB);
   rows.forEach(({ first, weights }, row) => {
@@ -121,7 +121,7 @@ function downRows({ data, width }: ImageData, rows: readonly Filter[]): Float64A
   return scaled;
 }
 
-/** (height, columns, RGB) of what `downRows` scaled, (height, width, RGB). */
+/** Scales the result of `downRows`, (height, width, RGB), to (height, columns, RGB). */
 function acrossColumns(values: Float64Array, width: number, columns: readonly Filter[], height: number): Float64Array {
   const scaled = new Float64Array(height * columns.length * RGB);
   for (let y = 0; y < height; y++) {

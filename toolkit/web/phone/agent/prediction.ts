@@ -1,4 +1,4 @@
-/** What the model says about the owner's first sample, before and after training. */
+/** Predicts the class of the owner's first sample, before and after training. */
 
 import type { Bundle } from "./bundle.js";
 import type { LocalData } from "./local_data.js";
@@ -9,17 +9,17 @@ import type { Tensors } from "./tensors.js";
 const PREDICT = "predict";
 
 /**
- * The class that the model finds most likely, and its probability.
+ * The most likely class by the model, and its probability.
  *
- * @param state Tensors in place of those of the bundle.
- * @returns null for slices, and if the federation has not named its classes or a sample has not one.
+ * @param state Tensors that replace those of the bundle.
+ * @returns null for slices, and if classes have no names or a sample has more than one class.
  */
 export async function predicted(bundle: Bundle, data: LocalData, state: Tensors): Promise<Prediction | null> {
   const { preprocessing, signatures, sample_shape } = bundle.manifest;
   const signature = signatures[PREDICT];
   const names = preprocessing?.classes ?? [];
   const samples = signature?.inputs.find((port) => port.kind === "samples");
-  // That of a slice reads recorded activations.
+  // The signature of a slice reads recorded activations, not samples.
   const reads = samples?.shape.slice(1).join() === sample_shape.join();
   if (signature === undefined || !reads || names.length === 0) return null;
   const read = signature.inputs.flatMap((port) => (port.state === null ? [] : [port.state]));
@@ -44,7 +44,7 @@ export async function predicted(bundle: Bundle, data: LocalData, state: Tensors)
   }
 }
 
-/** Softmax; of a single logit the probabilities of the classes 0 and 1. */
+/** Softmax. For a single logit, the probabilities of the classes 0 and 1. */
 function probabilities(logits: number[]): number[] {
   const all = logits.length === 1 ? [0, ...logits] : logits;
   const most = Math.max(...all);

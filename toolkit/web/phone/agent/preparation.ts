@@ -1,7 +1,7 @@
 /**
- * Samples of the owner's files, as the federation's file describes them.
+ * Makes samples from the owner's files, as the federation's file describes.
  *
- * Agents make the same numbers of the same files (device_agent/data/preparation.py).
+ * Agents make the same numbers from the same files (device_agent/data/preparation.py).
  */
 
 import { Failure } from "./faults.js";
@@ -12,13 +12,13 @@ import { sha256, type Bytes } from "./storage.js";
 import { bytesOf, sizeOf, type Dtype } from "./tensors.js";
 import { windowsOf } from "./windows.js";
 
-/** Bytes of a piece of a file. */
+/** A file is hashed in pieces of this many bytes. */
 const HASHED = 1 << 22;
 
 export interface Chosen {
-  /** Of the first file. */
+  /** The name of the first file. */
   name: string;
-  /** SHA-256 of each file: the same content counts once. */
+  /** SHA-256 of each file. Files with the same content count once. */
   hashes: string[];
   bytes: number;
   x: StoredArray;
@@ -26,9 +26,9 @@ export interface Chosen {
 }
 
 /**
- * Opens what the owner has chosen; the numbers are made when they are read.
+ * Opens the files that the owner has chosen. Their numbers are computed when they are read.
  *
- * @param known SHA-256 of the files that the page has already: they are left out.
+ * @param known SHA-256 of the files that the page already has. They are left out.
  */
 export async function open(
   source: Source,
@@ -74,7 +74,7 @@ interface Hashed {
   hash: string;
 }
 
-/** Those with a content that is neither `known` nor that of an earlier one. */
+/** The files whose content is not `known` and not the content of an earlier file. */
 async function distinct(
   given: readonly { file: File; label: string }[],
   known: readonly string[],
@@ -95,7 +95,7 @@ async function distinct(
   return kept;
 }
 
-/** SHA-256 of the SHA-256s of a file's pieces: a file may be larger than the memory. */
+/** SHA-256 of the SHA-256s of a file's pieces, because a file may be larger than the memory. */
 async function hashOf(file: File): Promise<string> {
   const digests: string[] = [];
   try {
@@ -103,7 +103,7 @@ async function hashOf(file: File): Promise<string> {
       digests.push(await sha256(new Uint8Array(await file.slice(at, at + HASHED).arrayBuffer())));
     }
   } catch {
-    // It has gone, or is in a cloud that does not answer.
+    // The file was removed, or is in a cloud that does not answer.
     throw new Failure("data.unreadable-file/gone", { file: file.name });
   }
   return sha256(new TextEncoder().encode(digests.join("")));
@@ -115,7 +115,7 @@ async function openNpz(file: File, form: SampleForm): Promise<Omit<Chosen, "hash
   if (x === undefined || y === undefined) {
     throw new Failure("data.missing-array", { file: file.name });
   }
-  // A federation of an earlier version does not say its shape.
+  // A federation of an earlier version does not send the shape.
   if (form.sample_shape.length > 0) {
     const rows = { x: x.shape.slice(1), y: y.shape.slice(1) };
     checkArray("x", file.name, [x.dtype, form.sample_shape], [x.dtype, rows.x]);
@@ -124,7 +124,7 @@ async function openNpz(file: File, form: SampleForm): Promise<Omit<Chosen, "hash
   return { name: file.name, bytes: file.size, x, y };
 }
 
-/** Refuses an array of another type, or with rows of another shape, than wanted. */
+/** Refuses an array whose type, or the shape of its rows, is not the wanted one. */
 export function checkArray(
   array: "x" | "y",
   name: string,

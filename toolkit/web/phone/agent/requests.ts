@@ -1,4 +1,4 @@
-/** Single requests: when one has failed that no longer moves, and how one is ended at once. */
+/** Watches single requests: ends one in which nothing moves, or ends it at once. */
 
 import { Failure } from "./faults.js";
 import type { Bytes } from "./storage.js";
@@ -22,7 +22,7 @@ export class Watch {
     return this.controller.signal;
   }
 
-  /** Something was sent or received. */
+  /** Call it when something was sent or received. */
   readonly moved = (): void => {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.abort(new Away("client.away/silent", {})), this.milliseconds);
@@ -33,7 +33,7 @@ export class Watch {
     this.controller.abort(reason);
   }
 
-  /** Waits for `request`. If it was aborted, its error is the reason. */
+  /** Waits for `request`. If it was aborted, throws the reason. */
   async over<T>(request: Promise<T>): Promise<T> {
     try {
       return await request;
@@ -45,7 +45,7 @@ export class Watch {
   }
 }
 
-/** Sends `body` by PUT. fetch does not tell what was sent; XMLHttpRequest does. */
+/** Sends `body` by PUT. Uses XMLHttpRequest, because fetch does not report the progress of uploads. */
 export async function upload(
   url: string,
   headers: Record<string, string>,

@@ -1,4 +1,4 @@
-/** Time and memory of a round's training (profiles/documents/bundle_profile.py). */
+/** The profile of a round: time and memory of its training (profiles/documents/bundle_profile.py). */
 
 import type { Body } from "./disclosure.js";
 import { trainingOf, type Manifest } from "./manifest.js";
@@ -8,12 +8,12 @@ import { sha256 } from "./storage.js";
 import { quantile } from "./tensors.js";
 
 const VERSION = 2;
-/** (p90 - p10) / median of times that vary too much to be reliable. */
+/** Times are unstable if (p90 - p10) / median is above this. */
 const UNSTABLE_SPREAD = 0.26;
 
 type Profile = Body<"POST /rounds/{round}/update profile">;
 
-/** The profile of a training whose batches took `seconds` in this tab; null if there were none. */
+/** The profile of a training. `seconds` are the times of its batches in this tab; null if there are none. */
 export async function profileOf(manifest: Manifest, seconds: readonly number[]): Promise<Profile | null> {
   const [first] = seconds;
   if (first === undefined) return null;
@@ -67,17 +67,17 @@ function durationOf(seconds: readonly number[]): Duration {
   return { median_s, p10_s, p90_s, runs: sorted.length };
 }
 
-/** SHA-256 of all ports and the tensor table, as `structure` of device_agent/formats/bundle.py. */
+/** SHA-256 of all ports and the tensor table, like `structure` of device_agent/formats/bundle.py. */
 async function structureOf({ signatures, tensors }: Manifest): Promise<string> {
-  const all = Object.entries(signatures).map(([name, one]) => [name, [one.inputs, one.outputs]]);
+  const all = Object.entries(signatures).map(([name, { inputs, outputs }]) => [name, [inputs, outputs]]);
   const text = JSON.stringify(sorted([Object.fromEntries(all), tensors]));
   return sha256(new TextEncoder().encode(text));
 }
 
-/** `value` with the keys of its objects in order. */
+/** `value` with the keys of its objects sorted. */
 function sorted(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(sorted);
   if (typeof value !== "object" || value === null) return value;
   const entries = Object.entries(value).sort(([a], [b]) => (a < b ? -1 : 1));
-  return Object.fromEntries(entries.map(([key, one]) => [key, sorted(one)]));
+  return Object.fromEntries(entries.map(([key, inner]) => [key, sorted(inner)]));
 }

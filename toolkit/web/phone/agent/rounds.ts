@@ -1,4 +1,4 @@
-/** The rounds of a device that has joined: download, train and send until the last round. */
+/** Runs the rounds of a device that has joined: downloads, trains and sends until the last round. */
 
 import { fetchBundle, type Bundle } from "./bundle.js";
 import { Refusal, type CoordinatorClient, type Work } from "./client.js";
@@ -20,13 +20,13 @@ const SHORTEST_POLL_MS = 250;
 const LONGEST_POLL_MS = 2000;
 /** How often a running training asks whether its round is still open. */
 const ROUND_CHECK_MS = 60_000;
-/** The longest wait that a coordinator can ask for. */
+/** The longest wait that a coordinator can request, in seconds. */
 const LONGEST_ASKED_S = 300;
 const MOST_FAILURES = 3;
-/** These would come again from the same weights in the same order. */
+/** These failures are not retried: the same weights and order would give them again. */
 const DIVERGED = ["update.diverged", "update.not-finite"];
 const LONGEST_REASON = 500;
-/** What quotes a cell of the owner's data. */
+/** Quoted text in a message, which may be a cell of the owner's data. */
 const QUOTED = /“[^”]*”|'[^']*'/g;
 
 type WorkingStage = "waiting" | "downloading" | "training" | "uploading";
@@ -40,14 +40,14 @@ export class Rounds {
   private stopped = false;
   private wake: () => void = () => undefined;
   private checkedAt = performance.now();
-  /** What the device does, or does again after a pause. */
+  /** The stage of the device, also the one to return to after a pause. */
   private stage: WorkingStage = "waiting";
   private failures = 0;
   /** The round that this device works on; 0 while it waits. */
   private round = 0;
-  /** The offer whose training has failed. A round may open again with another model. */
+  /** The offer whose training has failed, which is skipped. A round may open again with another model. */
   private skipped = "";
-  /** What the owner is told of it until this device trains again or the round is over. */
+  /** The failure that the owner sees until this device trains again or the round is over. */
   private failure: { round: number; problem: Problem } | null = null;
   private trainedSeconds = 0;
   private pausedMs = 0;
@@ -62,7 +62,7 @@ export class Rounds {
     client.permitted = () => this.whilePaused();
   }
 
-  /** A request that runs is ended: it may stand still, and its next attempt continues it. */
+  /** Pauses or continues. Ends a running request, which may be stuck; its next attempt continues it. */
   setPause(reason: PauseReason | null): void {
     if (reason === this.pause) return;
     this.pause = reason;
@@ -87,7 +87,7 @@ export class Rounds {
     }
   }
 
-  /** Tells the coordinator why this device stops, without what it quotes of the owner's data. */
+  /** Tells the coordinator why this device stops, without quotes from the owner's data. */
   private async tell({ code, fault }: Problem): Promise<void> {
     const said = sentenceOf(fault, ENGLISH_FAULTS).slice(0, LONGEST_REASON);
     const reason = code.startsWith("data.") ? said.replace(QUOTED, "'...'") : said;
@@ -99,7 +99,7 @@ export class Rounds {
     for (;;) {
       const work = await this.client.work();
       const { round, joined, expected } = work;
-      // Before a round opens again, the coordinator names the one before it.
+      // Before a round opens again, the coordinator sends the number of the earlier round.
       if (this.failure !== null && round > this.failure.round) this.failure = null;
       this.show({ round, joined, expected, problem: this.failure?.problem ?? null });
       if (work.state === "finished") return this.show({ stage: "finished", training: null });
@@ -179,7 +179,7 @@ export class Rounds {
     this.show({ predictions });
   }
 
-  /** Prepared samples are those of one form; a federation may change it. */
+  /** Checks that samples were prepared in the federation's form, which may have changed. */
   private async checkForm(record: DataRecord, form: SampleForm): Promise<void> {
     if (record.form === null || record.form === textOf(form)) return;
     await this.values.put({ device: { ...this.identity, ...form } });
@@ -187,7 +187,7 @@ export class Rounds {
     throw new Failure("data.other-preparation", {});
   }
 
-  /** A training that fails is repeated; after three failures, or if it diverged, it is reported. */
+  /** Repeats a failed training. After three failures, or if it diverged, reports it. */
   private async failed(work: Work, error: unknown): Promise<never> {
     if (error instanceof RoundClosed || error instanceof Stopped) throw error;
     const problem = problemOf(error);
@@ -227,7 +227,7 @@ export class Rounds {
     if (performance.now() - this.checkedAt < ROUND_CHECK_MS) return;
     this.checkedAt = performance.now();
     const work = await this.client.peek();
-    // An earlier round: a restarted coordinator has not opened this one again yet.
+    // An earlier round means that a restarted coordinator has not opened this one again yet.
     if (work === null || work.round < round) return;
     if (work.round > round || work.state !== "train") throw new RoundClosed();
   }
@@ -258,7 +258,7 @@ export class Rounds {
     return performance.now() - this.pausedMs;
   }
 
-  /** Waits, until the owner pauses, continues or leaves. */
+  /** Waits, but ends early if the owner pauses, continues or leaves. */
   private async rest(milliseconds: number): Promise<void> {
     if (this.stopped) throw new Stopped();
     await new Promise<void>((done) => {
@@ -272,7 +272,7 @@ export class Rounds {
   }
 }
 
-/** What tells this training from all others. */
+/** A text that identifies the training of `work`. */
 function offerOf(work: Work): string {
   return `${work.round} ${work.files.find(({ name }) => name === MANIFEST)?.sha256}`;
 }

@@ -1,10 +1,10 @@
-/** Arrays on disk that are read by rows: local data, and recorded activations. */
+/** Arrays on disk that are read row by row: local data and recorded activations. */
 
 import { fromHalf, toHalf } from "./half_floats.js";
 import { OpenFile } from "./storage.js";
 import { BYTES, bytesOf, numbers, sizeOf, type Dtype, type Numbers, type Tensor } from "./tensors.js";
 
-/** The type of stored numbers. Rows of float16 are written from and read as float32. */
+/** The type of stored numbers. Rows of float16 are written from float32 and read as float32. */
 export type StoredDtype = Dtype | "float16";
 
 export class RowFile {
@@ -15,7 +15,7 @@ export class RowFile {
     private filled: number,
   ) {}
 
-  /** The first `rows` rows of the file stay; what follows them is overwritten. */
+  /** Opens a file. Its first `rows` rows stay; later rows will be overwritten. */
   static async open(
     folder: FileSystemDirectoryHandle,
     name: string,

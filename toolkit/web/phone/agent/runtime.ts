@@ -1,4 +1,4 @@
-/** ONNX Runtime, compiled to WebAssembly: sessions that take and give named tensors. */
+/** ONNX Runtime, compiled to WebAssembly: sessions that take and return named tensors. */
 
 import * as ort from "onnxruntime-web/wasm";
 import { Failure } from "./faults.js";
@@ -7,17 +7,17 @@ import type { Port, Signature } from "./manifest.js";
 import type { Bytes } from "./storage.js";
 import { sizeOf, type Dtype, type Numbers, type Tensor, type Tensors } from "./tensors.js";
 
-/** Where the build put the runtime's WebAssembly. */
+/** The address of the runtime's WebAssembly; the build fills it in. */
 declare const WASM_URL: string;
 
 ort.env.wasm.wasmPaths = { wasm: new URL(WASM_URL, self.location.href).href };
-// Two threads were not faster in a browser, and one makes every run the same.
+// Two threads were not faster in a browser, and with one thread every run gives the same result.
 ort.env.wasm.numThreads = 1;
 ort.env.logLevel = "error";
 
 export const RUNTIME = `onnxruntime-web ${ort.env.versions.web ?? ort.env.versions.common}`;
 
-/** The runtime's memory, seen when the runtime makes it. A page is told of it in no other way. */
+/** The runtime's memory, caught when the runtime creates it: there is no other way to learn its size. */
 const memories: WebAssembly.Memory[] = [];
 WebAssembly.Memory = class extends WebAssembly.Memory {
   constructor(limits: WebAssembly.MemoryDescriptor) {
@@ -34,13 +34,13 @@ export function memoryBytes(): number | null {
 export type Graph = ort.InferenceSession;
 export type Feeds = Record<string, ort.Tensor>;
 
-/** Opens a graph of this page's own (base64), to be run as it is written or `optimized` like that of a bundle. */
+/** Opens a graph of this page (base64). It runs as written, or `optimized` like a graph of a bundle. */
 export async function openGraph(base64: string, optimized = false): Promise<Graph> {
   const graph = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   return ort.InferenceSession.create(graph, { graphOptimizationLevel: optimized ? "all" : "disabled" });
 }
 
-/** Inputs of ones of these shapes; the input `mask` holds truth values. */
+/** Inputs of these shapes, filled with ones. The input `mask` has truth values. */
 export function ones(shapes: Partial<Record<string, number[]>>): Feeds {
   const feeds: Feeds = {};
   for (const [name, shape] of Object.entries(shapes)) {
@@ -65,7 +65,7 @@ export class Session {
     return new Session(session, signature);
   }
 
-  /** Runs the graph; the outputs by name. */
+  /** Runs the graph. Returns the outputs by name. */
   async run(inputs: Tensors): Promise<Tensors> {
     const feeds: Record<string, ort.Tensor> = {};
     for (const [name, { dtype, data, shape }] of inputs) {

@@ -1,9 +1,9 @@
-/** What the samples of a federation are made of (device_agent/formats/preprocessing.py). */
+/** How files become samples of a federation (device_agent/formats/preprocessing.py). */
 
 import { Failure } from "./faults.js";
 import type { Dtype, Numbers } from "./tensors.js";
 
-/** Pictures by class. Without numbers, `mean` is 0 and `std` 1. */
+/** Pictures by class. An empty `mean` means 0, an empty `std` 1. */
 export interface Images {
   kind: "images";
   classes: string[];
@@ -11,7 +11,7 @@ export interface Images {
   mean: number[];
   std: number[];
 }
-/** Windows of the lines of CSV files. With `step` 0 a window begins where the last one ended. */
+/** Windows of lines of CSV files. With `step` 0, a window begins where the last one ended. */
 export interface Series {
   kind: "series";
   columns: string[];
@@ -24,7 +24,7 @@ export interface Series {
 }
 export type Preprocessing = Images | Series;
 
-/** What the samples of a federation are. The answer to a join says it, and so does every manifest. */
+/** The form of a federation's samples. The answer to a join and every manifest have it. */
 export interface SampleForm {
   preprocessing: Preprocessing | null;
   sample_shape: number[];
@@ -34,19 +34,19 @@ export interface SampleForm {
 type Piece = Float32Array<ArrayBuffer>;
 export type Samples = Generator<Piece, void> | AsyncGenerator<Piece, void>;
 
-/** Samples that are made one after another. */
+/** Labels, and samples that are computed one after another. */
 export interface Prepared {
   y: Numbers;
   samples: () => Samples;
 }
 
-/** What the owner has chosen. */
+/** The files that the owner has chosen. */
 export type Source =
   | { kind: "npz"; file: File }
   | { kind: "images"; pictures: { file: File; label: string }[] }
   | { kind: "series"; files: File[] };
 
-/** How far the preparation of files is: files or bytes that are done, and how many there are. */
+/** The progress of preparing files: how many pictures or bytes are done, of how many. */
 export interface Preparing {
   unit: "pictures" | "bytes";
   done: number;
@@ -54,7 +54,7 @@ export interface Preparing {
 }
 export type OnProgress = (preparing: Preparing) => void;
 
-/** (value - mean) / std in float64; channels are the last axis of `values`. */
+/** Computes (value - mean) / std in float64. Channels are the last axis of `values`. */
 export function normalise(values: Float64Array, mean: readonly number[], std: readonly number[]): void {
   const channels = Math.max(mean.length, std.length, 1);
   for (let i = 0; i < values.length; i++) {
@@ -62,7 +62,7 @@ export function normalise(values: Float64Array, mean: readonly number[], std: re
   }
 }
 
-/** The form of samples in an answer to a join or in a manifest, checked. */
+/** Reads and checks the form of samples in an answer to a join or in a manifest. */
 export function readForm(given: Partial<SampleForm>): SampleForm {
   const preprocessing = given.preprocessing ?? null;
   const form = {
@@ -88,7 +88,7 @@ export function readForm(given: Partial<SampleForm>): SampleForm {
   return form;
 }
 
-/** The same text for the same form. */
+/** The form as text. Equal forms give equal texts. */
 export function textOf(form: SampleForm): string {
   const { preprocessing, sample_shape, label_type } = form;
   return JSON.stringify([preprocessing, sample_shape, label_type], (_, value: unknown) =>

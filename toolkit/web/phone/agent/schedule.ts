@@ -45,14 +45,14 @@ interface Position {
 }
 
 export interface Hooks {
-  /** Called before each batch, which waits for it. It ends the training by an error. */
+  /** Called before each batch. The batch waits for it; an error ends the training. */
   beforeBatch: () => Promise<void>;
   onProgress: (progress: Progress) => void;
 }
 
 /**
- * Splits `samples` samples into batches of `size`, shuffled by `order` if it is given. A single
- * sample that remains at the end joins the batch before it: batch normalisation cannot train on one.
+ * Splits `samples` samples into batches of `size`, shuffled by `order` if it is given. If a
+ * single sample remains, it joins the last batch: batch normalisation cannot train on one sample.
  */
 function batches(samples: number, size: number, order: NumpyRandom | null): Int32Array[] {
   const indices = order?.permutation(samples) ?? Int32Array.from({ length: samples }, (_, i) => i);
@@ -81,7 +81,7 @@ export class ScheduleRun {
     public personal: Tensors,
     private readonly hooks: Hooks,
   ) {
-    // A generator separate from that of the sample order, as in the native agent.
+    // Use a separate generator, not the one of the sample order, as in the native agent.
     this.dropout = new NumpyRandom([seed, 1]);
     this.position = {
       instruction: 0,
@@ -96,7 +96,7 @@ export class ScheduleRun {
     };
   }
 
-  /** A training that starts, or continues where a killed tab has left it. */
+  /** Starts a training, or continues where a killed tab has stopped. */
   static async open(
     bundle: Bundle,
     data: LocalData,
@@ -113,7 +113,7 @@ export class ScheduleRun {
     return run;
   }
 
-  /** The personal tensors, and those that the last instruction has left. */
+  /** The personal tensors and the tensors after the last instruction. */
   get tensors(): Tensors {
     return new Map([...this.personal, ...this.state]);
   }
@@ -164,7 +164,7 @@ export class ScheduleRun {
     }
   }
 
-  /** Runs one frozen stage over all samples and stores its activations. */
+  /** Runs a frozen stage on all samples and stores its activations. */
   private async record({ signature: name, source, target, dtype }: Record_): Promise<void> {
     const signature = this.bundle.manifest.signatures[name]!;
     const port = signature.outputs[0]!;
@@ -195,7 +195,7 @@ export class ScheduleRun {
     this.recordings.set(target, recording);
   }
 
-  /** Computes the initial personal tensors, unless the device keeps those of an earlier round. */
+  /** Computes the initial personal tensors, unless the device has those of an earlier round. */
   private async initialise({ signature: name, every_round }: Initialise): Promise<void> {
     const signature = this.bundle.manifest.signatures[name]!;
     const wanted = signature.outputs.map((port) => port.state!);
@@ -251,7 +251,7 @@ export class ScheduleRun {
     if (at.epoch < this.epochs(instruction)) await this.save();
   }
 
-  /** The number of epochs; the last one may end early, see `Train`. */
+  /** The number of epochs. The last one may end early, see `Train`. */
   private epochs({ epochs, batches: most, batch_size }: Train): number {
     const each = batches(this.data.samples, batch_size, null).length;
     return Math.min(epochs, Math.ceil((most ?? Infinity) / each));
@@ -290,7 +290,7 @@ export class ScheduleRun {
     });
   }
 
-  /** A session for `name`; the tensors that it reads are loaded unless they are there already. */
+  /** Opens a session for `name`. Loads the tensors that it reads, unless they are already loaded. */
   private async open(name: string): Promise<Session> {
     const signature = this.bundle.manifest.signatures[name]!;
     const read = signature.inputs.flatMap((port) => (port.state === null ? [] : [port.state]));
@@ -359,13 +359,13 @@ export class ScheduleRun {
       this.bundle.manifest.tensors.flatMap((e) => (e.role === "frozen" ? [e.name] : [])),
     );
     const kept: Tensors = new Map();
-    // A stage that records only reads its tensors.
+    // A recording stage only reads its tensors, so they need not be saved.
     const state = recording === null ? this.state : new Map<string, Tensor>();
     for (const [name, tensor] of state) if (!frozen.has(name)) kept.set(STATE + name, tensor);
     for (const [name, tensor] of this.personal) kept.set(PERSONAL + name, tensor);
     await this.checkpoint.save(packed({ key: this.key, position: this.position }, writeTensors(kept)));
     this.savedAt = performance.now();
-    // Only now: the checkpoint before this one refers to the recordings that nobody reads any more.
+    // Remove files only now: the checkpoint before this one still refers to older recordings.
     const copies = [`${CHECKPOINT}.0`, `${CHECKPOINT}.1`];
     const used = new Set([...this.position.recorded, ...copies, recording]);
     for (const name of await names(this.folder)) if (!used.has(name)) await remove(this.folder, name);
@@ -379,7 +379,7 @@ export class ScheduleRun {
     try {
       for (const target of head.position.recorded) await this.reopen(target);
     } catch (error) {
-      // The browser has removed a recording: everything is recorded again.
+      // The browser has removed a recording, so record everything again.
       if (!(error instanceof DOMException && error.name === "NotFoundError")) throw error;
       this.close();
       return;
@@ -395,7 +395,7 @@ export class ScheduleRun {
 
   private async reopen(target: string): Promise<void> {
     const { schedule, signatures } = this.bundle.manifest;
-    const instruction = schedule.find((one) => one.do === "record" && one.target === target) as Record_;
+    const instruction = schedule.find((entry) => entry.do === "record" && entry.target === target) as Record_;
     const port = signatures[instruction.signature]!.outputs[0]!;
     const shape = port.shape.slice(1) as number[];
     const rows = this.data.samples;

@@ -1,9 +1,9 @@
 /**
- * The page's own files, in the browser's private file system (OPFS), and how they survive a kill.
+ * The page's own files in the browser's private file system (OPFS). They survive a killed tab.
  *
- * A file whose content must never be read half-written is a Sealed file: its SHA-256 stands before
- * its content. The two copies of a Sealed file take turns, so that the older one stays whole while
- * the newer one is written.
+ * If a file must never be read half-written, it is a Sealed file: its SHA-256 comes before its
+ * content. A Sealed file has two copies, which are written in turn. So the older copy stays complete
+ * while the newer one is written.
  */
 
 import { Failure } from "./faults.js";
@@ -20,7 +20,7 @@ function hex(bytes: Bytes): string {
   return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** What `stream` gives, piece by piece. Not every browser can iterate over a stream. */
+/** Yields the pieces of `stream`, because not every browser can iterate over a stream. */
 export async function* piecesOf(stream: ReadableStream<Bytes>): AsyncGenerator<Bytes, void> {
   const reader = stream.getReader();
   try {
@@ -38,7 +38,7 @@ export async function* piecesOf(stream: ReadableStream<Bytes>): AsyncGenerator<B
 const RELEASE_MS = 20_000;
 const RELEASE_CHECK_MS = 100;
 
-/** The result of `use`, which fails while another worker has the file open. */
+/** Repeats `use`, which fails while another worker has the file open, and returns its result. */
 async function released<T>(use: () => Promise<T>): Promise<T> {
   for (const begun = performance.now(); ; ) {
     try {
@@ -51,7 +51,7 @@ async function released<T>(use: () => Promise<T>): Promise<T> {
   }
 }
 
-/** One open file. Only a worker may have one, and only one at a time for a file. */
+/** An open file. Only a worker can open files, and a file can be open only once. */
 export class OpenFile {
   private constructor(private readonly handle: FileSystemSyncAccessHandle) {}
 
@@ -114,10 +114,10 @@ export async function names(folder: FileSystemDirectoryHandle): Promise<string[]
   return names;
 }
 
-/** SHA-256, then the number of the copy (8 bytes), then the content. */
+/** Bytes before the content: its SHA-256, then the number of the copy (8 bytes). */
 const SEAL = 32 + 8;
 
-/** A content that is replaced as a whole, or not at all. */
+/** A file that is replaced as a whole, or not at all. */
 export class Sealed {
   private serial = 0n;
 
@@ -144,7 +144,7 @@ export class Sealed {
     this.serial = serial;
   }
 
-  /** The newest content that is whole; null if there is none. */
+  /** The newest complete content; null if there is none. */
   async load(): Promise<Bytes | null> {
     let newest: Bytes | null = null;
     this.serial = 0n;
@@ -174,7 +174,7 @@ export class Sealed {
   }
 }
 
-/** JSON and bytes as one content: the length of the JSON (4 bytes), the JSON, and `parts`. */
+/** Packs JSON and bytes: the length of the JSON (4 bytes), the JSON, then `parts`. */
 export function packed(head: object, ...parts: Bytes[]): Bytes {
   const text = new TextEncoder().encode(JSON.stringify(head));
   const all = [new Uint8Array(4), text, ...parts];
@@ -188,7 +188,7 @@ export function packed(head: object, ...parts: Bytes[]): Bytes {
   return content;
 }
 
-/** The JSON of a packed content, and the bytes of all its parts. */
+/** The JSON in packed bytes, and the bytes of all its parts. */
 export function unpacked<T>(content: Bytes): [T, Bytes] {
   const end = 4 + new DataView(content.buffer).getUint32(0);
   return [JSON.parse(new TextDecoder().decode(content.subarray(4, end))) as T, content.slice(end)];
@@ -198,7 +198,7 @@ const STORE = "values";
 
 const DATABASE = "edgetailor";
 
-/** Small values and the key, which no file can hold: it never leaves the browser. */
+/** A database for small values, and for the key: it cannot be written to a file or leave the browser. */
 export class Values {
   private opened: IDBDatabase | null = null;
 
@@ -209,7 +209,7 @@ export class Values {
     return ((await answer(store.get(name))) as T | undefined) ?? null;
   }
 
-  /** Stores all values together, or none. Null removes one. */
+  /** Stores all values, or none if it fails. A null removes the value. */
   async put(values: Record<string, unknown>): Promise<void> {
     const database = (await this.open(true))!;
     const transaction = database.transaction(STORE, "readwrite", { durability: "strict" });
@@ -230,7 +230,7 @@ export class Values {
     await answer(indexedDB.deleteDatabase(DATABASE));
   }
 
-  /** The database. If there is none, it is made if `make`: a page that has only been looked at stores nothing. */
+  /** Opens the database. Only with `make` creates it: a page that was only looked at stores nothing. */
   private async open(make: boolean): Promise<IDBDatabase | null> {
     if (this.opened !== null) return this.opened;
     const request = indexedDB.open(DATABASE, 1);

@@ -1,4 +1,4 @@
-/** Tensors, and the safetensors format in which bundles and updates hold them. */
+/** Tensors, and the safetensors format in which bundles and updates store them. */
 
 import { Failure } from "./faults.js";
 
@@ -14,14 +14,14 @@ export type Tensors = Map<string, Tensor>;
 
 export const BYTES: Record<Dtype, number> = { float32: 4, int64: 8 };
 const NAMES: Record<Dtype, string> = { float32: "F32", int64: "I64" };
-/** The most bytes of a header: more than a model of 100,000 tensors has. */
+/** The most bytes of a header: more than for a model with 100,000 tensors. */
 const LONGEST_HEADER = 32 << 20;
 
 export function sizeOf(shape: readonly number[]): number {
   return shape.reduce((product, size) => product * size, 1);
 }
 
-/** The number at `share` of sorted numbers; between two numbers, in proportion. */
+/** The quantile `share` of sorted numbers, with linear interpolation. */
 export function quantile(sorted: ArrayLike<number>, share: number): number {
   const index = share * (sorted.length - 1);
   const [below, above] = [sorted[Math.floor(index)]!, sorted[Math.ceil(index)]!];
@@ -40,7 +40,7 @@ export function bytesOf(data: Numbers | Uint16Array<ArrayBuffer>): Uint8Array<Ar
   return new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
 }
 
-/** Where a tensor is in a file. */
+/** The type, shape and position of a tensor in a file. */
 export interface Place {
   dtype: Dtype;
   shape: number[];
@@ -51,7 +51,7 @@ export interface Place {
 /** Reads `length` bytes from `start` of a file. */
 export type ReadBytes = (start: number, length: number) => Uint8Array<ArrayBuffer>;
 
-/** The header of a safetensors file of `size` bytes: where each tensor is. */
+/** Reads the header of a safetensors file of `size` bytes. Returns the position of each tensor. */
 export function readPlaces(read: ReadBytes, size: number, origin: string): Map<string, Place> {
   const wrong = (): Failure =>
     new Failure("bundle.unreadable-tensors", { file: origin });
@@ -90,7 +90,7 @@ export function readTensor(read: ReadBytes, place: Place): Tensor {
   return { dtype: place.dtype, shape: place.shape, data: numbers(place.dtype, bytes.buffer) };
 }
 
-/** The bytes of a safetensors file, with wider types first, as `safetensors.numpy.save` writes it. */
+/** The bytes of a safetensors file, with wider types first, like `safetensors.numpy.save`. */
 export function writeTensors(tensors: Tensors): Uint8Array<ArrayBuffer> {
   const ordered = [...tensors].sort(
     ([a, x], [b, y]) => BYTES[y.dtype] - BYTES[x.dtype] || (a < b ? -1 : 1),

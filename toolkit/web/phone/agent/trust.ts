@@ -1,6 +1,6 @@
 /**
- * What a coordinator says counts only if it is signed: what the federation is, with the key of the link; work, with the
- * key of the coordinator that this page has joined, and recently.
+ * Checks signatures. The description of a federation must be signed with the key of the link. Work must be signed with
+ * the key of the coordinator that this page has joined, and must be recent.
  */
 
 import type { CoordinatorClient, Work } from "./client.js";
@@ -13,13 +13,13 @@ const LONGEST_LINE = 500;
 const VALID_S = 24 * 3600;
 const WITH_FINGERPRINT = /^(.+)\.([A-Za-z0-9_-]{22})$/;
 
-/** The join token that is sent, and the fingerprint of the coordinator's key behind it. */
+/** Splits a join token into the part that is sent and the fingerprint of the coordinator's key. */
 export function splitToken(given: string): [string, string | null] {
   const parts = WITH_FINGERPRINT.exec(given);
   return parts === null ? [given, null] : [parts[1]!, parts[2]!];
 }
 
-/** Checks the key (base64) in the answer to a join. */
+/** Checks the coordinator's key (base64) against `fingerprint`, if there is one. */
 export async function checkKey(key: string, fingerprint: string | null): Promise<void> {
   const digest = await crypto.subtle.digest("SHA-256", decoded(key));
   const encoded = btoa(String.fromCharCode(...new Uint8Array(digest, 0, 16)));
@@ -34,7 +34,7 @@ export interface SignedInvitation extends Invitation {
   signature: string;
 }
 
-/** The invitation of a join token, which is the secret of `client`. */
+/** Fetches and checks the invitation of a join token, which is the secret of `client`. */
 export async function invited(client: CoordinatorClient, fingerprint: string | null): Promise<Invitation> {
   const signed = await client.invitation();
   await checkInvitation(signed, fingerprint);
@@ -51,7 +51,7 @@ export async function invited(client: CoordinatorClient, fingerprint: string | n
   };
 }
 
-/** Checks that the key of the link has signed what the federation says of itself. */
+/** Checks that the key of the link has signed the federation's description. */
 async function checkInvitation(given: SignedInvitation, fingerprint: string | null): Promise<void> {
   await checkKey(given.key, fingerprint);
   const said = [given.title, given.purpose, given.contact];
@@ -66,7 +66,7 @@ async function isSigned(lines: readonly string[], key: string, signature: string
   return crypto.subtle.verify("Ed25519", imported, decoded(signature), text);
 }
 
-/** Checks the signature and the age of `work`, and notes its time. */
+/** Checks the signature and the age of `work`, and stores its time. */
 export async function checkWork(work: Work, key: string, values: Values): Promise<void> {
   const lines = ["edgetailor-work-1", `${work.issued}`, `${work.round}`, work.submodel];
   for (const { sha256, size, name } of work.files) lines.push(`${sha256} ${size} ${name}`);

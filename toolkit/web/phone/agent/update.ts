@@ -1,4 +1,4 @@
-/** The update of a round, and the personal model that stays: stored together before it is sent. */
+/** The update of a round and the personal model. Both are stored together before the update is sent. */
 
 import type { Bundle } from "./bundle.js";
 import type { Body } from "./disclosure.js";
@@ -23,7 +23,7 @@ export interface Update {
   loss: number;
 }
 
-/** @param inputs Their summary, if the coordinator has asked for it by one of its own. */
+/** @param inputs The summary of the inputs, if the coordinator has sent its own summary. */
 export async function updateOf(
   bundle: Bundle,
   data: LocalData,
@@ -40,7 +40,7 @@ export async function updateOf(
   }
   const tensors = writeTensors(values);
   const digest = await sha256(tensors);
-  // A server learns nothing about the labels from bundles without a masked loss.
+  // Without a masked loss, the server learns nothing about the labels.
   const masked = manifest.tensors.some((entry) => entry.by_class);
   const present = [...data.classes(manifest.classes).data].flatMap((occurs, i) => (occurs ? [i] : []));
   const raw = manifest.tensors.filter((entry) => entries.includes(entry));
@@ -70,7 +70,7 @@ export async function updateOf(
   };
 }
 
-/** What a round leaves on this device: its update until it is sent, and the personal model. */
+/** The stored results of a round: its update until it is sent, and the personal model. */
 export class Results {
   private readonly update: Sealed;
   private readonly personal: Sealed;
@@ -84,12 +84,12 @@ export class Results {
     const opened = new Results(await folderOf(FOLDER));
     await opened.personal.load();
     const kept = await opened.read();
-    // A tab that was killed between the two writes of `keep` has the newer model in the update.
+    // If a tab was killed between the two writes of `keep`, the update has the newer model.
     if (kept !== null) await opened.personal.save(kept.personal);
     return opened;
   }
 
-  /** Stores the update and the new personal tensors: both, or neither. */
+  /** Stores both the update and the new personal tensors, or neither. */
   async keep(update: Update, personal: Tensors): Promise<void> {
     const values = writeTensors(personal);
     const { tensors, ...rest } = update;
@@ -97,7 +97,7 @@ export class Results {
     await this.personal.save(values);
   }
 
-  /** The update of the bundle `sha256`, if it was trained and not dropped yet. */
+  /** The update of the bundle `sha256` if it is stored, else null. */
   async trained(sha256: string): Promise<Update | null> {
     const kept = await this.read();
     return kept?.update.bundle === sha256 ? kept.update : null;

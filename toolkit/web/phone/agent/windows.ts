@@ -1,4 +1,4 @@
-/** Samples from CSV files of a sensor: windows of lines (device_agent/data/windows.py). */
+/** Makes samples from CSV files of a sensor: windows of lines (device_agent/data/windows.py). */
 
 import Papa from "papaparse";
 import { Failure } from "./faults.js";
@@ -7,13 +7,13 @@ import type { Dtype } from "./tensors.js";
 
 const DELIMITERS = [",", ";", "\t"];
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
-/** Lines between two reports of progress. */
+/** Progress is reported after this many lines. */
 const REPORTED = 5000;
 const LARGEST = 3e38;
-/** Numbers in a piece of samples. */
+/** The most numbers in a piece of samples. */
 const PIECE = 1 << 18;
 
-/** Columns of a file that a problem names. */
+/** A problem lists at most this many columns of a file. */
 const MOST_NAMED = 12;
 
 interface Where {
@@ -21,7 +21,7 @@ interface Where {
   line: number;
 }
 interface Lines {
-  /** (lines, columns), normalised. */
+  /** Normalised values, (lines, columns). */
   numbers: Float64Array;
   starts: number[];
 }
@@ -76,7 +76,7 @@ export async function windowsOf(
   return { y, samples };
 }
 
-/** The first line of each window of `length` lines; with `runs` a window has only one label. */
+/** The first line of each window of `length` lines. With `runs`, a window has only one label. */
 function windowStarts(labels: readonly number[], length: number, step: number, runs: boolean): number[] {
   const starts: number[] = [];
   let begin = 0;
@@ -132,7 +132,7 @@ async function readSeries(
   return { numbers: Float64Array.from(numbers), labels };
 }
 
-/** Where the columns of `series` and its label are in the first row of `file`. */
+/** The indices of the columns of `series` and of its label, from the first row of `file`. */
 function columnsOf(file: File, row: readonly string[], series: Series): number[] {
   const names = row.map((name) => name.trim().normalize());
   return [...series.columns, series.label].map((name) => {
@@ -149,7 +149,7 @@ function columnsOf(file: File, row: readonly string[], series: Series): number[]
   });
 }
 
-/** The numbers of a file. Where no comma separates its columns, they may have decimal commas: all, or none. */
+/** Reads the numbers of a file. If commas do not separate columns, numbers may have decimal commas: all or none. */
 class Decimals {
   private mark: string | null = null;
 

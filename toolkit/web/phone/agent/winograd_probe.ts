@@ -1,5 +1,5 @@
 /**
- * Whether graphs are faster in this browser in Winograd's form, found out by tiny runs
+ * Measures with tiny runs whether graphs in Winograd's form are faster in this browser
  * (device_agent/runtime/winograd_probe.py).
  */
 
@@ -8,15 +8,15 @@ import { ones, openGraph, RUNTIME, type Graph } from "./runtime.js";
 import type { Values } from "./storage.js";
 
 const RUNS = 5;
-/** Runs that are timed together, because clocks of browsers count in steps of 0.1 ms. */
+/** This many runs are timed together, because clocks of browsers count in steps of 0.1 ms. */
 const TOGETHER = 4;
 /** As in profiles/cost_model/workload.py. */
 const WINOGRAD_GAIN = 0.05;
 const CLOSE = 1e-4;
 
 /**
- * Whether convolutions by Winograd's method are right and faster here. A device measures once, for some 0.2 s, and
- * keeps to the answer while the runtime stays: the forms round in other ways, and a training must go on as it began.
+ * Whether convolutions by Winograd's method are correct and faster here. A device measures once, for about 0.2 s. It
+ * keeps the result for this runtime: the forms round differently, and a training must continue as it began.
  */
 export async function multipliesFaster(values: Values): Promise<boolean> {
   const kept = await values.get<Choice>("winograd");
@@ -35,9 +35,9 @@ async function measure(): Promise<boolean> {
   const feeds = ones(probe.inputs);
   const [plain, other] = [await openGraph(probe.graphs.plain, true), await openGraph(probe.graphs.winograd, true)];
   try {
-    const [expected, came] = [await plain.run(feeds), await other.run(feeds)];
+    const [expected, results] = [await plain.run(feeds), await other.run(feeds)];
     const right = plain.outputNames.every((name) => {
-      const [wanted, given] = [expected[name]!.data as Float32Array, came[name]!.data as Float32Array];
+      const [wanted, given] = [expected[name]!.data as Float32Array, results[name]!.data as Float32Array];
       const most = wanted.reduce((high, value) => Math.max(high, Math.abs(value)), 0);
       return wanted.every((value, i) => Math.abs(value - given[i]!) <= CLOSE * most);
     });

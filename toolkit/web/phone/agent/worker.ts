@@ -1,4 +1,4 @@
-/** The worker of the page: takes Commands, one after another, and posts Views. */
+/** The worker of the page. It runs Commands one after another, and posts Views. */
 
 import { CoordinatorClient } from "./client.js";
 import { Failure, problemOf } from "./faults.js";
@@ -11,7 +11,7 @@ import { eraseAll, Values } from "./storage.js";
 import { invited, splitToken } from "./trust.js";
 import { Results } from "./update.js";
 
-/** How long another worker may take to end before the page says that it waits. */
+/** If another worker takes longer than this to end, the page says that it waits. */
 const HELD_MS = 500;
 
 const EMPTY: View = {
@@ -77,12 +77,12 @@ async function showStored(): Promise<void> {
   });
 }
 
-/** What the page shows while no rounds run. */
+/** The changes of the View while no rounds run. */
 function idle(identity: Identity | null): Partial<View> {
   return { stage: identity === null ? "new" : "joined", round: 0, training: null, paused: null };
 }
 
-/** Asks what the link is for, beside everything else: a coordinator that is away holds nothing up. */
+/** Fetches the link's invitation while other work goes on: a coordinator that is away delays nothing. */
 async function look(given: string): Promise<void> {
   const [token, fingerprint] = splitToken(given);
   show({ bareLink: fingerprint === null });
@@ -155,7 +155,7 @@ async function obey(command: Exclude<Command, { do: "look" | "pause" | "retry" }
       await importDataOf(command.source, command.adding);
       return showStored();
     case "train":
-      // Before the rounds begin: an import beside them must not be taken for old data.
+      // Do this before the rounds begin: data imported during the rounds must not be removed.
       if (rounds === null) await removeReplaced(values);
       running = train();
       return;
@@ -165,8 +165,8 @@ async function obey(command: Exclude<Command, { do: "look" | "pause" | "retry" }
 }
 
 /**
- * Waits until no other worker of this page runs, and keeps others waiting. A worker outlives its page
- * by the rest of a step: one that started beside it would find files open, and train with the same key.
+ * Waits until no other worker of this page runs, and then makes others wait. A worker still ends its
+ * step after its page is closed. A second worker would then find files open, and train with the same key.
  */
 async function alone(): Promise<void> {
   const waiting = setTimeout(() => show({ stage: "held" }), HELD_MS);
@@ -184,10 +184,10 @@ async function start(): Promise<void> {
   await showStored();
 }
 
-// Commands may come before the storage is open: they wait for what came before them.
+// Commands may arrive before the storage is open. Each waits for the commands before it.
 let last = start();
 self.onmessage = ({ data }: MessageEvent<Command>) => {
-  // These change what runs, or run beside it: they do not wait for it.
+  // These commands do not wait: they change the running command, or run at the same time.
   if (data.do === "look") return void look(data.token);
   if (data.do === "pause") return rounds?.setPause(data.reason);
   if (data.do === "retry") return contact?.interrupt();

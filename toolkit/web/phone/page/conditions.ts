@@ -1,4 +1,4 @@
-/** When the owner wants this device to train: the screen, the charger, the connection. */
+/** The owner's conditions for training: the screen, the charger, the connection. */
 
 import type { PauseReason } from "../agent/messages.js";
 import { element } from "./elements.js";
@@ -23,7 +23,7 @@ export class Conditions {
   private training = false;
   private readonly connection = (navigator as Extended).connection ?? null;
 
-  /** `changed` is called when the reason to pause may be another one. */
+  /** `changed` is called when the reason to pause may have changed. */
   constructor(changed: () => void) {
     for (const box of BOXES) {
       const input = element<HTMLInputElement>(box);
@@ -66,12 +66,12 @@ export class Conditions {
     return Math.max(0, Math.round((this.levelAtStart - this.battery.level) * 100));
   }
 
-  /** Holds the screen on while `training`, if the owner has agreed. */
+  /** Keeps the screen on while `training`, if the owner has agreed. */
   keepAwake(training: boolean): void {
     this.training = training;
     const wanted = training && this.chosen("awake") && !document.hidden;
     if (wanted && this.screen === null) {
-      // Refused, for example, when the battery is low.
+      // The browser refuses, for example, when the battery is low.
       this.screen = navigator.wakeLock.request("screen").catch(() => null);
     } else if (!wanted && this.screen !== null) {
       void this.screen.then((lock) => lock?.release());

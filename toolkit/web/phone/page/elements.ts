@@ -1,23 +1,23 @@
-/** The elements of the page by their ids. */
+/** Finds and fills elements of the page by their ids. */
 
 export function element<T extends HTMLElement = HTMLElement>(id: string): T {
   return document.getElementById(id) as T;
 }
 
-/** Shows `text` in the element `id`, which keeps its place. */
+/** Shows `text` in the element `id`. The element stays visible if the text is empty. */
 export function write(id: string, text: string): void {
   const shown = element(id);
-  // Screen readers repeat a text that is set again.
+  // If a text is set again, screen readers repeat it.
   if (shown.textContent !== text) shown.textContent = text;
 }
 
-/** Shows `text` in the element `id`, which is hidden while it has none. */
+/** Shows `text` in the element `id`. The element is hidden if the text is empty. */
 export function say(id: string, text: string): void {
   write(id, text);
   element(id).hidden = text === "";
 }
 
-/** An item of a list. */
+/** Makes an item of a list with `content`. */
 export function itemWith(content: string | Node): HTMLElement {
   const item = document.createElement("li");
   item.append(content);

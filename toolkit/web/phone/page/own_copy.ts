@@ -1,18 +1,18 @@
-/** The page's copy of itself, by which a member opens it without a network. */
+/** The page's copy of itself. With it, a member can open the page without a network. */
 
-/** As in service-worker.ts. */
+/** The names of caches begin with this, as in service-worker.ts. */
 const CACHES = "edgetailor-page-";
 
 let kept: Promise<ServiceWorkerRegistration | undefined> = Promise.resolve(undefined);
 
-/** Without a copy the page works, but does not open offline. */
+/** Stores a copy. Without it, the page works, but does not open offline. */
 export function keepCopy(): void {
   kept = navigator.serviceWorker?.register("./service-worker.js").catch(() => undefined);
 }
 
 export async function removeCopy(): Promise<void> {
   const copy = (await kept) ?? (await navigator.serviceWorker?.getRegistration("./"));
-  // One that is being made is stored for a moment.
+  // A copy that is being installed may write to the caches after this: remove them again.
   copy?.installing?.addEventListener("statechange", () => void removeCaches());
   await copy?.unregister();
   await removeCaches();

@@ -12,22 +12,22 @@ import { TEXTS, translate } from "./words.js";
 /** The worker's script; the build fills it in. */
 declare const WORKER_URL: string;
 
-/** Set once the owner wants to train, so that a page goes on when it is opened, or says that all is over. */
+/** Set when the owner starts training. When the page is opened again, it continues training. */
 const TRAINING = "training";
 const PAUSED = "paused";
 /** Kept for this tab until it has joined. */
 const TOKEN = "token";
-/** How long the page waits for what the federation says of itself, so that nothing moves then. */
+/** How long the page waits for the federation's description before it draws, so that nothing moves later. */
 const LOOKED_MS = 2000;
-/** The least time between two drawings. */
+/** The shortest time between two drawings. */
 const DRAW_MS = 250;
 
-// The operator's link escapes the token. It is a secret: it does not stay in the address bar.
+// The operator's link escapes the token. The token is secret, so remove it from the address bar.
 const given = unescaped(location.hash.slice(1));
 history.replaceState(null, "", location.pathname);
 const token = given || (stored() ?? "");
 
-/** The token of the tab, which a reload before the join has to keep. */
+/** The token of this tab. It must survive a reload before the join. */
 function stored(): string | null {
   try {
     return sessionStorage.getItem(TOKEN);
@@ -40,7 +40,7 @@ function unescaped(text: string): string {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // the coordinator will refuse it, and say why
+    return text; // the coordinator will refuse it with a reason
   }
 }
 
@@ -65,13 +65,13 @@ function start(): void {
     return ownerPaused ? "owner" : conditions.pauseReason();
   }
 
-  /** Sends the reason until a View shows it: a training that only begins may miss it. */
+  /** Sends the reason to pause until a View shows it, because a training that just begins may miss it. */
   function applyPause(): void {
     const reason = pauseReason();
     if (view !== null && isWorking(view.stage) && view.paused !== reason) send({ do: "pause", reason });
   }
 
-  /** Draws soon. Views come with every batch: only the newest is drawn, a few times a second. */
+  /** Draws soon. There is a View for every batch; only the newest is drawn, a few times a second. */
   function redraw(): void {
     drawing ??= setTimeout(drawNow, Math.max(0, drawnAt + DRAW_MS - performance.now()));
   }
@@ -92,7 +92,7 @@ function start(): void {
     });
   }
 
-  /** The page changes at once, not when the worker has begun. */
+  /** Starts training. The page changes at once, before the worker has begun. */
   function train(): void {
     send({ do: "train" });
     if (view !== null) view = { ...view, stage: "waiting", problem: null };
@@ -151,14 +151,14 @@ function start(): void {
     applyPause();
     redraw();
   };
-  // A page that the browser keeps for the back button would keep another one waiting.
+  // If the browser keeps this page for the back button, another page would have to wait for it.
   addEventListener("pagehide", () => worker.terminate());
   addEventListener("pageshow", ({ persisted }) => {
     if (persisted) location.reload();
   });
   const sure = element<HTMLDialogElement>("sure");
   element("leave").onclick = () => {
-    sure.returnValue = ""; // the Escape key leaves the last answer as it was
+    sure.returnValue = ""; // the Escape key does not change the last answer
     sure.showModal();
   };
   sure.onclose = () => {
@@ -167,7 +167,7 @@ function start(): void {
   };
   element("retry-now").onclick = () => send({ do: "retry" });
   addEventListener("online", () => send({ do: "retry" }));
-  setInterval(redraw, 1000); // the seconds until a coordinator is asked again
+  setInterval(redraw, 1000); // updates the seconds until a coordinator is asked again
 }
 
 async function open(): Promise<void> {

@@ -1,24 +1,24 @@
-/** The choice of pictures by class: each is looked at, shown small, and can be taken out again. */
+/** The choice of pictures by class. Each is checked, shown small, and can be removed again. */
 
 import { element, itemWith, say } from "./elements.js";
 import { TEXTS } from "./words.js";
 
-/** Points of the longer side of a small picture. */
+/** Pixels of the longer side of a small picture. */
 const SMALL = 144;
-/** Small pictures that are shown of a class: thousands would fill the memory. */
+/** The most small pictures of a class that are shown: thousands would fill the memory. */
 const MOST_SHOWN = 60;
 
 interface Picture {
   file: File;
   hash: string;
-  /** Address of the small picture. */
+  /** URL of the small picture. */
   small: string;
 }
 
 export class PictureChoice {
   private chosen: [string, Picture[]][];
   private looking = 0;
-  /** Whether the pictures are those that were used last. */
+  /** Whether the chosen pictures are already in use. */
   private used = false;
   private last: Promise<void> = Promise.resolve();
 
@@ -28,7 +28,7 @@ export class PictureChoice {
     this.draw();
   }
 
-  /** Used pictures are not offered until the choice is another one. */
+  /** Sets whether the chosen pictures are in use. They cannot be used again until the choice changes. */
   setUsed(used: boolean): void {
     this.used = used;
     this.offerUse();
@@ -38,7 +38,7 @@ export class PictureChoice {
     return this.chosen.flatMap(([label, pictures]) => pictures.map(({ file }) => ({ file, label })));
   }
 
-  /** The field of a class. What is chosen there is added to what was chosen before. */
+  /** The field of a class. Pictures chosen there are added to those chosen before. */
   private fieldOf(index: number): HTMLElement {
     const field = document.createElement("div");
     const label = document.createElement("label");
@@ -50,7 +50,7 @@ export class PictureChoice {
     Object.assign(input, { type: "file", accept: "image/*", multiple: true });
     input.onchange = () => {
       const files = [...(input.files ?? [])];
-      input.value = ""; // so that a file that was taken out can come again
+      input.value = ""; // so that a removed file can be chosen again
       this.looking++;
       this.offerUse();
       this.last = this.last.then(() => this.add(index, files));
@@ -59,7 +59,7 @@ export class PictureChoice {
     return field;
   }
 
-  /** Looks at one picture after another: only one is in memory as a whole. */
+  /** Adds pictures one after another, so that only one is in memory at full size. */
   private async add(index: number, files: readonly File[]): Promise<void> {
     const unreadable: string[] = [];
     const twice: string[] = [];
@@ -126,7 +126,7 @@ export class PictureChoice {
   }
 }
 
-/** null for a file that this browser cannot read as a picture. */
+/** Reads a picture and makes it small; null if this browser cannot read the file as a picture. */
 async function lookAt(file: File): Promise<Picture | null> {
   try {
     const digest = await crypto.subtle.digest("SHA-256", await file.arrayBuffer());

@@ -1,4 +1,4 @@
-/** Draws a View. All text is set as text: nothing that came from elsewhere is read as HTML. */
+/** Draws a View. All text is set as text: nothing that was received is read as HTML. */
 
 import type { PauseReason, Prediction, Problem, Stage, View } from "../agent/messages.js";
 import { sentenceOf } from "../agent/faults.js";
@@ -7,20 +7,20 @@ import { element, itemWith, say, write } from "./elements.js";
 import { drawSources } from "./sources.js";
 import { number, percent, TEXTS } from "./words.js";
 
-/** Refusals of a link with which nobody can join. */
+/** Codes of refusals of a link with which nobody can join. */
 const DEAD_LINKS = ["join.unknown-token", "join.expired-token", "join.operator-token", "join.used-up-token"];
 
-/** What the page knows and the worker does not. */
+/** State that the page knows and the worker does not. */
 export interface Surroundings {
   /** Whether the link had a token. */
   canJoin: boolean;
-  /** Whether the coordinator has said what the token is for, or could not. */
+  /** Whether the coordinator has sent the invitation of the token, or could not. */
   looked: boolean;
   /** Whether this device has left since the page was opened. */
   hasLeft: boolean;
-  /** Why the training shall wait. The worker gets there after the current batch. */
+  /** Why the training shall wait. The worker pauses after the current batch. */
   wanted: PauseReason | null;
-  /** Percent; null if the browser does not say. */
+  /** Percent of the battery used; null if the browser does not say. */
   batteryUsed: number | null;
 }
 
@@ -76,7 +76,7 @@ export function offerPause(ownerPaused: boolean): void {
   element("pause").textContent = ownerPaused ? TEXTS.resume : TEXTS.page.pause;
 }
 
-/** Shows the sections of a screen. A new screen gets the focus, which its button had before. */
+/** Shows the sections of a screen. A new screen gets the focus, because the focused button is gone. */
 function show(screen: string, sections: Record<string, boolean>): void {
   for (const [id, shown] of Object.entries(sections)) element(id).hidden = !shown;
   const main = document.querySelector("main")!;
@@ -97,7 +97,7 @@ function farOffOf({ farOff }: View): string {
   return TEXTS.farOff(farOff.channel + 1, range(farOff.own), range(farOff.usual));
 }
 
-/** A number of any size in few digits. */
+/** A number of any size with two digits. */
 function loose(value: number): string {
   return value.toLocaleString(TEXTS.language, { maximumSignificantDigits: 2 });
 }
@@ -107,7 +107,7 @@ function partOf(submodel: string): string {
   return TEXTS.parts[family] ?? TEXTS.otherPart;
 }
 
-/** What the federation says of itself, and what taking part costs. */
+/** Draws the federation's description and the cost of taking part. */
 function drawInvitation({ invitation }: View): void {
   if (invitation === null) return;
   const { title, purpose, contact, rounds, round_s, first_bytes, round_bytes } = invitation;
@@ -122,7 +122,7 @@ function drawInvitation({ invitation }: View): void {
   say("estimate", rounds === 0 ? "" : TEXTS.estimate(rounds, minutes, all === 0 ? "" : size(all)));
 }
 
-/** What leaves this device: a line for each kind of field that requests have. */
+/** Draws the list of what leaves this device: a line for each kind of field in requests. */
 export function drawLeaves(): void {
   const list = element("leaves");
   const fields = fieldsByLine();
@@ -162,7 +162,7 @@ function messageOf({ code, fault }: Problem): string {
   return known ?? sentenceOf(fault, TEXTS.faults);
 }
 
-/** When a coordinator that is away is asked again. Screen readers are not told of every second. */
+/** Draws when a coordinator that is away is asked again. Screen readers do not read every second. */
 function drawRetry({ problem }: View): void {
   const retryAt = problem?.retryAt ?? null;
   element("retry").hidden = retryAt === null;
@@ -216,7 +216,7 @@ function predictionOf({ predictions }: View): string {
   return TEXTS.predictions(round, before.name, share(before), after.name, share(after));
 }
 
-/** The facts of the moment. One that does not hold now keeps its place. */
+/** Draws the current facts. If a fact does not hold now, its line stays empty. */
 function drawFacts(view: View, batteryUsed: number | null): void {
   const passLoss = view.training?.loss ?? null;
   const minutes = number(view.trainedSeconds / 60, 1);

@@ -1,6 +1,6 @@
-/** Opens the page without a network. It answers for the page's own files only, never the protocol. */
+/** Opens the page without a network. It answers only for the page's files, never for the protocol. */
 
-/** The files of this build, and what they are called together; the build fills them in. */
+/** The files of this build, and the name of the build; the build fills them in. */
 declare const CACHED: string[];
 declare const BUILD: string;
 
@@ -18,20 +18,20 @@ async function install(): Promise<void> {
   await (await caches.open(CACHE)).addAll(CACHED);
 }
 
-/** Runs when no page of an older build is open any more. */
+/** Removes older copies. Runs when no page of an older build is open any more. */
 async function removeOlder(): Promise<void> {
   const names = await caches.keys();
   const older = names.filter((name) => name.startsWith("edgetailor-page-") && name !== CACHE);
   await Promise.all(older.map((name) => caches.delete(name)));
 }
 
-/** The page itself from the network first, so that a new build is seen; the hashed never change. */
+/** Answers for the page from the network first, to see a new build. Files with hashes never change. */
 async function answer(request: Request): Promise<Response> {
   const stored = await caches.match(request);
   if (stored !== undefined && request.mode !== "navigate") return stored;
   try {
     const answered = await fetch(request);
-    // A proxy says that the coordinator is away: the page opens, and waits for it.
+    // If a proxy answers that the coordinator is away, the stored page opens and waits.
     return answered.ok ? answered : (stored ?? answered);
   } catch (error) {
     if (stored === undefined) throw error;

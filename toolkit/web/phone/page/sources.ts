@@ -8,12 +8,12 @@ import { TEXTS } from "./words.js";
 
 let choice: PictureChoice | null = null;
 
-/** Offers the chosen pictures, although they were used before. */
+/** Offers the chosen pictures again, although they were used before. */
 export function offerPicturesAgain(): void {
   choice?.setUsed(false);
 }
 
-/** @param use Gets what was chosen, and whether it is added to what the page has. */
+/** @param use Gets the chosen files, and whether to add them to the data of the page. */
 export function offerSources(use: (source: Source, adding: boolean) => void): void {
   const adding = (): boolean => {
     const box = element<HTMLInputElement>("add");
@@ -40,21 +40,21 @@ export function offerSources(use: (source: Source, adding: boolean) => void): vo
   change.addEventListener("click", () => showSource(true));
 }
 
-/** The files of a field. Afterwards it is empty, so that a file that was corrected can come again. */
+/** Takes the files of a field and empties it, so that a corrected file can be chosen again. */
 function taken(field: HTMLInputElement): File[] {
   const files = [...(field.files ?? [])];
   field.value = "";
   return files;
 }
 
-/** While a training runs, the fields are shown on demand. */
+/** Shows the fields. While a training runs, they are shown only on demand. */
 function showSource(training: boolean): void {
   element("source").hidden = training && element("change").ariaExpanded !== "true";
 }
 
 let drawn: string | null = null;
 
-/** Shows the fields for what the federation takes. */
+/** Shows the fields for the kind of data that the federation takes. */
 export function drawSources({ stage, preprocessing, data, preparing }: View, training: boolean): void {
   const over = stage === "finished";
   element("change").hidden = element("change-about").hidden = !training || over;

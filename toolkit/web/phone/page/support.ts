@@ -1,8 +1,8 @@
-/** Whether this browser has what the page and its worker need. */
+/** Checks whether this browser has the features that the page and its worker need. */
 
 import { TEXTS } from "./words.js";
 
-/** The names of what it lacks. Private windows of some browsers have no storage. */
+/** The names of missing features. Private windows of some browsers have no storage. */
 export async function missingFeatures(): Promise<string[]> {
   const features: [string, () => unknown][] = [
     ["WebAssembly", () => typeof WebAssembly === "object"],
@@ -23,7 +23,7 @@ export async function missingFeatures(): Promise<string[]> {
   return missing;
 }
 
-/** A browser that knows module workers reads the option `type`, here before it refuses the address. */
+/** A browser that knows module workers reads the option `type` before it refuses the invalid address. */
 function hasModuleWorkers(): boolean {
   let asked = false;
   const options = {

@@ -1,15 +1,15 @@
-/** The words in this browser's language, and the page itself in them. */
+/** The texts in this browser's language. */
 
 import { ENGLISH, type Words } from "../texts/english.js";
 import { GERMAN } from "../texts/german.js";
 
-/** In the first of the owner's languages that the page has; otherwise English. */
+/** The texts in the first of the owner's languages that the page has; otherwise in English. */
 export const TEXTS: Words =
   navigator.languages
     .map((wanted) => [ENGLISH, GERMAN].find(({ language }) => wanted.toLowerCase().split("-")[0] === language))
     .find((words) => words !== undefined) ?? ENGLISH;
 
-/** Writes the words into index.html, which the build has filled in English. */
+/** Writes the texts into index.html, which the build has filled with English. */
 export function translate(): void {
   document.documentElement.lang = TEXTS.language;
   document.title = TEXTS.page.title;
@@ -25,7 +25,7 @@ export function translate(): void {
   }
 }
 
-/** Numbers as this language writes them, with as many digits after the point. */
+/** A number in the form of this language, with `digits` digits after the point. */
 export function number(value: number, digits = 0): string {
   const form = { minimumFractionDigits: digits, maximumFractionDigits: digits };
   return value.toLocaleString(TEXTS.language, form);

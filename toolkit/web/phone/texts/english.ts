@@ -1,10 +1,10 @@
-/** Every word that a person reads on the page, in English. */
+/** All texts that a person reads on the page, in English. */
 
 import type { Line } from "../agent/disclosure.js";
 import type { PauseReason, Stage } from "../agent/messages.js";
 import { ENGLISH_FAULTS } from "./english_faults.js";
 
-/** What index.html and the manifest say; the build writes it into them. */
+/** The texts of index.html and the manifest; the build writes them there. */
 export const PAGE = {
   title: "EdgeTailor: train with this device",
   shortTitle: "EdgeTailor",
@@ -24,7 +24,7 @@ export const PAGE = {
   staysHeading: "What never leaves it",
   staysData: "your data",
   staysPersonal: "your personal model, if this federation has personal models",
-  staysKey: "the secret half of its key, by which the coordinator recognises it",
+  staysKey: "the private key by which the coordinator recognises this device",
   dataHeading: "Your data",
   picturesAbout: "Choose or take pictures of each kind. They stay on this device.",
   usePictures: "Use these pictures",
@@ -34,9 +34,9 @@ export const PAGE = {
   fileHelp:
     "A file whose name ends in .npz, made with a program: numpy's arrays x (examples) and y (labels). " +
     "A copy stays on this device.",
-  adding: "Keep the examples that are here, and add to them",
+  adding: "Keep the examples that are already here, and add new ones",
   changeData: "Change or add data",
-  changeAbout: "New data count from the next round on.",
+  changeAbout: "New data are used from the next round on.",
   operatorHeading: "For questions to the operator",
   train: "Start training",
   trainHeading: "Training",
@@ -80,11 +80,11 @@ export const ENGLISH = {
     "This device has not joined, and this address is not a whole link. Open the whole link that you " +
     "got from the operator, or scan its code.",
   bareLink:
-    "This link does not say which key its coordinator has, so this page believes whoever answers. If the operator " +
-    "has sent you a longer link, open that one.",
+    "This link does not contain a fingerprint of its coordinator's key, so this page trusts any server that " +
+    "answers. If the operator has sent you a longer link, open that one.",
   left: "You have left. Everything that this page had stored is removed.",
   contact: (contact: string) => `Questions: ${contact}`,
-  /** What taking part costs. Minutes and size are those of all rounds. */
+  /** The cost of taking part. `minutes` is the limit of each round, `size` is for all rounds. */
   estimate: (rounds: number, minutes: string, size: string) =>
     `${rounds === 1 ? "One round" : `${rounds} rounds`} of at most ${minutes} min each.` +
     `${size === "" ? "" : ` About ${size} are received and sent in all.`} Training uses the battery: best ` +
@@ -94,7 +94,7 @@ export const ENGLISH = {
     counts: "how many examples you have, and how many steps it has trained",
     loss: "how well the model fits your examples: a few numbers for each round",
     classes: "which of the kinds occur among your examples, if the federation's models ask for it",
-    inputs: "in which range the values of your examples mostly lie, in two digits, if the coordinator compares them",
+    inputs: "the range in which most values of your examples lie, in two digits, if the coordinator compares ranges",
     name: "the name that you give this device",
     browser: "a description of this device: browser, processor, model and number of cores, memory and free storage",
     speed: "when it trained, how fast it computes, and how much memory that takes",
@@ -108,7 +108,7 @@ export const ENGLISH = {
   host: (host: string) => `For the federation at ${host}`,
   stages: {
     starting: "Opening",
-    held: "Waiting until this page has ended in another tab, or the last step before the reload is over",
+    held: "Waiting until this page is closed in another tab, or until the last step before the reload has ended",
     new: "Not joined yet",
     joining: "Joining",
     joined: "Ready to train",
@@ -141,19 +141,19 @@ export const ENGLISH = {
     minutes < 1 ? "Less than a minute of training left in all rounds." : `About ${minutes} min of training left in all rounds.`,
   member: (name: string, part: string) => `This device is “${name}”. It trains ${part}.`,
   operatorNeeds: (id: string, submodel: string) => `Device ${id}, submodel ${submodel}`,
-  /** What a device trains, by the family of its submodel. */
+  /** The part that a device trains, by the family of its submodel. */
   parts: {
     full: "the whole model",
     "low-rank": "the model in a compressed form",
-    cp: "the model in a compressed form, and a personal one beside it that stays here",
+    cp: "the model in a compressed form, and a personal model that stays here",
     slice: "a part of the model",
     width: "a narrower form of the model",
     depth: "a shallower form of the model",
   },
   otherPart: "its part of the model",
   farOff: (channel: number, own: [string, string], usual: [string, string]) =>
-    `Check the unit of your data: the values of channel ${channel} are mostly ${own[0]} to ${own[1]}, and those of ` +
-    `the federation ${usual[0]} to ${usual[1]}.`,
+    `Check the unit of your data: the values of channel ${channel} are mostly between ${own[0]} and ${own[1]}, but ` +
+    `in the federation between ${usual[0]} and ${usual[1]}.`,
   noData: "No data in use yet.",
   data: (name: string, files: number, samples: number, size: string) =>
     `${files === 1 ? name : `${files} files`}: ${samples === 1 ? "1 example" : `${samples} examples`}, ${size}`,
@@ -178,7 +178,7 @@ export const ENGLISH = {
     `${battery === null ? "" : `, ${battery}% of the battery used`}.`,
   persisted: "The browser has promised to keep what this page stores.",
   notPersisted: "The browser may remove what this page stores when it needs room.",
-  keepOpen: "Keep this page open: training stops when it is closed, and goes on when it is opened again.",
+  keepOpen: "Keep this page open: training stops when it is closed, and continues when it is opened again.",
   passLoss: (loss: string) => `Error of the model in the last pass: ${loss}`,
   oneLoss: (round: number, loss: string) => `Error of the model in round ${round}: ${loss} (less is better)`,
   losses: (first: number, from: string, last: number, to: string) =>
@@ -190,7 +190,7 @@ export const ENGLISH = {
   /** What to do about a problem that stopped the training, by the start of its code. */
   remedies: [
     ["client.not-authorised", "This device has lost its place. Erase below, then open the link again."],
-    ["trust.", "Do not go on before you have asked the operator."],
+    ["trust.", "Ask the operator before you continue."],
     ["storage.lost", "Choose your data again. Then press Start training."],
     ["data.", "Choose your data again."],
     ["client.", "Your data are still here. Press Start training to try again."],
@@ -199,7 +199,7 @@ export const ENGLISH = {
       "Your data are still here. To try again, press Start training. If it fails again, tell the operator.",
     ],
   ] as [string, string][],
-  /** Refusals of the coordinator in words for owners, by code; others are shown in its own words. */
+  /** Refusals of the coordinator in words for owners, by code. For others, its own message is shown. */
   refusals: {
     "client.not-authorised": "The coordinator does not know this device any more.",
     "federation.finished": "This federation is over: all of its rounds are done.",
@@ -219,5 +219,5 @@ export const ENGLISH = {
   },
 };
 
-/** Another language has every word: a missing one is an error of types. */
+/** Another language must have every text: a missing text is a type error. */
 export type Words = typeof ENGLISH;

@@ -1,4 +1,4 @@
-/** Faults in English, and what an operator is told of a device: always in English. */
+/** Faults in English. Reports to the operator are always in English, too. */
 
 import type { Sentences, Unsafe } from "../agent/faults.js";
 import type { PauseReason } from "../agent/messages.js";
@@ -12,7 +12,7 @@ export const PAUSES: Record<PauseReason, string> = {
 };
 
 const UNSAFE: Record<Unsafe, string> = {
-  training: "a training of its own",
+  training: "its own training",
   functions: "functions",
   outside: "values in another file",
   domain: "operators of the domain",
@@ -26,7 +26,7 @@ const listed = (names: readonly string[]): string =>
 
 export const ENGLISH_FAULTS: Sentences = {
   "bundle.altered-file": ({ file }) =>
-    `${file} came with other content than the coordinator announced. It was discarded.`,
+    `The content of ${file} differs from what the coordinator announced. It was discarded.`,
   "bundle.altered-file/manifest": ({ file }) => `${file} is not the file that the manifest describes.`,
   "bundle.malformed": ({ where }) => `The coordinator sent work that this page cannot use (${where}).`,
   "bundle.malformed/version": ({ found, known }) =>
@@ -43,7 +43,7 @@ export const ENGLISH_FAULTS: Sentences = {
   "client.away/unreachable": () => "The coordinator cannot be reached.",
   "client.away/broke-off": () => "The connection to the coordinator broke off.",
   "client.away/silent": () => "The coordinator does not answer.",
-  "client.away/status": ({ status }) => `The coordinator is away (HTTP ${status}).`,
+  "client.away/status": ({ status }) => `The coordinator cannot be reached at the moment (HTTP ${status}).`,
   "client.away/preparing": () =>
     "The coordinator is still preparing the federation. The first time this takes minutes.",
   "client.away/busy": () => "The coordinator is busy.",
@@ -52,7 +52,7 @@ export const ENGLISH_FAULTS: Sentences = {
     `${origin} answers with HTTP ${status}, not like a coordinator.`,
   "client.not-a-coordinator/samples": ({ origin }) =>
     `${origin} asks for data of a kind that this page does not know. Reload the page.`,
-  "client.too-long": ({ origin }) => `${origin} sent more than it announced. Nothing of it was used.`,
+  "client.too-long": ({ origin }) => `${origin} sent more than it announced. The answer was not used.`,
   "data.label-out-of-range": ({ name, label, highest }) =>
     `${name}: the label ${label} is outside the model's classes 0 to ${highest}.`,
   "data.missing": () => "This page has no data. Choose some.",
@@ -63,35 +63,35 @@ export const ENGLISH_FAULTS: Sentences = {
   "data.missing-column/several": ({ file, column, columns }) =>
     `${file} has several columns “${column}”. The first line names ${listed(columns)}.`,
   "data.missing-file": () => "No file was chosen.",
-  "data.no-labels": ({ name, ignored }) => `${name}: no label counts; all are ${ignored}.`,
+  "data.no-labels": ({ name, ignored }) => `${name}: all labels are ${ignored}, so none counts.`,
   "data.not-a-number": ({ file, line, column, text }) =>
     `${file}, line ${line}: ${column} is “${text}”; it must be a number such as -1.5. Correct the line or remove it.`,
   "data.not-a-number/mixed": ({ file, line, column, text }) =>
     `${file}, line ${line}: ${column} is “${text}”, but numbers before it have the other decimal mark. Write all ` +
     "numbers of a file with a point, or all with a comma.",
   "data.not-a-sequence": ({ name, sample, ignored }) =>
-    `${name}: with the loss ctc the labels of an example are its sequence, without 0 (the blank), and then ` +
-    `${ignored} to the end. Example ${sample} (counted from 0) has other labels.`,
+    `${name}: with the loss ctc, the labels of an example must be its sequence without 0 (the blank), and then only ` +
+    `${ignored}. Example ${sample} (counted from 0) has other labels.`,
   "data.not-prepared": () => "This federation does not take such files.",
   "data.nothing-new": () => "This page has these files already: nothing was added.",
   "data.number-out-of-range": ({ name, sample }) =>
     `${name}: example ${sample} (counted from 0) holds a number that the model cannot take. Correct or ` +
     "remove the example.",
   "data.other-form": ({ name }) =>
-    `${name} has examples of another kind than the ones that this page has. Choose without adding to them.`,
+    `${name} has examples of another kind than those on this page. Choose it again without adding.`,
   "data.other-preparation": () =>
     "This federation now prepares data in another way. Choose your data again.",
   "data.too-few-samples": ({ lines }) =>
-    `An example for the model is ${lines} lines in a row, and no file has as many. Choose longer files.`,
+    `An example for the model needs ${lines} lines in a row. No file has so many lines. Choose longer files.`,
   "data.too-few-samples/same-label": ({ lines }) =>
-    `An example for the model is ${lines} lines in a row with the same label, and no file has as many. ` +
+    `An example for the model needs ${lines} lines in a row with the same label. No file has so many. ` +
     "Choose longer files.",
   "data.unknown-class": ({ file, line, text, classes }) =>
-    `${file}, line ${line}: “${text}” is no class. It must be one of ${listed(classes)}.`,
+    `${file}, line ${line}: “${text}” is not a class. It must be one of ${listed(classes)}.`,
   "data.unknown-class/number": ({ file, line, text }) =>
-    `${file}, line ${line}: “${text}” is no class. It must be the number of a class, such as 0.`,
+    `${file}, line ${line}: “${text}” is not a class. It must be the number of a class, such as 0.`,
   "data.unreadable": ({ file }) =>
-    `${file} is not a whole file of numpy (.npz). Save it with numpy.savez, then choose it again.`,
+    `${file} is not a complete numpy file (.npz). Save it with numpy.savez, then choose it again.`,
   "data.unreadable/fortran": ({ file }) =>
     `${file} has an array in Fortran order. Save it with numpy.ascontiguousarray.`,
   "data.unreadable-file/gone": ({ file }) =>
@@ -113,7 +113,7 @@ export const ENGLISH_FAULTS: Sentences = {
   "data.wrong-type": ({ file, type }) =>
     `${file} has an array of the type ${type}. Use x.astype(numpy.float32) for numbers and ` +
     "y.astype(numpy.int64) for classes.",
-  "page.fault": ({ message }) => `Something unforeseen went wrong: ${message}`,
+  "page.fault": ({ message }) => `Something unexpected went wrong: ${message}`,
   "page.fault/pictures": () => "This browser cannot read pictures.",
   refused: ({ message }) => message,
   "leave.untold": ({ device, id }) =>
@@ -129,12 +129,12 @@ export const ENGLISH_FAULTS: Sentences = {
     "The work that came is not signed by your coordinator: somebody on the way has altered it. Nothing was " +
     "trained.",
   "trust.old-work": () =>
-    "The work that came is signed, but of another time: it may be an old one that somebody repeats. Nothing " +
-    "was trained. Check the date and the time of this device.",
+    "The work is signed, but it is not current: somebody may have sent old work again. Nothing was trained. " +
+    "Check the date and the time of this device.",
   "trust.other-key": () =>
-    "This is not the coordinator that the link comes from: its key is another one. Ask for a new link.",
+    "This is not the coordinator of the link: its key is different. Ask for a new link.",
   "update.beyond-float16": ({ value }) =>
-    `Recorded activations have to be at most 65,504 in float16, but one is ${value}. Check the data. If they ` +
+    `In float16, recorded activations can be at most 65,504, but one is ${value}. Check the data. If they ` +
     "are right, the coordinator needs a submodel without recording=float16.",
   "update.diverged": () => "The training gave no usable numbers. The data may hold extreme numbers.",
   "update.not-finite": ({ tensor }) =>
