@@ -61,7 +61,7 @@ def swapped_pads(node: Node) -> list[int]:
 
 
 def swapped(value: Value | None) -> Value | None:
-    """The value that becomes `value` when its first two axes are exchanged; None if there is none."""
+    """The value that becomes `value` when its first two axes are exchanged, or None."""
     swap = value.producer() if value is not None else None
     if swap is None or swap.op_type != "Transpose":
         return None
