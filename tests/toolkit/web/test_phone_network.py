@@ -138,7 +138,7 @@ def test_a_proxy_without_its_coordinator(network) -> None:
         gate.state = "bad"
         phone.page.reload()
         phone.wait_for_problem("client.away")
-        phone.page.get_by_text("The coordinator cannot be reached at the moment (HTTP 502).").wait_for()
+        phone.page.get_by_text("cannot be reached at the moment (HTTP 502).").wait_for()
         gate.state = "open"
         phone.wait_for("training")
 
