@@ -48,7 +48,7 @@ def is_of_gelu(node: ir.Node) -> bool:
     ONNX Runtime fuses GELU into one operator only if its numbers have no axes.
     """
     makers = [value.producer() for value in node.inputs if value is not None]
-    if node.op_type == "Mul":  # maybe x times the sum, multiplied by 1/2
+    if node.op_type == "Mul":  # it may multiply x times the sum by 1/2
         products = [maker for maker in makers if maker is not None and maker.op_type == "Mul"]
         makers = [
             value.producer()

@@ -90,9 +90,9 @@ class Order:
 
         ONNX Runtime takes the last node of the file that no other node reads, and first runs all
         nodes that it depends on. So the updates of the last layers, whose gradients are known
-        first, have to be last in the file. Otherwise large tensors wait for the updates of small
-        biases. The more gradients an update needs that other updates also need, the later it runs.
-        Gradients are the values that depend on `labels`.
+        first, have to be last in the file. Otherwise large tensors stay in memory until small
+        biases are updated. The more gradients an update needs that other updates also need, the
+        later it runs. Gradients are the values that depend on `labels`.
         """
         first = sum(1 << self.number[node] for v in labels for node in set(self.readers.get(v, ())))
         gradients = sum(1 << self.number[n] for n, needed in self.needed.items() if needed & first)
