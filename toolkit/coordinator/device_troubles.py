@@ -12,20 +12,20 @@ from toolkit.coordinator.storage.device_registry import Device, label
 logger = logging.getLogger(__name__)
 
 CODE_LENGTH = 64
-"""Most characters of a code that a device reports."""
+"""The most characters of an error code that a device reports."""
 TROUBLES = "{more} reports of trouble from {who}."
 STOPS = "{who} has stopped {more} times."
 
 
 class DeviceTroubles(FederationState):
-    """What devices report when they cannot go on."""
+    """Handles the reports of devices that cannot continue."""
 
     def submodel_failed(self, device: Device, failure: SubmodelFailure) -> Fallback:
         """Note that `device` cannot train its submodel, and stop waiting for it in this round.
 
         From the next round on the device gets the fallback of its kind, if the config names one.
         If no other device is in the open round, that round opens again with the fallback. Repeating
-        the report changes nothing. A training that diverged needs no smaller submodel.
+        the report changes nothing. If the training diverged, the device keeps its submodel.
         """
         fallback, from_ = self.config.kind(device.kind).fallback, device.fallback_from
         diverged = failure.code in DIVERGED
@@ -35,16 +35,17 @@ class DeviceTroubles(FederationState):
                 trouble = f"{failure.submodel} failed {times}: {failure.reason}"
                 if diverged and failure.round in (0, self.rounds.round):
                     self.rounds.note_diverged(device.id)
-                # What it says now is newer than that an earlier round closed without it.
+                # This report is newer than the note that a round closed without this device.
                 self.activity[device.id].missed = None
                 from_ = self.excuse(device, trouble, shrink=not diverged)
         self.changed.set()
         return Fallback(submodel=None if from_ is None else fallback, round=from_ or 0)
 
     def excuse(self, device: Device, trouble: str, shrink: bool = True) -> int | None:
-        """Stop waiting for `device` in the open round because of `trouble`; needs the lock.
+        """Stop waiting for `device` in the open round because of `trouble`.
 
-        With `shrink` it gets the fallback of its kind. Returns the first round with that, or None.
+        With `shrink` the device gets the fallback of its kind. Returns the first round with the
+        fallback, or None. The caller holds the lock.
         """
         from_ = device.fallback_from
         if self.rounds.waits_for(device.id):
@@ -70,14 +71,17 @@ class DeviceTroubles(FederationState):
             self.store.stopped.note(device.id, reason)
             self.note_reopening()
             told, activity.told = activity.told, reason
-        # A service that is started again and again for the same end is one line.
+        # A service that restarts and stops for the same reason again is logged only once.
         if reason != told and self.minute_log.begins(device.id, STOPS):
             code = shortened(stopped.code, CODE_LENGTH)
             logger.warning("%s has stopped: %s (%s)", label(device), reason, code)
         self.changed.set()
 
     def resume(self, device: Device) -> None:
-        """Count on a `device` that had stopped, also in the open round; needs the lock."""
+        """Wait again for a `device` that had stopped, also in the open round.
+
+        The caller holds the lock.
+        """
         bundle = self.bundles.get(self.submodel(device), {})
         failed = device.id in self.store.open_round.failures(self.rounds.round)
         offer = bundle[MANIFEST].sha256 if bundle and not failed else None

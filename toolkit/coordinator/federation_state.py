@@ -28,18 +28,18 @@ class FederationState:
         rounds: The state of the rounds.
         clock: Seconds of a clock that never jumps.
         wall_clock: Seconds since 1970.
-        planner: Assigns submodels to devices of `auto` kinds. None while it is being made.
+        planner: Assigns submodels to devices of `auto` kinds. None until it is ready.
         operator_token: Admits the operator to `status`.
         key: Signs the work of devices.
         bundles: The bundles of the next or open round, by submodel.
-        bundles_made: Submodels of the next round whose bundle is made, before all of them are.
-        preparations: What is being made now, by task.
-        activity: What each device was last seen doing.
+        bundles_made: Submodels of the next round whose bundle is ready, while others are not.
+        preparations: What is being prepared now, by task.
+        activity: The last known activity of each device.
         lock: Protects `rounds`, `bundles`, `bundles_made`, `preparations` and `activity`.
         changed: Wakes the round worker, for example after an update.
-        closed_connections: How many were closed because there were too many.
-        minute_log: Bounds what devices and strangers can make the log say.
-        inputs: What the held-out samples are like, which devices compare theirs with.
+        closed_connections: Returns how many were closed because there were too many.
+        minute_log: Limits the log lines that devices and strangers can cause.
+        inputs: A summary of the held-out samples; devices compare their inputs with it.
         check_update: Raises UpdateError unless an update fits the global model; the round worker
             sets it.
     """
@@ -76,6 +76,6 @@ class FederationState:
         return planned or kind.submodel
 
     def note_reopening(self) -> None:
-        """Give the open round a new deadline if nobody is left in it: it opens again."""
+        """Forget the deadline of the open round if no device is left in it: it opens again."""
         if self.rounds.phase == "aggregating" and not self.rounds.updates:
             self.store.open_round.end()

@@ -1,4 +1,4 @@
-"""Devices join, come back, leave, and lose their places when they are absent for long."""
+"""Devices join, come back, leave, and lose their membership if they are absent for long."""
 
 import logging
 import secrets
@@ -40,7 +40,7 @@ MEMBERSHIP = "{more} devices have joined or left."
 
 
 class Membership(FederationState):
-    """Who takes part in the federation."""
+    """Manages which devices take part in the federation."""
 
     def check_join_token(self, token: str) -> None:
         """Raise RefusalError (403) unless `token` is one of this federation's join tokens."""
@@ -49,7 +49,7 @@ class Membership(FederationState):
         self.store.registry.check_token(token)
 
     def invitation(self, token: str) -> Invitation:
-        """What the holder of this join token is asked to take part in."""
+        """The signed description of the federation for the holder of this join token."""
         config = self.config
         kind = config.kind(self.store.registry.kind(token))
         with self.lock:
@@ -70,10 +70,9 @@ class Membership(FederationState):
 
         Raises:
             RefusalError: 403 for an unusable token, a wrong signature or clock, or a request that
-                was used before. 409 for a new device after the last round, for one without a
-                profile that needs one, and for one that no submodel fits. 422 for a malformed name,
-                key, machine or profile. 503 for one that needs a plan while the planner is being
-                made.
+                was used before. 409 for a new device after the last round, if its kind needs a
+                profile and the request has none, or if no submodel fits it. 422 for a malformed
+                name, key, machine or profile. 503 if it needs a plan and the planner is not ready.
         """
         self.check_join_token(token)
         name = check_name(request.name)
@@ -111,14 +110,14 @@ class Membership(FederationState):
     def _plan_ahead(self, token: str, request: JoinRequest) -> dict[str, str | None]:
         """The submodel of a new device, by the kind of its token; empty for a known device.
 
-        It is called without the lock: a plan may take long, and other devices poll meanwhile.
+        It is called without the lock, because a plan may take long while other devices poll.
         """
         kind = self.store.registry.kind_if_new(token, request.public_key)
         return {} if kind is None else {kind: self._plan(kind, request)}
 
     @contextmanager
     def _saying_if_finished(self) -> Iterator[None]:
-        """Refuse a new device because the rounds are over, rather than because no place is free."""
+        """If the rounds are over, give this as the reason of a refusal, not the used-up token."""
         try:
             yield
         except RefusalError as refusal:
@@ -152,9 +151,9 @@ class Membership(FederationState):
         return device
 
     def member_with(self, secret: str) -> Device | None:
-        """The member with this secret, found without waiting for anything; None if there is none.
+        """The member with this secret; None if there is none. The look-up never waits.
 
-        A device that has left may come back: `authenticate` knows.
+        A device that has left may still come back: see `authenticate`.
         """
         device = self.store.registry.device_with(secret)
         if device is None or device.has_left:
@@ -167,7 +166,7 @@ class Membership(FederationState):
         self.activity[device.id].seen_at = self.clock()  # one assignment: it needs no lock
 
     def _back(self, device: Device) -> Device:
-        """A forgotten `device`, a member again. Raises RefusalError (401) if it cannot be one."""
+        """Make a forgotten `device` a member again. Raises RefusalError (401) if it cannot be."""
         again = "join again with a token"
         if not device.forgotten:
             raise RefusalError(
@@ -180,7 +179,7 @@ class Membership(FederationState):
         with self.lock:
             if not self.store.registry.come_back(device.id):
                 raise RefusalError(
-                    "{device} was not seen for so long that another device has its place: "
+                    "{device} was absent for too long, and another device has taken its place: "
                     "{remedy}.",
                     status=401,
                     code=NOT_AUTHORISED,
@@ -207,9 +206,9 @@ class Membership(FederationState):
         self.changed.set()
 
     def forget_absent(self) -> None:
-        """Free the places of the devices that were not seen for the time that the config allows.
+        """Free the places of the devices that were not seen for `forget_after`.
 
-        One that comes back later is a member again, if a place is free then.
+        A device that comes back later is a member again, if a place is free then.
         """
         limit = self.config.forget_after
         if limit is None:
@@ -223,7 +222,7 @@ class Membership(FederationState):
                 self._log_membership(device, "was not seen for long and lost its place")
 
     def _remove(self, device: Device, forgotten: bool = False) -> None:
-        """End the membership of `device`; needs the lock."""
+        """End the membership of `device`. The caller holds the lock."""
         self.store.registry.leave(device.id, forgotten)
         self.rounds.leave(device.id)
         self.store.stopped.forget(device.id)
@@ -238,7 +237,7 @@ class Membership(FederationState):
         logger.info("%s %s: %s taken.", label(device), what, of)
 
     def is_operator(self, token: str) -> bool:
-        """Whether `token` is the operator's, which admits to `status`."""
+        """Whether `token` is the operator's token, which gives access to `status`."""
         return secrets.compare_digest(hashed(token), hashed(self.operator_token))
 
 
@@ -254,7 +253,7 @@ def _operator_joins(kinds: Sequence[DeviceKind]) -> RefusalError:
 
 
 def _unknown_secret(secret: str, registry: Registry) -> RefusalError:
-    """Why no device has `secret`. If it is a join token, the answer says what it is for."""
+    """The refusal of an unknown `secret`. If it is a join token, the refusal says for what kind."""
     try:
         kind, places = registry.free_places(secret)
     except RefusalError as refusal:
@@ -268,7 +267,7 @@ def _unknown_secret(secret: str, registry: Registry) -> RefusalError:
         )
     devices = "any number of devices" if places is None else counted(places, "device")
     return RefusalError(
-        "This is a join token, good for {devices} of kind {kind!r}.",
+        "This is a join token for {devices} of kind {kind!r}.",
         status=401,
         code=JOIN_TOKEN,
         kind=kind,

@@ -1,4 +1,4 @@
-"""Refusals: errors that the coordinator answers a request with."""
+"""Errors with which the coordinator refuses a request."""
 
 from typing import Any
 
@@ -24,27 +24,27 @@ class RefusalError(EdgeTailorError):
 
 
 def forbidden(template: str, *, code: str, **values: Any) -> RefusalError:
-    """403: the token or secret is known and does not allow this request."""
+    """A refusal (403): the token or secret is known, but does not allow this request."""
     return RefusalError(template, status=403, code=code, **values)
 
 
 def conflict(template: str, *, code: str, **values: Any) -> RefusalError:
-    """409: the request does not fit the present state of the federation."""
+    """A refusal (409): the request does not fit the current state of the federation."""
     return RefusalError(template, status=409, code=code, **values)
 
 
 def unusable(template: str, *, code: str, **values: Any) -> RefusalError:
-    """422: the content of the request cannot be used."""
+    """A refusal (422): the content of the request cannot be used."""
     return RefusalError(template, status=422, code=code, **values)
 
 
 def unusable_because(error: EdgeTailorError) -> RefusalError:
-    """422: the content of the request cannot be used, for the reason that `error` gives."""
+    """A refusal (422): the content of the request cannot be used, for the reason in `error`."""
     return RefusalError(error.template, status=422, code=error.code, **error.values)
 
 
 def cut_off() -> RefusalError:
-    """408: the request broke off before its end."""
+    """A refusal (408): the request broke off before its end."""
     return RefusalError(
         "The request broke off before its end: send it again.",
         status=408,

@@ -1,4 +1,4 @@
-"""Folding the updates of one round into the global model, without those that cannot be used."""
+"""Folds (aggregates) the updates of one round into the global model, without unusable ones."""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Protocol
@@ -29,7 +29,7 @@ DAMAGED = "its tensors are missing or damaged in the coordinator's state folder"
 
 
 class Model(Protocol):
-    """The part of a global model that the rounds need; `Federation` is one."""
+    """The part of a global model that the rounds need. `Federation` implements it."""
 
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
         """The files of the bundle for the current round `round_`: name to content."""
@@ -37,11 +37,11 @@ class Model(Protocol):
     def check(self, update: Update, origin: str) -> None:
         """Raise UpdateError unless `update` fits the model; `origin` names it in the error.
 
-        It is called by any thread, while the rounds use the model.
+        It may be called from any thread, while the rounds use the model.
         """
 
     def scales(self, update: Update) -> Scales:
-        """How large the numbers of `update` are, which `check` has accepted."""
+        """The scale of each tensor of `update`, which `check` has accepted."""
 
     def fold_checked(self, updates: Iterable[Update]) -> None:
         """Fold updates that `check` has accepted into the global model."""
@@ -53,21 +53,21 @@ class Model(Protocol):
         """Raise UpdateError if a training step of the global model on samples is not finite."""
 
     def save(self) -> bytes:
-        """The whole state."""
+        """Return the whole state."""
 
     def load(self, data: bytes) -> None:
         """Restore a state that `save` returned."""
 
 
 class RoundAggregation:
-    """Folds the updates of `round_`, which were checked when they were taken, into `model`.
+    """Folds the updates of `round_`, which were checked on arrival, into `model`.
 
     An update is left out if it is damaged or far beyond its bounds, or if the model with it cannot
     predict or train. If none can be folded, the model stays as it was.
 
     Attributes:
         left_out: Why an update was left out, by device.
-        excess: How far each update is beyond its references, by device.
+        excess: How far each update exceeds its references, by device.
         quality: The quality of the new model on `held_out`.
     """
 
@@ -93,7 +93,7 @@ class RoundAggregation:
 
     @property
     def suspect(self) -> Suspect | None:
-        """The update in the model that is furthest beyond its references, if one stands out."""
+        """The folded update that exceeds its references most, if it exceeds them clearly."""
         inside = {d: excess for d, excess in self.excess.items() if d not in self.left_out}
         device = max(inside, key=lambda device: inside[device].times, default=None)
         if device is None or inside[device].times <= SUSPICIOUS:
@@ -116,11 +116,11 @@ class RoundAggregation:
             self._most_samples = most_samples(samples)
 
     def _fold_sound(self, devices: Sequence[str]) -> None:
-        """Fold as many updates of `devices` as the model can be used with.
+        """Fold the updates of `devices` with which the model stays usable.
 
-        Their numbers are within the bounds. Together with the other layers they may still be too
-        large, or divide by almost nothing: only folding shows it. The updates that are furthest
-        beyond their references are tried last.
+        Their numbers are within the bounds. Combined with the other layers they may still be too
+        large, or divide by almost zero; only folding shows this. The updates that exceed their
+        references most are tried last.
         """
         self._must_train = self._trained_before()
         sound: list[str] = []
@@ -131,8 +131,8 @@ class RoundAggregation:
     def _add_sound(self, devices: Sequence[str], sound: list[str]) -> None:
         """Add to `sound` those of `devices` that can be folded with it; leave the others out.
 
-        `devices` together cannot. By halves: among n updates an unsound one is found in about
-        2 log2 n folds.
+        All `devices` together cannot be folded, so each half is tried. Among n updates, an unsound
+        one is isolated in about 2 log2 n folds.
         """
         middle = len(devices) // 2
         for half in filter(None, (devices[:middle], devices[middle:])):
@@ -147,9 +147,9 @@ class RoundAggregation:
                     self._add_sound(half, sound)
 
     def _trained_before(self) -> bool:
-        """Whether the model before this round trains on the samples that judge the new one.
+        """Whether the model before this round can train on the held-out samples.
 
-        If not, that says nothing about the updates.
+        If it cannot, a failure of the new model says nothing about the updates.
         """
         self._restore_model()
         try:
@@ -179,13 +179,13 @@ class RoundAggregation:
             self._model.check_training(*self._held_out)
 
     def _weighable_updates(self, devices: Set[str]) -> Iterator[Update]:
-        """The updates of `devices`, none with more samples than one of this round may claim."""
+        """Yield the updates of `devices`, with their samples limited to what this round allows."""
         for _, (record, arrays) in self._updates(devices):
             yield replace(record, samples=min(record.samples, self._most_samples)), arrays
             del arrays  # otherwise two updates are in memory while the next one is read
 
     def _updates(self, devices: Set[str]) -> Iterator[tuple[str, Update]]:
-        """The updates of `devices`, one in memory at a time; unreadable ones are left out."""
+        """Yield the updates of `devices`, one in memory at a time; leave unreadable ones out."""
         for device, sha256, body in self._store.updates(self._round):
             if device not in devices or device in self.left_out:
                 continue

@@ -49,15 +49,15 @@ class Server:
         origin: The path of the file, for error messages.
         planner: Assigns submodels to devices of `auto` kinds.
         page: The page for phones, if it was built.
-        listening: The server's socket. By default it makes one from `config`.
+        listening: The server's socket. By default it is created from `config`.
         store: The state folder, if the caller has opened it already.
-        lock: That of the state folder, if the caller has only taken the lock.
+        lock: The lock of the state folder, if the caller holds it but has not opened the folder.
         certificate: For https. By default it is read from the files that `config` names.
         ready: Whether the next round may begin.
-        new_key: Make a key in place of the coordinator's key, which is lost.
+        new_key: Replace the coordinator's key, which is lost, by a new one.
 
     Attributes:
-        make_planner: Makes `planner` while the server runs, if it is not given.
+        make_planner: Creates the planner while the server runs, if `planner` is not given.
         opened: The open connections.
 
     Raises:
@@ -111,7 +111,7 @@ class Server:
         )
 
     def run(self) -> None:
-        """Serve until interrupted or `stop`ped. Raises what ended the rounds, if anything did."""
+        """Serve until an interrupt or `stop`. Raises the error that ended the rounds, if any."""
         try:
             self._uvicorn.run(sockets=[self._socket])
         finally:
@@ -121,7 +121,7 @@ class Server:
             raise failure
 
     def close(self) -> None:
-        """Close the socket and the state folder. `run` does it at its end."""
+        """Close the socket and the state folder. `run` calls it at its end."""
         self._socket.close()
         self._store.close()
 
@@ -142,13 +142,13 @@ class Server:
         planning.join()
 
     async def _renew(self) -> None:
-        """Use renewed files of the certificate soon after they were written."""
+        """Reload the certificate soon after its files were renewed."""
         while self._certificate is not None:
             await asyncio.sleep(RENEWAL_S)
             self._certificate.renew()
 
     def _plan(self) -> None:
-        """Make the planner, while rounds and devices that need none proceed."""
+        """Create the planner. Meanwhile rounds run, and devices that need no plan may join."""
         if self.make_planner is None:
             return
         coordinator = self.coordinator

@@ -1,4 +1,4 @@
-"""What `serve` tells the operator when it starts."""
+"""The lines that `serve` logs for the operator when it starts."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def startup_message(
     """Address, join tokens, the operator's token, and which devices wait for a plan.
 
     `origin` is the federation's file; `has_page` says whether the page for phones was built.
-    `certificate` is the fingerprint of a certificate that is signed by itself.
+    `certificate` is the fingerprint of a self-signed certificate.
     """
     state = shown(config.state)
     devices = [

@@ -1,4 +1,4 @@
-"""Going back from a global model that most devices cannot train."""
+"""Goes back to an earlier global model if most devices cannot train the current one."""
 
 import logging
 
@@ -13,7 +13,10 @@ STUCK = "Training diverged on most devices {more} times, and there is no model t
 
 
 def is_spoilt(coordinator: Coordinator) -> bool:
-    """Whether the model of the open round is the reason why trainings diverge; needs the lock."""
+    """Whether the model of the open round is the reason why trainings diverge.
+
+    The caller holds the lock.
+    """
     if not coordinator.rounds.diverged:
         return False
     suspect = _suspect(coordinator)
@@ -21,19 +24,19 @@ def is_spoilt(coordinator: Coordinator) -> bool:
 
 
 def go_back(coordinator: Coordinator) -> bool:
-    """Let the open round start again from the last model that was trained, and say so.
+    """Restart the open round from an earlier model, and log it.
 
-    The device whose update may have spoilt the model is left out from now on. The models of a site
-    come from above, and the first model has none before it: then nothing changes.
+    The device whose update may have spoilt the model is left out from now on. Nothing changes if
+    there is no earlier model, or if the coordinator is a site, which receives its models.
 
     Returns:
-        Whether the store has another current model now.
+        Whether the current model has changed.
     """
     store, rounds = coordinator.store, coordinator.rounds
     with coordinator.lock:
         suspect, target = _suspect(coordinator), store.earlier_model()
         diverged, round_ = sorted(rounds.diverged), rounds.done + 1
-        # The word of one device against that of another leaves nobody out.
+        # The report of a single device is not enough to leave another one out.
         suspect = suspect if len(diverged) >= 2 else None
         rounds.diverged.clear()
         text = (
@@ -62,7 +65,7 @@ def go_back(coordinator: Coordinator) -> bool:
 
 
 def _suspect(coordinator: Coordinator) -> Suspect | None:
-    """Who may have spoilt the current model. The last device that takes part never is left out."""
+    """The update that may have spoilt the model; None if no other device would take part then."""
     store = coordinator.store
     suspect = store.suspicions.suspect(store.current_round())
     if suspect is None or not coordinator.rounds.present - {suspect.device}:

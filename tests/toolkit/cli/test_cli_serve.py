@@ -32,8 +32,8 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         configure(tmp_path, port)
         assert refused(tmp_path, "serve", "fleet.toml") == (
-            f"Port {port} on 127.0.0.1 is in use: stop what uses it or set another `port` in "
-            "fleet.toml."
+            f"Port {port} on 127.0.0.1 is in use: stop the program that uses it, or set another "
+            "`port` in fleet.toml."
         )
 
 

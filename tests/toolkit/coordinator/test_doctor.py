@@ -86,7 +86,7 @@ def test_tokens(fleet: Fleet) -> None:
     assert found(server.url, None, used)["token"] == (
         "FAIL",
         "This join token is used up: it is for 1 device of kind 'board'. Use the token of another "
-        "kind, or start a federation with more.",
+        "kind, or start a federation with more devices.",
     )
     assert found(server.url, None, "guess")["token"] == (
         "FAIL",
@@ -106,7 +106,7 @@ def test_tokens(fleet: Fleet) -> None:
     )
     leave(server.config.state.parent / "2")
     assert found(server.url, None, used)["token"] == (
-        "PASS", "This is a join token, good for 1 device of kind 'board'.",
+        "PASS", "This is a join token for 1 device of kind 'board'.",
     )  # fmt: skip
 
 

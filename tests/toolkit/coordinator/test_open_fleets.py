@@ -103,7 +103,7 @@ def test_a_forgotten_device_whose_place_is_taken_joins_again(tmp_path: Path) -> 
         board = joined(server, tmp_path / "board-0")
         with refused("client.not-authorised") as caught:
             board.work()
-        assert "board-1 was not seen for so long that another device has its place" in str(
+        assert "board-1 was absent for too long, and another device has taken its place" in str(
             caught.value
         )
         other.leave()

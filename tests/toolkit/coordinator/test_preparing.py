@@ -158,8 +158,8 @@ def everybody_is_told_to_wait(url: str, method: str, body: bytes | None) -> None
 
 def the_port_is_taken(folder: Path, port: int) -> None:
     assert refusal(edgetailor("serve", "fleet.toml", cwd=folder)) == (
-        f"Port {port} on 127.0.0.1 is in use: stop what uses it or set another `port` in "
-        "fleet.toml."
+        f"Port {port} on 127.0.0.1 is in use: stop the program that uses it, or set another "
+        "`port` in fleet.toml."
     )
 
 

@@ -19,7 +19,7 @@ class CoordinatorKey:
 
     Attributes:
         public: The public key: 32 raw bytes in base64.
-        fingerprint: Its fingerprint, which join tokens end in.
+        fingerprint: Its fingerprint, with which join tokens end.
     """
 
     def __init__(self, private: Ed25519PrivateKey | None = None) -> None:
@@ -30,7 +30,7 @@ class CoordinatorKey:
 
     @classmethod
     def from_pem(cls, content: bytes) -> "CoordinatorKey | None":
-        """The key in a PEM file with this content; None if it holds no such key."""
+        """The key in a PEM file with this content; None if it holds no Ed25519 key."""
         try:
             key = serialization.load_pem_private_key(content, password=None)
         except (TypeError, ValueError, UnsupportedAlgorithm):

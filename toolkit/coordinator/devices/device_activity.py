@@ -1,4 +1,4 @@
-"""What each device was last seen doing, and the status that shows it."""
+"""The last known activity of each device, and its status."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ WORKING = ("downloading", "training", "uploading")
 
 @dataclass
 class DeviceActivity:
-    """What a device was last seen doing.
+    """The last known activity of a device.
 
     Attributes:
         seen_at: When it last sent a request, in seconds of the coordinator's clock.
-        state: What it said that it does.
+        state: The state that it reported.
         loss: The last loss that it reported.
         note: Why it is paused or has stopped, if it said so.
-        round: The round that it was last given work for.
+        round: The last round for which it got work.
         missed: The round that closed before its update came. None once a later update
             or report of a failure has come.
-        inputs: How the inputs of its last update lie far from the coordinator's samples, if so.
-        told: Why it stopped, as the log says. None once a later update has come.
+        inputs: How the inputs of its last update differ from the coordinator's samples, if much.
+        told: The reason of a stop that was logged. None once a later update has come.
     """
 
     seen_at: float

@@ -12,14 +12,14 @@ from toolkit.coordinator.refusals import RefusalError, forbidden, unusable
 CLOCK_SKEW_S = 300
 """How far a device's clock may be off."""
 VALID_S = 2 * CLOCK_SKEW_S
-"""How long a request could be repeated, if the coordinator forgot that it has taken it."""
+"""How long the clock check accepts a request. The coordinator remembers used ones for this time."""
 KEY_BYTES = 32
 
 
 def check_possession(token: str, request: JoinRequest, now: float) -> bytes:
-    """Check that `request` was signed with its own key, for `token`, around `now`.
+    """Check that `request` was signed with the key that it contains, for `token`, around `now`.
 
-    Returns what was signed.
+    Returns the signed text.
 
     Args:
         token: The join token that came with the request.
@@ -32,7 +32,7 @@ def check_possession(token: str, request: JoinRequest, now: float) -> bytes:
     key = _decoded(request.public_key)
     if len(key) != KEY_BYTES:
         raise unusable(
-            "public_key must be {expected_bytes} bytes in base64; {bytes} came.",
+            "The field `public_key` must be {expected_bytes} bytes in base64; it has {bytes}.",
             code="join.bad-key",
             bytes=len(key),
             expected_bytes=KEY_BYTES,
@@ -42,15 +42,15 @@ def check_possession(token: str, request: JoinRequest, now: float) -> bytes:
         Ed25519PublicKey.from_public_bytes(key).verify(_decoded(request.signature), text)
     except InvalidSignature:
         raise forbidden(
-            "The signature is not this key's over this token and time: sign the text that "
-            "join_text describes.",
+            "The signature does not match the key, the token and the time: sign the text that "
+            "`join_text` describes.",
             code="join.bad-signature",
         ) from None
     # After the signature, so that only the holder of the key learns this machine's time.
     if abs(now - request.timestamp) > CLOCK_SKEW_S:
         raise forbidden(
             "The device's clock says {device_time}, the coordinator's {coordinator_time}; they "
-            "may differ by {minutes} minutes. Set the device's clock (`timedatectl set-ntp "
+            "may differ by at most {minutes} minutes. Set the device's clock (`timedatectl set-ntp "
             "true`), then join again.",
             code=SKEWED_CLOCK,
             limit_s=CLOCK_SKEW_S,
@@ -64,7 +64,7 @@ def check_possession(token: str, request: JoinRequest, now: float) -> bytes:
 def used_join() -> RefusalError:
     """The refusal of a join that was taken before: somebody may have copied it."""
     return forbidden(
-        "This join request was used before. Sign a new one, a second later.", code=USED_JOIN
+        "This join request was used before. Wait a second, and sign a new one.", code=USED_JOIN
     )
 
 

@@ -1,4 +1,4 @@
-"""Bounds and checks of what a device says about itself, before the coordinator keeps it."""
+"""Checks of what a device sends about itself, before the coordinator stores it."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ NOTE_LENGTH = 200
 TROUBLE_LENGTH = 500
 MACHINE_LENGTH = 4096
 PROFILE_LENGTH = 1 << 17
-"""Bytes: eight times what a calibration makes. Planning time grows with the size of a profile."""
+"""In bytes: eight times the profile of a calibration. Planning time grows with a profile's size."""
 
 
 def check_name(name: str) -> str:
@@ -36,13 +36,13 @@ def check_machine(fields: dict[str, str | int | None]) -> str:
         machine = msgspec.json.encode(msgspec.convert(fields, Machine)).decode()
     except msgspec.ValidationError as error:
         raise unusable(
-            "machine does not describe a machine: {reason}.",
+            "The field `machine` of the request is not valid: {reason}.",
             code="join.bad-machine",
             reason=str(error),
         ) from None
     if len(machine) > MACHINE_LENGTH:
         raise unusable(
-            "machine must have at most {limit_bytes} bytes; it has {found_bytes}.",
+            "The field `machine` must have at most {limit_bytes} bytes; it has {found_bytes}.",
             code="join.bad-machine",
             limit_bytes=MACHINE_LENGTH,
             found_bytes=len(machine),
@@ -55,7 +55,7 @@ def check_profile(fields: dict[str, Any]) -> DeviceProfile:
     content = msgspec.json.encode(fields)
     if len(content) > PROFILE_LENGTH:
         raise unusable(
-            "profile must have at most {limit_bytes} bytes; it has {found_bytes}.",
+            "The field `profile` must have at most {limit_bytes} bytes; it has {found_bytes}.",
             code="join.bad-profile",
             limit_bytes=PROFILE_LENGTH,
             found_bytes=len(content),

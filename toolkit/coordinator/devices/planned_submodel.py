@@ -1,4 +1,4 @@
-"""The submodel of a new device whose kind is planned for: it needs a profile and a planner."""
+"""The planned submodel of a new device. It needs the device's profile and a planner."""
 
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from toolkit.coordinator.refusals import RefusalError, conflict
 
 
 class SubmodelPlanner(Protocol):
-    """Assigns submodels; `devices.submodel_assignment.Planner` is one."""
+    """Assigns submodels. `devices.submodel_assignment.Planner` implements it."""
 
     def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
         """The submodel for a device of `kind`. Raises RefusalError if nothing fits it."""
@@ -24,7 +24,7 @@ def planned_submodel(
     Raises RefusalError: 409 without a profile or if nothing fits, 422 for a malformed profile, 503
     while the planner is being made.
     """
-    # Before the check of the planner: the device can measure while the planner is made.
+    # Checked before the planner, so that the device can measure until the planner is ready.
     if sent is None:
         raise conflict(
             "The coordinator plans for devices of kind {kind!r}: send `profile`, the output of "
@@ -35,7 +35,7 @@ def planned_submodel(
     profile = check_profile(sent)
     if planner is None:
         raise RefusalError(
-            "The coordinator still looks at the submodels for devices of kind {kind!r}. This "
+            "The coordinator is still computing submodels for devices of kind {kind!r}. This "
             "takes minutes the first time. Ask again soon.",
             status=503,
             code=PREPARING,

@@ -18,7 +18,7 @@ from toolkit.planning.submodel_workloads import Impossible, Known
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans devices with the workloads of the model's submodels."""
+    """Chooses submodels for devices by the workloads of the model's submodels."""
 
     known: tuple[Known, ...]
     impossible: tuple[Impossible, ...] = ()
@@ -26,13 +26,13 @@ class Planner:
     def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
         """The strongest submodel within the budgets of `kind` on `device`.
 
-        Raises RefusalError (409) if nothing fits, with what would be needed, and if the profile
-        lacks a figure.
+        Raises RefusalError (409) if no submodel fits, or if the profile lacks a value. If none
+        fits, the error says what would be needed.
         """
         if not (kind.memory or device.memory_bytes or device.memory_available_bytes):
             raise conflict(
-                "How much memory {device} has could not be measured there: set `memory` of the "
-                "kind {kind!r} in the federation's file.",
+                "The memory of {device} could not be measured: set `memory` of the kind {kind!r} "
+                "in the federation's file.",
                 code="join.unknown-memory",
                 kind=kind.name,
                 device=device.name,
@@ -62,7 +62,7 @@ def make_planner(
     progress: Callable[[Preparation], None],
     stopping: threading.Event,
 ) -> Planner:
-    """Find the workloads that the `auto` kinds of `config` are planned with.
+    """Create the planner of the `auto` kinds of `config`: compute the workloads of submodels.
 
     Takes seconds to a minute for each submodel that is not in the cache. Raises StoppedError
     after `stopping` is set.

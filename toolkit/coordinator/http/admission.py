@@ -1,4 +1,4 @@
-"""Credentials are checked by a request's headers, before anything of its body is kept."""
+"""Checks the credentials in a request's headers, before any part of its body is kept."""
 
 import asyncio
 from contextlib import suppress
@@ -14,12 +14,12 @@ from toolkit.coordinator.http.connection_limits import CONNECTION, Connection
 from toolkit.coordinator.refusals import RefusalError
 
 CALLER = "caller"
-"""The key of the device, or of the token, in the state of an admitted request's scope."""
+"""In the state of an admitted request's scope, the key of its device or its token."""
 FOR_JOIN_TOKENS = (f"{API}/invitation", f"{API}/devices")
 DISCARDED = 64 << 10
 DISCARDED_S = 2.0
-"""What is read and thrown away of a stranger's body, in bytes and seconds, so that the answer
-reaches a client that sends its body first."""
+"""How much of a stranger's body is read and dropped, in bytes and seconds. So the answer also
+reaches a client that sends its whole body first."""
 
 
 async def admit(scope: Scope, coordinator: Coordinator) -> bool:
@@ -59,7 +59,7 @@ def has_body(scope: Scope) -> bool:
 
 
 async def discard(scope: Scope, receive: Receive) -> bool:
-    """Throw a short body away. Whether it has ended."""
+    """Read and drop a short body. Returns whether the body has ended."""
     left, more = DISCARDED, has_body(scope)
     if not more or "expect" in Headers(scope=scope):
         return not more

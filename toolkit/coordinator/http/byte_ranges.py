@@ -8,9 +8,9 @@ from typing import BinaryIO, Self
 from toolkit.coordinator.refusals import RefusalError
 
 PIECE = 1 << 18
-"""Bytes that are read from a file at a time."""
+"""How many bytes are read from a file at a time."""
 _ONE_RANGE = re.compile(r"bytes=(\d{1,4000})-(\d{0,4000})")
-"""Python converts no longer numbers."""
+"""Python does not convert texts of many more digits to numbers."""
 
 
 def etag(sha256: str) -> str:
@@ -29,9 +29,9 @@ class ByteRange:
 
     @classmethod
     def of(cls, range_: str | None, if_range: str | None, tag: str, size: int) -> Self:
-        """What the headers Range and If-Range ask for of the file with the ETag `tag`.
+        """The part of the file with the ETag `tag` that the headers Range and If-Range ask for.
 
-        A header that is not one range from a start is ignored, as the RFC allows. Raises
+        A header that is not a single range with a start is ignored, as the RFC allows. Raises
         RefusalError (416) for a range after the file's end.
         """
         match = _ONE_RANGE.fullmatch(range_ or "")
@@ -40,7 +40,7 @@ class ByteRange:
             return cls(0, size, size, whole=True)
         if first >= size:
             raise RefusalError(
-                "The range starts after byte {start}, and the file has {size_bytes} bytes: fetch "
+                "The range starts at byte {start}, but the file has only {size_bytes} bytes: fetch "
                 "the whole file.",
                 status=416,
                 code="client.range-after-end",
@@ -65,7 +65,7 @@ class ByteRange:
         return headers
 
     def pieces(self, opened: BinaryIO) -> Iterator[bytes]:
-        """The bytes of the range. Closes the file at the end."""
+        """Yield the bytes of the range. Closes the file at the end."""
         left = self.length
         with opened:
             opened.seek(self.start)

@@ -1,4 +1,4 @@
-"""The coordinator's own TLS: its certificate, renewed while it runs, and one for a first try."""
+"""The coordinator's TLS certificate, reloaded when renewed, and a self-signed one for a start."""
 
 import datetime
 import ipaddress
@@ -19,9 +19,10 @@ from toolkit.coordinator.federation_config import CoordinatorConfig
 logger = logging.getLogger(__name__)
 
 RENEWAL_S = 60.0
-"""How often the files are looked at, in seconds."""
+"""How often the files are checked for changes, in seconds."""
 VALID_DAYS = 3650
-"""A renewed certificate would have another fingerprint, which every agent would have to learn."""
+"""A self-signed certificate is valid for long: every agent must learn the fingerprint of a new one.
+"""
 CERTIFICATE, KEY = "cert.pem", "key.pem"
 
 
@@ -29,9 +30,9 @@ class Certificate:
     """The certificate and the private key in two PEM files.
 
     Attributes:
-        context: What a server's socket is wrapped with.
-        fingerprint: SHA-256 of the certificate if it is signed by itself, which only devices that
-            know the fingerprint accept; otherwise None.
+        context: The TLS settings of the server's socket.
+        fingerprint: SHA-256 of the certificate if it is self-signed; otherwise None. Only devices
+            that know the fingerprint accept a self-signed certificate.
 
     Raises:
         InputError: The files cannot be read, or do not belong together.
@@ -46,14 +47,15 @@ class Certificate:
     def renew(self) -> None:
         """Use the files for new connections if they have changed.
 
-        While they cannot be used, for example because only one of them is new, the old ones stay.
+        While the new files cannot be used, for example if only one of them is new, the old
+        certificate stays in use.
         """
         seen = self._times()
         if seen == self._seen:
             return
         self._seen = seen
         try:
-            # Tried apart: a key of another certificate would leave `context` with neither.
+            # First in a separate context: a wrong key would leave `context` without any.
             _context(*self._files)
             self.context.load_cert_chain(*self._files)
         except (InputError, OSError) as error:
@@ -69,13 +71,13 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # An empty password: OpenSSL would ask for that of an encrypted key on the terminal.
+        # With an empty password, OpenSSL does not ask on the terminal for that of the key.
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # an SSLError is one too
         why = error.strerror if not isinstance(error, ssl.SSLError) else _reason(error)
         raise InputError(
             "`tls_cert` {certificate} and `tls_key` {key} cannot be used: {reason}. Give a "
-            "certificate with its chain and its private key without a password, as PEM files.",
+            "certificate with its chain, and its unencrypted private key, as PEM files.",
             code="service.unusable-certificate",
             certificate=str(certificate),
             key=str(key),
@@ -85,7 +87,7 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    reasons = {"KEY_VALUES_MISMATCH": "the key is of another certificate"}
+    reasons = {"KEY_VALUES_MISMATCH": "the key belongs to another certificate"}
     return reasons.get(error.reason or "", "they are not PEM files of a certificate and its key")
 
 
@@ -102,10 +104,10 @@ def certificate_of(config: CoordinatorConfig) -> Certificate | None:
 
 
 def new_certificate(folder: Path, names: Sequence[str]) -> str:
-    """Write a certificate that is signed by itself, and its private key.
+    """Write a self-signed certificate and its private key.
 
     Args:
-        folder: The folder for `cert.pem` and `key.pem`; made if it does not exist.
+        folder: The folder for `cert.pem` and `key.pem`; created if it does not exist.
         names: Host names and IP addresses of the coordinator.
 
     Returns:
@@ -135,7 +137,7 @@ def new_certificate(folder: Path, names: Sequence[str]) -> str:
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # A day earlier, for devices whose clock is behind.
+        # Valid from a day ago, for devices whose clock is behind.
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
         .add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), False)

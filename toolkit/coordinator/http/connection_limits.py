@@ -1,4 +1,4 @@
-"""Connections: how many there are, and how long one may take for a request or an answer."""
+"""Limits of connections: their number, and the time for a request and for an answer."""
 
 import asyncio
 import resource
@@ -22,7 +22,7 @@ HEADERS_S = 20.0
 """How long a connection may take to send the headers of a request, and for the handshake of TLS, in
 seconds."""
 ANSWER_S = 60.0
-"""How long a client may take to read a piece of an answer (48 KiB), in seconds."""
+"""How long a client may take to read a part (48 KiB) of an answer, in seconds."""
 RESERVED = 128
 """File descriptors that are reserved for the coordinator's own files."""
 POLL = f"{API}/work".encode()
@@ -31,7 +31,7 @@ CONNECTION = "connection"
 
 
 class Connection(H11Protocol):
-    """One connection. uvicorn itself waits without limit and takes any number of connections."""
+    """One connection with limits. uvicorn itself limits neither their time nor their number."""
 
     def __init__(
         self, opened: OpenConnections, polls: "RepeatedPolls | None", *args: Any, **settings: Any
@@ -53,7 +53,7 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Implement asyncio.Protocol."""
         at_rest = self._at_rest()
-        # With too many answers unread, uvicorn reads no further, which the short way would.
+        # If too many answers are unread, uvicorn reads no more requests; neither may `polls`.
         polls = self._polls if at_rest and not self.flow.write_paused else None
         answer = polls.answer(data) if polls is not None else None
         if answer is not None:
@@ -78,7 +78,7 @@ class Connection(H11Protocol):
         self._note_request()
 
     def authenticated(self, device: str | None) -> None:
-        """Note that the credentials of the present request are valid: a device's, or a token."""
+        """Note that the current request has valid credentials: of `device`, or a token."""
         self._device = device
         self._opened.rank(self, Rank.BUSY, device)
 
@@ -116,7 +116,7 @@ class Connection(H11Protocol):
         return asked == ("GET", POLL, b"")
 
     def _note_request(self) -> None:
-        """Limit the time for headers. From a request's body on, RequestLimits does."""
+        """Limit the time for headers. RequestLimits limits the time for the body."""
         if self.cycle is not None and self.cycle is not self._cycle:
             self._cycle, self._device = self.cycle, None
             if not self.cycle.response_complete:
@@ -141,7 +141,7 @@ class Connection(H11Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """The beginning of a TLS connection. asyncio would tell nobody of it before it is complete."""
+    """A TLS connection during its handshake. asyncio reports connections only after it."""
 
     def __init__(self, connection: Connection, opened: OpenConnections, tls: ssl.SSLContext):
         self._connection, self._opened, self._tls = connection, opened, tls
@@ -156,7 +156,7 @@ class Handshake(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._shake())
 
     def data_received(self, data: bytes) -> None:
-        """Implement asyncio.Protocol: it came together with the end of the handshake."""
+        """Implement asyncio.Protocol: keep data that came with the end of the handshake."""
         self._early += data
 
     def drop(self) -> None:
@@ -187,21 +187,21 @@ class Handshake(asyncio.Protocol):
 def connections(
     opened: OpenConnections, certificate: Certificate | None, polls: "RepeatedPolls | None" = None
 ) -> Callable[..., asyncio.Protocol]:
-    """Makes the protocol of a connection; for https with a certificate."""
+    """Return a function that creates the protocol of a connection: https with a certificate."""
 
-    def made(*args: Any, **settings: Any) -> asyncio.Protocol:
+    def new_protocol(*args: Any, **settings: Any) -> asyncio.Protocol:
         connection = Connection(opened, polls, *args, **settings)
         if certificate is None:
             return connection
         return Handshake(connection, opened, certificate.context)
 
-    return made
+    return new_protocol
 
 
 def undelivered(receive: Receive) -> bytes:
-    """What had come of a body when its connection broke off, once.
+    """Take the part of a body that had come when its connection broke off.
 
-    uvicorn reports the end of a connection at once and drops what the app had not received yet.
+    uvicorn reports the end of a connection at once, and drops data that the app did not receive.
     """
     cycle = getattr(receive, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):
@@ -212,7 +212,7 @@ def undelivered(receive: Receive) -> bytes:
 
 
 def most_connections() -> int:
-    """How many file descriptors connections may use, with the files that they answer with."""
+    """How many file descriptors connections may use, including those of the files they send."""
     return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED, 1)
 
 

@@ -41,22 +41,22 @@ from toolkit.web.built_page import Page
 from toolkit.web.static_files import join_routes
 
 MESSAGES = [JoinRequest, Progress, Stopped, SubmodelFailure, UpdateRecord]
-"""The bodies that msgspec reads instead of FastAPI."""
+"""The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 _bearer = HTTPBearer(auto_error=False, description="A join token, device secret or operator token.")
 
 
-# Admission has checked the credentials, before the body came. These are async, because FastAPI runs
-# every other function in a thread, which costs more than they do.
+# Admission has checked the credentials before the body came. These functions are async, because
+# FastAPI runs others in a thread, which costs more than the functions themselves.
 async def _coordinator(request: Request) -> Coordinator:
-    found: Coordinator = request.app.state.coordinator
-    return found
+    coordinator: Coordinator = request.app.state.coordinator
+    return coordinator
 
 
 async def _caller(request: Request, _: Annotated[object, Depends(_bearer)]) -> Device | str:
-    found: Device | str = request.scope["state"][CALLER]
-    return found
+    caller: Device | str = request.scope["state"][CALLER]
+    return caller
 
 
 Service = Annotated[Coordinator, Depends(_coordinator)]
@@ -79,8 +79,8 @@ _conflict: dict[int | str, dict[str, Any]] = {
 @router.get(
     "/invitation",
     summary="See what a join token is for",
-    description="The federation's own words, its rounds and what they transfer, before joining.",
-    responses={403: {"model": Problem, "description": "This is no join token"}},
+    description="What the federation says about itself, and its rounds and their traffic.",
+    responses={403: {"model": Problem, "description": "This is not a join token"}},
 )
 def invitation(token: JoinToken, service: Service) -> Invitation:
     """Describe the federation to the holder of a join token."""
@@ -231,7 +231,7 @@ def leave(device: Caller, service: Service) -> None:
     responses=_conflict,
 )
 def upload(round: int, sha256: Sha256, device: Caller, service: Service) -> Upload:
-    """Say how much has come."""
+    """Tell how many bytes have come."""
     return service.upload(device, round, sha256)
 
 
@@ -296,16 +296,16 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
     description="Devices, rounds and the quality of the model, for devices and the operator.",
 )
 def status(caller: Annotated[object, Depends(_caller)], service: Service) -> Status:
-    """The whole fleet."""
+    """Return the status of the whole fleet."""
     return service.status()
 
 
 def create_app(
     coordinator: Coordinator, lifespan: Lifespan | None = None, page: Page | None = None
 ) -> FastAPI:
-    """The app that serves `coordinator`, and `page` to phones. Its documentation is at /docs.
+    """Create the app that serves `coordinator`, and `page` to phones. Its reference is at /docs.
 
-    It relies on RequestLimits, which admits requests.
+    It must run behind RequestLimits, which checks credentials.
     """
     app = FastAPI(
         title="EdgeTailor coordinator",

@@ -1,8 +1,8 @@
-"""Which connections are closed when there are too many: those that say nothing, and the oldest.
+"""Chooses which connections are closed when there are too many.
 
-An address that has many gives way first. The connections of devices, whose secret was accepted,
-stay as long as there are others. Behind a proxy all have one address: then only what they say
-decides.
+Connections without a request are closed first, and those of devices with a valid secret last (see
+Rank). Of equal rank, the oldest connection of the address with the most connections is closed.
+Behind a proxy all connections have one address, so only rank and age decide.
 """
 
 import ipaddress
@@ -17,11 +17,11 @@ from toolkit.coordinator.minute_log import MinuteLog
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75.0
-"""Idle connections live longer than agents wait between two requests, so that none is closed just
-when it is used again."""
+"""How long an idle connection stays open, in seconds. Agents wait less between two requests, so
+that no connection is closed just when it is used again."""
 SHORTEST_KEEP_ALIVE_S = 5.0
 MOST_BUSY = 16
-"""Requests of one device at a time, each on a connection of its own."""
+"""The most requests of one device at a time, each on its own connection."""
 CLOSED = "Closed {more} connections, because there are too many."
 
 
@@ -29,13 +29,13 @@ class Rank(IntEnum):
     """What a connection does, in the order in which it may be closed."""
 
     SILENT = 0
-    """It waits for a request, and brought none with valid credentials last."""
+    """It waits for a request, and its last request was not a device's."""
     STRANGER = 1
-    """It is answered without credentials."""
+    """It has a request whose credentials are not known to be valid."""
     IDLE = 2
     """It waits for a device's next request."""
     BUSY = 3
-    """It is answered, and its credentials are valid."""
+    """It has a request with valid credentials."""
 
 
 class Held(Protocol):
@@ -53,7 +53,7 @@ class _Address:
 
     @property
     def used(self) -> int:
-        """How many of all connections these are, as OpenConnections counts."""
+        """The number of these connections; busy ones count twice, as in OpenConnections."""
         return sum(map(len, self.by_rank)) + len(self.by_rank[Rank.BUSY])
 
 
@@ -67,11 +67,11 @@ class _Place:
 
 
 class OpenConnections:
-    """All connections.
+    """All open connections of a server.
 
     Attributes:
-        most: How many there may be. One that answers a device counts twice, for the file that it
-            may have open.
+        most: Returns how many there may be. A busy connection counts twice, because it may have a
+            file open.
         closed: How many were closed since the start because there were too many.
     """
 
@@ -85,7 +85,7 @@ class OpenConnections:
 
     @property
     def keep_alive_s(self) -> float:
-        """How long a connection may wait for its next request: shorter as the limit comes near."""
+        """The seconds that a connection may wait for its next request: fewer near the limit."""
         free = 1 - self._used / self.most()
         return max(min(2 * free, 1) * KEEP_ALIVE_S, SHORTEST_KEEP_ALIVE_S)
 
@@ -94,7 +94,7 @@ class OpenConnections:
         return len(self._places) + self._files
 
     def add(self, connection: Held, address: str) -> None:
-        """Take the new connection `one`. If there are too many, close some, perhaps this one."""
+        """Add a new connection. If there are too many, close some, perhaps this one."""
         network = network_of(address)
         while self._used >= self.most():
             victim = self._victim(network)
@@ -104,7 +104,7 @@ class OpenConnections:
         self._put(connection, _Place(network, Rank.SILENT))
 
     def rank(self, connection: Held, rank: Rank, device: str | None = None) -> None:
-        """Note what `one` does now, and for which device it is busy."""
+        """Note what `connection` does now, and for which device it is busy."""
         held = self._places.get(connection)
         if held is None or (held.rank, held.device) == (rank, device):
             return
@@ -138,21 +138,21 @@ class OpenConnections:
             self._busy.setdefault(held.device, {})[connection] = None
 
     def _victim(self, newcomer: str) -> Held | None:
-        """The connection to close for one of the address `newcomer`; None: rather the new one."""
+        """The connection to close for a new one from `newcomer`; None to close the new one."""
         for rank in Rank:
             having = [name for name, entry in self._addresses.items() if entry.by_rank[rank]]
             if not having:
                 continue
             network = max(having, key=lambda name: self._addresses[name].used)
             address = self._addresses[network]
-            # A request of a device is cut off only where one address has most of all connections.
+            # A busy connection is closed only if another address has more than half of all.
             if rank is Rank.BUSY and (network == newcomer or 2 * address.used <= self.most()):
                 return None
             return next(iter(address.by_rank[rank]))
         return None
 
     def _close(self, connection: Held, network: str) -> None:
-        """Close `one`; `network` is its address if it is not listed yet."""
+        """Close `connection`; `network` is its address if it is not listed yet."""
         self.closed += 1
         if self._log.begins("", CLOSED):
             held = self._places.get(connection)
@@ -168,7 +168,7 @@ class OpenConnections:
 
 
 def network_of(address: str) -> str:
-    """What counts as one address: in IPv6, where everybody has many, the network of 64 bits."""
+    """The IPv4 address, or the 64-bit network of an IPv6 address: a sender has many of these."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Errors as answers: every refusal is a Problem, and refused credentials are logged."""
+"""Answers errors: every refusal becomes a Problem, and refused credentials are logged."""
 
 import logging
 from dataclasses import asdict
@@ -81,7 +81,7 @@ def _http_problem(request: Request, error: Exception) -> JSONResponse:
 def _fault(request: Request, error: Exception) -> JSONResponse:
     return _answer(
         RefusalError(
-            "The coordinator failed; its operator sees why in its log. Try again later.",
+            "The coordinator failed; its log has the reason. Try again later.",
             status=500,
             code="federation.fault",
         )

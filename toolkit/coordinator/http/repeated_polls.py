@@ -1,21 +1,21 @@
-"""Polls that repeat byte for byte, answered without reading them again.
+"""Answers a poll that repeats an earlier poll byte for byte, without parsing it.
 
-A device sends the same bytes whenever it asks for work. A whole request that came at the beginning
-of a turn, byte for byte like one before, is the same request: its answer needs no parser and no
-route. Everything else takes the usual way, also the first poll and one with a wrong secret.
+A device sends the same bytes whenever it asks for work. If these bytes come while the connection
+waits for a request, they are the same request: its answer needs no parser and no route. Other
+requests take the usual way, for example the first poll and a poll with a wrong secret.
 """
 
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.storage.device_registry import hashed
 
 LONGEST = 1024
-"""Bytes of a request that is remembered, one for each member."""
+"""The most bytes of a remembered request. One request of each member is remembered."""
 _BEARER = b"bearer "
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
 class RepeatedPolls:
-    """The last poll of each member as it was sent."""
+    """Remembers the bytes of each member's last poll."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -32,7 +32,7 @@ class RepeatedPolls:
         if device is None or device.has_left:
             return
         if len(self._by_device) > 2 * len(self._coordinator.rounds.devices):
-            # Most are of devices that have left. Those of the others come again.
+            # Most belong to devices that have left. Members will send theirs again.
             self._secrets.clear()
             self._by_device.clear()
         self._secrets.pop(self._by_device.pop(device.id, b""), None)

@@ -1,4 +1,4 @@
-"""Limits on every request before it reaches the routes: who sends it, size and time of its body."""
+"""Checks every request before it reaches the routes: its sender, and its body's size and time."""
 
 import asyncio
 import logging
@@ -19,20 +19,20 @@ logger = logging.getLogger(__name__)
 BODY_LIMIT = 4 << 20
 """The most bytes of a body. Uploads of tensors are exempt: their route limits them."""
 ALL_BODIES = 256 << 20
-"""The most bytes of all bodies together that are being received."""
+"""The most bytes of all bodies together that are received at a time."""
 BODY_S = 60.0
 """How long a body may take, in seconds; for tensors, how long their next piece may take."""
 LEAST_RATE = 1024
-"""Bytes a second of an upload of tensors, after its first BODY_S seconds."""
+"""The lowest rate of an upload of tensors after its first BODY_S seconds, in bytes per second."""
 FAILED = "{more} requests failed in this way ({who})."
 
 
 class RequestLimits:
-    """Passes only complete bodies of admitted requests to `app`; uploads (PUT) it may stream.
+    """Passes only complete bodies of admitted requests to `app`. Uploads (PUT) are streamed.
 
     A body that never ends or never comes costs only a connection. Nothing of a body is kept before
-    the secret or token in the request's headers is known to be valid. A fault of the program, which
-    the app has answered, is logged in one line; its traceback goes to a file.
+    the secret or token in the request's headers is known to be valid. If the app fails, it answers
+    the request; here the failure is logged in one line, and its traceback is written to a file.
     """
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:
@@ -64,7 +64,7 @@ class RequestLimits:
             self._log(error)
 
     async def _complete(self, receive: Receive) -> Receive:
-        """A `receive` that gives the body in one message, then what follows."""
+        """Receive the whole body, and return a `receive` that gives it in one message."""
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_S):
@@ -113,7 +113,7 @@ class RequestLimits:
 
 
 def _then(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the whole `body`, then what follows it."""
+    """Return a `receive` that first gives the whole `body`, then continues with `receive`."""
     whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def messages() -> Message:
@@ -125,9 +125,9 @@ def _then(body: bytes, receive: Receive) -> Receive:
 
 
 def _with_timeout(receive: Receive) -> Receive:
-    """`receive`, which treats a client that stops within its body as disconnected.
+    """Return a `receive` that reports a client as disconnected if it stops within its body.
 
-    So it does with one that is slower than LEAST_RATE over the whole body.
+    It does the same if the client is slower than LEAST_RATE over the whole body.
     """
     whole, came, begun = False, 0, asyncio.get_running_loop().time()
 

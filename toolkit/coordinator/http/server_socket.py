@@ -1,4 +1,4 @@
-"""The coordinator's port: bound first, and answered while the rest starts."""
+"""Binds the coordinator's port first, and answers requests while the rest starts."""
 
 import asyncio
 import errno
@@ -33,17 +33,17 @@ WILDCARDS = ("0.0.0.0", "::", "")
 
 
 def bind(host: str, port: int, origin: Path) -> socket.socket:
-    """A listening socket; port 0 means any free one.
+    """Create a listening socket. Port 0 chooses a free port.
 
-    Raises InputError, which names the configuration file `origin`, if it cannot be bound.
+    Raises InputError, which names the configuration file `origin`, if the socket cannot be bound.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise _not_bound(error, host, port, origin) from None
-    # Connections inherit this. asyncio sets it only on sockets that it made itself. Without it an
-    # answer's body waits 40 ms for the acknowledgement of its headers.
+    # Connections inherit this option. asyncio sets it only on sockets that it created itself.
+    # Without it an answer's body waits 40 ms for the acknowledgement of its headers.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
@@ -51,7 +51,7 @@ def bind(host: str, port: int, origin: Path) -> socket.socket:
 def uvicorn_server(
     app: ASGIApp, protocol: Callable[..., asyncio.Protocol], lifespan: Literal["on", "off"] = "on"
 ) -> uvicorn.Server:
-    """A server whose connections `protocol` makes."""
+    """Create a server. `protocol` creates each of its connections."""
     settings = uvicorn.Config(
         app,
         lifespan=lifespan,
@@ -95,7 +95,7 @@ def answer_preparing(
 
     opened = OpenConnections(MinuteLog(), most_connections)
     server = uvicorn_server(app, connections(opened, certificate), lifespan="off")
-    # A copy, because uvicorn closes its socket. Connections wait in the queue until the next one.
+    # A copy, because uvicorn closes its socket. New connections wait in the queue of the original.
     thread = threading.Thread(target=server.run, args=([listening.dup()],), daemon=True)
     thread.start()
     try:
@@ -108,7 +108,8 @@ def answer_preparing(
 def _not_bound(error: OSError, host: str, port: int, origin: Path) -> InputError:
     if error.errno == errno.EADDRINUSE:
         return InputError(
-            "Port {port} on {host} is in use: stop what uses it or set another `port` in {origin}.",
+            "Port {port} on {host} is in use: stop the program that uses it, or set another `port` "
+            "in {origin}.",
             code="service.port-in-use",
             port=port,
             host=host,
@@ -116,7 +117,7 @@ def _not_bound(error: OSError, host: str, port: int, origin: Path) -> InputError
         )
     if error.errno == errno.EACCES:
         return InputError(
-            "Port {port} needs root: set a `port` from 1024 up in {origin}.",
+            "Port {port} needs root: set a `port` of at least 1024 in {origin}.",
             code="service.port-not-allowed",
             port=port,
             origin=origin,

@@ -1,4 +1,4 @@
-"""The bodies of requests: one JSON object of a message's type, read once and strictly.
+"""Decodes the body of a request strictly: one JSON object of a message's type.
 
 UTF-8 only, no key twice, no NaN, and every number within the limits of its type. The agent reads
 the coordinator's answers with the same decoder.
@@ -19,7 +19,10 @@ SCHEMAS = "#/components/schemas/{name}"
 
 
 def body_of(message: type[T]) -> Callable[[Request], Awaitable[T]]:
-    """A dependency of a route: the body as a `message`. It raises RefusalError (422)."""
+    """Make a FastAPI dependency that decodes the request's body as JSON of the type `message`.
+
+    It raises RefusalError (422) if the body cannot be decoded.
+    """
 
     async def read(request: Request) -> T:
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""The rules of one round: its states, and what an uploaded update has to be.
+"""The rules of one round: its states, and the checks of an uploaded update.
 
-Start with `round_state.py`. No HTTP and no storage.
+Start with `round_state.py`. Nothing here uses HTTP.
 """

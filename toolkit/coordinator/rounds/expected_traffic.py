@@ -1,4 +1,4 @@
-"""What a device will receive and send, told to its owner before it joins."""
+"""The bytes that a device will receive and send. Its owner sees them before it joins."""
 
 from collections.abc import Mapping
 from typing import TypedDict
@@ -10,7 +10,7 @@ from toolkit.coordinator.storage.blobs import Blobs
 
 
 class Traffic(TypedDict, total=False):
-    """Bytes that a device receives and sends in its first round, and in each later one."""
+    """The bytes that a device receives and sends in its first round, and in each later round."""
 
     first_bytes: int
     round_bytes: int
@@ -19,8 +19,8 @@ class Traffic(TypedDict, total=False):
 def round_traffic(bundle: Mapping[str, FileEntry], blobs: Blobs) -> Traffic:
     """The traffic of a device with this bundle; empty while there is no bundle.
 
-    Graphs stay on the device; manifest and weights come again in every round. Other forms of the
-    graphs, which only some devices fetch, are not counted.
+    Graphs are fetched once; the manifest and the weights are fetched in every round. Alternative
+    forms of the graphs, which only some devices fetch, are not counted.
     """
     if MANIFEST not in bundle:
         return {}

@@ -1,4 +1,4 @@
-"""Notices that the global model gets worse from round to round."""
+"""Detects a global model that gets worse from round to round."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,13 +6,13 @@ from itertools import pairwise
 from device_agent.formats.protocol import RoundResult
 
 FALLS = 3
-"""So many falls in a row are no chance of one round's devices."""
+"""How many falls in a row are reported. Fewer may come from the choice of a round's devices."""
 
 
 def falling(results: Sequence[RoundResult]) -> str | None:
-    """A sentence if the held-out figure fell in each of the last FALLS rounds, otherwise None.
+    """Return a warning if the held-out quality fell in each of the last FALLS rounds, else None.
 
-    The figure is the accuracy; for a regression it is the loss, which then rose.
+    The quality is the accuracy. In a regression, the quality falls if the loss rises.
     """
     last = results[-FALLS - 1 :]
     if len(last) <= FALLS:

@@ -1,4 +1,4 @@
-"""When a waiting device asks again: often near the opening of a round, rarely in a large fleet."""
+"""When a waiting device asks again: soon after a change of the rounds, later in a large fleet."""
 
 import random
 from collections.abc import Callable
@@ -6,20 +6,21 @@ from collections.abc import Callable
 from toolkit.coordinator.rounds.round_state import Rounds
 
 REQUESTS_PER_S = 1250
-"""What a whole fleet that waits may ask in a second."""
+"""The most requests in a second of all waiting devices together."""
 SHORTEST_S = 0.25
 LONGEST_S = 8.0
-"""A device adds up to a fifth, and learns of a new round within 10 s."""
+"""A device waits up to a fifth longer than it is told, so it learns of a new round within 10 s."""
 SHARE = 0.1
-"""Of the time since the rounds last changed, so that no device adds more to a round's duration."""
+"""A device asks again after this share of the time since the rounds last changed. So its waiting
+extends a round by at most this share."""
 JITTER = 0.2
-"""Each time is up to this share shorter, so that a fleet does not ask all at once."""
+"""Each time is up to this share shorter, so that the devices do not ask all at once."""
 _DRAWS = random.Random()
-"""A generator of its own: a model whose recording sees Python's own one move would be refused."""
+"""A separate random generator: the recording of a model fails if Python's global one changes."""
 
 
 class PollInterval:
-    """Says after how many seconds a device asks again. `clock` gives seconds and never jumps."""
+    """Computes when a device asks again. `clock` gives seconds and never jumps."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -27,7 +28,7 @@ class PollInterval:
         self._since = clock()
 
     def seconds(self, rounds: Rounds) -> float:
-        """The time for one device. It begins short again whenever `rounds` have moved on."""
+        """The seconds until one device asks again. They are few after each change of `rounds`."""
         now, seen = self._clock(), (rounds.phase, rounds.round, rounds.places[0])
         if seen != self._seen:
             self._seen, self._since = seen, now

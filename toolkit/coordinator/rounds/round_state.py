@@ -1,11 +1,11 @@
-"""The rounds as a state machine. It knows no HTTP, no storage and no clock.
+"""The rounds as a state machine. It uses no HTTP, no storage and no clock.
 
     enrolling --enough devices enrolled--> aggregating --open--> training --close--> aggregating ...
     ... --folded after the last round--> finished
 
 A device may leave at any time. Another one may take its place and trains from the next round on.
 A device that has stopped keeps its place, and no round waits for it until it asks for work again.
-Times are seconds of a monotonic clock that the caller passes in. A refusal changes nothing.
+Times are seconds of a monotonic clock that the caller passes in. A refused call changes nothing.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ def fewest_updates(
     Args:
         waited_for: Devices that have sent an update or are still waited for.
         members: The devices that were members when the round opened and still are.
-        min_updates: What the federation's file says. By default half of those that are waited for,
-            and at least two where more than two devices are members.
-        quorum: The number of updates that closes the round early; by default at most this many.
+        min_updates: The value in the federation's file. By default it is half of `waited_for`, and
+            at least two if more than two devices are members.
+        quorum: The number of updates that closes the round early. The default is at most this.
     """
     if min_updates is not None:
         return min_updates
@@ -37,11 +37,11 @@ def fewest_updates(
 
 
 class Rounds:
-    """`total` rounds; `done` of them are over. The first opens for `expected` devices.
+    """The state of `total` rounds; `done` are over. The first waits for `expected` devices.
 
     A round closes when every device that it was opened for has sent its update or left, or when
     `quorum` updates have come. It also closes `deadline_s` seconds after it opened. With fewer than
-    `needed` updates it never closes: at its deadline it opens again, and what came stays.
+    `needed` updates it never closes: at its deadline it opens again, and received updates count.
     """
 
     def __init__(
@@ -102,20 +102,20 @@ class Rounds:
         return self.devices - self.stopped - self.left_out
 
     def stop(self, device: str) -> None:
-        """Wait for `device` no longer, in this round and in later ones."""
+        """Stop waiting for `device`, in this round and in later ones."""
         self.stopped.add(device)
         self.excuse(device)
 
     def resume(self, device: str, offer: str | None) -> None:
-        """Count on `device` again. It takes part in the open round if that has an `offer` for it.
+        """Wait for `device` again. It takes part in the open round if `offer` is given.
 
-        `offer` is the hash of its bundle's manifest.
+        `offer` is the hash of its bundle's manifest; None if it has no bundle in the open round.
         """
         self.stopped.discard(device)
         if self.phase == "training" and offer is not None and device not in self.left_out:
             self._offers.setdefault(device, offer)
-            # It counts as if it had been there at the opening: otherwise the first to come back
-            # after all had stopped would speak for all.
+            # It counts as present at the opening. Otherwise, if all had stopped, the first to come
+            # back would decide for all.
             self._opened |= {device}
             self._members |= {device}
 
@@ -132,12 +132,12 @@ class Rounds:
             self.diverged.add(device)
 
     def model_is_at_fault(self, suspect: str | None) -> bool:
-        """Whether the training of most devices of the open round diverged: its model is the cause.
+        """Whether so many trainings diverged that the model of the open round must be at fault.
 
-        Devices that fail by themselves, or say so, are the fewer ones: more than half of those that
-        the round was opened for must have diverged, and three for each one that could train, or as
-        many that the others are too few to close the round, which would never end.
-        `suspect`, whose update may have spoilt the model, has no vote.
+        Two conditions must hold. First, training diverged on more than half of the devices that the
+        round was opened for. Second, these are at least three times as many as the devices that
+        could train, or the round can never close, because it waits for nobody and has too few
+        updates. `suspect`, the device whose update may have spoilt the model, has no vote.
         """
         voters = self._opened - {suspect}
         diverged, trained = len(self.diverged & voters), len(self.updates.keys() & voters)
@@ -148,13 +148,13 @@ class Rounds:
         """Start the next round, or continue one that was open before a restart.
 
         Args:
-            offers: For every device that is present the hash of its bundle's manifest; empty for
-                one that has none and is excused next.
-            now: The time now.
+            offers: The hash of the bundle's manifest of every device that is present. It is empty
+                for a device without a bundle, which the caller then excuses.
+            now: The current time.
             remaining_s: Seconds to the deadline; by default all of `deadline_s`.
         """
         self._expect(self.phase == "aggregating" and not self._offers, "open")
-        # One that stopped after it sent its update has an offer, too.
+        # A device that stopped after it sent its update has an offer, too.
         fitting = self.present <= set(offers) <= self.devices
         self._expect(fitting and bool(offers), "open with offers for other devices")
         self._members = frozenset(self.present)
@@ -226,9 +226,9 @@ class Rounds:
             return False
         late = self.remaining_s(now) <= 0
         enough = self.quorum is not None and len(self.updates) >= self.quorum
-        # Every update is of a device that has an offer.
+        # Every device that sent an update has an offer, so equal numbers mean that none is missing.
         ending = late or enough or len(self._offers) == len(self.updates)
-        # Last, because it looks at all devices.
+        # `needed` is computed last, because it looks at all devices.
         return ending and len(self.updates) >= self.needed
 
     def failed(self, now: float) -> bool:
@@ -259,10 +259,10 @@ class Rounds:
         self.phase = "aggregating"
 
     def folded(self) -> None:
-        """Note that the closed round is in the global model; the next one may open."""
+        """Note that the updates of the closed round are in the model; the next round may open."""
         self._expect(self.phase == "aggregating" and bool(self._offers), "fold")
         self.done += 1
-        # `diverged` is about the model before. Without the updates it would condemn this one.
+        # `diverged` is about the previous model. Without the updates it would blame the new one.
         self._offers, self.updates, self.diverged = {}, {}, set()
         if self.done >= self.total:
             self.phase = "finished"

@@ -1,7 +1,6 @@
-"""Checks on an upload: its size, its place in the round and its files.
+"""Checks of an upload: its size, its round and its files.
 
-What an update must be to enter the global model is checked by
-`toolkit/aggregation/update_validation.py`.
+`toolkit/aggregation/update_validation.py` checks whether an update fits the global model.
 """
 
 import math
@@ -27,12 +26,12 @@ from toolkit.coordinator.storage.blobs import Blobs
 
 Update = tuple[UpdateRecord, dict[str, np.ndarray]]
 CheckUpdate = Callable[[Update, str], None]
-"""(update, what errors call it): raises UpdateError unless the update fits the global model."""
+"""(update, its name in errors): raises UpdateError unless the update fits the global model."""
 
 HEADROOM = 64 << 10
 """Bytes that the header of a tensor file may take in addition to the tensors."""
 RECORD_BYTES = 256 << 10
-"""The most bytes that are kept of an update's record, in addition to its list of tensors."""
+"""The most bytes of an update's record, without its list of tensors."""
 
 
 def is_finite(*values: float) -> bool:
@@ -51,7 +50,7 @@ def size_limit(manifest: bytes) -> int:
 
 
 def expected_tensors(manifest: bytes) -> tuple[TensorEntry, ...]:
-    """The tensors that an update for this bundle carries."""
+    """The tensors that an update for this bundle contains."""
     return uploaded(msgspec.json.decode(manifest, type=Manifest).tensors)
 
 
@@ -95,8 +94,8 @@ def check_upload(
 ) -> None:
     """Raise RefusalError unless `record` and the tensors that came before it can be folded.
 
-    `upload` is the hash of these tensors; None if none came. Nothing of this is checked again when
-    the round is folded.
+    `upload` is the hash of these tensors; None if no tensors came. These checks are not repeated
+    when the round is folded.
     """
     if upload is None or upload != record.file.sha256:
         raise conflict(

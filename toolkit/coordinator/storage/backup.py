@@ -1,4 +1,4 @@
-"""A consistent copy of a state folder, taken while `serve` may run, and putting it back."""
+"""Makes a consistent copy of a state folder, also while `serve` runs, and restores it."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ from toolkit.coordinator.storage.saved_rounds import reading
 TOKENS = ("operator.token", "tokens", "coordinator.key")
 """Secrets of the federation. Without its key every device would have to join again."""
 ATTEMPTS = 10
-"""How often a backup begins again because a round ended while it collected the files."""
+"""How often a backup is tried. An attempt fails if a round ends while the files are copied."""
 
 
 def backup(state: Path, out: Path, force: bool = False) -> None:
@@ -52,10 +52,10 @@ def backup(state: Path, out: Path, force: bool = False) -> None:
 
 
 def restore(copy: Path, state: Path) -> None:
-    """Make the state folder `state` from the backup `copy`.
+    """Create the state folder `state` from the backup `copy`.
 
     Raises:
-        InputError: If `copy` is not a whole backup, or if `state` is in use or not empty.
+        InputError: If `copy` is not a complete backup, or if `state` is in use or not empty.
     """
     _contents(copy)
     check_apart(copy, state)
@@ -63,7 +63,7 @@ def restore(copy: Path, state: Path) -> None:
         if state.exists():
             if not state.is_dir() or not is_empty(state):
                 raise InputError(
-                    "{path} is not an empty folder: give another place, or move it away first. "
+                    "{path} is not an empty folder: give another path, or move it away first. "
                     "Nothing was changed.",
                     code="backup.state-not-empty",
                     path=str(state),
@@ -80,13 +80,13 @@ def restore(copy: Path, state: Path) -> None:
 
 @contextmanager
 def _told(out: Path) -> Iterator[None]:
-    """Name `out` in an error of its disk, not the hidden folder that was to become it."""
+    """Name `out` in an error of its disk, instead of the hidden temporary folder."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
-        remedy = "Make room on its disk" if error.errno == errno.ENOSPC else "Give another place"
+        remedy = "Make room on its disk" if error.errno == errno.ENOSPC else "Give another path"
         raise StorageError(
             "{path} cannot be written: {reason}. {remedy}. Nothing was changed.",
             code="backup.not-writable",
@@ -102,15 +102,15 @@ def _check_replaceable(out: Path) -> None:
     known = {CONTENTS, *_contents(out)} if (out / CONTENTS).is_file() else set()
     if not known or any(str(path.relative_to(out)) not in known for path in _files(out)):
         raise InputError(
-            "{path} is not a backup or holds other files, and --force replaces only backups: give "
-            "another place. Nothing was changed.",
+            "{path} is not a backup or holds other files, but --force replaces only backups: give "
+            "another path. Nothing was changed.",
             code="backup.replaces-other",
             path=str(out),
         )
 
 
 def _copy(state: Path, temporary: Path) -> None:
-    """Copy the database at one moment, then the files that it names."""
+    """Copy a snapshot of the database, then the files that it names."""
     with reading(state) as source, closing(sqlite3.connect(temporary / DATABASE)) as target:
         try:
             source.backup(target)
@@ -132,9 +132,9 @@ def _copy(state: Path, temporary: Path) -> None:
         copy_file(state / HISTORY, temporary / HISTORY)
 
 
-def _copy_blob(state: Path, made: Path, sha256: str) -> None:
+def _copy_blob(state: Path, temporary: Path, sha256: str) -> None:
     """Copy one of the files that the database names. Raises InputError if it is damaged or lost."""
-    source, target = state / FILES / sha256, made / FILES / sha256
+    source, target = state / FILES / sha256, temporary / FILES / sha256
     try:
         copy_file(source, target)
     except FileNotFoundError:
@@ -143,8 +143,8 @@ def _copy_blob(state: Path, made: Path, sha256: str) -> None:
                 raise
     if not has_hash(target, sha256):
         raise InputError(
-            "{path} is missing or damaged: there is no backup of a damaged federation. Start "
-            "`edgetailor serve` again with --check-models: it says what can be recovered.",
+            "{path} is missing or damaged, so no backup can be made. Restart `edgetailor serve` "
+            "with --check-models: it says what can be recovered.",
             code="backup.damaged-file",
             path=str(source),
         )
@@ -160,7 +160,7 @@ def _write_contents(temporary: Path) -> None:
 
 
 def _contents(copy: Path) -> dict[str, str]:
-    """The files of a backup with their SHA-256. Raises InputError if it is none."""
+    """The files of the backup `copy` with their SHA-256. Raises InputError if it is not one."""
     try:
         document = json.loads((copy / CONTENTS).read_bytes())
         files = {str(name): str(sha256) for name, sha256 in document["files"].items()}

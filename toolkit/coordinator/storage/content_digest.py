@@ -1,8 +1,8 @@
-"""A digest of everything in the database, kept by triggers in the transaction of each change.
+"""A digest of all rows of the database. Triggers update it in the transaction of each change.
 
-SQLite has no checksums of its own in its database file: it takes a flipped bit in a value, or half
-of a transaction, for content. The digest is the sum of one CRC-32 a row, so that a change costs the
-same however many rows there are. It is compared with the rows when the database is opened.
+SQLite's database file has no checksums, so SQLite does not notice a flipped bit in a value, or half
+of a transaction. The digest is the sum of one CRC-32 for each row, so the cost of a change does not
+depend on the number of rows. It is compared with the rows when the database is opened.
 """
 
 import sqlite3
@@ -13,7 +13,7 @@ TABLE = "content_digest"
 
 
 def install(connection: sqlite3.Connection) -> None:
-    """Make the triggers' function known; needed on every connection that writes or checks."""
+    """Define the triggers' function, on every connection that writes or checks."""
     connection.create_function(FUNCTION, -1, _row_digest, deterministic=True)
     # Without it a row that INSERT OR REPLACE replaces would not be subtracted.
     connection.execute("PRAGMA recursive_triggers=ON")
@@ -52,7 +52,7 @@ def matches(connection: sqlite3.Connection) -> bool:
 
 
 def renew(connection: sqlite3.Connection) -> None:
-    """Keep the digest of the rows as they are, after a change that no trigger has seen."""
+    """Compute the digest again from the rows, after a change that no trigger has seen."""
     connection.execute(f"UPDATE {TABLE} SET total = ?", (_total(connection),))
 
 

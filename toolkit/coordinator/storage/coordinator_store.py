@@ -1,6 +1,6 @@
 """The coordinator's state on disk: a database, and a folder of files named by their hashes.
 
-A file is on disk before a row refers to it, and a row is deleted before its file is. A coordinator
+A file is on disk before a row refers to it, and a row is deleted before its file. A coordinator
 that is killed at any moment can therefore continue. `folder_check.py` finds files that were lost or
 damaged while no coordinator ran.
 """
@@ -44,17 +44,18 @@ REFERENCED = """
 SELECT sha256 FROM bundles UNION ALL SELECT sha256 FROM uploads
 UNION ALL SELECT sha256 FROM updates WHERE round > (SELECT coalesce(max(round), 0) FROM history)
 UNION ALL SELECT model FROM history WHERE kept"""
-"""The files that the database names, some twice; not those of updates in the global model."""
+"""The hashes of the files that the database needs, some twice. It no longer needs the tensors of
+updates that are in the global model."""
 
 
 class Store:
     """The state folder of one federation. `keep` says which models stay.
 
     With `read_all` every kept model is compared with its hash, otherwise the newest and the best.
-    `lock` is the folder's, if the caller has taken it already.
+    `lock` is the lock of the folder, if the caller holds it already.
 
-    Raises InputError, and changes nothing, if another process has it open or if it held a
-    federation that cannot be continued.
+    Raises InputError, and changes nothing, if another process uses the folder or if its federation
+    cannot be continued.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Store:
         Marker.of(connection).write(self.folder)
 
     def _recover(self, read_all: bool) -> None:
-        """Make again what a kill or a damage has left out and what can be made from the rest."""
+        """Restore what a kill or damage has left incomplete, as far as the rest allows."""
         with self._database.transaction() as db:
             marker = Marker.of(db)
             pending = db.execute("SELECT sha256 FROM uploads EXCEPT SELECT sha256 FROM updates")
@@ -110,14 +111,14 @@ class Store:
                 self.blobs.put(copy.read_bytes())
 
     def set_once(self, key: str, value: str) -> str:
-        """Keep `value` under `key` unless there is one. Returns the value that is kept."""
+        """Store `value` under `key` unless `key` has a value. Returns the stored value."""
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
             row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
             return str(row[0])
 
     def set_value(self, key: str, value: str) -> None:
-        """Keep `value` under `key` in place of the earlier one."""
+        """Store `value` under `key`, in place of an earlier value."""
         if self.value(key) != value:
             with self._database.transaction() as db:
                 db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
@@ -192,9 +193,9 @@ class Store:
 
     @contextmanager
     def checking(self, device: str) -> Iterator[str | None]:
-        """SHA-256 of the tensors that `device` sent last, or None. They stay during the block.
+        """Yield the SHA-256 of the tensors that `device` sent last, or None.
 
-        Without this, tensors that the device sends meanwhile would remove those being checked.
+        Their file stays during the block, even if the device sends other tensors meanwhile.
         """
         with self._database.exclusively():
             sha256 = self.upload(device)
@@ -318,14 +319,14 @@ class Store:
         if not self.blobs.is_whole(path.name):
             raise InputError(
                 "{path}, the global model, was damaged or removed while the coordinator ran. Put "
-                "a copy back and start it again.",
+                "a copy back, and restart `edgetailor serve`.",
                 code="state.damaged-model",
                 path=str(path),
             )
         return path.read_bytes()
 
     def earlier_model(self) -> int | None:
-        """The last round whose model the current one comes from and is kept; None if none is."""
+        """The last round with an intact model that the current model was trained from, or None."""
         with self._database.transaction() as db:
             (round_,) = db.execute(schema.CURRENT_ROUND).fetchone()
             rows = db.execute("SELECT round, started_from, kept, model FROM history").fetchall()
@@ -356,15 +357,15 @@ class Store:
     def remove_unnamed(self) -> None:
         """Remove the files that the database does not name any more.
 
-        With thousands of updates this takes seconds: call it when nobody waits for the thread.
+        With thousands of updates this takes seconds: call it when nothing waits for the thread.
         """
         self._drop_files(self.blobs.names())
 
     @contextmanager
     def _unnamed(self) -> Iterator[Callable[[bytes], FileEntry]]:
-        """`Blobs.put` for files that no row names yet; they stay during the block.
+        """Yield a `Blobs.put` for files that no row names yet. They stay during the block.
 
-        Writing and hashing them keeps nobody from the database.
+        The database is not locked while the files are hashed and written.
         """
         put: list[str] = []
 
@@ -385,7 +386,7 @@ class Store:
     def _drop_files(self, names: Iterable[str]) -> None:
         """Remove those of the files `names` that the database does not name.
 
-        It is free between two files, so that removing many keeps nobody waiting.
+        The database is not locked between two files, so other threads never wait long.
         """
         for sha256 in names:
             with self._database.exclusively():

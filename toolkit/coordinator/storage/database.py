@@ -22,10 +22,10 @@ def raise_if_full(error: sqlite3.OperationalError, path: Path) -> None:
 
 
 class Database:
-    """The file at `path`, which has passed `check_database`. It is made if it does not exist.
+    """The file at `path`, which has passed `check_database`. It is created if it does not exist.
 
-    A rollback journal and no write-ahead log: after a commit everything is in this one file, so no
-    other file can be lost. `on_milestone` is called after the commit of each `milestone`.
+    It uses a rollback journal instead of a write-ahead log: after a commit everything is in this
+    file, and no other can be lost. `on_milestone` is called after the commit of each `milestone`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class Database:
 
     @contextmanager
     def milestone(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that an older copy of the database must not undo unnoticed."""
+        """A transaction that is counted, so that an older copy of the database is recognized."""
         with self._lock:
             with self.transaction() as db:
                 db.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")

@@ -18,25 +18,26 @@ DAY_S = 86400
 TOKEN_UNKNOWN = "join.unknown-token"
 USED_UP = "join.used-up-token"
 MOST_LEFT = 20
-"""Devices of a kind that have left without an update and are still listed."""
+"""How many devices of a kind stay listed that have left without an update."""
 Plan = Callable[[str], str | None]
 """Kind of a new device -> its submodel; None if the kind names one."""
 Group = tuple[str, str | None, int | None]
-"""Kind, planned submodel and first round with the fallback: what decides a device's submodel."""
+"""Kind, planned submodel and first round with the fallback. These decide a device's submodel."""
 
 
 def hashed(secret: str) -> str:
-    """The SHA-256 that is kept of a token or secret. They are random, so no salt is needed."""
+    """The SHA-256 under which a token or secret is kept. Both are random and need no salt."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Device:
-    """An enrolled device, or one that has left; bytes count bodies over all rounds.
+    """An enrolled device, or a device that has left.
 
-    A `forgotten` one has left because it was not seen for long; it may come back.
-    `machine` is JSON. From round `fallback_from` on the device gets its kind's fallback; `trouble`
-    is what it last reported. `submodel` was planned for it; None if its kind names one.
+    A `forgotten` device has lost its membership because it was not seen for long; it may come back.
+    `machine` is JSON. `bytes_down` and `bytes_up` count the bodies of all rounds. From round
+    `fallback_from` on the device gets its kind's fallback; `trouble` is its last report. `submodel`
+    was planned for it; None if its kind names a submodel.
     """
 
     id: str
@@ -67,8 +68,8 @@ def label(device: Device) -> str:
 class Registry:
     """The tokens and devices of one federation; `now` gives seconds since 1970.
 
-    The devices are also kept in memory, so that finding one costs the same however many there are
-    and waits for no transaction. Every change is in the database first.
+    The devices are also kept in memory, so that a look-up takes the same time for any number of
+    devices and waits for no transaction. Every change is written to the database first.
     """
 
     def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
@@ -86,9 +87,9 @@ class Registry:
             self._keep(Device(*row))
 
     def set_token(self, kind: str, token: str, count: int | None, days: float) -> None:
-        """Let `token` enrol `count` devices of `kind`, for `days` from the day it was made.
+        """Let `token` enrol `count` devices of `kind` for `days` after it was first set.
 
-        None means any number of devices.
+        With `count` None it enrols any number of devices.
         """
         with self._database.transaction() as db:
             db.execute(
@@ -112,7 +113,7 @@ class Registry:
         Args:
             token: A join token.
             name: The device's name for people.
-            public_key: The device's key. A key that has enrolled gives its device again.
+            public_key: The device's key. If it is the key of a member, that member joins again.
             machine: The device's machine as JSON.
             plan: Gives the submodel of a new device; it may raise RefusalError.
 
@@ -168,7 +169,7 @@ class Registry:
         return device, secret
 
     def check_token(self, token: str) -> None:
-        """Raise RefusalError (403) if `token` is unknown. A known device may use an old one."""
+        """Raise RefusalError (403) if `token` is unknown. A member may use an expired token."""
         with self._database.transaction() as db:
             _token(db, token)
 
@@ -178,16 +179,16 @@ class Registry:
             return _token(db, token).kind
 
     def kind_if_new(self, token: str, public_key: str) -> str | None:
-        """The kind that `token` gives the device with this key; None if the device is a member.
+        """The kind of the new device with this key and `token`; None if it is already a member.
 
-        Raises RefusalError (403) if the token gives a new device no place.
+        Raises RefusalError (403) if the token cannot enrol a new device.
         """
         with self._database.exclusively():
             known = public_key in self._members_by_key
             return None if known else self.free_places(token)[0]
 
     def free_places(self, token: str) -> tuple[str, int | None]:
-        """The kind of device that `token` enrols, and how many more of them; None: any number.
+        """The kind that `token` enrols, and how many more devices; None for any number.
 
         Raises RefusalError (403) for a token that is unknown, expired or used up.
         """
@@ -225,14 +226,14 @@ class Registry:
         return None if identifier is None else self._devices[identifier]
 
     def leave(self, device: str, forgotten: bool = False) -> None:
-        """Free the place of `device`; its record stays. A forgotten one may `come_back`."""
+        """Free the place of `device`; its record stays. If `forgotten`, it may `come_back`."""
         with self._database.exclusively():
             self._set_left(device, True, forgotten)
 
     def drop_left(self, kind: str) -> list[str]:
         """Remove the oldest devices of `kind` that have left without an update; returns their ids.
 
-        The last MOST_LEFT stay. Otherwise one place could be taken and left without end.
+        The last MOST_LEFT stay. Without this limit, repeated joins and leaves would fill the disk.
         """
         with self._database.exclusively():
             with self._database.transaction() as db:
@@ -248,7 +249,7 @@ class Registry:
         return [identifier for (identifier,) in rows]
 
     def come_back(self, device: str) -> bool:
-        """Give a forgotten device its membership back, if a place of its kind is free."""
+        """Make a forgotten device a member again if a place is free. Returns whether it is one."""
         with self._database.exclusively():
             known = self._devices[device]
             with self._database.transaction() as db:
@@ -299,7 +300,7 @@ class Registry:
         self._devices[device.id] = device
         self._by_secret[device.secret_hash] = device.id
         if old is None:
-            # Not their number: some that have left are not listed any more.
+            # The highest number, not the count: some devices that have left are no longer listed.
             number = int(device.id.rpartition("-")[2])
             self._ever[device.kind] = max(self._ever[device.kind], number)
         elif old.secret_hash != device.secret_hash:
@@ -310,12 +311,12 @@ class Registry:
             if not self._groups[old.group]:
                 del self._groups[old.group]
         if not device.has_left:
-            # One that has left and comes back is a new device.
+            # Only members are found by key: a device that has left and joins again is a new device.
             self._members_by_key[device.public_key] = device.id
             self._groups[device.group] += 1
 
     def _new_place(self, allowed: Token) -> str:
-        """The id of one more device of the token's kind. Raises RefusalError if it is used up."""
+        """The id of a new device of the token's kind. Raises RefusalError if no place is free."""
         allowed.check_free(self._taken(allowed.kind))
         return f"{allowed.kind}-{self._ever[allowed.kind] + 1}"
 
@@ -327,8 +328,8 @@ class Registry:
 def _check_kind(known: Device, allowed: Token) -> None:
     if known.kind != allowed.kind:
         raise forbidden(
-            "This device is {device} already, and the token is for the kind {kind!r}: let it "
-            "leave first (`edgetailor-agent leave`).",
+            "This device is already {device}, but the token is for the kind {kind!r}: leave first "
+            "(`edgetailor-agent leave`).",
             code="join.other-kind",
             device=known.id,
             kind=allowed.kind,

@@ -1,7 +1,7 @@
-"""A small file beside the database that says which federation it has to be and how far it was.
+"""The marker: a small file that names the database's federation and its last milestone.
 
-A database that is missing, of another federation or older than its marker is then noticed. The
-marker follows each milestone: a join, a departure, the opening and the end of a round.
+With it, `serve` notices a database that is missing, of another federation, or older than its
+marker. The milestones are: a join, a departure, a return, the end of a round, and a rollback.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ MARKER = "federation.json"
 class Marker:
     """The federation `id` after its milestone number `generation`.
 
-    `round` is the last one that is over and `model` the SHA-256 of the model that the next one
-    starts from; None before round 0.
+    `round` is the last round that is over, and `model` the SHA-256 of the model that the next round
+    starts from; both are None before round 0.
     """
 
     id: str

@@ -1,7 +1,7 @@
-"""The check of a state folder before it is served. It changes nothing.
+"""Checks a state folder before it is served. It changes nothing.
 
-Whatever is missing or damaged either can be made again from what is left, or is refused: a folder
-that held a federation never begins a new one.
+If something is missing or damaged, either it can be restored from the rest, or the folder is
+refused. A folder that held a federation never begins a new one.
 """
 
 import logging
@@ -37,8 +37,8 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
     """
     if (folder / CONTENTS).exists():
         raise InputError(
-            "{path} is a backup, which must not change: make a state folder of it (`edgetailor "
-            "restore`).",
+            "{path} is a backup, which must not change: create a state folder from it "
+            "(`edgetailor restore`).",
             code="state.is-backup",
             path=str(folder),
         )
@@ -59,8 +59,8 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
         )
     ):
         raise InputError(
-            "{path}, the model of round {round}, is missing or damaged, and {model} is no copy of "
-            "it. Nothing was changed. Put a copy back, or go back to another round (`edgetailor "
+            "{path}, the model of round {round}, is missing or damaged, and {model} is not a copy "
+            "of it. Nothing was changed. Put a copy back, or go back to another round (`edgetailor "
             "rounds`, `edgetailor rollback`). {remedy}",
             code="state.damaged-model",
             path=str(folder / FILES / expected.model),
@@ -91,9 +91,9 @@ def _check_new(folder: Path) -> None:
 def _check_not_older(folder: Path, database: Marker, marker: Marker) -> None:
     if database.id != marker.id:
         raise InputError(
-            "{database} is the database of another federation than the other files of the folder "
-            "({marker}). Nothing was changed. Put the right one back, or set another `state` "
-            "folder.",
+            "{database} belongs to another federation than the other files of the folder "
+            "({marker}). Nothing was changed. Put the right database back, or set another "
+            "`state` folder.",
             code="state.other-database",
             path=str(folder),
             database=folder / DATABASE,
@@ -101,10 +101,11 @@ def _check_not_older(folder: Path, database: Marker, marker: Marker) -> None:
         )
     if database.generation < marker.generation:
         raise InputError(
-            "{database} is older than the other files of the folder: it ends with round {round}, "
-            "{marker} says round {expected_round}; or devices have joined since. Nothing was "
-            "changed. Put the newer one back. To go on from the old one, remove {marker}: later "
-            "rounds and devices that joined later are then lost. {remedy}",
+            "{database} is older than the other files of the folder. Its last round is {round}, "
+            "and {marker} says {expected_round}; if these are equal, devices have joined or left "
+            "since. Nothing was changed. Put the newer database back. To continue with the old "
+            "one, remove {marker}: later rounds and devices that joined later are then lost. "
+            "{remedy}",
             code="state.older-database",
             path=str(folder),
             round=database.round,

@@ -36,12 +36,12 @@ class FolderLock:
 
 
 def locked(folder: Path) -> FolderLock:
-    """The lock on the state folder `folder`, which is created if it is missing.
+    """Lock the state folder `folder`, which is created if it is missing.
 
-    Raises InputError if it cannot be created, or another process holds the lock.
+    Raises InputError if the folder cannot be created, or if another process holds the lock.
     """
     try:
-        # Updates and tokens are nobody else's to read.
+        # Only this user may read updates and tokens.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
@@ -55,7 +55,10 @@ def locked(folder: Path) -> FolderLock:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[FolderLock]:
-    """The same. If the block fails, the folder is released, and removed if it is new and empty."""
+    """Lock the state folder like `locked`, and yield the lock.
+
+    If the block fails, the lock is released. If the folder is new and empty, it is removed, too.
+    """
     is_new = not folder.exists()
     lock = locked(folder)
     try:

@@ -1,4 +1,4 @@
-"""Files being received: at most one for each device, which a later request can continue."""
+"""Files that are being received: at most one for each device. A later request can continue it."""
 
 import hashlib
 import os
@@ -19,10 +19,10 @@ _PART = re.compile(r"(?P<device>.+)\.(?P<sha256>[0-9a-f]{64})")
 
 
 class IncomingFile:
-    """A file of at most `limit` bytes whose SHA-256 shall be `sha256`, while a request sends it.
+    """A file that a request sends: at most `limit` bytes, with the expected hash `sha256`.
 
-    Use it in a `with` block. What has come stays on the disk for another request, unless it was
-    discarded. `path` is removed at the end of the block if it was finished and nobody moved it.
+    Use it in a `with` block. Received bytes stay on the disk for another request, unless they were
+    discarded. A finished file is removed at the end of the block if nobody has moved it.
 
     Attributes:
         size: The bytes so far.
@@ -53,10 +53,10 @@ class IncomingFile:
             return True
 
     def finish(self) -> FileEntry:
-        """Flush the file to disk under a name of its own; returns its size and its SHA-256.
+        """Flush the file to disk under a unique name. Returns its size and its SHA-256.
 
-        Raises RefusalError (409) if another request has taken over, or if the content has another
-        hash; it is discarded then.
+        Raises RefusalError (409) if another request has taken over, or if the content does not have
+        the expected hash; then it is discarded.
         """
         with self._lock:
             self._check_open()
@@ -80,14 +80,14 @@ class IncomingFile:
         return FileEntry(size=self.size, sha256=sha256)
 
     def end(self) -> None:
-        """Let no request write any more; what has come stays."""
+        """Stop the request from writing; the received bytes stay."""
         with self._lock:
             self._ended = True
             with suppress(OSError):  # the disk is full: the next request sees what has come
                 self._file.close()
 
     def discard(self) -> None:
-        """Remove what has come, unless another request has taken over."""
+        """Remove the received bytes, unless another request has taken over."""
         with self._lock:
             if not self._ended:
                 self._ended = True
@@ -153,7 +153,7 @@ class IncomingFiles:
             size = self._size(device, sha256)
             if offset not in (0, size):
                 raise conflict(
-                    "The coordinator has {received_bytes} bytes of these tensors, and the request "
+                    "The coordinator has {received_bytes} bytes of these tensors, but the request "
                     "continues after {offset_bytes}. Ask how many it has, and send the rest.",
                     code=UPLOAD_OFFSET,
                     received_bytes=size,

@@ -1,4 +1,4 @@
-"""What limits joins: how long a token admits devices and how many, and each request only once."""
+"""Limits of joins: the lifetime and places of a token, and each request is valid only once."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,12 +9,15 @@ from toolkit.coordinator.refusals import forbidden
 from toolkit.coordinator.storage.database import Database
 
 _PREFIX = "join:"
-"""Before the hash of what was signed, in the keys of the table `meta`."""
+"""The prefix of the hash of the signed text in the keys of the table `meta`."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """A join token for `count` devices of `kind`, or any number; `expires`: seconds since 1970."""
+    """A join token for `count` devices of `kind` (None: any number).
+
+    `expires` is in seconds since 1970.
+    """
 
     kind: str
     count: int | None
@@ -33,11 +36,11 @@ class Token:
             )
 
     def check_free(self, used: int) -> None:
-        """Raise RefusalError (403) if `used` devices leave no place."""
+        """Raise RefusalError (403) if `used` devices have taken all places."""
         if self.count is not None and used >= self.count:
             raise forbidden(
                 "This join token is used up: it is for {counted} of kind {kind!r}. Use the token "
-                "of another kind, or start a federation with more.",
+                "of another kind, or start a federation with more devices.",
                 code="join.used-up-token",
                 kind=self.kind,
                 devices=self.count,
@@ -46,7 +49,7 @@ class Token:
 
 
 class UsedJoins:
-    """What devices have signed to join, for as long as it could be repeated.
+    """The texts that devices have signed to join, as long as a copy would be accepted.
 
     Somebody who has copied a request must not get the device's secret with it.
     """
@@ -57,7 +60,7 @@ class UsedJoins:
     def take(self, signed: bytes, now: float, valid_s: float) -> bool:
         """Note the text `signed` of a join. Returns whether it is new.
 
-        Those are forgotten that were noted `valid_s` seconds before `now`.
+        Texts that were noted more than `valid_s` seconds before `now` are forgotten.
         """
         key = _PREFIX + hashlib.sha256(signed).hexdigest()
         with self._database.transaction() as db:

@@ -1,4 +1,4 @@
-"""A folder that gets all of its content at once, for backups and for restored state folders."""
+"""Creates a folder with all of its content at once, for backups and restored state folders."""
 
 import fcntl
 import os
@@ -13,16 +13,16 @@ from device_agent.formats.atomic_files import sync_folder
 from profiles.errors import InputError
 
 OF_FILE_SYSTEMS = {"lost+found"}
-"""What a volume that was just made and mounted has in it."""
+"""The names that a new file system contains."""
 
 
 @contextmanager
 def new_folder(out: Path, last: str) -> Iterator[Path]:
-    """A folder to be filled. At the end of the block its content is that of `out`.
+    """Yield a temporary folder to fill. At the end of the block `out` gets its content.
 
-    After an error `out` is as it was. A folder that is not empty is replaced by a rename. An empty
-    one stays and is filled, because it may be a mounted volume: its file `last` comes last, so that
-    a folder without it is not taken for complete.
+    After an error `out` is unchanged. If `out` is not empty, it is replaced by a rename. If it is
+    empty, it stays and is filled, because it may be a mounted volume. Its file `last` is written
+    last: a folder without this file is incomplete.
     """
     out = out.resolve()
     filled = out.is_dir() and is_empty(out)
@@ -57,7 +57,7 @@ def copy_file(source: Path, target: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError as error:
-        if error.filename2 is not None:  # shutil names the source of a copy that the disk refuses
+        if error.filename2 is not None:  # shutil names the source, but the target's disk failed
             error.filename = error.filename2
         raise
 
@@ -67,7 +67,7 @@ def check_apart(state: Path, out: Path) -> None:
     state_path, out_path = state.resolve(), out.resolve()
     if state_path.is_relative_to(out_path) or out_path.is_relative_to(state_path):
         raise InputError(
-            "{path} is {state}, is in it or contains it: give a place outside of it. Nothing was "
+            "{path} is {state}, is in it or contains it: give a path outside of it. Nothing was "
             "changed.",
             code="file.in-state-folder",
             path=str(out),
@@ -77,7 +77,7 @@ def check_apart(state: Path, out: Path) -> None:
 
 @contextmanager
 def _in_use(folder: Path) -> Iterator[None]:
-    """Lock `folder` itself. Raises BlockingIOError if another process uses it."""
+    """Lock `folder` itself during the block. Raises BlockingIOError if it is locked already."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +87,7 @@ def _in_use(folder: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(parent: Path, name: str) -> None:
-    """Remove the hidden folders that a kill left when a folder `name` was made."""
+    """Remove the hidden folders that remain if a process was killed while it created `name`."""
     hidden = re.compile(rf"\.{re.escape(name)}\.(old\.)?[a-z0-9_]{{8}}")
     for path in parent.iterdir():
         if hidden.fullmatch(path.name) and path.is_dir():
@@ -105,7 +105,7 @@ def _move_content(temporary: Path, out: Path, last: str) -> None:
 
 
 def _replace(temporary: Path, out: Path) -> None:
-    """Let the complete folder `made` take the place of `out`."""
+    """Replace `out` by the complete folder `temporary`."""
     if out.exists():
         old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old."))
         os.replace(out, old / "was")

@@ -1,11 +1,11 @@
-"""What a restart must not change: the deadline of the open round, and for whom it does not wait."""
+"""Keeps over a restart: the deadline of the open round, and devices that it does not wait for."""
 
 import sqlite3
 
 from toolkit.coordinator.storage.database import Database
 
 _PREFIX = "stopped:"
-"""Before a device's id, in the keys of the table `meta`."""
+"""The prefix of a device's id in the keys of the table `meta`."""
 
 
 class OpenRound:
@@ -17,7 +17,8 @@ class OpenRound:
     def begin(self, round_: int, closes_at: float) -> float:
         """Note that `round_` closes at `closes_at` (seconds since 1970), unless it is open already.
 
-        Returns when it closes.
+        Returns:
+            The time at which the round closes, in seconds since 1970.
         """
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO openings VALUES (?, ?)", (round_, closes_at))
@@ -48,7 +49,7 @@ def forget(db: sqlite3.Connection) -> None:
 
 
 class StoppedDevices:
-    """Which devices have said that they stop, and why."""
+    """The devices that have reported that they stop, and their reasons."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

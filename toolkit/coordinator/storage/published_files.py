@@ -19,8 +19,8 @@ def publish(
 ) -> None:
     """Write global.safetensors and history.json.
 
-    A global.safetensors that is none of `models` (round -> SHA-256) is moved aside, not replaced:
-    it may be newer than the database.
+    If the existing global.safetensors is not in `models` (round -> SHA-256), it is renamed instead
+    of replaced, because it may be newer than the database.
     """
     path, wanted = folder / MODEL, fingerprint(model).sha256
     published = fingerprint_file(path).sha256 if path.exists() else None

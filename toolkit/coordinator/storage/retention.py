@@ -1,4 +1,4 @@
-"""Which models and records of updates are kept. Each function takes part in a transaction."""
+"""Decides which models and records of updates are kept. Each function is part of a transaction."""
 
 import sqlite3
 from typing import Literal
@@ -6,11 +6,11 @@ from typing import Literal
 from toolkit.coordinator.storage.blobs import Blobs
 
 Keep = int | Literal["all", "best"]
-"""The models of how many of the last rounds are kept. The best one always is, and the current."""
+"""How many of the last rounds keep their models. The best and the current model are always kept."""
 FULL_RECORDS = 3
-"""Rounds whose updates keep their whole update.json, with the device's measured profile.
+"""The updates of this many rounds keep their whole update.json, with the device's profile.
 
-Of older updates only a summary row is kept: samples, steps and losses, about 100 bytes.
+For older updates only a summary row is kept: samples, steps and losses, about 100 bytes.
 """
 BEST = (
     "SELECT round FROM history ORDER BY accuracy IS NULL, accuracy DESC, loss, round DESC LIMIT 1"
@@ -18,7 +18,7 @@ BEST = (
 
 
 def drop_models(db: sqlite3.Connection, keep: Keep) -> None:
-    """Mark the models that `keep` does not include. Their files are removed with the next cleanup.
+    """Mark the models that `keep` does not include. The next cleanup removes their files.
 
     The best round has the highest accuracy, or the lowest loss if there is no accuracy; of equal
     ones it is the last.
@@ -37,7 +37,7 @@ def drop_lost(
 ) -> list[int]:
     """Mark the models of earlier rounds that are missing or damaged; returns their rounds.
 
-    Otherwise no backup could be made any more. The models of the newest and the best round are
+    Unmarked, they would prevent every backup. The models of the newest and the best round are
     compared with their hashes, others with their sizes only. If one is lost, or with `read_all`,
     all are compared with their hashes. The model `current` is left to `folder_check.py`.
     """
@@ -62,7 +62,7 @@ def drop_lost(
 
 
 def shorten_records(db: sqlite3.Connection, round_: int) -> None:
-    """Replace the records of updates that are FULL_RECORDS rounds older than `round_`."""
+    """Replace by summaries the records of updates that are FULL_RECORDS rounds before `round_`."""
     old = (round_ - FULL_RECORDS,)
     db.execute(
         "INSERT INTO past_updates SELECT round, device, samples, steps, loss_first, loss_last "

@@ -1,4 +1,4 @@
-"""The rounds of a state folder: read them, also beside `serve`, or go back to one."""
+"""Reads the rounds of a state folder, also while `serve` runs, and goes back to one of them."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ class SavedRound:
         round: Its number; 0 is the model before training.
         accuracy: On held-out data; None for a regression.
         loss: On held-out data.
-        updates: How many were aggregated.
+        updates: How many updates were aggregated.
         model: SHA-256 of the global model after the round.
-        kept: Whether that model is one of those that are kept.
-        lost: Whether it is kept and its file is missing.
+        kept: Whether this model is kept, by `keep` in the federation's file.
+        lost: Whether the model is kept, but its file is missing.
         started_from: The round whose model was trained; None for round 0.
         best: Whether it is the best round so far.
         current: Whether the next round starts from its model.
@@ -48,7 +48,7 @@ class SavedRound:
 
 
 def saved_rounds(folder: Path) -> list[SavedRound]:
-    """The rounds of the state folder `folder`. Raises InputError if it is none."""
+    """The rounds of the state folder `folder`. Raises InputError if it is not a state folder."""
     with reading(folder) as db:
         best = db.execute(retention.BEST).fetchone()
         current = db.execute(schema.CURRENT_ROUND).fetchone()
@@ -103,7 +103,7 @@ def model_file(folder: Path, round_: int) -> Path:
         kept = [saved.round for saved in known.values() if saved.kept]
         raise InputError(
             "The model of round {round} was removed, as `keep` in the federation's file says. "
-            "Kept are {kept}.",
+            "Models of these rounds are kept: {kept}.",
             code="round.not-kept",
             round=round_,
             kept=kept,
@@ -129,7 +129,7 @@ def roll_back(folder: Path, target: int) -> int:
         InputError: If `serve` runs on the folder, or if the model of `target` is not there.
     """
     model = model_file(folder, target)
-    # The current model may be damaged: going back is a way out then.
+    # The current model may be damaged: going back repairs that.
     store = Store(folder, needs_model=False)
     try:
         number = store.rollback(target)
@@ -141,7 +141,7 @@ def roll_back(folder: Path, target: int) -> int:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to the database of `folder`, also while `serve` writes to it."""
+    """Yield a connection to the database of `folder`, also while `serve` writes to it."""
     path = folder / DATABASE
     if not path.is_file():
         raise InputError(

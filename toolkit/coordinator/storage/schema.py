@@ -93,7 +93,7 @@ def statements(connection: sqlite3.Connection) -> list[tuple[str, str, str, str]
 
 
 def expected_statements(version: int) -> list[tuple[str, str, str, str]]:
-    """What `statements` gives for a database of `version` that `create` made."""
+    """The result of `statements` for a new database of `version`."""
     connection = sqlite3.connect(":memory:")
     content_digest.install(connection)
     create(connection, version)

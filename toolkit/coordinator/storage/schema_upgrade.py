@@ -1,4 +1,4 @@
-"""Databases of earlier versions, brought to the present one in one transaction."""
+"""Upgrades databases of earlier versions to the current one, in one transaction."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.storage import content_digest, schema
 
 READABLE = (5, schema.SCHEMA_VERSION)
-"""Versions that this program continues. `edgetailor serve` brings them to the present one."""
+"""The versions that this program reads. `edgetailor serve` upgrades them to the current one."""
 
 
 def upgrade(db: sqlite3.Connection) -> None:
-    """Bring the tables of `db` to the present version. A kill leaves the earlier one."""
+    """Upgrade the tables of `db` to the current version. After a kill they have the earlier one."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == schema.SCHEMA_VERSION:
         return
@@ -24,7 +24,7 @@ def upgrade(db: sqlite3.Connection) -> None:
 
 
 def _count_updates_in_columns(db: sqlite3.Connection) -> None:
-    """From version 5 to 6: what is counted of an update has columns."""
+    """Upgrade from version 5 to 6: the counted values of an update get columns."""
     for event in ("insert", "delete", "update"):
         db.execute(f"DROP TRIGGER updates_{event}")
     db.execute("DROP INDEX updates_by_file")
@@ -39,7 +39,7 @@ def _count_updates_in_columns(db: sqlite3.Connection) -> None:
 
 
 def _counted(db: sqlite3.Connection) -> Iterator[tuple[str | int | float | bytes, ...]]:
-    """The earlier updates with their columns; without those that would not be accepted today."""
+    """Yield the earlier updates with their columns, except updates that are refused today."""
     for round_, device, sha256, data in db.execute(
         "SELECT round, device, sha256, record FROM earlier_updates ORDER BY rowid"
     ):
@@ -51,5 +51,5 @@ def _counted(db: sqlite3.Connection) -> Iterator[tuple[str | int | float | bytes
 
 
 def columns(record: UpdateRecord) -> tuple[int, int, float, float]:
-    """What is counted of an update, in the order of the table's columns."""
+    """The counted values of an update, in the order of the table's columns."""
     return record.samples, record.steps, record.loss_first, record.loss_last

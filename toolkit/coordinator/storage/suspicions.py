@@ -13,7 +13,7 @@ SUSPECT, LEFT_OUT, WENT_BACK = "suspect", "left out", "went back"
 
 
 class Suspect(Struct, frozen=True, kw_only=True):
-    """The update of `round` that was furthest beyond its references, and how far."""
+    """The update of `round` that exceeded its references most; `reason` says how far."""
 
     round: int
     device: str
@@ -21,14 +21,14 @@ class Suspect(Struct, frozen=True, kw_only=True):
 
 
 class WentBack(Struct, frozen=True, kw_only=True):
-    """What the operator reads about a spoilt model until the round after `after` is over."""
+    """A text about a spoilt model. The operator sees it until the round after `after` is over."""
 
     after: int
     text: str
 
 
 class Suspicions:
-    """What survives a restart about spoilt models.
+    """Keeps over a restart what is known about spoilt models.
 
     Attributes:
         left_out: Why a device is left out of all rounds, by device.
@@ -51,17 +51,17 @@ class Suspicions:
         return suspect if suspect is not None and suspect.round == round_ else None
 
     def leave_out(self, suspect: Suspect, db: sqlite3.Connection) -> None:
-        """Leave its device out of all later rounds, in the transaction of `db`."""
+        """Leave the device of `suspect` out of all later rounds, in the transaction of `db`."""
         self.left_out = {**self.left_out, suspect.device: suspect.reason}
         _write(db, LEFT_OUT, self.left_out)
 
     def note_spoilt(self, after: int, text: str) -> None:
-        """Keep what the operator has to know while the round after `after` is not over."""
+        """Keep a text for the operator until the round after `after` is over."""
         with self._database.transaction() as db:
             _write(db, WENT_BACK, WentBack(after=after, text=text))
 
     def spoilt(self, last: int) -> list[str]:
-        """What was noted since the round `last` was over."""
+        """The text that was noted since round `last` was over, in a list; else an empty list."""
         with self._database.transaction() as db:
             went_back = _read(db, WENT_BACK, WentBack)
         return [went_back.text] if went_back is not None and went_back.after == last else []
