@@ -60,7 +60,7 @@ class AggregationPolicy:
                 )
         if not _number(self.temperature) >= LOWEST_TEMPERATURE:
             raise InputError(
-                "temperature must be a number from {least} up, or inf; it is {temperature!r}.",
+                "temperature must be inf, or a number of at least {least}; it is {temperature!r}.",
                 code="aggregate.bad-temperature",
                 least=LOWEST_TEMPERATURE,
                 temperature=self.temperature,

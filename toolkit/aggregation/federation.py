@@ -135,7 +135,7 @@ class Federation:
         self._follow(aggregation.result())
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """Use `tensors`, which were averaged elsewhere, in the model. Its others stay unchanged.
+        """Replace tensors of the model by `tensors`, which were averaged elsewhere.
 
         Kept factors are fitted to the new tensors. Variances that noise made negative become 0.
 
@@ -226,7 +226,7 @@ class Federation:
 
 
 def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -> None:
-    """Raise InputError for statistics without static batch norm. Warn if static has none."""
+    """Raise InputError for statistics without static batch norm; warn of static without any."""
     if training.batch_norm == "static" and statistics is None:
         logger.warning(
             "Static batch norm takes its statistics from the held-out samples, so the held-out "

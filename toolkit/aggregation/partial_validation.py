@@ -115,7 +115,7 @@ def _check_origin(
 
 
 def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None:
-    """Raise UpdateError if a name is repeated, or is not one of a trainable tensor."""
+    """Raise UpdateError if a name is repeated, or if the model has no trainable tensor for it."""
     named = [("tensor", [entry.name for entry in record.sums])]
     named += [("submodel", [entry.submodel for entry in record.factors])]
     named += [("trained tensor", list(record.trained))]
@@ -242,7 +242,7 @@ def _check_factors(
     spec = parse_spec(factors.submodel)
     if not recovering_family(spec).averages_factors or spec.head != factors.submodel:
         raise UpdateError(
-            "{origin} is not a family and size whose factors are averaged. Its updates belong to "
+            "{origin}: the factors of this family and size are not averaged. Its updates belong to "
             "the sums of global tensors.",
             code="partial.unexpected-factors",
             submodel=factors.submodel,

@@ -35,8 +35,8 @@ class RecoveredUpdate:
         record: The update's own description: submodel, samples, losses.
         tensors: The update's values, float32 in the full shape of the global tensor, by global
             name. Elements that the update does not hold have the global model's value.
-        weights: For each of these tensors a tensor of the same shape with the weight of every
-            element: the update's weight under the policy, or 0 for elements that it does not hold.
+        weights: The weight of every element, as a tensor of the same shape for each of `tensors`:
+            the update's weight under the policy, or 0 for elements that it does not hold.
             Read-only: all elements may share memory.
     """
 
@@ -54,7 +54,7 @@ def recover(
 
     Use it for an aggregation of your own that needs single updates. For the mean, use `aggregate`.
 
-    Factors are composed; slices and narrowed layers are put in their places in the full shape.
+    Factors are composed; slices and narrowed layers are put at their positions in the full shape.
 
     Args:
         update: The record and the arrays, as `read_update` returns them.

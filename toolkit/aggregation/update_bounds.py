@@ -20,7 +20,7 @@ WIDE = 30.0
 """An additional factor of the bound for statistics of batch norm and for factors.
 
 Honest statistics reached 2,400 times those of other devices on inputs a thousand times too large
-(learning rate 1), and 400 times on the same inputs (learning rate 0.5).
+(learning rate 1), and 400 times on ordinary inputs (learning rate 0.5).
 """
 UNIT = 1.0
 """The smallest reference. Tensors that begin at 0, such as biases, have no scale of their own."""

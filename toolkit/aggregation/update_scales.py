@@ -42,7 +42,7 @@ def _scale_of(name: str, value: Tensor, model: GlobalModel) -> Scale:
     if is_variance(name):
         return Scale(math.sqrt(_largest(value)), math.sqrt(received), loose=True)
     if is_statistic(name):
-        # A mean may move by as much as the numbers vary, however small it was.
+        # A mean may move by the standard deviation, even if the mean was small.
         variance = model.tensors.get(name.removesuffix("running_mean") + "running_var")
         spread = 0.0 if variance is None else math.sqrt(_largest(variance))
         return Scale(_largest(value), max(received, spread), loose=True)

@@ -64,13 +64,13 @@ def check_table(
 
 
 def class_rows(table: tuple[TensorEntry, ...]) -> int:
-    """The number of classes: rows of the tensors with a row for every class; 0 without these."""
+    """The number of classes in `table`: the rows of its tensors by class; 0 if it has none."""
     marked = [entry for entry in table if entry.by_class]
     return min((entry.shape[0] if entry.shape else 0 for entry in marked), default=0)
 
 
 def _check_classes(record: UpdateRecord, origin: str) -> None:
-    """Raise UpdateError unless the classes are rows of every tensor that has a row for a class."""
+    """Raise UpdateError unless the record's classes are ascending and below `class_rows`."""
     if record.classes is None:
         return
     rows = class_rows(record.tensors)

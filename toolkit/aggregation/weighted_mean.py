@@ -1,4 +1,4 @@
-"""The streaming weighted mean of tensors: of each element over the updates that hold it."""
+"""The streaming weighted mean. Each element is averaged over the updates that hold it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -81,7 +81,7 @@ SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
 
 
 class DeviceKind(Tier):
-    """A kind of device: `count` devices that train `submodel`, or with AUTO what fits each.
+    """A kind of device: `count` devices that train `submodel`; with AUTO each gets what fits it.
 
     A kind with the count ANY is open: any number of devices may join. A device that reports that it
     cannot train gets `fallback` from the next round on. The budgets of a planned device are

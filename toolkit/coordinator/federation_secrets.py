@@ -184,6 +184,6 @@ def _write(path: Path, content: str, was_known: bool) -> None:
         return
     write_file(path, f"{content}\n".encode(), mode=0o600)
     if before is not None:
-        logger.warning("%s ends in the fingerprint of the coordinator's key again.", path)
+        logger.warning("%s did not end in the fingerprint of the coordinator's key: fixed.", path)
     elif was_known:
-        logger.warning("%s was missing and has a new token: give no copy of the old one.", path)
+        logger.warning("%s was missing and has a new token: the old one is not valid.", path)

@@ -29,7 +29,7 @@ class FederationState:
         clock: Seconds of a clock that never jumps.
         wall_clock: Seconds since 1970.
         planner: Assigns submodels to devices of `auto` kinds. None until it is ready.
-        operator_token: Admits the operator to `status`.
+        operator_token: Gives the operator access to `status`.
         key: Signs the work of devices.
         bundles: The bundles of the next or open round, by submodel.
         bundles_made: Submodels of the next round whose bundle is ready, while others are not.

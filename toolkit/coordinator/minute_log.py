@@ -1,4 +1,4 @@
-"""Limits the log of events that others cause at any rate: one line a minute for each of them."""
+"""Limits log lines about events that others can cause at any rate: one a minute for each sender."""
 
 import logging
 import threading

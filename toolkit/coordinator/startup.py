@@ -42,7 +42,7 @@ def serve(config_path: Path, read_all: bool = False, new_key: bool = False) -> N
         KeyboardInterrupt: When interrupted.
     """
     config = load_config(config_path)
-    # uvicorn raises the signal again once it has stopped. An exit here ends the process orderly.
+    # uvicorn raises the signal again after it has stopped. This handler ends the process cleanly.
     signal.signal(signal.SIGTERM, _exit)
     raise_descriptor_limit()
     page = read_page() if config.phones else None

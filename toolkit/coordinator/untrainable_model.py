@@ -54,7 +54,7 @@ def go_back(coordinator: Coordinator) -> bool:
                 text += f" {_blame(coordinator, suspect)}"
     if coordinator.config.site or target is None:
         store.suspicions.note_spoilt(rounds.done, text)
-        # The round opens again, and its devices may report the same as often as they like.
+        # The round opens again, and its devices may send the same report at any rate.
         if coordinator.minute_log.begins("", STUCK):
             logger.warning(text)
         return False

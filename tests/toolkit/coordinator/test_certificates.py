@@ -120,7 +120,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
             certificate.renew()
         assert presented(port) == first  # its key is not there yet
         assert [line.split(":")[0] for line in said] == ["The renewed certificate is not used"]
-        assert "the key is of another certificate" in said[0]
+        assert "the key belongs to another certificate" in said[0]
         shutil.copy(tmp_path / "new" / "key.pem", config.tls_key)
         certificate.renew()
         assert presented(port) == second

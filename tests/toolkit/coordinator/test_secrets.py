@@ -118,7 +118,7 @@ def test_a_cut_fingerprint_is_written_again(config: CoordinatorConfig, left: int
     with logged("toolkit") as said:
         start(config).close()
     assert path.read_text() == before
-    assert any(f"{path} ends in the fingerprint" in line for line in said)
+    assert any(f"{path} did not end in the fingerprint" in line for line in said)
 
 
 @pytest.mark.parametrize("name", [OPERATOR, TOKEN])

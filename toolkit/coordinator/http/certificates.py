@@ -1,4 +1,4 @@
-"""The coordinator's TLS certificate, reloaded when renewed, and a self-signed one for a start."""
+"""The coordinator's TLS certificate, reloaded when renewed, and a self-signed one for tests."""
 
 import datetime
 import ipaddress

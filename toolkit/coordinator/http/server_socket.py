@@ -55,8 +55,8 @@ def uvicorn_server(
     settings = uvicorn.Config(
         app,
         lifespan=lifespan,
-        ws="none",  # uvicorn would take the connection out of OpenConnections' hands
-        log_level="critical",  # RequestLimits logs what is worth knowing
+        ws="none",  # OpenConnections does not see the connections of websockets
+        log_level="critical",  # RequestLimits logs failures
         timeout_graceful_shutdown=GRACE_S,
     )
     settings.load()

@@ -6,7 +6,7 @@ from itertools import pairwise
 from device_agent.formats.protocol import RoundResult
 
 FALLS = 3
-"""How many falls in a row are reported. Fewer may come from the choice of a round's devices."""
+"""A warning needs this many falls in a row. Fewer can come from the choice of a round's devices."""
 
 
 def falling(results: Sequence[RoundResult]) -> str | None:

@@ -35,7 +35,7 @@ def check_database(path: Path) -> Marker | None:
                 shutil.copy(file, folder)
             _connect(Path(folder) / path.name, "rw").close()
             return _checked(Path(folder) / path.name)
-    # SQLite's messages quote the file, which may then not be UTF-8.
+    # SQLite's messages quote content of the file, which may not be valid UTF-8.
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise InputError(
             "{database} is damaged or not a database of this program ({reason}). Nothing was "

@@ -249,7 +249,7 @@ class Registry:
         return [identifier for (identifier,) in rows]
 
     def come_back(self, device: str) -> bool:
-        """Make a forgotten device a member again if a place is free. Returns whether it is one."""
+        """Make a forgotten device a member again if a place is free. Returns whether it was."""
         with self._database.exclusively():
             known = self._devices[device]
             with self._database.transaction() as db:

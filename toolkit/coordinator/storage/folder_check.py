@@ -78,7 +78,7 @@ def _check_new(folder: Path) -> None:
         left.append(FILES)
     if left:
         raise InputError(
-            "{path} held a federation ({left} are left), but {database} is missing or empty. "
+            "{path} held a federation (it still has {left}), but {database} is missing or empty. "
             "Nothing was changed. {remedy}",
             code="state.no-database",
             path=str(folder),

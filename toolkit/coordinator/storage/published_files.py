@@ -27,7 +27,7 @@ def publish(
     if published is not None and published not in models.values():
         aside = folder / f"{path.stem}-{published[:12]}{path.suffix}"
         os.replace(path, aside)
-        logger.warning("%s is the model of no round here: moved to %s.", path, aside.name)
+        logger.warning("%s is not the model of a known round: moved to %s.", path, aside.name)
     if published != wanted:
         write_file(path, model)
     entries = [{**asdict(result), "model": models[result.round]} for result in results]
