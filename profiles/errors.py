@@ -39,10 +39,10 @@ def _plain(value: Any) -> Any:
 
 
 class EdgeTailorError(Exception):
-    """An error that a person can act on: the message says the rule, what came and what to do.
+    """An error that a person can act on: its message has the rule, the problem and the remedy.
 
-    Catch it to handle every refusal of this library, and look at `code` to tell cases apart. Any
-    other exception is a fault of the library.
+    Catch it to handle all errors that this library reports, and use `code` to distinguish them. Any
+    other exception is a bug of the library.
 
     The message is a template: names in braces are filled in from `values`.
 
@@ -94,7 +94,7 @@ class BundleError(InputError):
 
 
 class UpdateError(InputError):
-    """An update that does not belong to this round or bundle, or that holds unusable numbers."""
+    """An update that does not belong to this round or bundle, or has unusable numbers."""
 
 
 class ExportError(EdgeTailorError):

@@ -54,7 +54,7 @@ def one_line(text: str, most: int | None = None) -> str:
 
 
 def said_by(error: BaseException) -> str:
-    """The message of an exception from foreign code, as one line."""
+    """The message of an exception from other code, as one line."""
     try:
         return one_line(str(error))
     except Exception:  # __str__ of foreign code may fail too
@@ -62,7 +62,7 @@ def said_by(error: BaseException) -> str:
 
 
 def wrapped(head: str, text: str) -> list[str]:
-    """`text` after `head` in 80 columns. Further lines are indented; words are never broken."""
+    """Wrap `text` after `head` at 80 columns. Further lines are indented; words are not broken."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -125,7 +125,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """`value` with three significant digits, but no fewer than two decimals."""
+    """Format `value` with three significant digits and at least two decimals."""
     places = 2 if value == 0 else max(2, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{places}f}"
 

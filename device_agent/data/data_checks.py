@@ -272,7 +272,7 @@ def check_sequences(y: np.ndarray, origin: str) -> None:
         if wrong.any():
             row = rows.start + int(wrong.argmax())
             raise DataError(
-                "{origin}: the loss ctc needs as labels of a sample its sequence, without 0 (the "
+                "{origin}: with the loss ctc, the labels of a sample are a sequence without 0 (the "
                 "blank), followed by {ignored} to the end. Sample {sample} (counted from 0) has "
                 "other labels.",
                 code="data.not-a-sequence",

@@ -31,7 +31,7 @@ def windows_of(
 
     Args:
         files: The CSV files. A window never has lines of two files.
-        series: What the lines mean.
+        series: The rule by which lines become samples.
         sample_shape: Shape of one sample: (columns,), (lines, columns) or (columns, lines).
         labels: The labels that the model takes.
 

@@ -21,7 +21,7 @@ def run_checks(url: str | None, state: Path, token: str | None = None) -> Iterat
     Args:
         url: The coordinator's URL (default: the coordinator that this device has joined).
         state: State folder.
-        token: A join token to check too.
+        token: A join token that is checked as well.
 
     Returns:
         The findings, each as soon as its check has ended.

@@ -293,7 +293,7 @@ def _enrol(
         if held.new and not client.join_unanswered:
             held.path.unlink()  # the coordinator knows no device with this key
         raise
-    if reply.sample_shape:  # coordinators before 0.2 do not tell
+    if reply.sample_shape:  # coordinators before 0.2 do not send it
         log.info("DATA: %s.", _data(reply))
     return Identity(
         url=client.url,

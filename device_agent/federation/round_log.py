@@ -101,5 +101,5 @@ def append(path: Path, line: str) -> int:
 
 
 def _newer_half(content: bytes) -> bytes:
-    """The newer half of the lines of `content`, by size."""
+    """The second half of `content`, from the next start of a line."""
     return content[content.index(b"\n", len(content) // 2) + 1 :]

@@ -44,7 +44,7 @@ class RunOptions:
 
     @classmethod
     def from_flat(cls, **values: Any) -> Self:
-        """Create the options from their names on the command line, with _ for -."""
+        """Create the options from their names on the command line, with _ instead of -."""
         training, limits = (
             {name: values.pop(name) for name in _names(group) if name in values}
             for group in (TrainingOptions, OwnerLimits)
@@ -52,7 +52,7 @@ class RunOptions:
         return cls(**values, training=TrainingOptions(**training), limits=OwnerLimits(**limits))
 
     def to_flat(self) -> dict[str, Any]:
-        """The options by their names on the command line, with _ for -."""
+        """The options by their names on the command line, with _ instead of -."""
         own = {name: getattr(self, name) for name in _names(RunOptions)}
         return own | vars(self.training) | vars(self.limits)
 
@@ -64,7 +64,7 @@ class RunOptions:
 
 
 def _names(group: type) -> list[str]:
-    """Names of the fields of a group of options, without those that are groups themselves."""
+    """The names of the fields of a group of options, without fields that are groups."""
     names = [field.name for field in dataclasses.fields(group)]
     return [name for name in names if name not in ("training", "limits")]
 

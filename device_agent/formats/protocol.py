@@ -283,7 +283,8 @@ class DeviceStatus:
 class RoundResult:
     """The quality of the global model on held-out data after `round` (0: before training).
 
-    `accuracy` is None for a regression. `left_out` gives by device why an update was not used.
+    `accuracy` is None for a regression. `left_out` has, for each device whose update was not used,
+    the reason.
     """
 
     round: int

@@ -151,7 +151,7 @@ def legend(profiles: Sequence[Profile]) -> list[str]:
 
 
 def as_document(rows: Sequence[BenchRow]) -> dict[str, object]:
-    """The document that `bench --json` prints."""
+    """Create the document that `bench --json` prints."""
     return {
         "version": BENCH_VERSION,
         "bundles": [

@@ -224,8 +224,8 @@ def require_stable(profile: Profile) -> None:
         )
     if varying := [label(p) for p in profile.phases if p.name in profile.validity.unstable]:
         raise UnstableError(
-            "The times of {phases} vary by more than {spread:.0%} of the median from p10 to p90. "
-            "Stop the other programs on this device, or measure longer with --runs.",
+            "The times of {phases} vary too much: p10 and p90 differ by more than {spread:.0%} of "
+            "the median. Stop the other programs on this device, or measure longer with --runs.",
             code="measurement.unstable",
             phases=varying,
             spread=UNSTABLE_SPREAD,

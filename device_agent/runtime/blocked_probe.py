@@ -48,7 +48,7 @@ def runs(probe: Path) -> bool:
 
 
 def best_form(graph: Path) -> Path:
-    """The file to open for `graph`: its blocked form, if this runtime has that block."""
+    """The file to open for `graph`: its form with this runtime's block, or else `graph`."""
     block = block_size()
     if block is None:
         return graph

@@ -81,8 +81,8 @@ class LitertSession:
             raise runtime_error(error, graph, "is refused by", description()) from None
         inputs, results = runner.get_input_details(), runner.get_output_details()
         self._numbers = [name for name, about in results.items() if not len(about["shape"])]
-        self._given = {name: about["index"] for name, about in inputs.items()}
-        self._made = {name: about["index"] for name, about in results.items()}
+        self._input_index = {name: about["index"] for name, about in inputs.items()}
+        self._result_index = {name: about["index"] for name, about in results.items()}
         self.inputs, self.outputs = frozenset(inputs), frozenset(results)
         # LiteRT gives access to its memory for results only for a file's first signature, and
         # without a runner.
@@ -128,16 +128,16 @@ class LitertSession:
         because the system has to provide their pages.
         """
         interpreter = self._interpreter
-        if given.keys() != self._given.keys():
-            raise ValueError(f"its inputs are {sorted(self._given)}, not {sorted(given)}")
-        for name, index in self._given.items():
+        if given.keys() != self._input_index.keys():
+            raise ValueError(f"its inputs are {sorted(self._input_index)}, not {sorted(given)}")
+        for name, index in self._input_index.items():
             interpreter.resize_tensor_input(index, given[name].shape)
         interpreter.allocate_tensors()
-        for name, index in self._given.items():
+        for name, index in self._input_index.items():
             interpreter.set_tensor(index, given[name])
         interpreter.invoke()
         results = {}
-        for name, index in self._made.items():
+        for name, index in self._result_index.items():
             if name in replaced:
                 results[name] = replaced[name]
                 np.copyto(results[name], interpreter.tensor(index)().reshape(results[name].shape))

@@ -192,8 +192,8 @@ def systemd_version() -> int:
         done = subprocess.run(["systemctl", "--version"], capture_output=True, text=True)
     except FileNotFoundError:
         raise InputError(
-            "This machine has no systemd (no systemctl). Start `edgetailor-agent run` with its "
-            "service manager.",
+            "This machine has no systemd (no systemctl). Start `edgetailor-agent run` with the "
+            "machine's own service manager.",
             code="service.no-systemd",
         ) from None
     matched = re.match(r"systemd (\d+)", done.stdout)
@@ -214,7 +214,7 @@ def has_memory_cgroup(cgroup: Path = CGROUP, old: Path = OLD_CGROUPS) -> bool:
 
 
 def _hardened(state: Path, data: Path) -> list[str]:
-    """Settings that protect the system from the service. Its own folders stay usable."""
+    """Settings that protect the system from the service, but let it use its own folders."""
     # PrivateTmp would hide a state folder or data below /tmp.
     shared = any(path.is_relative_to(tmp) for path in (state, data) for tmp in TEMPORARY)
     return [

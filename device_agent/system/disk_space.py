@@ -33,15 +33,15 @@ HEADERS = {
 MOST_ROWS = 2**48
 """Arrays with an axis of this length or more are refused."""
 
-LATER = "free some space there and run the same command again; training resumes"
-ELSEWHERE = "give a place that may be written"
+LATER = "Free some space there and run the same command again: the training resumes"
+ELSEWHERE = "Give a folder that can be written"
 CURES = {
     errno.ENOSPC: LATER,
     errno.EDQUOT: LATER,
     errno.EROFS: ELSEWHERE,
     errno.EACCES: ELSEWHERE,
     errno.EPERM: ELSEWHERE,
-    errno.EIO: "the disk is failing: look at the system's log",
+    errno.EIO: "The disk is failing: look at the system's log",
 }
 """The remedies for the errors of a disk."""
 
@@ -57,7 +57,7 @@ def storage_error(error: OSError) -> StorageError | None:
     if cure is None:
         return None
     return StorageError(
-        "{file}: {reason}; {remedy}.",
+        "{file}: {reason}. {remedy}.",
         code="storage.disk-error",
         errno=errno.errorcode[error.errno or 0],
         file=error.filename or "A file",

@@ -27,8 +27,8 @@ def held_out(samples: int, share: float) -> np.ndarray:
     count = round(samples * share)
     if share and (count < 1 or samples - count < MIN_SAMPLES):
         raise DataError(
-            "Validating on {share:g} of {counted} leaves {trained} to train on and {held_out} to "
-            "validate on. At least {least} and 1 are needed.",
+            "With a validation share of {share:g}, {trained} of {counted} remain for training and "
+            "{held_out} for validation. At least {least} and 1 are needed.",
             code="data.too-few-to-validate",
             samples=samples,
             share=share,

@@ -42,7 +42,7 @@ class ExecutionPlan:
         return next((form for graph in graphs if (form := form_of(graph.name))), None)
 
     def in_plain_form(self) -> Self:
-        """Copy the plan with the plain graphs. They need at most the memory of the other forms."""
+        """Copy the plan with the plain graphs. They need no more memory than the other forms."""
         return replace(self, bundle=self.plain)
 
     @property

@@ -1,4 +1,4 @@
-"""Checks that the device's form of a bundle's graphs computes the same as the plain graphs.
+"""Checks that a bundle's graphs in the device's form give the same results as the plain graphs.
 
 The probe of the runtime shows which form this device can run, but not that the form of this bundle
 is correct. A form with another block, or a kernel that is wrong for one shape, trains wrongly

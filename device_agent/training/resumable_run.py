@@ -76,17 +76,17 @@ class ResumableRun(SignatureRuns):
             self.scratch / f"{name}.npy",
             len(self.local),
             self.recorded_shape(name),
-            dtype=self.made_by(name).dtype,
+            dtype=self.recorded_by(name).dtype,
             done=done,
             memory_bytes=self.spare_bytes,
         )
 
     def recorded_shape(self, name: str) -> tuple[int, ...]:
         """Shape of the activations of one sample in the recording `name`."""
-        (output,) = self.bundle.manifest.signatures[self.made_by(name).signature].outputs
+        (output,) = self.bundle.manifest.signatures[self.recorded_by(name).signature].outputs
         return tuple(size for size in output.shape if size is not None)
 
-    def made_by(self, name: str) -> Record:
+    def recorded_by(self, name: str) -> Record:
         """The instruction that writes the recording `name`."""
         schedule = self.bundle.manifest.schedule
         return next(s for s in schedule if isinstance(s, Record) and s.target == name)

@@ -33,7 +33,7 @@ from profiles.documents.calibration_record import MemoryOverhead
 
 @dataclass(frozen=True)
 class RuntimeOverhead:
-    """What a runtime takes in addition to the tensors of a graph.
+    """The memory of a runtime in addition to the tensors of a graph.
 
     `session_bytes`: code and tables that the first session of a process loads, for any graph.
     `node_bytes`: bytes for each node of an open graph. `array_copies`: how many copies of the

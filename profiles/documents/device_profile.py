@@ -106,7 +106,7 @@ def load_device(reference: str) -> DeviceProfile:
 
 
 def built_in_profile(path: Path) -> DeviceProfile:
-    """The built-in profile in the TOML file `path`, with the measurements beside it, if any."""
+    """Read the built-in profile in the TOML file `path`, and measurements in a JSON file there."""
     published, sent = read_device(path), path.with_suffix(".json")
     if not sent.exists():
         return published

@@ -128,5 +128,5 @@ def _duration(same: Sequence[Duration]) -> Duration:
 
 
 def _highest(known: Sequence[Memory]) -> Memory | None:
-    """The memory of the run with the highest peak; its parts are not mixed with other runs."""
+    """The memory of the run with the highest peak. Its parts are all from this run."""
     return max(known, key=lambda memory: memory.peak_bytes or 0, default=None)

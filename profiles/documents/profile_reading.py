@@ -15,7 +15,7 @@ HARDWARE = ("architecture", "processor", "cpu_count", "model")
 
 
 def encode_profile(profile: Profile) -> bytes:
-    """The document as indented JSON."""
+    """Encode the profile as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
 
 

@@ -165,7 +165,7 @@ class TorchRun(ScheduleRun):
 
     def open_recording(self, name: str, done: int) -> Recording:
         """Keep the recording in memory, because a client's training is short."""
-        dtype = self.made_by(name).dtype
+        dtype = self.recorded_by(name).dtype
         return RecordingInMemory(len(self.local), self.recorded_shape(name), dtype)
 
     def report_epoch(self, instruction: Train) -> None:

@@ -359,8 +359,8 @@ def test_too_few_samples_to_validate(agent: Agent, bundle_of: BundleOf, tmp_path
         "train", bundle_of("full"), "--data", "few.npz", "--out", "u", "--validation", "0.1"
     )
     assert refusal(done) == (
-        "Validating on 0.1 of 4 samples leaves 4 to train on and 0 to validate on. At least 2 and "
-        "1 are needed."
+        "With a validation share of 0.1, 4 of 4 samples remain for training and 0 for validation. "
+        "At least 2 and 1 are needed."
     )
     assert everything(tmp_path) == before
 

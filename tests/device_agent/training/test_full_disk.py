@@ -147,7 +147,7 @@ def test_a_disk_that_is_full_at_every_write(
             break
         assert message.startswith(str(folder)), (full_at, message)
         assert message.endswith(
-            ": No space left on device; free some space there and run the same command again; "
+            ": No space left on device. Free some space there and run the same command again: the "
             "training resumes."
         )
         # The update is complete or absent. It may exist if only the flush of its folder failed.
@@ -163,10 +163,13 @@ def test_a_disk_that_is_full_at_every_write(
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (errno.EROFS, r"^/media/usb/update: Read-only file system; give a place that may be"),
-        (errno.EACCES, r"^/media/usb/update: Permission denied; give a place that may be written"),
-        (errno.EIO, r"^/media/usb/update: Input/output error; the disk is failing: look at"),
-        (errno.EDQUOT, r"^/media/usb/update: Disk quota exceeded; free some space there"),
+        (errno.EROFS, r"^/media/usb/update: Read-only file system\. Give a folder that can be"),
+        (
+            errno.EACCES,
+            r"^/media/usb/update: Permission denied\. Give a folder that can be written",
+        ),
+        (errno.EIO, r"^/media/usb/update: Input/output error\. The disk is failing: look at"),
+        (errno.EDQUOT, r"^/media/usb/update: Disk quota exceeded\. Free some space there"),
     ],
 )
 def test_a_disk_error_says_what_to_do(number: int, message: str) -> None:
@@ -258,5 +261,5 @@ def test_a_state_folder_that_cannot_be_written(bundle_of: BundleOf, tmp_path: Pa
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert refusal(Done(done.returncode, done.stdout, done.stderr)) == (
-        "disk/.update.training: Read-only file system; give a place that may be written."
+        "disk/.update.training: Read-only file system. Give a folder that can be written."
     )
