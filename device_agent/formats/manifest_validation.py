@@ -94,8 +94,8 @@ def _tensors(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
             )
         if not _part_fits(entry):
             yield BundleError(
-                "In {origin}, {tensor!r} has the shape {shape}, but its `part` selects another "
-                "shape from the global tensor. {repair}",
+                "{origin}: {tensor!r} has the shape {shape}, but its `part` selects another shape "
+                "from the global tensor. {repair}",
                 code="bundle.wrong-part",
                 tensor=entry.name,
                 origin=origin,
@@ -216,7 +216,7 @@ def _training(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     steps = [s for train in manifest.schedule if isinstance(train, Train) for s in train.steps]
     if not steps:
         yield BundleError(
-            "The schedule in {origin} has no training instruction. {repair}",
+            "{origin} has no training instruction in its schedule. {repair}",
             code="bundle.no-training",
             origin=origin,
             repair=REPAIR,
@@ -299,7 +299,7 @@ def _preprocessing(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     )
     if wrong is not None:
         yield BundleError(
-            "The `preprocessing` in {origin} does not fit the model: {reason}. {repair}",
+            "{origin}: the `preprocessing` does not fit the model: {reason}. {repair}",
             code="bundle.bad-preprocessing",
             reason=wrong,
             origin=origin,

@@ -200,7 +200,7 @@ def test_unpacking_on_a_full_disk(
             train_bundle(bundle, compressed, out, threads=1)
     assert disk.refused
     assert isinstance(error.value, StorageError)
-    assert "data/x.npy: No space left on device; free some" in str(error.value)
+    assert "data/x.npy: No space left on device. Free some" in str(error.value)
     assert everything(tmp_path / "here") == {}
 
 
@@ -242,7 +242,7 @@ def test_a_disk_that_is_really_small(
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     if code:
         assert len(errors) == 1
-        assert re.search(r"No space left on device; free some space there and run the", errors[0])
+        assert re.search(r"No space left on device\. Free some space there and run", errors[0])
     train_bundle(bundle_of("slice"), str(data), tmp_path / "whole", threads=1)
     assert everything(tmp_path / "result") == everything(tmp_path / "whole")
 

@@ -251,4 +251,5 @@ def test_a_wrong_label_delays_no_round(tmp_path: Path) -> None:
     said = "pc-2 (bad) has stopped: bad.csv, line 5: the model has no class '...'"
     assert said in stopped
     assert stopped.endswith("(data.unknown-class)")
-    assert re.search(r"pc-2 \(bad\) +full +stopped\n    bad.csv, line 5: '...' is no class", shown)
+    said = r"pc-2 \(bad\) +full +stopped\n    bad.csv, line 5: the model has no class '...'"
+    assert re.search(said, shown)
