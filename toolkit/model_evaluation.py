@@ -1,4 +1,4 @@
-"""Evaluating a model: accuracy and mean loss on samples that no device trained on."""
+"""Evaluates a model: accuracy and mean loss on samples that no device trained on."""
 
 import logging
 import math
@@ -38,7 +38,7 @@ class Evaluation:
     Attributes:
         samples: How many samples were evaluated.
         counted: How many labels count: one for each sample, or for each position with a class.
-        accuracy: Share of the labels that were predicted, from 0 to 1; None for a regression.
+        accuracy: Share of labels predicted correctly, from 0 to 1; None for a regression.
         loss: Mean loss of the labels that count.
     """
 

@@ -29,7 +29,7 @@ def backup(state: Path, out: Path, force: bool) -> None:
 def restore(backup: Path, state: Path) -> None:
     """Make the state folder STATE from a backup.
 
-    STATE must not exist, or be empty. Devices that joined after the backup have to join again;
+    STATE must be empty or not exist. Devices that joined after the backup have to join again;
     rounds that ended after it are trained again.
     """
     from toolkit.coordinator.storage import backup as copies

@@ -36,9 +36,9 @@ class Baselines:
     """Held-out accuracies from round 0 (before training) on, from 0 to 1.
 
     Attributes:
-        all_full: The global model's if every device trains the full model; None if the demo's own
-            fleet does that.
-        alone: By device, those of its own model, which it trains on its own data only.
+        all_full: Those of the global model if every device trains the full model; None if the
+            demo's own fleet does that.
+        alone: For each device, those of its own model, which it trains only on its own data.
     """
 
     all_full: Sequence[float] | None

@@ -41,7 +41,7 @@ class DemoFolder:
         (self.root / MARKER).write_text("Made by `edgetailor demo`, which may replace it.\n")
 
     def check_place(self, force: bool) -> None:
-        """Raise InputError if the folder exists, or with `force` if no demo made it."""
+        """Raise InputError if the folder exists; with `force`, only if no demo wrote it."""
         refuse_existing(self.root, force)
         if self.root.exists() and not (self.root / MARKER).is_file():
             raise InputError(

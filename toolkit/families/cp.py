@@ -91,8 +91,8 @@ def choose_ranks(
     highest = _rounded(most, ROUND_FLOOR)
     if rate > most:
         raise SpecError(
-            "{spec!r}: every weight already has rank 1 at {highest:g}. Use a rate from {lowest:g} "
-            "to {highest:g} for this model.",
+            "{spec!r}: at a rate of {highest:g}, every weight has rank 1. Use a rate from "
+            "{lowest:g} to {highest:g} for this model.",
             code="spec.rate-out-of-range",
             spec=str(spec),
             lowest=lowest,

@@ -92,7 +92,7 @@ def check_smaller(stages: list[Stage], ratio: Fraction, spec: Spec) -> None:
 
 
 def stages_of(model: nn.Module, captured: Captured) -> Iterator[Stage]:
-    """The stages of a model that have more than one block. Blocks contain no stages."""
+    """Yield the stages that have more than one block. Blocks are not searched for stages."""
     calls, blocks = calls_of(model, captured), set[str]()
     for path, container in model.named_modules():
         if not isinstance(container, CONTAINERS):
@@ -109,7 +109,7 @@ def stages_of(model: nn.Module, captured: Captured) -> Iterator[Stage]:
 
 
 def divided(names: Sequence[str], calls: Mapping[str, "Call"], model: nn.Module) -> Iterator[Stage]:
-    """The stages of blocks that follow each other.
+    """Divide the blocks `names`, which follow each other, into stages.
 
     A block belongs to the stage of the block before it if it returns the shape that it takes.
     """

@@ -119,13 +119,14 @@ def budget(resource: str, needed: float) -> str:
 
 
 def check_fits(planned: Planned, written: Written = as_option) -> None:
-    """Raise NothingFitsError if no candidate fits; it names the budgets that would be enough."""
+    """Raise NothingFitsError if no candidate fits. The message has budgets that would be enough."""
     if planned.plan.chosen is not None:
         return
     nearest = planned.plan.nearest
     if nearest is None:
         raise NothingFitsError(
-            "No submodel to choose from is possible for this model.", code="plan.no-candidate"
+            "None of the submodels to choose from is possible for this model.",
+            code="plan.no-candidate",
         )
     raise NothingFitsError(
         "Nothing fits {device}. {nearest} comes nearest; {reason}.",

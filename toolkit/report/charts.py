@@ -185,7 +185,7 @@ def plain(axes: Axes) -> None:
 
 
 def short(value: float) -> str:
-    """A number with one decimal, or none from 1000 up."""
+    """A number with one decimal; from 1000 on, without decimals."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 

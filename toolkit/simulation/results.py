@@ -51,7 +51,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         seconds: Time of the round on this machine.
         failed: Number of clients that failed.
         late: Number of clients that were late in simulated time.
-        simulated_s: Time that the round would take on the devices; None without profiles of these.
+        simulated_s: Time that the round would take on the devices; None if they have no profiles.
     """
 
     round: int
@@ -95,7 +95,7 @@ class RunFolder:
             return
         if not (self.root / SETTINGS).is_file():
             raise InputError(
-                "{path} exists and is not the folder of a simulation. Give another --out.",
+                "{path} exists, but is not the folder of a simulation. Give another --out.",
                 code="simulation.other-folder",
                 path=str(self.root),
             )

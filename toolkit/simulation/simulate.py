@@ -260,7 +260,7 @@ def read_data(config: SimulationConfig, program: Program) -> SimulationData:
 
 
 def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
-    """By spec, the specs in `specs` that train no more parameters than it (FjORD)."""
+    """Map each spec to those of `specs` that train at most as many parameters (FjORD)."""
     sizes = {spec: model.submodel(spec).counts.params for spec in dict.fromkeys(specs)}
     return {
         own: [spec for spec, size in sizes.items() if size <= most] for own, most in sizes.items()

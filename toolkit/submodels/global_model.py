@@ -261,8 +261,8 @@ def fitted(weights: GlobalModel, model: nn.Module, origin: str) -> GlobalModel:
     for name in tensors.keys() ^ set(first.values()):
         problem = "lacks the tensor" if name in own else "has the unexpected tensor"
         raise InputError(
-            "{file} {problem} {tensor!r}. It belongs to another model; give the weights of this "
-            "one.",
+            "{file} {problem} {tensor!r}. The file is of another model: give the weights of this "
+            "model.",
             code="model.wrong-weights",
             file=origin,
             tensor=name,
@@ -272,8 +272,8 @@ def fitted(weights: GlobalModel, model: nn.Module, origin: str) -> GlobalModel:
         value = own[name]
         if given.shape != value.shape:
             raise InputError(
-                "{file}: {tensor!r} has the shape {shape}, but the model has {expected}. It "
-                "belongs to another model; give the weights of this one.",
+                "{file}: {tensor!r} has the shape {shape}, but the model has {expected}. The "
+                "file is of another model: give the weights of this model.",
                 code="model.wrong-weights",
                 file=origin,
                 tensor=name,
@@ -282,7 +282,7 @@ def fitted(weights: GlobalModel, model: nn.Module, origin: str) -> GlobalModel:
             )
         if given.dtype != value.dtype:
             raise InputError(
-                "{file}: {tensor!r} is {dtype}, but the model has {expected}. Convert it.",
+                "{file}: {tensor!r} is {dtype}, but the model has {expected}. Convert the tensor.",
                 code="model.wrong-weights",
                 file=origin,
                 tensor=name,

@@ -19,7 +19,7 @@ LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 
 
 class LocalWork(NamedTuple):
-    """The most epochs and batches of a device in a round; None: no limit of batches."""
+    """The most epochs and batches of a device in a round; `batches` is None without a limit."""
 
     epochs: int
     batches: int | None

@@ -140,8 +140,8 @@ def _check_ranges(ranges: Sequence[tuple[int, int]], size: int, name: str, axis:
     for start, stop in ranges:
         if not 0 <= start < stop <= size:
             raise UpdateError(
-                "{slice}: the range [{start}, {stop}) is not within the {size} of the global "
-                "parameter.",
+                "{slice}: the range [{start}, {stop}) is not within the size {size} of the "
+                "global parameter.",
                 code="update.wrong-slice",
                 tensor=name,
                 axis=axis,

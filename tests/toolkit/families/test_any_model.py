@@ -258,7 +258,7 @@ def test_a_module_called_on_both_sides_of_a_cut_stays_as_it_is() -> None:
         ),
         (
             *("cp:14", "spec.rate-out-of-range", {"lowest": 0.667, "highest": 13}),
-            r"rank 1 at 13\. .* from 0\.667 to 13 ",
+            r"at a rate of 13, every weight has rank 1\. .* from 0\.667 to 13 ",
         ),
         ("cp:2.0+low-rank:0.5", "spec.invalid-combination", {}, r"only slice can .*low-rank\."),
         ("pfedme+low-rank:0.5", "spec.invalid-combination", {}, "only slice can"),

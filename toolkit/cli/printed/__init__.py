@@ -1,1 +1,1 @@
-"""What the commands print: tables and other text for people."""
+"""Prints the results of commands: tables and other text for people."""
