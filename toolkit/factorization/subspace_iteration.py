@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 0.015
-"""Estimated Frobenius error above that of the best truncation, relative to it, that passes."""
+"""The estimated Frobenius error may exceed that of the best truncation by this share."""
 
 OVERSAMPLING = 3 / 16
 """Additional columns of the block, relative to the rank. They speed up the last vectors."""
