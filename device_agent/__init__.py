@@ -1,8 +1,8 @@
 """The agent: trains and profiles bundles on a device, without any training framework.
 
 Start with `federation/round_loop.py` (a device in a federation) or
-`training/standalone_training.py` (one round without a coordinator). Subpackages import only from
-those that follow here:
+`training/standalone_training.py` (one round without a coordinator). Each subpackage imports only
+from those to its right:
 cli > service, doctor > federation > client, profiling > training > data, runtime > system >
 formats.
 torch, onnx, `exporters` and `toolkit` may not be imported anywhere in this package.

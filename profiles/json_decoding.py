@@ -26,7 +26,7 @@ def decode_json(data: bytes | str, type: type[T]) -> T:
 
 
 def decode_strictly(data: bytes, type: type[T]) -> T:
-    """Decode data that others send as `type`. Also refuse objects that have a key twice."""
+    """Decode `data` of another machine as `type`. Also refuse objects that have a key twice."""
     refuse_repeated_keys(data)
     return decode_json(data, type)
 

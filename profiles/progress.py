@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 Report = Callable[[str], None]
-"""Called with the name of each stage when it begins."""
+"""A function that is called with the name of each stage when it begins."""
 
 
 def silent(stage: str) -> None:

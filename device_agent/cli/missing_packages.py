@@ -6,7 +6,7 @@ EXTRAS = {
     **dict.fromkeys(("ai_edge_litert", "flatbuffers", "sympy"), "tflite"),
     **{name: name for name in ("mlflow", "tensorboard")},
 }
-"""The extra that installs a package. `toolkit` installs all others."""
+"""The extra that installs each of these packages. `toolkit` installs all others."""
 
 EVERYWHERE = ("cryptography", "msgspec", "numpy", "onnxruntime", "safetensors", "urllib3")
 """Packages that belong to every installation."""

@@ -1,4 +1,4 @@
-"""Reading the file with a join token that the user names."""
+"""Reads the file with a join token."""
 
 from pathlib import Path
 

@@ -8,7 +8,7 @@ from profiles.errors import InputError
 LABEL_LENGTH, NAME_LENGTH = 63, 253
 """Largest number of characters in a label of a host name, and in the whole name (RFC 1035)."""
 SHOWN_LENGTH = 100
-"""Most characters of a URL that an error repeats."""
+"""How many characters of a URL an error repeats at most."""
 
 
 def check_secret(secret: str) -> str:
@@ -18,7 +18,7 @@ def check_secret(secret: str) -> str:
         `secret`.
 
     Raises:
-        InputError: It is empty, or has spaces, line breaks or characters outside of ASCII.
+        InputError: `secret` is empty, or has spaces, line breaks or characters outside of ASCII.
     """
     if not one_word(secret):
         raise InputError(
@@ -44,8 +44,8 @@ def check_url(url: str) -> str:
         The URL without a slash at its end.
 
     Raises:
-        InputError: It is not such a URL, or has a user name or a password. A password is not
-            repeated in the message.
+        InputError: `url` is not such a URL, or has a user name or a password. The message does not
+            repeat a password.
     """
     # Report typos here: urllib3 reports some as a failed connection, which would be retried.
     try:

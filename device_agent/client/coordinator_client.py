@@ -227,7 +227,7 @@ class CoordinatorClient:
         """Upload update.safetensors, streamed from the disk.
 
         Raises:
-            RefusedError: The coordinator does not take it.
+            RefusedError: The coordinator does not accept the file.
         """
         upload = UploadOfFile(
             self._order, self._ask, f"/rounds/{round_}/tensors", path, self._alive

@@ -12,7 +12,7 @@ FIRST_WAIT_S = 1.0
 """Wait before the first repetition; each later wait is twice as long."""
 LONGEST_WAIT_S = 60.0
 REPORT_S = 3600.0
-"""A long outage is logged once in this time."""
+"""Time between two log lines about a long outage."""
 
 
 class Outage:

@@ -170,7 +170,7 @@ def _give_back(enrolled: Identity, held: "_Key") -> None:
 
 
 def _introduce(invitation: Invitation | None, coordinator_key: str | None, url: str) -> bool:
-    """Log the operator's description of the federation. Returns whether there is one."""
+    """Log the operator's description of the federation. Returns False if there is none."""
     if invitation is None:
         return False
     check_invitation(invitation, coordinator_key, url)

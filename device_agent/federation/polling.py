@@ -12,7 +12,7 @@ ROUND_CHECK_S = 60.0
 JITTER = 0.2
 """Each wait is up to this share longer or shorter, so that not all devices ask at the same time."""
 _DRAWS = random.Random()
-"""A separate generator. The recording of a model fails if it sees that Python's state changes."""
+"""A separate generator. While a model is recorded, Python's own random state must not change."""
 
 
 def jittered(seconds: float) -> float:

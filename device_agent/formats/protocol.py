@@ -72,7 +72,7 @@ LEFT = "left"
 ABSENT = "absent"
 """State of a device that lost its place because it was away for too long. It may come back."""
 STOPPED = "stopped"
-"""State of a device that has reported that it stops. It ends when the device asks for work."""
+"""State of a device after it has reported that it stops, until it asks for work again."""
 LEFT_OUT = "left out"
 """State of a device whose updates are not used, because one may have damaged the model."""
 ALREADY_SENT = "round.already-sent"
@@ -252,7 +252,7 @@ class Stopped:
 
 @dataclass(frozen=True, kw_only=True)
 class Fallback:
-    """The device gets the smaller `submodel` from `round` on. It is None if there is none."""
+    """The device gets the smaller `submodel` from `round` on; None if there is no smaller one."""
 
     submodel: str | None
     round: int

@@ -19,7 +19,7 @@ from device_agent.profiling.calibration_cases import GRAPHS  # noqa: E402
 from device_agent.profiling.operation_timing import random_inputs  # noqa: E402
 
 COPIES = 24
-"""Number of sessions to open. A single session grows by less than a step of the allocator."""
+"""Number of sessions to open. A single session may need less than a step of the allocator."""
 WARMING: dict[str, dict[str, tuple[int, ...]]] = {
     "pointwise": dict.fromkeys("xwuv", (64,)),
     "images": {"x": (2, 4, 8, 8), "w": (2, 4, 8, 8), "p": (1, 4, 1, 1)},
@@ -29,7 +29,7 @@ WARMING: dict[str, dict[str, tuple[int, ...]]] = {
 }
 """One graph of each kind with the shapes of its inputs. The first runs load the kernels' code."""
 EXTRA_NODES = {"pointwise": 18, "images": 22}
-"""Number of nodes of these graphs in addition to those of `product`."""
+"""How many nodes these graphs have more than `product`."""
 
 
 def session_growth(graph: str, sessions: list[OnnxSession]) -> int:

@@ -20,7 +20,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Command line of a child process.
+    """The request that a child process gets on its command line.
 
     Attributes:
         folder: The bundle.

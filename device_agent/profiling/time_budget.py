@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 
 class Budget:
-    """Time for measuring.
+    """The time for a measurement.
 
     Args:
         length_s: The time in seconds, from now on.

@@ -25,7 +25,7 @@ def description() -> str:
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Create the options with which the agent opens graphs; 0 `threads`: one for each core."""
+    """Create the options with which the agent opens graphs. 0 threads means one for each core."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

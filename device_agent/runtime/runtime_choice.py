@@ -30,8 +30,8 @@ class Session(Protocol):
 
         Args:
             feeds: All inputs by name.
-            over: For an output, the input that it may overwrite, by names. The runtime decides
-                whether it does. If the run fails, such an input may have any content.
+            over: The inputs that outputs may overwrite, by the names of the outputs. The runtime
+                decides whether they do. If the run fails, such an input may have any content.
 
         Returns:
             All outputs by name. The arrays are new, but outputs in `over` may be their inputs.

@@ -22,9 +22,9 @@ UNIT = f"{NAME}.service"
 SYSTEM_UNITS = Path("/etc/systemd/system")
 SYSTEM_OPTIONS = Path("/etc")
 WATCHDOG_S = 900
-"""systemd restarts the agent if it reports no progress for this time. It reports after each batch,
-each piece of a file and before each wait. Its start and loading a graph take longer: minutes on a
-small board."""
+"""systemd restarts the agent if it reports no progress for this time. The agent reports after each
+batch, each piece of a file and before each wait. Only its start and loading a graph take longer:
+minutes on a small board."""
 RESTART_STEPS_VERSION = 254
 """First version of systemd with RestartSteps."""
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")

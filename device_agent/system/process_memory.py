@@ -1,4 +1,4 @@
-"""Memory of this process as Linux counts it. All figures are None if the system has none."""
+"""Memory of this process as Linux counts it. A figure is None if the system does not report it."""
 
 import ctypes
 import errno

@@ -14,7 +14,7 @@ CHECKPOINT_S = 120.0
 
 @dataclass
 class ResumableRun(SignatureRuns):
-    """Signatures that run at a position of the schedule, which checkpoints store.
+    """Runs signatures at a position of the schedule. Checkpoints store the position.
 
     Attributes:
         checkpoints: Stores checkpoints; None if none are stored.

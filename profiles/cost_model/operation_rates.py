@@ -41,8 +41,8 @@ class Rates:
         if len(sizes) == 1:
             return self.along(sizes[0])
         # The plane must not extrapolate, so sizes are limited to the timed range.
-        at = np.clip(self.place(sizes), self.places.min(axis=0), self.places.max(axis=0))[None]
-        near = self.nearness(at, self.places) @ self.weights
+        at = np.clip(self.point(sizes), self.points.min(axis=0), self.points.max(axis=0))[None]
+        near = self.nearness(at, self.points) @ self.weights
         return amount(self.kind, sizes) * math.exp(float(self.plane(at)[0] + near[0]))
 
     def along(self, size: int) -> float:
@@ -66,7 +66,7 @@ class Rates:
         errors = self.weights / np.diag(self.inverse)
         return min(MOST_DOUBT, float(np.sqrt(np.mean(errors**2))))
 
-    def place(self, sizes: Sequence[int]) -> list[float]:
+    def point(self, sizes: Sequence[int]) -> list[float]:
         """Coordinates of an operation of these sizes, in doublings.
 
         The number of images or matrices hardly changes the time of each. The total amount of work
@@ -75,9 +75,9 @@ class Rates:
         return [0.5 * math.log2(amount(self.kind, sizes)), *map(math.log2, sizes[1:])]
 
     @cached_property
-    def places(self) -> Numbers:
+    def points(self) -> Numbers:
         """Coordinates of the timings, (timings, sizes)."""
-        return np.array([self.place(t.sizes) for t in self.timings])
+        return np.array([self.point(t.sizes) for t in self.timings])
 
     @cached_property
     def logs(self) -> Numbers:
@@ -86,23 +86,23 @@ class Rates:
 
     @cached_property
     def coefficients(self) -> Numbers:
-        """Coefficients of the plane around the mean place, constant first, by ridge regression."""
+        """Coefficients of the plane around the mean point, constant first, by ridge regression."""
         design = np.column_stack(
-            [np.ones(len(self.places)), self.places - self.places.mean(axis=0)]
+            [np.ones(len(self.points)), self.points - self.points.mean(axis=0)]
         )
         # The penalty keeps slopes near 0 if there are few timings; the constant is not penalised.
-        penalty = np.diag([0.0, *[SLOPE] * self.places.shape[1]])
+        penalty = np.diag([0.0, *[SLOPE] * self.points.shape[1]])
         return np.linalg.solve(design.T @ design + penalty, design.T @ self.logs)
 
-    def plane(self, places: Numbers) -> Numbers:
-        """Logarithm of the rate on the plane at `places`, (places,)."""
-        around = places - self.places.mean(axis=0)
+    def plane(self, points: Numbers) -> Numbers:
+        """Logarithm of the rate on the plane at `points`, (points,)."""
+        around = points - self.points.mean(axis=0)
         return np.asarray(self.coefficients[0] + around @ self.coefficients[1:])
 
     @cached_property
     def residuals(self) -> Numbers:
         """Difference between the timed rates and the plane, (timings,)."""
-        return np.asarray(self.logs - self.plane(self.places))
+        return np.asarray(self.logs - self.plane(self.points))
 
     @cached_property
     def variance(self) -> float:
@@ -110,7 +110,7 @@ class Rates:
         return max(NOISE**2, float(np.var(self.residuals)))
 
     def nearness(self, left: Numbers, right: Numbers) -> Numbers:
-        """Covariance of the residuals at two sets of places, (left, right)."""
+        """Covariance of the residuals at two sets of points, (left, right)."""
         squares = ((left[:, None] - right[None]) ** 2).sum(axis=2)
         return np.asarray(self.variance * np.exp(-0.5 * squares / LENGTH**2))
 
@@ -118,7 +118,7 @@ class Rates:
     def inverse(self) -> Numbers:
         """Inverse of the covariance of the timings, noise included, (timings, timings)."""
         noise = NOISE**2 * np.eye(len(self.logs))
-        return np.asarray(np.linalg.inv(self.nearness(self.places, self.places) + noise), float)
+        return np.asarray(np.linalg.inv(self.nearness(self.points, self.points) + noise), float)
 
     @cached_property
     def weights(self) -> Numbers:

@@ -58,7 +58,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget that a candidate exceeds. A budget of `needed` would admit the candidate."""
+    """A budget that a candidate exceeds. `needed` is the smallest budget that is large enough."""
 
     resource: Resource
     needed: float

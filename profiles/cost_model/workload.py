@@ -14,7 +14,7 @@ Shape = Sequence[int]
 Shapes = Sequence[Shape]
 
 PRODUCTS = ("convolution", "transposed", "product", "accumulated", "blocked")
-"""Kinds whose work is counted in multiply-accumulates; for other kinds, in numbers."""
+"""Kinds whose work is counted in multiply-accumulates. For other kinds, numbers are counted."""
 LOOP = "loop"
 FREE = "view"
 """The kind of operators that give their input another shape and compute nothing."""
@@ -53,7 +53,7 @@ BLOCKED = ("blocked", "scaled")
 """Kinds of blocked convolutions, which only some devices have. A "scaled" convolution has a kernel
 of one pixel and one channel, so it only scales an image."""
 WINOGRAD_GAIN = 0.05
-"""A device runs Winograd's form if it is faster by this share, because it takes more memory."""
+"""Winograd's form takes more memory, so a device runs it only if it is faster by this share."""
 KINDS = {operator: kind for kind, operators in OPERATORS.items() for operator in operators}
 OTHER = "selection"
 """The kind assumed for unknown operators: the slowest pass over numbers."""
@@ -180,9 +180,10 @@ class FormWork(msgspec.Struct, frozen=True, kw_only=True):
 class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     """The operations and the memory of one graph of a bundle.
 
-    It runs `times` for each batch. `ports` is the number of its inputs and outputs. In bytes for
-    one run: `state` are the inputs that are tensors of the device's state, `inputs` are all inputs,
-    and `arena` is the runtime arena for the tensors between inputs and outputs.
+    It runs `times` times for each batch. `ports` is the number of its inputs and outputs. The
+    memory is in bytes for one run: `inputs` are all inputs, `state` are the inputs that are tensors
+    of the device's state, and `arena` is the runtime arena for the tensors between inputs and
+    outputs.
 
     `blocked` are the operations of its blocked form, which a device with blocked convolutions runs;
     empty if it has none. `nodes` and `arena` are the larger values of both forms. `winograd` is its

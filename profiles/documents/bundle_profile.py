@@ -24,7 +24,7 @@ WARM_UP = 3
 MOST = 1000
 """Limit for the phases of a profile and for the points of a sustained run."""
 UNSTABLE_SPREAD = 0.26
-"""Limit of (p90 - p10) / median. It equals pyperf's limit: a deviation of 10% of the mean."""
+"""Limit of (p90 - p10) / median, as in pyperf: a standard deviation of 10% of the mean."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]

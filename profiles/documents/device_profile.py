@@ -106,7 +106,7 @@ def load_device(reference: str) -> DeviceProfile:
 
 
 def built_in_profile(path: Path) -> DeviceProfile:
-    """Read the built-in profile in the TOML file `path`, and measurements in a JSON file there."""
+    """Read the built-in profile in the TOML file `path`, with measurements from its JSON file."""
     published, sent = read_device(path), path.with_suffix(".json")
     if not sent.exists():
         return published
