@@ -101,7 +101,7 @@ def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> n
         if not stat.S_ISREG(file.stat().st_mode):
             raise ValueError("it is not a file")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # errors are enough
+            warnings.simplefilter("ignore")  # problems raise errors anyway
             with Image.open(file) as opened:
                 if opened.width * opened.height > MOST_POINTS:
                     raise ValueError(f"it has {opened.width} x {opened.height} points, too many")
