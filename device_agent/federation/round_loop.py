@@ -304,7 +304,7 @@ class _Rounds:
     def _round_has_closed(self) -> bool:
         """Ask whether an update of the current round would be too late. No answer means no."""
         work = self._client.peek()
-        # If it is in an earlier round, it was restarted and has not reopened this round yet.
+        # A coordinator in an earlier round was restarted and has not reopened this round yet.
         if work is None or work.round < self.current:
             return False
         return work.round > self.current or work.state != "train"
