@@ -177,10 +177,10 @@ def decode_partial(
             record=RECORD,
         )
     aggregation = _without_sums(record, model, policy)
-    everything = list(held_sums(aggregation))
-    shapes = {held.label: held.shape for held in everything}
+    sums = list(held_sums(aggregation))
+    shapes = {held.label: held.shape for held in sums}
     tensors = read_sums(files[TENSORS], shapes, f"{origin}: {TENSORS}")
-    for held in everything:
+    for held in sums:
         low, high = (tensors.get(f"{part}{held.label}") for part in (LOW, HIGH))
         assert low is not None
         held.mean.sums[held.name] = RunningSum.of(low, high)

@@ -214,7 +214,7 @@ def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None
         not entry.weights
         or len({part.part for part in entry.weights}) < len(entry.weights)
         or () in {part.part for part in entry.weights}
-        or sum(math.prod(place.shape) for place in parts) > COVERS * tensor.numel()
+        or sum(math.prod(part.shape) for part in parts) > COVERS * tensor.numel()
     ):
         raise UpdateError(
             "{origin}: {name} must have at least one part, no two equal parts, and parts that "

@@ -316,8 +316,8 @@ def load_settings(path: Path, kind: type[Config]) -> Config:
     )
 
 
-def _known_keys(place: KeyPath) -> list[str]:
-    table = place[0] if len(place) > 1 else ""
+def _known_keys(key_path: KeyPath) -> list[str]:
+    table = key_path[0] if len(key_path) > 1 else ""
     known: dict[str, Iterable[str]] = {
         "training": TrainingConfig.__dataclass_fields__,
         "aggregation": AggregationPolicy.__dataclass_fields__,

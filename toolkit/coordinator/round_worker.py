@@ -129,7 +129,7 @@ class RoundWorker:
         with coordinator.lock:
             if not rounds.failed(coordinator.clock()):
                 return
-            round_, came, needed = rounds.round, len(rounds.updates), rounds.needed
+            round_, received, needed = rounds.round, len(rounds.updates), rounds.needed
             rounds.reopen()
             coordinator.store.open_round.end()
         self._reopened[round_] += 1
@@ -139,7 +139,7 @@ class RoundWorker:
                 "Round %d: %s came before its deadline, and a round needs at least %d. It is open "
                 "for %g s more. Updates that have come count.%s",
                 round_,
-                counted(came, "update"),
+                counted(received, "update"),
                 needed,
                 rounds.deadline_s,
                 f" It has opened again {times} times." if times > 1 else "",

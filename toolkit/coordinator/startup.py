@@ -94,10 +94,10 @@ def _log_stage(stage: str) -> None:
 def _uninterrupted() -> Iterator[None]:
     """Delay signals to the end of the block: torch aborts if they raise an error in its import."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    came: list[int] = []
+    received: list[int] = []
 
     def note(signum: int, frame: FrameType | None) -> None:
-        came.append(signum)
+        received.append(signum)
         logger.info("Stopping as soon as PyTorch is loaded.")
 
     for signum in before:
@@ -107,8 +107,8 @@ def _uninterrupted() -> Iterator[None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-        if came:
-            signal.raise_signal(came[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _exit(signum: int, frame: FrameType | None) -> NoReturn:

@@ -217,7 +217,7 @@ def test_a_device_has_few_requests_at_a_time() -> None:
         table.opened.remove(connection)
     assert not table.opened._busy
     assert not table.opened._addresses
-    assert not table.opened._places
+    assert not table.opened._entries
 
 
 def test_connections_wait_for_less_time_as_the_limit_comes_near() -> None:
@@ -356,8 +356,8 @@ def test_a_connection_stays_one_of_http(server: Server) -> None:
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         assert connection.recv(4096).startswith(b"HTTP/1.1 401 ")
-        assert len(server.opened._places) == 1
-    assert_soon(lambda: not server.opened._places)
+        assert len(server.opened._entries) == 1
+    assert_soon(lambda: not server.opened._entries)
 
 
 def test_a_poll_with_a_body_takes_the_long_way(server: Server, tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ class _Address:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a connection is listed: its address, its rank, and the device that it is busy for."""
+class _Entry:
+    """What is known of a connection: its address, its rank, and the device that it serves."""
 
     address: str
     rank: Rank
@@ -78,7 +78,7 @@ class OpenConnections:
     def __init__(self, log: MinuteLog, most: Callable[[], int]) -> None:
         self._log, self.most = log, most
         self._addresses: dict[str, _Address] = {}
-        self._places: dict[Held, _Place] = {}
+        self._entries: dict[Held, _Entry] = {}
         self._busy: dict[str, dict[Held, None]] = {}
         self._files = 0
         self.closed = 0
@@ -91,7 +91,7 @@ class OpenConnections:
 
     @property
     def _used(self) -> int:
-        return len(self._places) + self._files
+        return len(self._entries) + self._files
 
     def add(self, connection: Held, address: str) -> None:
         """Add a new connection. If there are too many, close some, perhaps this one."""
@@ -101,23 +101,23 @@ class OpenConnections:
             self._close(victim or connection, network)
             if victim is None:
                 return
-        self._put(connection, _Place(network, Rank.SILENT))
+        self._put(connection, _Entry(network, Rank.SILENT))
 
     def rank(self, connection: Held, rank: Rank, device: str | None = None) -> None:
         """Note what `connection` does now, and for which device it is busy."""
-        held = self._places.get(connection)
+        held = self._entries.get(connection)
         if held is None or (held.rank, held.device) == (rank, device):
             return
         self.remove(connection)
-        self._put(connection, _Place(held.address, rank, device))
+        self._put(connection, _Entry(held.address, rank, device))
         if device is not None and len(self._busy[device]) > MOST_BUSY:
             self._close(next(iter(self._busy[device])), held.address)
-        while self._used > self.most() and connection in self._places:
+        while self._used > self.most() and connection in self._entries:
             self._close(self._victim(held.address) or connection, held.address)
 
     def remove(self, connection: Held) -> None:
         """Forget a connection that has ended. Repeating it changes nothing."""
-        held = self._places.pop(connection, None)
+        held = self._entries.pop(connection, None)
         if held is None:
             return
         self._files -= held.rank is Rank.BUSY
@@ -130,8 +130,8 @@ class OpenConnections:
             if not self._busy[held.device]:
                 del self._busy[held.device]
 
-    def _put(self, connection: Held, held: _Place) -> None:
-        self._places[connection] = held
+    def _put(self, connection: Held, held: _Entry) -> None:
+        self._entries[connection] = held
         self._files += held.rank is Rank.BUSY
         self._addresses.setdefault(held.address, _Address()).by_rank[held.rank][connection] = None
         if held.device is not None:
@@ -155,7 +155,7 @@ class OpenConnections:
         """Close `connection`; `network` is its address if it is not listed yet."""
         self.closed += 1
         if self._log.begins("", CLOSED):
-            held = self._places.get(connection)
+            held = self._entries.get(connection)
             logger.warning(
                 "There are too many connections for %s open files: closed one from %s. If these "
                 "are your devices, raise the limit of open files (`ulimit -n`, or LimitNOFILE of "

@@ -129,19 +129,19 @@ def _with_timeout(receive: Receive) -> Receive:
 
     It does the same if the client is slower than LEAST_RATE over the whole body.
     """
-    whole, came, begun = False, 0, asyncio.get_running_loop().time()
+    whole, received, begun = False, 0, asyncio.get_running_loop().time()
 
     async def messages() -> Message:
-        nonlocal whole, came
+        nonlocal whole, received
         if whole:
             return await receive()
         used = asyncio.get_running_loop().time() - begun
-        left = BODY_S + came / LEAST_RATE - used
+        left = BODY_S + received / LEAST_RATE - used
         try:
             message = await asyncio.wait_for(receive(), min(left, BODY_S))
         except TimeoutError:
             return {"type": "http.disconnect"}
-        came += len(message.get("body", b""))
+        received += len(message.get("body", b""))
         remains = undelivered(receive) if message["type"] == "http.disconnect" else b""
         if remains:
             return {"type": "http.request", "body": remains, "more_body": True}

@@ -331,9 +331,9 @@ class Store:
             (round_,) = db.execute(schema.CURRENT_ROUND).fetchone()
             rows = db.execute("SELECT round, started_from, kept, model FROM history").fetchall()
         origins: dict[int, int | None] = {number: origin for number, origin, _, _ in rows}
-        there = {number for number, _, kept, model in rows if kept and self.blobs.is_whole(model)}
+        intact = {number for number, _, kept, model in rows if kept and self.blobs.is_whole(model)}
         earlier = origins[round_]
-        while earlier is not None and earlier not in there:
+        while earlier is not None and earlier not in intact:
             earlier = origins[earlier]
         return earlier
 
