@@ -210,7 +210,8 @@ class Federation:
         self.model.lend_to(self.module)  # the step has changed running statistics
         if problem is not None:
             raise UpdateError(
-                "With this update a training step of the global model is not finite: {problem}.",
+                "With this update a training step of the global model gives a number that is not "
+                "finite: {problem}.",
                 code="update.untrainable-model",
                 problem=problem,
             )
