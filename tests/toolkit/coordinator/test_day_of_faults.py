@@ -65,7 +65,7 @@ class Trouble:
 
 OTHER = r"what comes is not from a coordinator \(.*"
 FAULTS = {
-    "clock from 1970": Trouble("clock says 1970-01-01 00:01", behind_s=time.time() - 60),
+    "clock from 1970": Trouble("clock says 1970-01-01", behind_s=time.time() - 60),
     "portal": Trouble(OTHER + "JSON is malformed", answer("200 OK")),
     "redirect": Trouble(OTHER + "302 to http://login.lan/", answer("302 Found")),
     "proxy login": Trouble(OTHER + "HTTP 407", answer("407 Proxy Authentication Required")),
