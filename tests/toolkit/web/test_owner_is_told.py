@@ -124,7 +124,7 @@ def test_links_that_are_not_whole(browser, serve, tmp_path: Path) -> None:
         whole = Phone.opened(browser, server, "phone")
         for phone, warned in ((bare, True), (whole, False)):
             phone.page.get_by_role("button", name="Join").wait_for()
-            assert phone.page.get_by_text("does not say which key").is_visible() == warned
+            assert phone.page.get_by_text("does not contain a fingerprint").is_visible() == warned
         assert not cut.page.get_by_role("button", name="Join").is_visible()
 
 
