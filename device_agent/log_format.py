@@ -43,7 +43,7 @@ def fields(**values: Field) -> dict[str, dict[str, Field]]:
 
 
 class PlainFormatter(logging.Formatter):
-    """One line of text for each message; with a local time stamp if `stamped`."""
+    """Formats each message as one line of text, with a local time stamp if `stamped`."""
 
     def __init__(self, *, stamped: bool = False) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object for each message: time, elapsed_s, level, message and the message's fields.
+    """Formats each message as a JSON object: time, elapsed_s, level, message and its fields.
 
     `elapsed_s` counts from the creation of the formatter. Its clock is monotonic, so it stays
     correct when the wall clock is set.

@@ -2,7 +2,7 @@
 
 
 def issues_url() -> str:
-    """The address for bug reports. If the package is not installed, a description of it."""
+    """The address for bug reports. If it is unknown, returns "the project's issue tracker"."""
     # Imported late: it parses e-mail headers, which takes 30 ms on a small board.
     from importlib.metadata import PackageNotFoundError, metadata
 

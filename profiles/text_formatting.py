@@ -62,7 +62,10 @@ def said_by(error: BaseException) -> str:
 
 
 def wrapped(head: str, text: str) -> list[str]:
-    """Wrap `text` after `head` at 80 columns. Further lines are indented; words are not broken."""
+    """Wrap `head` and `text` at 80 columns, without breaking words.
+
+    All lines after the first are indented by the length of `head`.
+    """
     return textwrap.wrap(
         text,
         WIDTH,

@@ -28,7 +28,10 @@ COMMANDS = (
 
 
 class Commands(UserDict[str, click.Command]):
-    """Commands by name. `a-b` is the function `a_b` of the module `a_b_command`."""
+    """Imports a command when it is looked up by its name.
+
+    The command `a-b` is the function `a_b` of the module `a_b_command`.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()

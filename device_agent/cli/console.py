@@ -53,8 +53,8 @@ def say(message: str) -> None:
 def print_json(document: str | bytes) -> None:
     """Print the JSON document of a command that was called with --json.
 
-    A later error, for example of `--strict`, is then reported only on stderr and by the exit code,
-    because stdout has one JSON document.
+    If an error follows, for example with `--strict`, it is reported only on stderr and by the exit
+    code. stdout never has a second JSON document.
     """
     text = document.decode() if isinstance(document, bytes) else document
     click.echo(text, nl=not text.endswith("\n"))

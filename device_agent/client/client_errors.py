@@ -37,10 +37,11 @@ class UnreachableError(Exception):
     """The coordinator did not answer: it cannot be reached, or another program answered.
 
     Attributes:
-        sent: The coordinator may have received the request.
+        sent: Whether the coordinator may have received the request.
         error: The error to raise after the last attempt; None if nothing answered.
-        lasting: Waiting seldom helps, so a command that a user watches does not wait.
-        clock: The cause may be this device's clock.
+        lasting: Whether the problem will probably stay. A command that a user watches then ends
+            without waiting.
+        clock: Whether the cause may be this device's clock.
     """
 
     def __init__(
@@ -69,7 +70,10 @@ class PreparingError(UnreachableError):
 
 
 def is_lasting(error: Exception) -> bool:
-    """Whether another program than a coordinator seems to answer, so that waiting seldom helps."""
+    """Whether the problem will probably stay, so that waiting seldom helps.
+
+    Examples are a wrong URL, a failure of TLS, and an answer of another program.
+    """
     if isinstance(error, SSLError):
         return not isinstance(_tls_error(error), CUT)
     return isinstance(error, LocationValueError) or _not_http(error)
@@ -81,7 +85,7 @@ def is_outside_validity(error: Exception) -> bool:
 
 
 def nothing_was_sent(error: Exception) -> bool:
-    """Whether there was no connection, so that nothing was sent."""
+    """Whether nothing was sent, because no connection was made."""
     return isinstance(error, NewConnectionError | ConnectTimeoutError)
 
 

@@ -1,7 +1,7 @@
-"""Connections that notice if an answer ends within its headers.
+"""HTTP connections that raise an error if an answer breaks off within its headers.
 
-If a connection ends there, Python's HTTP client treats this as the end of the headers. An answer
-that a proxy has cut would look like a complete answer of another program.
+Without this check, Python's HTTP client takes the break for the end of the headers. An answer that
+a proxy has cut would then look like a complete answer of another program.
 """
 
 import warnings

@@ -156,9 +156,9 @@ class CoordinatorClient:
         return self._with_retries(attempt, repeat=False)
 
     def invitation(self) -> Invitation | None:
-        """Return the federation's description of itself, or None if there is no answer.
+        """Ask for the description of the federation. Returns None if there is no answer.
 
-        Coordinators of earlier versions do not have this description.
+        Coordinators of earlier versions cannot answer this request.
         """
         try:
             return self._ask("GET", "/invitation", Invitation, timeout=PROGRESS_TIMEOUT_S)

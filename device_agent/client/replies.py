@@ -58,7 +58,7 @@ class RefusedError(UpdateError):
 
     @property
     def round_over(self) -> bool:
-        """Whether the round continued without this device. Then it only asks for work again."""
+        """Whether the round continued without this device, which then only asks for work again."""
         return self.code in ROUND_OVER
 
 
@@ -82,15 +82,20 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
 
 
 def is_delimited(response: urllib3.BaseHTTPResponse) -> bool:
-    """Whether the answer states where its body ends. Otherwise it ends with the connection."""
+    """Whether the answer states where its body ends. If not, the body ends with the connection."""
     return response.length_remaining is not None or response.chunked
 
 
 def check_not_cut(response: urllib3.BaseHTTPResponse, data: bytes) -> None:
-    """Check whether an answer was cut. Its body `data` is not valid JSON.
+    """Find out whether an answer is not valid JSON because the connection broke off.
+
+    Args:
+        response: The answer.
+        data: Its body, which is not valid JSON.
 
     Raises:
-        UnreachableError: The body is empty or begins like JSON, and it ended with the connection.
+        UnreachableError: The body is empty or begins like JSON, and only the end of the connection
+            shows where it ends.
     """
     if data[:1] in (b"", b"{") and not is_delimited(response):
         raise UnreachableError("cannot be reached (the connection broke off)", sent=True)

@@ -16,12 +16,13 @@ REPORT_S = 3600.0
 
 
 class Outage:
-    """The waits of one outage. The log has a line when it begins, each hour, and when it ends.
+    """Waits between the attempts while the coordinator does not answer.
 
-    An agent may wait for days: a line for each attempt would fill the log.
+    It logs a line when the outage begins, each hour, and when the outage ends. An agent may wait
+    for days, so a line for each attempt would fill the log.
 
     Args:
-        ended: The line for the end of the outage.
+        ended: The log line for the end of the outage.
         sleep: Waits for a number of seconds.
         patience_s: How long to wait in total, in seconds.
 
@@ -35,12 +36,12 @@ class Outage:
         self.progressed()
 
     def progressed(self) -> None:
-        """Start again with the shortest wait and the whole patience."""
+        """Reset the waits: the next is the shortest, and the time waited counts from zero."""
         self.waited_s, self._next_s = 0.0, FIRST_WAIT_S
 
     @property
     def over_patience(self) -> bool:
-        """Whether the next wait would exceed the patience."""
+        """Whether the total time waited would exceed `patience_s` after the next wait."""
         return self.waited_s + self._next_s > self.patience_s
 
     def wait(self, problem: str, *, patiently: bool = False) -> None:
@@ -48,7 +49,7 @@ class Outage:
 
         Args:
             problem: The reason, as a sentence without its full stop.
-            patiently: There is no limit, so the log does not name one.
+            patiently: Whether to wait without a time limit. The log then names no limit.
         """
         if self._all_s - self._logged_s >= REPORT_S:
             limited = self.patience_s < float("inf") and not patiently

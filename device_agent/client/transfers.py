@@ -140,7 +140,7 @@ class Download:
 
 
 class UploadOfFile:
-    """An upload of the file `source` to `path`/SHA-256 of the file.
+    """Uploads the file `source`. The last part of the address is the file's SHA-256.
 
     Attributes:
         done: The bytes that the coordinator had before the last attempt.

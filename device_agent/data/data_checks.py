@@ -199,7 +199,10 @@ def check_finite(array: np.ndarray, name: str, origin: str, on_piece: OnPiece) -
 def value_range(
     array: np.ndarray, on_piece: OnPiece, ignored: int | None = None
 ) -> tuple[int, int] | None:
-    """Smallest and largest integer in `array` except for `ignored`; None if there is none."""
+    """Find the smallest and largest integer in `array`, without those equal to `ignored`.
+
+    Returns None if no integer is left. `on_piece` is called with each piece of the array.
+    """
     ends = []
     for rows in row_slices(array):
         piece = np.ascontiguousarray(array[rows])

@@ -155,7 +155,10 @@ def sample_of(picture: "Image", images: Images, sample_shape: tuple[int, ...]) -
 
 
 def values_of(band: "Image") -> np.ndarray:
-    """The red, green and blue values (height, width, 3) of `band` from 0 to 255, in float64."""
+    """Convert `band`, some rows of a picture, to red, green and blue values from 0 to 255.
+
+    The result has the shape (height, width, 3), in float64.
+    """
     from PIL import Image
 
     if band.mode.startswith("I"):  # 16 bits for a point, which Pillow would cut off at 255
@@ -169,11 +172,11 @@ def values_of(band: "Image") -> np.ndarray:
 def filters(
     points: int, size: int, taken: float | None
 ) -> list[tuple[tuple[int, int], np.ndarray]]:
-    """Compute triangle filters that scale the middle `taken` of `points` points to `size` points.
+    """Compute the weights that scale one axis of a picture from `points` to `size` points.
 
-    If `taken` is None, all points are scaled. The weight of an old point falls linearly with its
-    distance from the centre of the new point. It is 0 at the distance of one new point, or of one
-    old point if the picture grows.
+    Only the `taken` points in the middle of the axis are used; None uses all points. The weight of
+    an old point falls linearly with its distance from the centre of the new point. It is 0 at the
+    distance of one new point, or of one old point if the picture grows.
 
     Returns:
         For each new point the range of old points and their weights, whose sum is 1.

@@ -77,7 +77,9 @@ def windows_of(
 
 
 def window_starts(label: np.ndarray, length: int, step: int, runs: bool) -> np.ndarray:
-    """Find the first line of each window of `length` lines. With `runs`, its labels are equal.
+    """Find the first line of each window of `length` lines.
+
+    With `runs`, a window only has lines with the same label.
 
     Examples:
         >>> window_starts(np.array([0, 0, 0, 0, 0, 1, 1]), 2, 1, runs=True)
@@ -157,7 +159,8 @@ def column_place(file: Path, names: Sequence[str], name: str) -> int:
 class Decimals:
     """Reads the numbers of a file whose columns are separated by `delimiter`.
 
-    If this is not a comma, numbers may have decimal commas. Then all numbers must have them.
+    If the delimiter is not a comma, numbers may have decimal commas. All numbers of the file must
+    have the same decimal mark.
     """
 
     def __init__(self, delimiter: str) -> None:

@@ -45,7 +45,7 @@ class Finding:
 
 
 def isolated(check: str, make: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield the findings of `make`. An exception becomes a finding of `check`."""
+    """Call `make` and yield its findings. An exception is reported as a failure of `check`."""
     try:
         result = make()
         yield from [result] if isinstance(result, Finding) else result

@@ -73,9 +73,10 @@ class DeviceState(StateFolder):
 
     @contextmanager
     def created(self) -> Iterator[None]:
-        """Create the folder, and check that it can be written before a join uses up a token.
+        """Create the folder, and check that it can be written. The join runs inside the block.
 
-        If the block fails, folders that were created and are empty are removed again.
+        The check comes first, because a join uses up the token. If the block fails, the folders
+        that were created are removed again if they are empty.
 
         Raises:
             InputError: The folder cannot be created or written.
@@ -150,7 +151,7 @@ class DeviceState(StateFolder):
             self.folder.rmdir()
 
     def take_new_key(self) -> None:
-        """Use the key that the new coordinator knows, and remove the files of the old rounds."""
+        """After a move to another coordinator, use the new key and remove files of old rounds."""
         self._remove_round_files(keep_personal=False)
         os.replace(self.replacing_key, self.key)
 

@@ -42,7 +42,10 @@ def own_lines(state: Path) -> list[str]:
 
 
 def lines(status: Status) -> list[str]:
-    """Format the status: the round, then one line for each device and one for its note."""
+    """Format the status of the fleet in lines of text.
+
+    The round comes first. Each device then has a line, and a second line if it has a note.
+    """
     head = f"round {status.round} of {status.rounds}, {status.state}"
     # Devices that have left or are absent are still listed, but their places are free.
     if status.state == "enrolling":

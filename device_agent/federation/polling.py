@@ -1,4 +1,4 @@
-"""How often a device asks the coordinator for work, and during a training about its round."""
+"""How often a device asks for work, and during a training whether the round is still open."""
 
 import random
 from collections.abc import Callable

@@ -30,7 +30,10 @@ NOT_KEPT = {"kept": False}
 
 @contextmanager
 def kept_log(path: Path) -> Iterator[None]:
-    """While the block runs, also write this thread's log lines to `path`. Then log how it ended."""
+    """While the block runs, also write this thread's log lines to `path`.
+
+    The last line states how the block ended.
+    """
     handler, logger = _Handler(path), logging.getLogger("device_agent")
     logger.addHandler(handler)
     try:

@@ -59,7 +59,9 @@ def reported(error: EdgeTailorError) -> str:
 
 
 def without_folders(text: str, values: Iterable[object] = ()) -> str:
-    """Replace paths in `text` by their file names: paths in `values`, and texts that look like one.
+    """Replace each path in `text` by its file name.
+
+    Paths are the values in `values` that have a slash, and all parts of `text` that look like one.
 
     Examples:
         >>> without_folders("/home/ann/a.npz: y in my data/b.npz", ["my data/b.npz"])

@@ -48,7 +48,7 @@ class TrainingFailedError(Exception):
     """A training failed and the failure was recorded.
 
     Attributes:
-        final: The next attempt would fail in the same way.
+        final: Whether the next attempt would fail in the same way.
         round: The round of the training.
         failure: The report for the coordinator, with the number of failures in a row.
     """
@@ -84,8 +84,8 @@ class Attempts:
     def attempt(self, submodel: str, round_: int) -> Iterator[None]:
         """Record a training of `submodel` that runs inside the block.
 
-        Only failures of the submodel itself count. The count does not change after an interrupt, a
-        signal that ends the process in order, or an error of another kind.
+        Only failures of the submodel itself count. The count does not change if the user interrupts
+        the training, if a signal such as SIGTERM ends it, or after an error of another kind.
 
         Raises:
             TrainingFailedError: The block raised LimitError or UpdateError.
@@ -109,10 +109,10 @@ class Attempts:
         self.forget()
 
     def check_last(self) -> None:
-        """Find out whether the last training was cut off.
+        """Find out whether the process of the last training was killed.
 
         Raises:
-            TrainingFailedError: Its process was killed.
+            TrainingFailedError: It was killed.
         """
         record = self._read()
         if record is None or record.boot is None:
@@ -140,7 +140,7 @@ class Attempts:
 
 
 def wait_after(failures: int) -> float:
-    """Seconds to wait before the next attempt after `failures` failures in a row."""
+    """Seconds to wait for the next attempt if the last `failures` attempts have failed."""
     return min(FIRST_WAIT_S * 2.0 ** (failures - 1), LONGEST_WAIT_S)
 
 

@@ -29,7 +29,7 @@ def fingerprint_file(path: Path) -> FileEntry:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError in this block: errors of writing and flushing do not name a file."""
+    """Add `path` to any OSError of the block. Errors of writing and flushing do not name a file."""
     try:
         yield
     except OSError as error:

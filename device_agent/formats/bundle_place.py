@@ -1,4 +1,7 @@
-"""Checks whether a bundle may be written to a folder. It runs first, because it needs no torch."""
+"""Checks whether a bundle may be written to a folder.
+
+The check does not need torch, so it can run before torch is imported.
+"""
 
 import os
 from pathlib import Path

@@ -2,8 +2,8 @@
 
 In addition to a graph, `train.onnx`, a bundle may have other forms of it with the same results:
 
-- `train.nchwc16.onnx`, for ONNX Runtime's blocked convolutions: its images have blocks of 16
-  channels. The number must be that of the device's runtime.
+- `train.nchwc16.onnx`, for ONNX Runtime's blocked convolutions, which store images in blocks of 16
+  channels. A device can only run it if its runtime uses blocks of the same size.
 - `train.winograd.onnx`, for runtimes without blocked convolutions: it needs fewer multiplications
   and more memory.
 
@@ -28,7 +28,7 @@ def blocked_form(block: int) -> str:
 
 
 def form_file(graph: str, form: str) -> str:
-    """The name of the file with this form of the graph in the file `graph`.
+    """The name of the file that has the graph of the file `graph` in this form.
 
     >>> form_file("train.onnx", "nchwc16")
     'train.nchwc16.onnx'
@@ -37,6 +37,6 @@ def form_file(graph: str, form: str) -> str:
 
 
 def form_of(file: str) -> str | None:
-    """The form of the graph in a file of this name; None if every device may need the file."""
+    """The form that the name of a graph's file states; None if every device may need the file."""
     matched = PATTERN.search(file)
     return matched[1] if matched else None

@@ -1,6 +1,7 @@
-"""A coarse summary of a device's inputs. It reveals a sensor with other units, and little else.
+"""A coarse summary of a device's samples, which shows whether its sensor uses other units.
 
-With batch norm, such inputs hardly change the loss, so nobody would notice them.
+It reveals little else about the samples. If a model has batch norm, samples in other units hardly
+change the loss, so nobody would notice them without the summary.
 """
 
 from collections.abc import Callable
@@ -25,9 +26,10 @@ SHIFT = 5.0
 def summary_of(
     x: np.ndarray, rows: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> InputSummary | None:
-    """Summarise the samples `x` (n, channels, ...). `rows` reads samples of a mapped file.
+    """Summarise the samples `x` (n, channels, ...).
 
-    Returns None for integers, such as word ids, and for fewer than `LEAST_SAMPLES` samples.
+    If `x` is a memory-mapped file, `rows` is the function that copies samples by index. Returns
+    None for integers, such as word ids, and for fewer than `LEAST_SAMPLES` samples.
 
     Examples:
         >>> summary_of(np.arange(400, dtype=np.float32).reshape(200, 2)).channels

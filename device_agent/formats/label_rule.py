@@ -47,7 +47,7 @@ def label_rule(manifest: Manifest) -> LabelRule:
 
 
 def rule_of(port: Port | None, classes: int) -> LabelRule:
-    """The rule for the labels that `port` takes. Without a port: one class for each sample."""
+    """The rule for the labels that `port` takes. If `port` is None, a sample has one class."""
     if port is None:
         return LabelRule(classes)
     # In the shape of a port, only the batch size is None.

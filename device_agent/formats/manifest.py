@@ -107,11 +107,12 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     - `frozen`: only read. If a single graph reads it, it may be a constant of this graph instead;
       then it is neither in the table nor a port.
 
-    `stands_for` names the global parameter that this tensor is, or is a factor of; `factor` names
-    the factor. If the tensor is only a part of the global parameter, `part` gives for each axis the
-    ranges [start, stop) in order. `stored` is false for tensors that start as zeros and are not in
-    the bundle. With `by_class`, the first axis has a row for every class. The server then averages
-    only the rows of classes of which the device has samples.
+    `stands_for` names the global parameter to which this tensor belongs. If the tensor is a factor
+    of this parameter, `factor` names the factor; otherwise the tensor is the parameter itself. If
+    the tensor is only a part of the global parameter, `part` gives for each axis the ranges [start,
+    stop) in order. `stored` is false for tensors that start as zeros and are not in the bundle.
+    With `by_class`, the first axis has a row for every class. The server then averages only the
+    rows of classes of which the device has samples.
     """
 
     name: str

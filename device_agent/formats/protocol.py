@@ -22,8 +22,8 @@ header `Upload-Offset`. Each device has at most one open upload: a new request e
 
 Tokens and secrets are sent as `Authorization: Bearer ...`. Every refusal is a Problem. A
 coordinator that is starting answers every request with 503 and the code PREPARING. While it plans
-submodels, it also answers joins of the devices that it plans for in this way. The request had no
-effect: send it again.
+submodels, the join of a device whose submodel is not planned yet gets the same answer. The request
+had no effect: send it again.
 
 A device is identified by the Ed25519 key pair that it generates, and it signs its join. It does not
 sign later requests: a signature would require reading the body of a streamed upload twice. Instead
@@ -168,7 +168,8 @@ class FileOffer:
 class InputSummary:
     """The 5%, 50% and 95% quantiles of each channel, with two digits.
 
-    Channels are the first axis of a sample. More than 64 channels are summarised as one.
+    Channels are the first axis of a sample. If there are more than 64, the quantiles are those of
+    all channels together.
     """
 
     channels: Annotated[tuple[tuple[Finite, Finite, Finite], ...], Meta(max_length=MOST_CHANNELS)]
@@ -180,11 +181,11 @@ class Work:
 
     The first round opens when `expected` devices have joined; `joined` is their number so far.
     Later both are 0. `issued` is the coordinator's time when it signed the work, in seconds since
-    1970. `signature` is its signature of `signed_work.work_text`: raw Ed25519 in base64. A device
-    that waits asks again after `ask_again_s` seconds; with 0 the device chooses the time. `inputs`
-    summarises the coordinator's own samples. A device that gets it sends a summary of its own
-    samples, and warns its owner if they differ much. It is not signed, because nothing else depends
-    on it.
+    1970. `signature` is the coordinator's signature of `signed_work.work_text`: raw Ed25519 in
+    base64. A device that waits asks again after `ask_again_s` seconds; with 0 the device chooses
+    the time. `inputs` summarises the coordinator's own samples. A device that gets it sends a
+    summary of its own samples, and warns its owner if they differ much. The signature does not
+    cover `inputs`, because nothing else depends on it.
     """
 
     state: Literal["train", "wait", "finished"]
@@ -283,8 +284,8 @@ class DeviceStatus:
 class RoundResult:
     """The quality of the global model on held-out data after `round` (0: before training).
 
-    `accuracy` is None for a regression. `left_out` has, for each device whose update was not used,
-    the reason.
+    `accuracy` is None for a regression. `left_out` states why the updates of some devices were not
+    used, by device.
     """
 
     round: int

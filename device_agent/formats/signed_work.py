@@ -48,7 +48,9 @@ def key_fingerprint(key: str) -> str:
 
 
 def split_token(given: str) -> tuple[str, str | None]:
-    """Split a token into the part that is sent and the fingerprint after the dot, or None.
+    """Split a token into the part that is sent and the fingerprint after the dot.
+
+    The fingerprint is None if the token has none.
 
     Examples:
         >>> split_token("abc." + "f" * 22)[0], split_token("abc")

@@ -20,7 +20,10 @@ ALIGNMENT = 8
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """A tensor in the header of a file. `data_offsets` counts bytes after it: [start, stop)."""
+    """A tensor in the header of a file.
+
+    Its bytes are at `data_offsets`, [start, stop), counted from the end of the header.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,7 +55,7 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np
 
 
 def tensors_in(data: bytearray) -> dict[str, np.ndarray]:
-    """Read the tensors in `data`, the content of a safetensors file. They share its memory.
+    """Read the tensors in `data`, the content of a safetensors file, without copying them.
 
     Raises:
         SafetensorError: A tensor is not float32 or int64, or is not inside the file.

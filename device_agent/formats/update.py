@@ -101,7 +101,10 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     inputs: InputSummary | UnsetType = UNSET
 
     def losses(self, digits: int) -> str:
-        """The losses of the first and last epoch with `digits` decimals. If equal, only one."""
+        """Format the losses of the first and last epoch; only one number if both are equal.
+
+        `digits` is the number of decimals.
+        """
         first, last = f"{self.loss_first:.{digits}f}", f"{self.loss_last:.{digits}f}"
         return first if self.loss_first == self.loss_last else f"{first} to {last}"
 

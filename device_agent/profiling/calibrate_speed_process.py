@@ -2,9 +2,10 @@
 
     python -m device_agent.profiling.calibrate_speed_process THREADS SECONDS
 
-Prints a line of JSON for each message about the progress. The last line is a Calibration without
-memory. The runtime's own profiler times every operation inside a small graph, as in a training
-step. The fastest of several runs counts, because it is least disturbed by other programs.
+Prints a line of JSON for each message about the progress. The last line is a Calibration whose
+field `memory` is null. The runtime's own profiler times every operation inside a small graph, as
+in a training step. The fastest of several runs counts, because it is least disturbed by other
+programs.
 """
 
 import math
@@ -49,9 +50,9 @@ OVERHEAD_GRAPHS: tuple[tuple[str, Mapping[str, Shape]], ...] = (
 def shortest_run_s(
     name: str, shapes: Mapping[str, Shape], threads: int, budget: Budget, share: float
 ) -> float:
-    """The shortest duration of a whole run in seconds, in a session like that of the agent.
+    """Run a graph repeatedly, in a session like that of the agent. Returns the shortest time in s.
 
-    The runs take `share` of the remaining `budget`.
+    All runs together take about the share `share` of the time that is left in `budget`.
     """
     session = OnnxSession(GRAPHS / f"{name}.onnx", threads)
     feeds = random_inputs(shapes)

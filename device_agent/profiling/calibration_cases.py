@@ -120,7 +120,9 @@ def blocked_convolutions() -> Iterator[Case]:
 
 
 def weight_gradients() -> Iterator[Case]:
-    """Yield gradients of convolution weights: convolutions whose kernel is the output's gradient.
+    """Yield gradients of convolution weights.
+
+    Such a gradient is itself a convolution, whose kernel is the gradient of the output.
 
     The graphs contain the form in which the exporters write this operator.
     """

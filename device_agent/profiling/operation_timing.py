@@ -57,7 +57,10 @@ class TimedGraph:
         )
 
     def run(self, shapes: Mapping[str, Shape], budget: Budget, share: float) -> None:
-        """Run repeatedly, within the limits of `RUNS`, for a `share` of the remaining time."""
+        """Run the graph repeatedly, for the share `share` of the time that is left in `budget`.
+
+        `RUNS` gives the smallest and the largest number of runs.
+        """
         feeds = random_inputs(shapes)
         for _ in budget.runs(RUNS, share):
             # In a training step other layers run between two runs of a layer and evict its data
@@ -100,7 +103,11 @@ def event_shapes(event: Mapping[str, Any], end: str) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Timed:
-    """Timings, including the time that the profiler adds, and the share of timed cases."""
+    """The result of timing some cases.
+
+    `timings` include the time that the profiler adds. `share` is the share of the cases that were
+    timed.
+    """
 
     timings: list[Timing]
     share: float
@@ -150,7 +157,7 @@ def time_cases(
 
 
 def needed_bytes(shapes: Mapping[str, Shape]) -> int:
-    """The memory that a case takes, in bytes: its inputs, and several results of their size."""
+    """The memory that a case takes, in bytes: inputs, and several results of the same size."""
     return ARRAYS * 4 * sum(math.prod(shape) for shape in shapes.values())
 
 
@@ -163,7 +170,7 @@ def subtract_profiler(timings: Sequence[Timing], node_s: float) -> tuple[Timing,
             the difference between the smallest timing and this time.
 
     Returns:
-        The timings without the profiler. None is shorter than `SHORTEST_S`.
+        The timings without the time of the profiler, each at least `SHORTEST_S`.
     """
     smallest = min(timing.seconds for timing in timings)
     floor_s = max(node_s, SHORTEST_S)

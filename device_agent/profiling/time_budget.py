@@ -21,9 +21,9 @@ class Budget:
         return self._end - self._clock()
 
     def runs(self, limits: tuple[int, int], share: float) -> Iterator[int]:
-        """Count runs within `limits`, until a `share` of the remaining time is over.
+        """Yield the number of each run, until the share `share` of the time left is used up.
 
-        When all time is over, there is only one run.
+        `limits` are the fewest and the most runs. When no time is left, there is only one run.
         """
         fewest, most = limits
         end_s = (1 - share) * self.left_s

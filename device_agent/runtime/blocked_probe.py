@@ -1,9 +1,10 @@
-"""Tests with a tiny run whether this ONNX Runtime has blocked convolutions, and with which block.
+"""Tests with a tiny run whether this ONNX Runtime has blocked convolutions, and their block size.
 
-The version and the processor's name are not reliable, and a graph with another block gives wrong
-numbers without an error. A probe is a graph with two outputs: a row of convolutions, and the same
-convolutions in blocked form. They are equal if the probe has the runtime's block. The probes are in
-the folder `probes`; `exporters/runtime_probes.py` writes them.
+The block size is the number of channels in a block. The runtime's version and the processor's name
+do not tell it reliably, and a graph with another block size gives wrong numbers without an error.
+A probe is a graph with two outputs: the result of some convolutions, and the result of the same
+convolutions in blocked form. The two are equal if the probe has the runtime's block size. The
+probes are in the folder `probes`; `exporters/runtime_probes.py` writes them.
 """
 
 from functools import cache
@@ -48,7 +49,10 @@ def runs(probe: Path) -> bool:
 
 
 def best_form(graph: Path) -> Path:
-    """The file to open for `graph`: its form with this runtime's block, or else `graph`."""
+    """Choose the file to open: the blocked form of `graph` for this runtime if it exists.
+
+    Otherwise it is `graph` itself.
+    """
     block = block_size()
     if block is None:
         return graph

@@ -29,7 +29,10 @@ def arena() -> str:
 
 @contextmanager
 def without_remarks() -> Iterator[None]:
-    """Drop LiteRT's INFO lines from stderr. Other output appears after the block."""
+    """Drop the INFO lines that LiteRT writes to stderr inside the block.
+
+    Other output to stderr is held back, and appears when the block ends.
+    """
     try:
         # LiteRT writes from C++ to the file descriptor, which sys.stderr cannot redirect.
         stderr, room = os.dup(2), os.memfd_create("stderr")
@@ -93,7 +96,11 @@ class LitertSession:
     def run(
         self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str] | None = None
     ) -> dict[str, np.ndarray]:
-        """See `Session.run`. LiteRT has its own memory for results; they are copied over inputs."""
+        """See `Session.run`.
+
+        LiteRT computes results in its own memory. Results in `over` are then copied over the
+        inputs that they may overwrite.
+        """
         # LiteRT writes its INFO lines in the first run only; redirecting takes time.
         with nullcontext() if self._ran else without_remarks():
             results = self._run(feeds, over or {})

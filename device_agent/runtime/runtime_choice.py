@@ -30,11 +30,12 @@ class Session(Protocol):
 
         Args:
             feeds: All inputs by name.
-            over: The inputs that outputs may overwrite, by the names of the outputs. The runtime
-                decides whether they do. If the run fails, such an input may have any content.
+            over: Maps the name of an output to the input that it may overwrite. The runtime decides
+                whether it does. If the run fails, such an input may have any content.
 
         Returns:
-            All outputs by name. The arrays are new, but outputs in `over` may be their inputs.
+            All outputs by name. The arrays are new, except that an output in `over` may be the
+            array of the input that it overwrites.
         """
         ...
 
@@ -98,5 +99,8 @@ def all_versions() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of edgetailor and numpy. A profile has those of Python and the runtime elsewhere."""
+    """Versions of edgetailor and numpy, for the field `versions` of a profile.
+
+    Other fields of the profile have the versions of Python and of the runtime.
+    """
     return {"edgetailor": __version__, "numpy": np.__version__}

@@ -56,7 +56,7 @@ RestrictNamespaces=yes
 
 @dataclass(frozen=True)
 class ServicePlace:
-    """The files of a service: of the system, or of the current user."""
+    """The paths of a service's files. The service belongs to the system or to the current user."""
 
     user: bool
     unit: Path
@@ -64,7 +64,7 @@ class ServicePlace:
 
     @property
     def systemctl(self) -> list[str]:
-        """The command for the service's manager."""
+        """How to call systemctl for this service, as a list of words."""
         return ["systemctl", "--user"] if self.user else ["systemctl"]
 
 

@@ -11,7 +11,8 @@ def failure(code: int, errors: bytes) -> str:
         errors: Its output on stderr.
 
     Returns:
-        The last line of `errors`. After SIGKILL, that memory probably ran out.
+        The last line of `errors`. If SIGKILL ended the process, a sentence which says that memory
+        probably ran out.
     """
     if code == -signal.SIGKILL:
         return "the system killed the process, most likely because memory ran out."

@@ -1,4 +1,7 @@
-"""This device's clock, and whether it is believable. Without a battery it starts in the past."""
+"""This device's clock, and whether its time is believable.
+
+The clock of a board without a battery shows a time in the past after the board has started.
+"""
 
 import ctypes
 import time
@@ -36,7 +39,11 @@ class Clock:
     synchronised: Callable[[], bool] = is_synchronised
 
     def is_believable(self, newest: float = 0) -> bool:
-        """Whether a service has set the clock, or it is after both `newest` and the release."""
+        """Whether a time service has set the clock, or its time is late enough to be right.
+
+        It is late enough if it is not before `newest`, in seconds since 1970, and not before the
+        release of this version.
+        """
         return self.synchronised() or self.now() >= max(newest, RELEASED_S)
 
     def __str__(self) -> str:

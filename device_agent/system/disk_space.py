@@ -132,9 +132,10 @@ class MappedArray:
 
 
 def open_npy(path: Path, offset: int = 0, size: int | None = None) -> MappedArray:
-    """Map the .npy file in `path` that begins at `offset` and has `size` bytes (default: the rest).
+    """Map .npy data that begin at `offset` in the file `path`, for example in an .npz file.
 
-    Raises ValueError if these bytes are not a complete array of plain numbers.
+    The data have `size` bytes; by default they end with the file. Raises ValueError if these bytes
+    are not a complete array of plain numbers.
     """
     end = path.stat().st_size if size is None else offset + size
     with path.open("rb") as file:
@@ -169,13 +170,13 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The BLAKE2b digest of the first `size` bytes of a file."""
+    """How much of a file was written: its first `size` bytes and their BLAKE2b digest."""
 
     size: int
     digest: str
 
     def still_in(self, path: Path) -> bool:
-        """Whether the file at `path` begins with these bytes."""
+        """Whether the file at `path` still begins with the same bytes, by their digest."""
         try:
             return FileDigest(path).up_to(self.size) == self
         except OSError:
@@ -190,7 +191,10 @@ class FileDigest:
         self._digest = hashlib.blake2b(digest_size=16)
 
     def up_to(self, size: int) -> Written:
-        """Read on until `size` bytes, or to the end of a shorter file. Returns size and digest."""
+        """Compute the digest of the first `size` bytes, or of the whole file if it is shorter.
+
+        Only the bytes after those of the previous call are read.
+        """
         with self.path.open("rb") as file:
             file.seek(self.size)
             while piece := file.read(min(size - self.size, 1 << 20)):

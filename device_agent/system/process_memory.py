@@ -98,7 +98,10 @@ def release_unused() -> None:
 
 
 def ran_out(error: BaseException, who: str = "") -> MemoryError | None:
-    """Convert `error` of the library `who` to a MemoryError; None if memory was not the cause."""
+    """Convert `error` to a MemoryError if the cause is that memory ran out; otherwise return None.
+
+    `who` is the library that raised the error, for the message.
+    """
     if isinstance(error, MemoryError):
         return error
     matched = RAN_OUT.search(str(error))

@@ -1,9 +1,9 @@
 """Checks that a bundle's graphs in the device's form give the same results as the plain graphs.
 
 The probe of the runtime shows which form this device can run, but not that the form of this bundle
-is correct. A form with another block, or a kernel that is wrong for one shape, trains wrongly
-without an error. Therefore, before the first training of a bundle, one batch of random data runs
-through both. Graphs of frozen stages have no other form.
+is correct. If the form has another block size, or if the runtime computes one shape wrongly, the
+training goes wrong without an error. Therefore, before the first training of a bundle, one batch of
+random data runs through both forms. Graphs of frozen stages have only the plain form.
 """
 
 import logging
@@ -31,10 +31,11 @@ log = logging.getLogger(__name__)
 def with_checked_form(
     plan: ExecutionPlan, file: Path, scratch: Path, wait: Callable[[], object] = lambda: None
 ) -> ExecutionPlan:
-    """Return `plan`. If the first step in its form differs, return it with the plain graphs.
+    """Check the form of `plan`. Returns `plan`, or the plan with plain graphs if they differ.
 
-    If there is too little memory for the check, or if numbers are not finite, there is no result.
-    Then the form is used, and checked again before the next training.
+    The check compares the results of the first training step. It has no result if there is too
+    little memory for it, or if numbers are not finite. Then the form is used, and checked again
+    before the next training.
 
     Args:
         plan: How the device would train the bundle.

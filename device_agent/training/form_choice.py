@@ -24,9 +24,10 @@ def in_device_form(bundle: Bundle) -> Bundle:
 
 
 def in_blocked_form(bundle: Bundle) -> Bundle:
-    """Return `bundle` with each graph in blocked form, if it has one with this device's block.
+    """Return `bundle` with each graph in the blocked form for this device, if it has this form.
 
-    The predicted memory stays that of the plain graphs: the manifest has the larger of both.
+    The predicted memory stays the same: the manifest has one prediction for both forms, which is
+    that of the form that needs more.
     """
     forms = {
         name: msgspec.structs.replace(signature, graph=file)

@@ -27,7 +27,7 @@ def concurrent_peak_bytes(
 ) -> int | None:
     """Process peak above the idle agent while the signatures `names` are open together, in bytes.
 
-    The state tensors `kept` are also in memory, although no signature in `names` reads them.
+    `kept` names state tensors that are also in memory, even if no open signature reads them.
     Returns None if the manifest predicts no peak for one of the signatures.
     """
     opened = memory_together(manifest, names)
@@ -49,7 +49,7 @@ def concurrent_peak_bytes(
 def memory_together(manifest: Manifest, names: Sequence[str]) -> list[SignatureMemory] | None:
     """The memory of each signature in `names`.
 
-    Returns None if the manifest has no predicted peak for one of them.
+    Returns None if the manifest lacks the predicted peak of a signature.
     """
     session, batch = session_bytes(manifest), batch_of(manifest)
     memories = []
@@ -96,9 +96,9 @@ def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, s
 def untouched_bytes(manifest: Manifest, validating: bool = False) -> int:
     """An upper bound of the memory that the runtime requests and does not use.
 
-    A limit of data counts this memory, although the system provides no pages for it. ONNX Runtime's
-    arena requests regions, each twice as large as the previous region. So the last region may be as
-    large as all memory that the arena uses; see `exporters/memory/onnx_arena.py`.
+    A limit on private data (RLIMIT_DATA) counts this memory, although no pages are used for it.
+    ONNX Runtime's arena requests regions, each twice as large as the previous region. So the last
+    region may be as large as all memory that the arena uses; see `exporters/memory/onnx_arena.py`.
 
     Args:
         manifest: The manifest of the bundle.
@@ -114,7 +114,10 @@ def untouched_bytes(manifest: Manifest, validating: bool = False) -> int:
 
 
 def open_together(manifest: Manifest, validating: bool) -> Iterator[tuple[list[str], set[str]]]:
-    """Yield signatures that are open together, and other state tensors in memory meanwhile."""
+    """Yield each set of signatures that are open together during the schedule.
+
+    Each set comes with the names of the state tensors that are in memory in addition.
+    """
     for instruction in manifest.schedule:
         if isinstance(instruction, Record | Initialise):
             yield [instruction.signature], set()

@@ -22,7 +22,11 @@ KEPT = 50
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
-    """The content of the file: by `key_of`, why a form is not used, or None if it is correct."""
+    """The content of the file.
+
+    `objections` maps the key of a check (see `key_of`) to the reason why the form is not used. The
+    reason is None if the form is correct.
+    """
 
     version: int = VERSION
     objections: dict[str, str | None]

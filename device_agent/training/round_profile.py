@@ -40,7 +40,7 @@ class RoundProfile:
             bundle: The bundle that was trained.
             threads: Threads of the runtime; 0 for one per core.
             seconds: Durations of the training batches. The first includes the runtime's warm-up, so
-                it is reported separately. It counts only if there is no other.
+                it is reported separately. The median includes it only if it is the only batch.
 
         Returns:
             The profile; None if this process trained no batch.

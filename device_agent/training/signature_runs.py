@@ -128,7 +128,10 @@ class SignatureRuns:
         return session
 
     def unstored(self, entry: TensorEntry) -> np.ndarray:
-        """The initial value of a tensor that the bundle lacks: the device's own value, or zeros."""
+        """The initial value of a tensor that is not in the bundle.
+
+        It is the value from an earlier round if the device has one, otherwise zeros.
+        """
         kept = self.personal.get(entry.name)
         return np.zeros(entry.shape, np.dtype(entry.dtype)) if kept is None else kept
 

@@ -59,13 +59,13 @@ def projected(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def changed_since(
     before: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Project the changes of `tensors` since they were projected to `before`."""
+    """Project how much `tensors` have changed. `before` are their projections before the change."""
     after = projected(tensors)
     return {name: after[name] - sums for name, sums in before.items()}
 
 
 def objection(plain: FirstStep, formed: FirstStep, nudged: Callable[[], FirstStep]) -> str | None:
-    """Explain why a form must not be used; None if its first step is that of the plain graphs.
+    """Explain why a form must not be used; None if its first step equals that of the plain graphs.
 
     Args:
         plain: The first step of the plain graphs.
@@ -87,7 +87,11 @@ def objection(plain: FirstStep, formed: FirstStep, nudged: Callable[[], FirstSte
 
 
 def shares(plain: FirstStep, other: FirstStep) -> dict[str, float]:
-    """By tensor, the difference between its changes in `other` and `plain`, relative to `plain`."""
+    """Compare how `other` and `plain` have changed each tensor.
+
+    Returns, for each tensor, the difference between the two changes, divided by the change in
+    `plain`.
+    """
     least = SMALLEST_STEP * rms([number for sums in plain.changes.values() for number in sums])
     apart = {name: rms(other.changes[name] - sums) for name, sums in plain.changes.items()}
     return {

@@ -46,7 +46,11 @@ class Rates:
         return amount(self.kind, sizes) * math.exp(float(self.plane(at)[0] + near[0]))
 
     def along(self, size: int) -> float:
-        """Time for a kind with one size: log-log interpolation, above all timings a fixed rate."""
+        """Time of an operation of a kind with one size, in seconds.
+
+        Between timings it is interpolated on logarithmic axes. Above the largest timed size, the
+        rate stays that of the largest.
+        """
         sizes, seconds = zip(*((t.sizes[0], t.seconds) for t in self.timings), strict=True)
         if size > sizes[-1]:
             return float(seconds[-1] * size / sizes[-1])
@@ -67,10 +71,10 @@ class Rates:
         return min(MOST_DOUBT, float(np.sqrt(np.mean(errors**2))))
 
     def point(self, sizes: Sequence[int]) -> list[float]:
-        """Coordinates of an operation of these sizes, in doublings.
+        """Coordinates of an operation of these sizes, as logarithms to base 2.
 
-        The number of images or matrices hardly changes the time of each. The total amount of work
-        replaces it, with half the weight.
+        The first size, the number of images or matrices, is replaced by the total amount of work,
+        with half the weight: the time for one image hardly depends on the number of images.
         """
         return [0.5 * math.log2(amount(self.kind, sizes)), *map(math.log2, sizes[1:])]
 

@@ -82,10 +82,11 @@ def in_browser(calibration: Calibration) -> bool:
 
 
 def predict_memory(work: Workload, overhead: MemoryOverhead) -> Figure:
-    """Predict the process peak of the agent: the larger one of training and of recording a stage.
+    """Predict the process peak of the agent, with an upper bound.
 
-    `memory_rule` states the rule. The signatures of the training are open together, but only one
-    stage is open at a time.
+    The peak is reached while the agent trains, or while it records a stage. `memory_rule` states
+    the rule. The signatures of the training are open together, but only one stage is open at a
+    time.
     """
 
     def growth(signatures: Sequence[SignatureWork], state: int) -> int:
@@ -131,8 +132,8 @@ class TimeModel:
         """Predict the time of one batch in seconds.
 
         Errors of the rates of one kind are fully correlated, so they add up. Errors of different
-        kinds are independent, so the root of the sum of their squares bounds the total. Fewer timed
-        cases widen the bound in proportion.
+        kinds are independent, so the root of the sum of their squares bounds the total. If fewer
+        cases were timed, the bound is wider in proportion.
         """
         kinds: dict[str, float] = defaultdict(float)
         total = 0.0
@@ -168,7 +169,7 @@ class TimeModel:
         return self.rates.keys() >= set(BLOCKED)
 
     def operations(self, work: SignatureWork) -> tuple[Operation, ...]:
-        """The operations of the form of `work` that the device runs."""
+        """The operations of `work`, in the form that the device runs."""
         return work.blocked if work.blocked and self.has_blocks else work.operations
 
     def seconds(self, operation: Operation) -> float:

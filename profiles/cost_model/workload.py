@@ -121,7 +121,11 @@ def product_sizes(left: Shape, right: Shape, result: Shape) -> tuple[int, ...]:
 
 
 def run_length(small: Shape, result: Shape) -> int:
-    """How many consecutive numbers of the result use one number, or one row, of `small`."""
+    """The length of a run of numbers when the shape `small` is broadcast to the shape `result`.
+
+    If the last axis is broadcast, all numbers in a run of the result use the same number of
+    `small`. Otherwise they use consecutive numbers of `small`.
+    """
     sizes = [1] * (len(result) - len(small)) + list(small)
     run = 1
     repeated = None
@@ -139,7 +143,8 @@ def run_length(small: Shape, result: Shape) -> int:
 def kind_of(operator: str, inputs: Shapes, outputs: Shapes) -> str:
     """The kind of an operator with tensors of these shapes.
 
-    `accumulated` is a product that is added to a matrix, like a gradient to the momentum.
+    A matrix product has the kind `accumulated` if it is added to a matrix. For example, a gradient
+    is added to the momentum.
     """
     kind = KINDS.get(operator, OTHER)
     if operator == "Gemm" and len(inputs) > 2 and math.prod(inputs[2]) == math.prod(outputs[0]):
@@ -155,7 +160,9 @@ def kind_of(operator: str, inputs: Shapes, outputs: Shapes) -> str:
 
 
 def blocked_kind(operator: str, kernel: Shape) -> str:
-    """The kind of an operator of the runtime's blocked layout; `kernel` is a convolution's shape.
+    """The kind of an operator in the runtime's blocked layout.
+
+    For a convolution, `kernel` is the shape of its weights.
 
     >>> blocked_kind("Conv", (64, 1, 1, 1)), blocked_kind("Conv", (64, 1, 3, 3))
     ('scaled', 'blocked')

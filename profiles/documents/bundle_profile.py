@@ -45,7 +45,8 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Machine(Struct, frozen=True, kw_only=True):
     """The machine of a measurement. Measurements of different machines are never merged.
 
-    A `browser` is a page: it runs no Python and does not report its processor or memory.
+    If `kind` is `browser`, a page made the measurement. A page runs no Python, and it does not
+    report its processor or memory.
     """
 
     system: Text
@@ -87,9 +88,9 @@ class Pages(Struct, frozen=True, kw_only=True):
 class Memory(Struct, frozen=True, kw_only=True):
     """Memory of the process that ran one phase, in bytes.
 
-    `idle`: after loading Python, runtime and agent, before opening a bundle. `peak_bytes`: the
-    process peak, the highest resident set from then to the end (VmHWM, reset before). `held`: after
-    the last run, with open sessions.
+    `idle`: measured after Python, the runtime and the agent are loaded, before a bundle is opened.
+    `peak_bytes`: the process peak, which is the highest resident set between `idle` and the end
+    (VmHWM, reset before). `held`: measured after the last run, while the sessions are still open.
     """
 
     idle: Pages | None
@@ -160,7 +161,7 @@ class Sustained(Struct, frozen=True, kw_only=True):
 
     @property
     def slowdown(self) -> float:
-        """How much longer the median step takes at the end: 0.1 is 10% longer."""
+        """How much longer the median step takes at the end than at the start: 0.1 is 10% longer."""
         return self.last.median_s / self.first.median_s - 1 if self.first.median_s else 0.0
 
 

@@ -92,7 +92,10 @@ def machine_differences(machine: Machine, other: Machine) -> list[str]:
 
 
 def same_hardware(machine: Machine, other: Machine) -> bool:
-    """Whether both may be the same machine, before and after a software update."""
+    """Whether two machines agree in all fields that a software update cannot change.
+
+    Then both may be one machine, before and after an update.
+    """
     return not _differences(machine, other, HARDWARE)
 
 
