@@ -28,7 +28,8 @@ class Inspection:
         params: Trained parameters.
         activations: Output elements of convolution and linear layers.
         macs: Multiply-accumulates of the forward pass.
-        capacity: Load relative to the full model, as in EmbracingFL.
+        capacity: Trained parameters plus activations, divided by those of the full model, as in
+            EmbracingFL.
         bytes: Size of the weights that a device receives.
         exchanged_params: Numbers that a device sends back.
         layers: The form of each layer in the submodel, and the reason for it.
@@ -68,7 +69,7 @@ class CutPlace:
             the model itself, the name of this parameter.
         params: Trained parameters of the slice.
         activations: Output elements of its convolution and linear layers.
-        capacity: Load relative to the full model.
+        capacity: Trained parameters plus activations, divided by those of the full model.
         recorded: Numbers that the device stores on disk for each sample.
     """
 
@@ -156,7 +157,10 @@ LITTLE = 0.1
 
 
 def note(submodel: Submodel, full: Submodel) -> str:
-    """A warning about a submodel with factors or fewer channels that saves little; else empty."""
+    """Return a warning if `submodel` saves little compared with `full`; else an empty text.
+
+    Only submodels that have factors or fewer channels, and no personal model, are checked.
+    """
     tensors = submodel.program.tensors
     cut_down = any(e.factor is not None or e.part is not None for e in tensors)
     # A personal model costs extra by design, which needs no warning.

@@ -37,7 +37,8 @@ class Evaluation:
 
     Attributes:
         samples: How many samples were evaluated.
-        counted: How many labels count: one for each sample, or for each position with a class.
+        counted: How many labels count for the accuracy and the loss. A sample has one, or one for
+            each position with a class.
         accuracy: Share of labels predicted correctly, from 0 to 1; None for a regression.
         loss: Mean loss of the labels that count.
     """
@@ -99,8 +100,9 @@ def evaluate(
 def take_statistics(module: nn.Module, x: np.ndarray) -> None:
     """Set the running statistics of all batch norms from the samples `x` (n, *shape).
 
-    They become the mean of the statistics of chunks of the samples. As in training, each layer
-    normalises a chunk with the statistics of this chunk.
+    The samples run through the model in chunks. Each batch norm computes its statistics for every
+    chunk, and keeps their mean. As in training, it normalises a chunk with the statistics of this
+    chunk.
     """
     norms = [m for m in module.eval().modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     # Training uses the momentum, so it is restored at the end.
@@ -117,11 +119,13 @@ def take_statistics(module: nn.Module, x: np.ndarray) -> None:
 
 
 def training_problem(module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss) -> str | None:
-    """Compute one training step of `module` on a batch. Returns what is not finite, or None.
+    """Compute the loss and the gradients of `module` for one batch.
 
-    The step is not applied, but running statistics change. If the module cannot train on this
-    batch, the result is None, because this says nothing about its weights: some layers need two or
-    more samples.
+    The parameters do not change, but running statistics do.
+
+    Returns a text that names what is not finite: the loss, a gradient or a new statistic. Returns
+    None if all numbers are finite. It also returns None if the module cannot train on this batch:
+    that says nothing about the weights, because some layers need two or more samples.
     """
     module.train()
     before = torch.get_rng_state()

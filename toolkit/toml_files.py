@@ -46,7 +46,7 @@ Kind = TypeVar("Kind", bound=Table)
 
 
 class Tier(Table):
-    """A name for a submodel."""
+    """The spec of a submodel, and a name that the user gives to it, such as `phone`."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=40)]
     submodel: str

@@ -152,7 +152,10 @@ class TrainingOptions:
     )
 
     def training(self, batch: int) -> TrainingConfig:
-        """The config of this training, with `batch` samples a batch. Raises InputError."""
+        """Make the training config from these options, with `batch` samples in a batch.
+
+        Raises InputError if a value is not allowed.
+        """
         return TrainingConfig(batch, **{name: getattr(self, name) for name in HYPERPARAMETERS})
 
 
@@ -162,7 +165,8 @@ HYPERPARAMETERS = tuple(declared.name for declared in fields(TrainingOptions))
 class WithList(click.Command):
     """A command with an option that prints a list and exits, as JSON if `--json` is given too.
 
-    Click runs such an option before it reads the later ones, so this class looks for `--json`.
+    Click runs such an option before it reads the options after it. Therefore this class looks for
+    `--json` in all arguments first.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -172,7 +176,10 @@ class WithList(click.Command):
 
 
 def repeated(*names: str) -> list[str]:
-    """The options `names` as the user wrote them, for the command line of another command."""
+    """Return those options among `names` that the user gave, as words of a command line.
+
+    They are used to print another command with the same options.
+    """
     words, context = [], click.get_current_context()
     for given in context.command.params:
         source = context.get_parameter_source(given.name or "")

@@ -1,6 +1,6 @@
 """The demo's two baselines: a fleet of full models, and devices that train alone.
 
-Both are simulated with the samples of the demo's devices. Run it as `python -m
+Both are simulated with the samples of the demo's devices. Run this module as `python -m
 toolkit.demo.baselines FOLDER ROUNDS SEED FULL_TOO`; it prints one JSON object.
 """
 
@@ -33,12 +33,14 @@ SUBMODEL = "full"
 
 @dataclass(frozen=True)
 class Baselines:
-    """Held-out accuracies from round 0 (before training) on, from 0 to 1.
+    """The accuracies of both baselines on held-out samples, from 0 to 1.
+
+    A list has one accuracy for each round, from round 0 (before training) on.
 
     Attributes:
-        all_full: Those of the global model if every device trains the full model; None if the
-            demo's own fleet does that.
-        alone: For each device, those of its own model, which it trains only on its own data.
+        all_full: The accuracies of the global model if every device trains the full model. None
+            if the demo's own fleet does that.
+        alone: For each device, the accuracies of a model that it trains only on its own data.
     """
 
     all_full: Sequence[float] | None

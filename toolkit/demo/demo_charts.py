@@ -78,7 +78,10 @@ def draw_accuracy(axes: Axes, result: DemoResult) -> None:
 
 
 def draw_memory(axes: Axes, result: DemoResult) -> None:
-    """Draw the memory peaks of training above the idle agent, for a larger model."""
+    """Draw the memory peaks of training submodels of a larger model.
+
+    The memory of an agent that does not train is subtracted.
+    """
     under = (
         "above the idle agent, measured;\n"
         f"{demo_settings.LARGER_NAME}, batch {demo_settings.LARGER_BATCH}"

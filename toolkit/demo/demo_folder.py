@@ -41,7 +41,10 @@ class DemoFolder:
         (self.root / MARKER).write_text("Made by `edgetailor demo`, which may replace it.\n")
 
     def check_place(self, force: bool) -> None:
-        """Raise InputError if the folder exists; with `force`, only if no demo wrote it."""
+        """Raise InputError if the folder exists.
+
+        With `force`, a folder that an earlier demo wrote may exist.
+        """
         refuse_existing(self.root, force)
         if self.root.exists() and not (self.root / MARKER).is_file():
             raise InputError(

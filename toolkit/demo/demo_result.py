@@ -37,7 +37,11 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Peak memory of training a submodel above the idle agent, bytes; None if not measurable."""
+    """The peak memory of training a submodel.
+
+    `above_idle_bytes` is the peak minus the memory of an agent that does not train; None if it is
+    not measurable.
+    """
 
     submodel: str
     above_idle_bytes: int | None

@@ -13,7 +13,7 @@ from toolkit.simulation.partition import dirichlet_split
 def write_data(folder: DemoFolder, devices: Sequence[str], seed: int) -> tuple[int, list[int]]:
     """Write the `.npz` files of the coordinator and of the `devices`.
 
-    Returns the number of held-out samples and the numbers of each device's samples.
+    Returns how many samples are held out, and how many samples each device has.
     """
     x, y = digits()
     held_out, parts = split_samples(

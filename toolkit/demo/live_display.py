@@ -19,7 +19,9 @@ STYLES = {"training": "green", "uploading": "cyan", "downloading": "cyan", "wait
 
 @contextmanager
 def display(devices: Sequence[str], start: float) -> Iterator[Show]:
-    """Provide a function that shows a status in a live table, or without a terminal in the log.
+    """Provide a function that shows the status of the fleet.
+
+    In a terminal it updates a live table; otherwise it logs lines.
 
     `start` is when the demo began, in seconds of `time.monotonic`.
     """
@@ -33,7 +35,11 @@ def display(devices: Sequence[str], start: float) -> Iterator[Show]:
 
 
 class Lines:
-    """Logs a line for each kind whose graphs are ready, then one for each finished round."""
+    """Logs the progress of the fleet.
+
+    Before the first round it logs for how many kinds of device the graphs are exported. Then it
+    logs a line for each finished round.
+    """
 
     def __init__(self) -> None:
         self._told = 0
@@ -95,7 +101,7 @@ def stage(status: Status) -> str:
 
 
 def graphs(ready: int, kinds: int) -> str:
-    """The progress of the graphs, before the first round."""
+    """A line that says for how many of the `kinds` the training graphs are exported."""
     return f"Making graphs of training steps, {ready} of {kinds} kinds"
 
 

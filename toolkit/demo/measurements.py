@@ -29,7 +29,10 @@ LARGER_RUNS = 5
 
 
 def keep_bundles(folder: DemoFolder, members: Iterable[Member]) -> None:
-    """Copy the last bundle of each kind, from the first of its devices, to bundles/KIND."""
+    """Copy one bundle for each kind of device to bundles/KIND.
+
+    It is the last bundle that the first device of this kind received.
+    """
     for member in members:
         to = folder.bundles / member.kind.name
         if not to.exists():
@@ -74,7 +77,8 @@ def larger_memory(
     """Profile each exported submodel of the larger model, one after another.
 
     Returns:
-        The peak of each training step above the idle agent, in the order of the settings.
+        The peak memory of each training step minus the memory of an idle agent, in the order of
+        `LARGER_SPECS` in the settings.
     """
     processes.finish([export], LARGER_S)
     measured = []

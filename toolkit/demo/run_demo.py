@@ -90,7 +90,10 @@ class Job:
     start: float = field(default_factory=time.monotonic)
 
     def distribute_data(self) -> tuple[int, list[int]]:
-        """Write the data files. Returns the numbers of held-out and of each device's samples."""
+        """Write the data files.
+
+        Returns how many samples are held out, and how many samples each device has.
+        """
         logger.info(f"Distributing the digits over {len(self.members)} devices")
         return write_data(self.folder, [member.name for member in self.members], self.seed)
 

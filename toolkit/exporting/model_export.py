@@ -81,8 +81,8 @@ class SignatureCost:
         macs: Multiply-accumulates.
         graph_bytes: Size of the graph.
         peak_bytes: Predicted peak above the memory of an idle agent; None if not known.
-        computed_again: Share of its work that computes activations again to save memory, which the
-            option `recompute` sets; None if not known.
+        computed_again: Share of the graph's work that computes activations a second time. This
+            saves memory; the option `recompute` controls it. None if not known.
     """
 
     name: str
@@ -103,8 +103,8 @@ class Exported:
         bundle_sha256: Hash of the manifest.
         bytes: Size of all files.
         signatures: The cost of each graph.
-        training: Predicted memory peak of training, in bytes above an idle agent, and the
-            signatures that run at the peak; None if not known.
+        training: The predicted memory peak of training, and the names of the signatures that run
+            at the peak. The peak is in bytes above the memory of an idle agent. None if not known.
         verdict: The result of the verification; None if it was skipped.
         fit: How well factors approximate the weights; None if nothing is factorized.
     """

@@ -33,7 +33,10 @@ def read_tiers(path: Path) -> tuple[Tier, ...]:
 
 
 def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
-    """Make a tier of each spec, named like its folder. Raises InputError for equal names."""
+    """Make a tier of each spec. Its name is the name of the folder for its bundle.
+
+    Raises InputError if two tiers would have the same name.
+    """
     tiers = tuple(Tier.model_construct(name=folder_name(spec), submodel=spec) for spec in specs)
     twice = repeated([tier.name for tier in tiers])
     if twice:

@@ -97,10 +97,10 @@ def family_named(name: str) -> "Family":
 
 
 def recovering_family(spec: Spec) -> "Family":
-    """The family that recovers updates of `spec`: the innermost one.
+    """The family that turns updates of `spec` into global tensors: the last family in the spec.
 
-    A family that selects layers makes no factors. If it is combined with a second family, the
-    second one makes all factors of an update.
+    If two families are combined, the first only selects layers and makes no factors. So the second
+    makes all factors of an update.
     """
     *_, innermost = spec.nested()
     return family_named(innermost.family)

@@ -1,10 +1,10 @@
 """`depth`: the first blocks of every stage, and all layers outside of the stages (InclusiveFL).
 
 A stage is a sequence of blocks of one class in an `nn.Sequential` or `nn.ModuleList`, such as
-residual blocks or the layers of a transformer. Each block returns the shape that it takes; only the
-first may change it. The submodel leaves out the last blocks of each stage. So a device with a small
-ratio trains a subset of the blocks of a larger one. Each block is averaged over the devices that
-have it.
+residual blocks or the layers of a transformer. The output of a block has the shape of its input;
+only the first block of a stage may change the shape. The submodel leaves out the last blocks of
+each stage. So a device with a small ratio trains a subset of the blocks that a device with a larger
+ratio trains. Each block is averaged over the devices that have it.
 """
 
 import copy
@@ -92,7 +92,7 @@ def check_smaller(stages: list[Stage], ratio: Fraction, spec: Spec) -> None:
 
 
 def stages_of(model: nn.Module, captured: Captured) -> Iterator[Stage]:
-    """Yield the stages that have more than one block. Blocks are not searched for stages."""
+    """Yield the stages that have more than one block. A stage inside a block is not found."""
     calls, blocks = calls_of(model, captured), set[str]()
     for path, container in model.named_modules():
         if not isinstance(container, CONTAINERS):
@@ -111,7 +111,8 @@ def stages_of(model: nn.Module, captured: Captured) -> Iterator[Stage]:
 def divided(names: Sequence[str], calls: Mapping[str, "Call"], model: nn.Module) -> Iterator[Stage]:
     """Divide the blocks `names`, which follow each other, into stages.
 
-    A block belongs to the stage of the block before it if it returns the shape that it takes.
+    A block whose output has the shape of its input belongs to the stage of the block before it.
+    Before any other block, a new stage begins.
     """
     stage: Stage = {}
     for name in names:

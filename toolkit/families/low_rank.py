@@ -187,7 +187,10 @@ def factorized_layer(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
 
 
 def origin_of(layer: str, own: str) -> Origin:
-    """The tensor of the dense layer that the tensor `own` of the factorized `layer` stands for."""
+    """Find the tensor of the dense layer that a tensor of the factorized layer replaces.
+
+    `layer` is the name of the layer, `own` the name of the tensor within the factorized layer.
+    """
     # The bias of `v` is the bias of the dense layer, not a factor.
     side, _, leaf = own.partition(".")
     factor = side if side in ("u", "v") and leaf != "bias" else None

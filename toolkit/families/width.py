@@ -4,8 +4,8 @@ The smaller networks are nested: a narrow submodel has a subset of the channels 
 number is averaged over the devices that have it.
 
 `scaler=on` divides the outputs of narrowed layers by the ratio while a device trains. HeteroFL's
-authors do so with static batch norms. If devices tracked the statistics, these would be of scaled
-outputs, but predictions are not scaled.
+authors do so with static batch norms. Batch norms that track statistics would not fit: devices
+would track scaled outputs, but the outputs of a prediction are not scaled.
 
 `window=rolling` takes other channels in every round (FedRolex). In round t they begin with channel
 t - 1; the first channel follows after the last. So every device trains every channel in turn, with

@@ -28,7 +28,7 @@ def runtime_notes(device: DeviceProfile) -> list[str]:
 
 
 def line(group: list[Profile]) -> str:
-    """Compare the two fastest profiles in `group`: one bundle, with different runtimes."""
+    """Compare the two fastest profiles in `group`, which has one submodel in several runtimes."""
     fast, slow, *_ = sorted(group, key=lambda profile: profile.train.median_s)
     return (
         f"measured on the device, perhaps with another model: a batch of {fast.submodel} takes "

@@ -28,7 +28,7 @@ class Planned:
 
     Attributes:
         device: The device.
-        budgets: What a submodel may use; the default for memory is filled in.
+        budgets: What a submodel may use. If no memory was given, it has the default.
         plan: The candidates and the chosen one.
         impossible: The submodels that are not possible for the model.
         notes: Assumptions for missing figures, reasons to doubt the plan, and a comparison of the
@@ -146,7 +146,8 @@ def with_memory(device: DeviceProfile, budgets: Budgets) -> tuple[Budgets, list[
 def candidate(known: Known, device: DeviceProfile, budget: float | None = None) -> Candidate:
     """Predict the memory and time that the agent needs to train `known` on `device`.
 
-    With a `budget` in bytes, the agent leaves out forms of its graphs that may need more memory.
+    An agent can run a graph in several forms. With a `budget` in bytes, the prediction assumes that
+    the agent does not use forms that may need more memory than this.
     """
     left = None if budget is None else budget - RESERVE
     predicted = predict(known.work, device.calibration, left)

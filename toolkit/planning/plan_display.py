@@ -47,7 +47,10 @@ def show_plan(planned: Planned) -> None:
 
 
 def distinct(value: float, others: Iterable[float]) -> str:
-    """A strength with enough decimals to differ from 0, 1 and the others; at least two."""
+    """Write a strength with two decimals, or with more if two are not enough to tell it apart.
+
+    The text must differ from those of 0, 1 and the strengths `others`.
+    """
     if value == round(value, 2):
         return f"{value:.2f}"
     different = {0.0, 1.0, *others} - {value}
@@ -87,12 +90,12 @@ def amount(resource: str, value: float) -> str:
 
 
 def as_option(resource: str, needed: float) -> str:
-    """The option that allows `needed`."""
+    """The command-line option that sets the budget of `resource` high enough for `needed`."""
     return f"--{resource} {budget(resource, needed)}"
 
 
 def as_key(resource: str, needed: float) -> str:
-    """The line of a federation's TOML file that allows `needed`."""
+    """The line of a federation's TOML file that sets a budget high enough for `needed`."""
     value = budget(resource, needed)
     return f"{resource.replace('-', '_')} = " + (value if resource == "step-time" else f'"{value}"')
 

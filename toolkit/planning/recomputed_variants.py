@@ -38,7 +38,10 @@ def decides(spec: str) -> bool:
 
 
 def is_excluded_by_memory_alone(row: Row) -> bool:
-    """Whether a candidate exceeds only the memory budget, and needs at most `MOST` times it."""
+    """Whether a candidate exceeds only the memory budget, and not by far.
+
+    It may need at most `MOST` times the budget.
+    """
     if [excess.resource for excess in row.excesses] != ["memory"]:
         return False
     return row.excesses[0].needed <= MOST * row.excesses[0].budget

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A submodel with its strength and its workload on a device."""
+    """A submodel, its strength, and its workload: what a device has to compute and transfer."""
 
     submodel: str
     strength: float
@@ -164,9 +164,10 @@ class Workloads:
 
 
 def content(captured: Captured) -> Iterable[str]:
-    """Yield what determines the graphs of a model's submodels: its own graphs and its shapes.
+    """Yield texts that together determine the graphs of all submodels of a model.
 
-    Also whether each weight has a number that is not zero: a weight of zeros is not factorized.
+    They describe the model's own graphs and the shapes of its tensors. For each tensor they also
+    say whether it has a number that is not zero, because a weight of zeros is not factorized.
     """
     for graph in (captured.training, captured.inference):
         yield graph.code

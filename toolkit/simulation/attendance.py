@@ -1,4 +1,4 @@
-"""Decides which clients of a round deliver an update, and how long the round takes, simulated."""
+"""Decides which clients of a round deliver an update, and how long the simulated round takes."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -85,7 +85,9 @@ class Attendance:
 def taken(
     times: Sequence[float], failed: int, deadline_s: float, quorum: int | None, fewest: int = 1
 ) -> tuple[int, float]:
-    """How many updates a round takes, the earliest first, and when it closes, in seconds.
+    """Compute how many updates a round accepts, and how many seconds after its start it closes.
+
+    The updates that arrive first are accepted.
 
     The round closes when it has `quorum` updates or all updates, otherwise at the deadline with the
     updates that it has. If these are fewer than `fewest`, and other clients have not failed, the
@@ -142,7 +144,7 @@ def workloads(
 def attendance_of(
     config: SimulationConfig, parts: Parts, works: Mapping[str, Workload]
 ) -> Attendance:
-    """Make the attendance for clients whose samples are the rows `parts`."""
+    """Make the attendance for all clients. `parts` has the numbers of each client's samples."""
     kinds, table = config.kinds(), config.simulation
     clock = Clock(
         {kind.name: simulated_device(kind) for kind in config.devices if works},

@@ -38,8 +38,8 @@ class Client:
         number: Its number, from 0.
         data: Its samples.
         personal: The personal tensors of its last round; empty before its first.
-        own: If clients train alone, the model that it has trained, as bytes of `Federation.save`;
-            None before its first round, and if clients train together.
+        own: The model of a client that trains alone, as bytes of `Federation.save`. None before
+            its first round. Also None if clients train one model together.
     """
 
     number: int
@@ -92,7 +92,10 @@ class TrainedChunk:
 
     @contextmanager
     def leaving_out_diverged(self, client: int) -> Iterator[None]:
-        """Record in `diverged` if the training of `client` diverges in the block."""
+        """Run the block, which trains `client`.
+
+        If the training diverges, add the reason to `diverged`.
+        """
         try:
             yield
         except UpdateError as error:
@@ -101,7 +104,10 @@ class TrainedChunk:
 
 @dataclass
 class ChunkTrainer:
-    """Trains chunks in one process. Keeps traces for each submodel, and bundles for a round.
+    """Trains chunks in one process.
+
+    It traces a submodel once and keeps the traced graphs. It keeps the bundles of a round until the
+    next round.
 
     Attributes:
         config: The federation's file.

@@ -45,26 +45,32 @@ class Row:
 
     @property
     def final(self) -> Spread:
-        """The score of the last round."""
+        """The score of a run in its last round, as mean and deviation over the runs."""
         return spread([self.scores(history)[-1] for history in self.histories])
 
     @property
     def best(self) -> Spread:
-        """The best score of each run; rounds whose score is NaN are ignored."""
+        """The best score of a run, as mean and deviation over the runs.
+
+        Rounds whose score is NaN are ignored.
+        """
         choose = min if self.judged_by_loss else max
         known = [[score for score in self.scores(run) if score == score] for run in self.histories]
         return spread([choose(scores, default=math.nan) for scores in known])
 
     @property
     def own_models(self) -> Spread | None:
-        """The last `local_accuracy`; None if clients held out no samples."""
+        """The accuracy of the clients' own models in the last round of a run (`local_accuracy`).
+
+        None if clients held out no samples.
+        """
         accuracies = [history[-1].local_accuracy for history in self.histories]
         known = [accuracy for accuracy in accuracies if accuracy is not None]
         return spread(known) if len(known) == len(accuracies) else None
 
     @property
     def sent(self) -> Spread:
-        """Bytes in both directions in all rounds of a run."""
+        """The bytes that all clients of a run received and sent, in all rounds together."""
         return spread([sum(o.bytes_down + o.bytes_up for o in run) for run in self.histories])
 
     @property

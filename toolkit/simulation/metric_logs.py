@@ -38,7 +38,9 @@ def check_installed(names: Iterable[LogName]) -> None:
 def open_logs(
     names: Iterable[LogName], folder: RunFolder, settings: Mapping[str, object]
 ) -> Iterator[list[Observer]]:
-    """Provide functions that log a round. They have already logged the rounds of `folder`.
+    """Provide a function for each log in `names`, which logs the result of a round.
+
+    The rounds that are already finished in `folder` are logged first.
 
     Raises InputError if MLflow's store cannot be used.
     """

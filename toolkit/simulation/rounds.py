@@ -1,4 +1,4 @@
-"""Runs the rounds of a simulation: chooses clients, trains them and folds their updates."""
+"""Runs the rounds of a simulation: chooses clients, trains them and averages their updates."""
 
 import logging
 import time
@@ -41,7 +41,7 @@ class Simulation:
         samples: All samples that clients train on.
         held_out: Samples and labels to evaluate the global model.
         specs: The submodel of each client.
-        choices: The submodels from which clients draw one in each round.
+        choices: Maps a client's submodel to the submodels from which it draws one in each round.
         parts: The rows of each client in `samples`.
         attendance: Which of a round's clients deliver an update; None for all.
         observers: Called with the result of each finished round.
@@ -69,7 +69,7 @@ class Simulation:
             self.run_round(round_, engine)
 
     def run_round(self, round_: int, engine: Engine) -> None:
-        """Let `engine` train the round's clients, fold their updates and keep the result."""
+        """Let `engine` train the round's clients, average their updates and keep the result."""
         begun = time.monotonic()
         # In workers and after a restart, a round starts from the saved model. Do the same here:
         # other state in memory, such as subspaces of factorizations, must not matter.
@@ -104,7 +104,10 @@ class Simulation:
             observe(result)
 
     def chunks(self, chosen: Sequence[tuple[int, str]]) -> Iterator[Chunk]:
-        """Yield the chunks of the clients `chosen`, by submodel, each when it is needed."""
+        """Divide the clients `chosen` into chunks of the same submodel, and yield the chunks.
+
+        A client's data are loaded only when its chunk is yielded.
+        """
         kinds: dict[str, dict[int, int]] = {}
         for client, spec in chosen:
             kinds.setdefault(spec, {})[client] = len(self.parts[client])
@@ -172,9 +175,10 @@ class _Round(TrainedChunk):
 def sampled(
     table: SimulationTable, specs: Sequence[str], round_: int, choices: Choices
 ) -> list[tuple[int, str]]:
-    """Draw the clients of `round_`, at least one, ascending, each with its submodel.
+    """Draw the clients of `round_` at random, at least one.
 
     If the submodel of a client has `choices`, the client trains one of them, drawn at random.
+    Returns the number and the submodel of each client, in ascending order of the numbers.
     """
     count = max(1, round(table.participation * len(specs)))
     draw = np.random.default_rng([table.seed, round_])

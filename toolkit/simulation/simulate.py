@@ -155,7 +155,10 @@ def check_engine(engine: str) -> None:
 def started(
     engine: EngineName, simulation: Simulation, workers: int, threads: int, device: str = "cpu"
 ) -> Engine:
-    """Start the engine of that name. With `local` and `workers` = 1, it is this process."""
+    """Start the engine called `engine`.
+
+    With the engine `local` and one worker, this process itself trains the clients.
+    """
     setup = WorkerSetup(simulation.config, simulation.held_out, threads, device)
     if engine == "ray":
         return RayActors(setup, workers)
@@ -228,7 +231,7 @@ class SimulationData(NamedTuple):
 
 
 def read_data(config: SimulationConfig, program: Program) -> SimulationData:
-    """Read the data that the federation's file names, in the form that `program` takes."""
+    """Read the data that the federation's file names, with the types that `program` requires."""
 
     def load(source: Data) -> LocalData:
         return load_data(
@@ -260,7 +263,10 @@ def read_data(config: SimulationConfig, program: Program) -> SimulationData:
 
 
 def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
-    """Map each spec to those of `specs` that train at most as many parameters (FjORD)."""
+    """Map each spec to a list of those `specs` that train at most as many parameters (FjORD).
+
+    The spec itself is in its list.
+    """
     sizes = {spec: model.submodel(spec).counts.params for spec in dict.fromkeys(specs)}
     return {
         own: [spec for spec, size in sizes.items() if size <= most] for own, most in sizes.items()
@@ -268,7 +274,10 @@ def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
 
 
 def refuse_personal_models(model: Federation, specs: Iterable[str]) -> None:
-    """Raise InputError if clients keep a personal model, which fits no other submodel."""
+    """Raise InputError if a submodel in `specs` keeps a personal model.
+
+    Clients cannot change between submodels then, because a personal model fits only one submodel.
+    """
     for spec in dict.fromkeys(specs):
         if any(entry.role == "personal" for entry in model.submodel(spec).program.tensors):
             raise InputError(

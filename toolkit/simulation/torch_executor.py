@@ -194,7 +194,10 @@ def manifest_of(program: Program) -> Manifest:
 
 
 def sent_bytes(tensors: Mapping[str, np.ndarray], int8: Collection[str] = ()) -> int:
-    """Size of `tensors` in bytes, with those in `int8` as 8-bit integers and scales."""
+    """Size of `tensors` in bytes when they are sent.
+
+    Tensors whose names are in `int8` are sent as 8-bit integers and scales.
+    """
     return sum(
         int8_bytes(array.shape) if name in int8 else array.nbytes for name, array in tensors.items()
     )

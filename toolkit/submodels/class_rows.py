@@ -45,7 +45,10 @@ def mark_class_rows(submodel: Submodel) -> Submodel:
 
 
 def classifier_tensors(graph: GraphModule) -> set[str]:
-    """Names of the weight and bias of the output layer that no other layer reads, if any."""
+    """Names of the weight and the bias of the output layer.
+
+    A tensor that another operator reads, too, is left out. Empty if there is no such layer.
+    """
     node: object = output_node(graph)
     while isinstance(node, Node) and node.op == "call_function":
         name = str(node.target).split(".")[1] if "." in str(node.target) else ""
@@ -96,7 +99,11 @@ def own_rows(
 def row_places(
     table: Sequence[TensorEntry], classes: Collection[int] | None
 ) -> dict[str, TensorSlice]:
-    """The slice of a device's rows in each uploaded tensor that has a row for every class."""
+    """Find the rows that a device trained in each tensor that has a row for every class.
+
+    Maps the name of such a tensor to the slice with the rows of `classes`. Empty if `classes` is
+    None.
+    """
     if classes is None:
         return {}
     rows = ranges_of(classes)

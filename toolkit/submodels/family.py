@@ -39,9 +39,9 @@ class Family(ABC):
         """
 
     def strength(self, spec: Spec) -> float | None:
-        """The strength (FedHM eq. 2), in (0, 1], that the size of `spec` gives.
+        """The strength (FedHM eq. 2) of a submodel, in (0, 1], if the size in `spec` is enough.
 
-        None if the size gives no strength: it is then computed from the trained tensors.
+        None if it is not enough: the strength is then computed from the trained tensors.
 
         Raises:
             SpecError: If the size is missing or out of range.
@@ -51,7 +51,7 @@ class Family(ABC):
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
     ) -> Mapping[str, Tensor | Product]:
-        """The global tensors that an update stands for.
+        """Compute the global tensors from the tensors of an update, for example from its factors.
 
         To check an update, this is called with tensors that have shapes but no numbers (PyTorch's
         device `meta`). It must raise KeyError, RuntimeError or ValueError if factors do not fit

@@ -4,8 +4,8 @@ The file may also have factors that a family keeps from round to round (`cp`). A
 is only meaningful if each round starts from the factors of the last round.
 
 A tensor with several names, such as the weight of tied layers, is one tensor here, under its first
-name. The file has it under all names, as `load_state_dict` expects. The file's metadata have the
-first name for each other name.
+name. The file has it under all names, as `load_state_dict` expects. The file's metadata map each
+other name to the first name.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class GlobalModel:
             state dict that has a tensor under several names.
         kept: Factors that families keep from round to round.
         factorizer: Computes and caches factors for all submodels. It is not saved.
-        shared: The first name of a tensor, by each of its other names.
+        shared: Maps each other name of a tensor to its first name.
 
     Raises:
         ModelError: If a tensor has a name that the file reserves for kept factors.

@@ -29,10 +29,12 @@ class LocalWork(NamedTuple):
 class TrainingConfig:
     """Local training of one round.
 
-    To train with other values than these defaults, give one to `split`, `plan` or `Federation`.
+    To train with other values than these defaults, pass a `TrainingConfig` to `split`, `plan` or
+    `Federation`.
 
-    Families with a personal model keep it close to the received weights with their own option
-    `penalty` instead of `proximal`. Like their papers, they use Nesterov's momentum for `sgd`, too.
+    Families with a personal model do not use `proximal`. Their own option `penalty` keeps the
+    personal model close to the received weights. With `sgd`, they use Nesterov's momentum, as in
+    their papers.
 
     Attributes:
         batch_size: Samples in a batch.
@@ -146,7 +148,10 @@ class TrainingConfig:
 
     @property
     def labels(self) -> LabelRule:
-        """The part of the rule for labels that depends on the loss, not on the model."""
+        """The rule that labels must follow, as far as it depends on the loss.
+
+        The number of classes and the shape depend on the model, so they are left open.
+        """
         dtype: Dtype = "float32" if self.loss == "mse" else "int64"
         return LabelRule(None, None, dtype, self.loss == "ctc")
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Product:
-    """The product u @ v, with its axes arranged as a dense tensor of `shape`.
+    """A dense tensor of `shape`, stored as two factors: their product u @ v with axes reordered.
 
     All axes of u except the last are the rows of the product, and all axes of v except the first
     are its columns. Together they are the axes of the dense tensor, in the order `axes`. For

@@ -1,4 +1,6 @@
-"""A model in which some layers are replaced, and the global tensors that its tensors stand for.
+"""A model in which some layers are replaced.
+
+It also says which global tensor each tensor of a new layer replaces.
 
 A family that only exchanges layers returns such a model. It can then be trained whole or sliced.
 """
@@ -21,7 +23,10 @@ from toolkit.submodels.submodel import LayerDecision, dense_tensor_entries
 
 @dataclass(frozen=True)
 class Origin:
-    """The global tensor `name` that a tensor stands for. `factor` is the label of a factor."""
+    """Says that a tensor of a new layer replaces the global tensor `name`.
+
+    If the tensor is one of several factors, `factor` is the label that says which one; else None.
+    """
 
     name: str
     factor: str | None = None
@@ -33,8 +38,8 @@ class Rewritten:
 
     Attributes:
         model: The model with the new layers.
-        origins: The global tensors that the tensors of the new layers stand for, by their names in
-            `model`. All other tensors are unchanged tensors of the global model.
+        origins: Maps the name of each tensor of the new layers to the global tensor that it
+            replaces. All other tensors are unchanged tensors of the global model.
         factors: Computes the values of all tensors in `origins` from a global model.
         penalty: A term to add to the loss, or None.
         undecayed: Names of the tensors without weight decay.
@@ -51,7 +56,7 @@ class Rewritten:
     def tensor_entries(
         self, captured: Captured, names: Iterable[str], role: Role
     ) -> tuple[TensorEntry, ...]:
-        """An entry with `role` for each of `names`, tensors of the rewritten model."""
+        """Make an entry with `role` for each tensor of the rewritten model in `names`."""
         return tuple(
             replace(entry, stands_for=origin.name, factor=origin.factor)
             if (origin := self.origins.get(entry.name))
@@ -78,10 +83,10 @@ def reasons(layer_decisions: Iterable[LayerDecision]) -> str:
 
 @contextmanager
 def refuse_if_unusable(spec: Spec, layer_decisions: Iterable[LayerDecision]) -> Iterator[None]:
-    """Turn a ModelError, raised while a model with new layers is recorded, into a SpecError.
+    """Turn a ModelError in the block into a SpecError. The block records a model with new layers.
 
-    The unchanged model was recorded before. If it fails now, its code uses an attribute of a
-    replaced layer that the new layer lacks.
+    The model was recorded without errors before its layers were replaced. So an error means that
+    the model's code uses something of a replaced layer that the new layer lacks.
     """
     try:
         yield

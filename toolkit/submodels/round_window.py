@@ -16,8 +16,8 @@ from toolkit.submodels.tensor_slices import take_slice
 def in_round(submodel: Submodel, round_: int) -> Submodel:
     """The form of `submodel` that devices train in round `round_`, from 1.
 
-    Its tensors have the parts that `Submodel.windows` gives for the round. Graphs and shapes do not
-    change.
+    `Submodel.windows` says which part of the global tensors the submodel has in this round. Graphs
+    and shapes are the same in all rounds.
     """
     if submodel.windows is None:
         return submodel
@@ -32,7 +32,7 @@ def in_round(submodel: Submodel, round_: int) -> Submodel:
 
 
 def cut_parts(entries: Sequence[TensorEntry], weights: GlobalModel) -> dict[str, Tensor]:
-    """The values of `entries`: for each, its elements of the global `weights`."""
+    """Take the value of each tensor in `entries` from the global model: its part, or all of it."""
     return {
         entry.name: weights.tensors[entry.name]
         if entry.part is None

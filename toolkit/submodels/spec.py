@@ -34,7 +34,10 @@ class Spec:
 
     @property
     def head(self) -> str:
-        """Family and size. They determine the shapes of factors, so they are the key of factors."""
+        """Family and size as text, for example `cp:2.0`.
+
+        They determine the shapes of factors. So this text is the key under which factors are kept.
+        """
         return self.family if self.size is None else f"{self.family}:{self.size}"
 
     def __str__(self) -> str:

@@ -75,9 +75,10 @@ class Submodel:
         program: The functions that are exported as graphs. They are the same in every round.
         counts: Its sizes for one batch.
         layer_decisions: The form of each weighted layer.
-        cut: Computes the tensors that the device receives from the global model of a round.
-        windows: Returns, for a round (from 1), the part of its global tensor that each tensor has,
-            by name; see `in_round`. None if the parts are the same in every round.
+        cut: Takes the global model of a round and computes the tensors that the device receives.
+        windows: Takes the number of a round (from 1). Returns, for the name of each tensor, which
+            part of its global tensor it has in this round; see `in_round`. None if the parts are
+            the same in every round.
     """
 
     spec: Spec
@@ -99,7 +100,7 @@ class Submodel:
 
 
 def recover_dense(tensors: Mapping[str, Tensor], table: Sequence[TensorEntry]) -> dict[str, Tensor]:
-    """The uploaded tensors that are not factors, by the names of their global tensors."""
+    """Select the uploaded tensors that are not factors. The keys are names of global tensors."""
     return {
         entry.stands_for: tensors[entry.name]
         for entry in table
@@ -110,7 +111,10 @@ def recover_dense(tensors: Mapping[str, Tensor], table: Sequence[TensorEntry]) -
 def factors_of(
     tensors: Mapping[str, Tensor], table: Sequence[TensorEntry]
 ) -> dict[str, dict[str, Tensor]]:
-    """Uploaded factors, by the name of their global tensor and then by the factor's label.
+    """Group the uploaded factors by the global tensor that they replace.
+
+    The result maps the name of a global tensor to its factors, and the label of a factor to its
+    value.
 
     Raises UpdateError if a factor stands for no global tensor.
     """

@@ -1,4 +1,4 @@
-"""Slices of global tensors: the elements of a global tensor that an uploaded tensor has.
+"""Slices of global tensors. An uploaded tensor may have only some elements of a global tensor.
 
 In a manifest the ranges of a slice are called `part`.
 """
@@ -70,20 +70,23 @@ def take_slice(tensor: Tensor, ranges: Ranges) -> Tensor:
 
 
 def slice_of(entry: TensorEntry, shape: tuple[int, ...]) -> TensorSlice | None:
-    """The slice of a global tensor of `shape` that `entry` has; None if it has the whole tensor."""
+    """The slice that `entry` has of its global tensor, whose shape is `shape`.
+
+    None if the entry has the whole tensor.
+    """
     if entry.part is None or entry.part == tuple(((0, size),) for size in shape):
         return None
     return TensorSlice(shape, entry.part)
 
 
 def slice_shape(entry: TensorEntry, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the slice of a global tensor of `shape` that `entry` stands for."""
+    """The shape of the slice that `entry` has of its global tensor, whose shape is `shape`."""
     part = slice_of(entry, shape)
     return shape if part is None else part.shape
 
 
 def slice_size(entry: TensorEntry, shape: tuple[int, ...]) -> int:
-    """The number of elements of a global tensor of `shape` that `entry` stands for."""
+    """How many elements `entry` has of its global tensor, whose shape is `shape`."""
     return math.prod(slice_shape(entry, shape))
 
 
@@ -96,7 +99,10 @@ def group_by_global_tensor(table: Sequence[TensorEntry]) -> dict[str, list[Tenso
 
 
 def slice_shapes(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """`slice_shape` for each global tensor of a table that has been checked."""
+    """Map the name of each global tensor to the shape of the slice that the table has of it.
+
+    The table must have been checked before.
+    """
     return {
         name: slice_shape(entries[0], shapes[name])
         for name, entries in group_by_global_tensor(table).items()
@@ -104,7 +110,7 @@ def slice_shapes(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, tupl
 
 
 def slices_by_tensor(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, TensorSlice]:
-    """The slice of each global tensor that a table has; whole tensors are left out."""
+    """Map global tensors to the slice that the table has of each; whole tensors are left out."""
     slices = {e.stands_for: slice_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
     return {name: part for name, part in slices.items() if part is not None}
 

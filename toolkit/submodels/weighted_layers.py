@@ -51,7 +51,7 @@ class Layer:
         return self.name or "(the model itself)"
 
     def path(self, own: str) -> str:
-        """The name in the model of the tensor that the layer calls `own`."""
+        """The full name, within the model, of the layer's tensor `own`, such as `weight`."""
         return tensor_path(self.name, own)
 
     def weights(self) -> Iterator[str]:
@@ -61,7 +61,7 @@ class Layer:
 
 
 def tensor_path(layer: str, own: str) -> str:
-    """The name in the model of the tensor that the module `layer` calls `own`."""
+    """The full name, within the model, of the tensor `own` (such as `weight`) of `layer`."""
     return f"{layer}.{own}" if layer else own
 
 
@@ -94,7 +94,10 @@ def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def replacement_obstacle(module: nn.Module, used: bool, shared: bool) -> str:
-    """The reason why `module` cannot be replaced. `shared`: other modules use its tensors."""
+    """The reason why `module` cannot be replaced; empty if it can.
+
+    `used` says whether the model calls the module, `shared` whether other modules read its tensors.
+    """
     # nn.MultiheadAttention reads the weight of its output layer without calling the layer.
     if type(module) is NonDynamicallyQuantizableLinear:
         return "attention reads its weights itself"

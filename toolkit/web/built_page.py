@@ -40,9 +40,10 @@ class ListedFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PageFile:
-    """A file of the page, with its `bodies` by content coding.
+    """A file of the page.
 
-    If the build has a gzip file, `bodies` has the coding `identity`, too.
+    `bodies` maps each content coding, such as `gzip`, to the bytes that are sent. If the build has
+    a gzip file, `bodies` also has the uncompressed file, with the coding `identity`.
     """
 
     name: str

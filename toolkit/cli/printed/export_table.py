@@ -89,7 +89,7 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
 
 
 def bundle_figures(result: TierResult) -> tuple[str, str, str, str]:
-    """The cells below BUNDLE_TITLES; only "failed" if the bundle failed."""
+    """The table cells for the columns BUNDLE_TITLES; only "failed" if the export failed."""
     exported = result.exported
     if exported is None:
         return "", "", "", "failed"
@@ -99,7 +99,7 @@ def bundle_figures(result: TierResult) -> tuple[str, str, str, str]:
 
 
 def weight_figures(result: TierResult) -> tuple[str, str]:
-    """The cells below WEIGHT_TITLES, for a dry run; only "failed" if the bundle failed."""
+    """The table cells for the columns WEIGHT_TITLES of a dry run; "failed" if that failed."""
     if result.exported is None:
         return "", "failed"
     return f"{result.exported.inspection.params:,}", format_bytes(result.exported.inspection.bytes)

@@ -21,7 +21,11 @@ WHOLE_RUN_S = 1e9
 
 @contextmanager
 def shown_rounds(console: Console, rounds: int) -> Iterator["Observer"]:
-    """Provide a function that shows a finished round of `rounds` on `console` or in the log."""
+    """Provide a function that shows the result of a finished round.
+
+    In a terminal it moves a progress bar on `console`; otherwise it logs a line. `rounds` is the
+    number of all rounds.
+    """
     if not console.is_terminal or console.is_dumb_terminal:
         yield lambda result: logger.info(
             f"Round {result.round} of {rounds}: {_scores(result)}, "

@@ -9,7 +9,7 @@ class InProcess:
     """The engine without workers.
 
     Args:
-        trainer: Trains chunks with the federation of the simulation itself.
+        trainer: Trains the chunks. It uses the simulation's own `Federation`, not a copy.
     """
 
     def __init__(self, trainer: ChunkTrainer) -> None:
