@@ -221,7 +221,7 @@ def as_json(
     inspections: Sequence[Inspection | NotPossible],
     places: Sequence[CutPlace] | None = None,
 ) -> dict[str, object]:
-    """The document that `inspect --json` prints; `places` are given with `--cut-points`."""
+    """The document that `inspect --json` prints. With `--cut-points` it also has the `places`."""
     document: dict[str, object] = {
         "version": INSPECTION_VERSION,
         "sample": {

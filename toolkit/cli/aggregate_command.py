@@ -94,7 +94,7 @@ def aggregate(options: AggregateOptions) -> None:
 
 
 def check_order(global_file: Path, updates: tuple[Path, ...]) -> None:
-    """Raise InputError with the right command if GLOBAL is an update and an UPDATE a file."""
+    """Raise InputError if GLOBAL and an UPDATE were swapped. The error shows the right command."""
     files = [path for path in updates if path.is_file()]
     if not (global_file / RECORD).is_file() or len(files) != 1:
         return

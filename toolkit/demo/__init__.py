@@ -1,4 +1,4 @@
-"""`edgetailor demo`: the main job on this machine, with real processes and real data.
+"""`edgetailor demo`: a whole federation on this machine, with real processes and real data.
 
 Start with `run_demo.py`.
 """

@@ -19,8 +19,8 @@ class DeviceReport:
         samples: Size of its local data.
         params: Parameters that it trains.
         capacity: Load of the submodel relative to the full model.
-        bytes_down: Bytes of all bodies that it received.
-        bytes_up: Bytes of all bodies that it sent.
+        bytes_down: Bytes of all HTTP bodies that it received.
+        bytes_up: Bytes of all HTTP bodies that it sent.
         profile: Time and memory of one batch, measured after the last round when no agent was
             running. Devices with the same submodel share it.
     """

@@ -123,7 +123,10 @@ class Exported:
 
 @dataclass(frozen=True)
 class Origin:
-    """The model that bundles are cut from: module, weights, recording and full submodel."""
+    """The model that bundles are cut from.
+
+    It has the module, its weights, its recorded graphs and the full submodel.
+    """
 
     model: nn.Module
     numbers: GlobalModel

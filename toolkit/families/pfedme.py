@@ -1,4 +1,4 @@
-"""`pfedme`: pFedMe, bi-level training with a dense local model (TDPFed without tensors).
+"""`pfedme`: pFedMe, bi-level training with a dense local model (TDPFed without CP factors).
 
 The device minimises f(theta) + lambda/2 ||theta - w||^2 over its personal model theta. It then
 updates the local model by gradient steps w - rate * lambda * (w - theta). Only w is uploaded.

@@ -1,4 +1,4 @@
-"""Notes of a plan that compare a device's runtimes by the bundles measured on it."""
+"""Notes of a plan that compare the runtimes of a device, from bundles that it has measured."""
 
 from collections import defaultdict
 

@@ -1,4 +1,4 @@
-"""Reads the workloads of submodels from their exported graphs and keeps them in a cache."""
+"""Computes the workloads of submodels from exported graphs, and caches the workloads."""
 
 import dataclasses
 import logging
@@ -53,8 +53,8 @@ class Impossible(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Workloads:
     """The workloads of the submodels of one model.
 
-    The key of the cache has everything that determines them: the model's graphs, the training
-    options and the versions of the code.
+    The cache key of a workload has everything that determines the workload: the model's graphs, the
+    training options and the versions of the code.
 
     Attributes:
         model: The whole model.

@@ -147,7 +147,10 @@ def draw_time(axes: Axes, report: Report) -> None:
 
 
 def draw_sustained(axes: Axes, run: Sustained) -> None:
-    """Draw the step time of a sustained run, and the temperature if it is known."""
+    """Draw the step time of a sustained run, and the temperature if it is known.
+
+    In a sustained run the device trained for minutes without a pause.
+    """
     minutes = [point.at_s / 60 for point in run.points]
     steps = [point.step.median_s * 1e3 for point in run.points]
     axes.plot(minutes, steps, color=COLOURS["backprop"], linewidth=1.8, marker=".")
@@ -177,7 +180,7 @@ def frame(axes: Axes, report: Report) -> None:
 
 
 def plain(axes: Axes) -> None:
-    """Remove the box and mute the labels."""
+    """Remove the frame and the background of the axes, and use a pale colour for their labels."""
     axes.set_axisbelow(True)
     axes.set_facecolor("none")
     axes.spines[:].set_visible(False)

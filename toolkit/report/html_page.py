@@ -218,7 +218,7 @@ def phases(cost: Cost, report: Report) -> str:
 
 
 def course(cost: Cost) -> str:
-    """The section of a submodel's sustained run; empty if there was none."""
+    """HTML of a submodel's sustained run (minutes of training); empty if there was none."""
     run = cost.profile.sustained
     if run is None:
         return ""

@@ -1,4 +1,4 @@
-"""Trains chunks: a chunk is a group of clients of one submodel that one call trains."""
+"""Trains chunks. A chunk is a group of clients that train the same submodel in one call."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,8 +70,8 @@ class TrainedChunk:
     """The result of training a chunk.
 
     Attributes:
-        partial: The files of the partial aggregate of all updates; None if there is no update, or
-            if clients train alone.
+        partial: The sum of all updates, as the files of a partial aggregate. None if there is no
+            update, or if clients train alone.
         own: The new models of clients that train alone, by client.
         personal: The personal tensors that clients keep, by client.
         diverged: The reason why a client is left out, by client.

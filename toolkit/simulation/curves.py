@@ -22,7 +22,7 @@ COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", SKY, "#000000")
 def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
     """Write a PNG with the accuracy, if there is one, and the loss of each round.
 
-    If every round has a simulated time, a second pair of curves shows them by simulated time.
+    If every round has a simulated time, a second pair of curves has this time on its x axis.
     """
     accuracies = [result.accuracy for result in history if result.accuracy is not None]
     spans = [result.simulated_s for result in history if result.simulated_s is not None]
@@ -76,7 +76,7 @@ def draw_range(axes: Axes, curves: Sequence[Sequence[float]], first: int, **styl
 
 
 def by_round(axes: Axes) -> None:
-    """Label only whole rounds."""
+    """Label only whole numbers on the x axis, which shows rounds."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 

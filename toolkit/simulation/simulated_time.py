@@ -1,7 +1,7 @@
 """Simulated time: how long a client's device would take for a round.
 
-The device downloads the tensors of its submodel, records activations (slices), trains and uploads,
-one after another:
+The device downloads the tensors of its submodel, records activations (only for slices), trains and
+uploads, one after another:
 
     8 * down / download + slowdown * (stages * recorded batches + step * batches) + 8 * up / upload
 
@@ -29,7 +29,7 @@ MEGA = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedDevice:
-    """The speed of a kind of devices.
+    """The speed of the devices of one kind.
 
     Attributes:
         calibration: The times of operations.

@@ -60,7 +60,10 @@ class SimulationConfig(FederationConfig):
         return self
 
     def kinds(self) -> list[DeviceKind]:
-        """The kind of each client, kind by kind. Kinds with `count = "any"` share the rest."""
+        """The kind of each client. Clients of the same kind follow one another.
+
+        Kinds with `count = "any"` share the clients that are left, as evenly as possible.
+        """
         fixed = sum(kind.places or 0 for kind in self.devices)
         opened = [kind.name for kind in self.devices if kind.places is None]
         rest = (self.simulation.clients or fixed) - fixed

@@ -45,7 +45,7 @@ class SplitRequest:
     training: TrainingConfig
 
     def capture(self) -> Captured:
-        """The recording of the model. Raises ModelError if it cannot be recorded."""
+        """Record the graphs of the model. Raises ModelError if they cannot be recorded."""
         return capture(self.model, self.sample_shape)
 
 

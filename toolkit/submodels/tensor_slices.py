@@ -91,7 +91,7 @@ def slice_size(entry: TensorEntry, shape: tuple[int, ...]) -> int:
 
 
 def group_by_global_tensor(table: Sequence[TensorEntry]) -> dict[str, list[TensorEntry]]:
-    """The entries that stand for each global tensor, in the order of the table."""
+    """Map the name of each global tensor to its entries in `table`, in the order of the table."""
     groups: dict[str, list[TensorEntry]] = {}
     for entry in table:
         groups.setdefault(entry.stands_for or "", []).append(entry)

@@ -33,7 +33,10 @@ def show_tokens(tokens: Iterable[JoinToken], with_codes: bool) -> None:
 
 
 def qr_code(text: str, colours: bool = False) -> str:
-    """`text` as a QR code of half-block characters. Only light modules are drawn."""
+    """Write `text` as a QR code, in characters that are half a square high.
+
+    Only the light squares are drawn.
+    """
     drawn = io.StringIO()
     segno.make_qr(text, error="l").terminal(drawn, compact=True)
     lines = drawn.getvalue().splitlines()

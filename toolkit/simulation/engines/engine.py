@@ -1,4 +1,4 @@
-"""The protocol of an engine, and the worker in each process of an engine with processes."""
+"""The protocol of an engine, and the worker that runs in each process of an engine."""
 
 import logging
 from collections import deque
