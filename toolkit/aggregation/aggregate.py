@@ -1,7 +1,8 @@
 """Aggregates updates of any shape into one global model.
 
-The family of an update recovers global tensors, or parts of them, from it. Each element is averaged
-over the devices that trained it. Nothing here depends on how updates arrive.
+The family of an update (its way to make submodels) turns the update into global tensors, or into
+parts of them. Each element is averaged over the devices that trained it. Nothing here depends on
+how updates arrive.
 """
 
 import itertools
@@ -40,13 +41,14 @@ def aggregate(
     Use it at the end of a round, when all updates have arrived. If they arrive one by one, use
     `Aggregation`.
 
-    By default each element moves to the weighted mean of the updates that hold it; `policy` sets
-    the weights and how far. Elements that no update holds stay unchanged. One update is in memory
-    at a time.
+    By default each element of the model moves towards its weighted mean over the updates that
+    contain it. `policy` sets the weights, and how far the element moves. Elements that no update
+    contains stay unchanged. One update is in memory at a time.
 
-    Some families keep factors from round to round. These factors move to their mean in the same way
-    (TDPFed eq. 20), and their tensor is composed of them. If other updates hold that tensor too, it
-    is averaged instead, and the factors are fitted to the new tensor (eq. 22).
+    Some families keep the factors of a tensor from round to round. These factors move towards
+    their mean in the same way (TDPFed eq. 20), and the new tensor is composed of them. If other
+    updates contain the tensor itself, the tensor is averaged instead, and the factors are fitted to
+    the new tensor (eq. 22).
 
     Args:
         model: The global model that the updates were trained from.
@@ -85,7 +87,7 @@ def aggregate_checked(
     *,
     progress: Report = silent,
 ) -> GlobalModel:
-    """Aggregate updates that `check_update` has accepted; otherwise like `aggregate`."""
+    """Do the same as `aggregate`, but without the checks: `check_update` has accepted `updates`."""
     if strategy is not None:
         return _aggregate_by(strategy, model, updates, policy)
     aggregation = Aggregation(model, policy)

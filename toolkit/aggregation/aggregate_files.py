@@ -17,7 +17,7 @@ AGGREGATION_VERSION = 1
 
 @dataclass(frozen=True)
 class Aggregated:
-    """A new global model: the records of its updates, and its weights file."""
+    """The result of `aggregate_files`: the records of the updates, and the new weights file."""
 
     records: tuple[UpdateRecord, ...]
     out: Path

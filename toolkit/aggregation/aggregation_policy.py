@@ -27,8 +27,8 @@ class AggregationPolicy:
     and give it to `aggregate` or `Federation` as `strategy`.
 
     Args:
-        weights: The weight of an update: its number of `samples`, `uniform` for all, or FedHM
-            eq. 2's `softmax` over the strengths of the submodels.
+        weights: What the weight of an update is: `samples` is the number of its samples, `uniform`
+            is the same weight for all, `softmax` is FedHM eq. 2 over the submodels' strengths.
         temperature: The temperature of the softmax, from 0.05; inf means uniform weights.
         factors: How families that keep factors are averaged. `afm` averages factors and composes
             the mean; `act` composes every update and averages the tensors.
@@ -77,7 +77,7 @@ class AggregationPolicy:
         """The weight of an update of `samples` samples, relative to other updates.
 
         `strength` is in (0, 1]. The softmax is FedHM eq. 2 with 1 subtracted from every strength.
-        This cancels in the quotient, and the exponential is at most 1.
+        The subtraction does not change the quotient, but keeps every exponential at most 1.
         """
         match self.weights:
             case "samples":

@@ -1,4 +1,7 @@
-"""Batch norm's counters of batches. In a round each advances by the steps of the longest update."""
+"""Computes how far batch norm's counters of batches advance in a round.
+
+Each counter advances by the training steps of the update with the most steps.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,7 +21,7 @@ class BatchCounters:
     """Collects how far each counter of `model` advances in a round. Counters are not averaged.
 
     Attributes:
-        advances: The number of batches by which a counter advances, by its name.
+        advances: Maps the name of a counter to the number of batches by which it advances.
     """
 
     def __init__(self, model: Mapping[str, Tensor]) -> None:
@@ -26,13 +29,13 @@ class BatchCounters:
         self.advances: dict[str, int] = {}
 
     def add(self, record: UpdateRecord) -> None:
-        """Note how many batches the statistics in an update were computed from."""
+        """Note from how many batches an update computed its statistics of batch norm."""
         steps = min(max(record.steps, 0), MOST_BATCHES)
         for name in counters_of(record.tensors, self.model):
             self.advances[name] = max(self.advances.get(name, 0), steps)
 
     def merge(self, other: "BatchCounters") -> None:
-        """Add the updates of `other`."""
+        """Add all updates that were added to `other`."""
         for name, count in other.advances.items():
             self.advances[name] = max(self.advances.get(name, 0), count)
 
@@ -42,7 +45,7 @@ class BatchCounters:
 
 
 def counters_of(table: Iterable[TensorEntry], model: Mapping[str, Tensor]) -> set[str]:
-    """The counters of `model` that belong to the statistics in `table`."""
+    """The names of the counters in `model` that belong to the batch norm statistics in `table`."""
     statistics = [e.stands_for for e in table if e.stands_for and is_statistic(e.stands_for)]
     own = {"".join((*name.rpartition(".")[:2], COUNTER)) for name in statistics}
     return {name for name in own if name in model and not model[name].is_floating_point()}

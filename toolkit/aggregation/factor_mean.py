@@ -29,8 +29,8 @@ class FactorMean:
         table: The tensors of the updates: factors, and tensors without factors.
         mean: The mean of all tensors in `table`.
         weight: The sum of the weights of the updates.
-        weights: By class, the sum of the weights of the updates whose devices listed this class.
-            The key None holds the sum of the updates with all classes.
+        weights: Maps a class to the sum of the weights of the updates whose devices listed this
+            class. The key None has the sum of the weights of the updates with all classes.
     """
 
     family: Family
@@ -46,7 +46,7 @@ class FactorMean:
         classes: tuple[int, ...] | None,
         shapes: Shapes,
     ) -> None:
-        """Add the tensors of an update of a device that has samples of `classes`."""
+        """Add an update's tensors. The device has samples of `classes`; None means all classes."""
         _, left = own_rows(self.table, tensors, classes, shapes)
         self.mean.add(left, weight, row_places(self.table, classes))
         self._weigh(weight, dict.fromkeys([None] if classes is None else classes, weight))
@@ -62,7 +62,7 @@ class FactorMean:
             self.weights[label] = self.weights.get(label, 0.0) + more
 
     def means(self, key: str, model: GlobalModel) -> dict[str, Tensor]:
-        """The means by name. Rows that no device trained keep the values that devices received."""
+        """The mean of each tensor by name. Rows that no device trained have the received values."""
         means = self.mean.result()
         lacking = [e for e in self.table if e.by_class and means[e.name].isnan().any()]
         if not lacking:
@@ -78,9 +78,10 @@ class FactorMean:
     def weighted_rows(
         self, name: str, value: Tensor | Product
     ) -> Iterator[tuple[Tensor | Product, float, TensorSlice | None]]:
-        """Yield `value`, the global tensor `name`, with its weight.
+        """Yield `value`, which is the global tensor `name`, with the sum of its updates' weights.
 
-        If its rows belong to classes, yield groups of rows of equal weight, each with its slice.
+        If the rows of the tensor belong to classes, yield each group of rows with equal weight, and
+        the slice of the tensor that these rows fill.
         """
         known = {c: w for c, w in self.weights.items() if c is not None}
         if not known or not any(e.by_class and e.stands_for == name for e in self.table):

@@ -1,4 +1,7 @@
-"""Takes one global model through rounds: bundles go out, updates come in, without any transport."""
+"""Runs rounds of one global model: makes bundles for devices, and aggregates their updates.
+
+The caller sends the bundles and receives the updates.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -107,7 +110,7 @@ class Federation:
         return self._submodels[spec]
 
     def bundle(self, spec: str, round_: int = 1) -> dict[str, bytes]:
-        """The files of the bundle for `spec` in round `round_` (from 1): name to content."""
+        """The files of the bundle for `spec` in round `round_` (from 1), names to contents."""
         submodel = in_round(self.submodel(spec), round_)
         if spec not in self._graphs:
             self._graphs[spec] = with_forms(submodel.program, compile_graphs(submodel.program))
@@ -124,7 +127,7 @@ class Federation:
         self._follow(aggregate(self.model, updates, self.policy, self.strategy))
 
     def fold_checked(self, updates: Iterable[Received]) -> None:
-        """Aggregate updates that `check` has accepted; otherwise like `fold`."""
+        """Do the same as `fold`, but without the checks: `check` has accepted `updates`."""
         self._follow(aggregate_checked(self.model, updates, self.policy, self.strategy))
 
     def take(self, aggregation: Aggregation) -> None:
@@ -137,7 +140,8 @@ class Federation:
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace tensors of the model by `tensors`, which were averaged elsewhere.
 
-        Kept factors are fitted to the new tensors. Variances that noise made negative become 0.
+        Factors that the model keeps between rounds are fitted to the new tensors. Variances that
+        noise made negative become 0.
 
         Args:
             tensors: The new tensors by global name. They are converted to the model's types.
@@ -166,8 +170,8 @@ class Federation:
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
         """Evaluate the global model.
 
-        With static batch norm, its statistics are computed first: from the samples `statistics`, or
-        from `x` if there are none.
+        If batch norm is static, its statistics are computed first. They come from the samples
+        `statistics`, or from `x` if the federation was created without `statistics`.
 
         Args:
             x: Samples, (samples, *input_shape).
@@ -190,12 +194,12 @@ class Federation:
     def check(self, update: Received, origin: str) -> None:
         """Raise UpdateError unless `update` fits the model; `origin` names it in the error.
 
-        It may be called while another thread folds updates, because tensors keep their shapes.
+        It may be called while another thread aggregates, because tensors keep their shapes.
         """
         check_update(*update, self.model.tensors, origin)
 
     def scales(self, update: Received) -> Mapping[str, Scale]:
-        """The scale of each tensor of `update`, which `check` has accepted."""
+        """The scale (largest numbers) of each tensor of `update`, which `check` has accepted."""
         return scales(update, self.model)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
@@ -217,7 +221,7 @@ class Federation:
             )
 
     def save(self) -> bytes:
-        """The global model, with kept factors, as a safetensors file."""
+        """The global model as a safetensors file, with the factors that it keeps between rounds."""
         return self.model.save()
 
     def load(self, data: bytes) -> None:

@@ -119,7 +119,7 @@ def read_partial(
 
 
 def encode_partial(aggregation: Aggregation) -> dict[str, bytes]:
-    """The two files of a running aggregation: name to content.
+    """Write a running aggregation as two files in memory; returns each name with its content.
 
     Raises UpdateError if it has no update, or if a sum is too large.
     """

@@ -10,7 +10,7 @@ TENSORS = "partial.safetensors"
 
 
 class PartWeight(Struct, frozen=True, kw_only=True):
-    """The weight of the updates that hold the elements in `part`; None stands for all elements."""
+    """The weight of the updates that hold the elements in `part`. None means all elements."""
 
     part: tuple[tuple[tuple[Count, Count], ...], ...] | None
     weight: float
@@ -31,7 +31,8 @@ class FactorsEntry(Struct, frozen=True, kw_only=True):
         tensors: The tensors that the updates hold.
         weight: The weight of all updates.
         all_classes: The weight of the updates that hold the rows of all classes.
-        classes: The weight of the other updates by class, ascending.
+        classes: For each class, in ascending order, the weight of the other updates that hold its
+            row.
     """
 
     submodel: str

@@ -33,11 +33,11 @@ class HeldSum:
     """One sum of an aggregation.
 
     Attributes:
-        label: Its name in the tensor file, without the prefix LOW or HIGH.
-        mean: The mean that it belongs to.
-        name: Its name in `mean`.
-        shape: Its shape.
-        parameter: The global tensor that was summed; None for a factor.
+        label: The name of the sum in the tensor file, without the prefix LOW or HIGH.
+        mean: The mean that is computed from the sum.
+        name: The name of the summed tensor in `mean`.
+        shape: The shape of the sum.
+        parameter: The global tensor that was summed; None if a factor was summed.
     """
 
     label: str
@@ -144,7 +144,10 @@ def _begin(raw: msgspec.Raw) -> tuple[int, int]:
 
 
 def check_sum(held: HeldSum, origin: str) -> None:
-    """Raise UpdateError if a sum has an unusable number, or a number where no update has weight."""
+    """Raise UpdateError if a sum has an unusable number.
+
+    Where no update has weight, every number but 0 is unusable.
+    """
     sums, share = held.mean.sums[held.name], held.mean.share(held.name)
     if not bool((sums.total.abs() <= MOST).all()):  # false for nan
         raise UpdateError(

@@ -90,7 +90,7 @@ def recover(
 def recover_checked(
     update: Received, model: GlobalModel, policy: AggregationPolicy
 ) -> RecoveredUpdate:
-    """Recover an update that `check_update` has accepted; otherwise like `recover`."""
+    """Do the same as `recover`, but without the checks: `check_update` has accepted `update`."""
     record, arrays = update
     shapes = shapes_of(model.tensors)
     table, left = own_rows(record.tensors, as_tensors(arrays), record.classes, shapes)
@@ -114,7 +114,7 @@ def recover_checked(
 
 
 def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """The arrays of an update as tensors that share their memory."""
+    """Return the arrays of an update as tensors. A tensor uses the memory of its array."""
     return {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
 
 

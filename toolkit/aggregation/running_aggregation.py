@@ -83,7 +83,7 @@ class Aggregation:
         self.updates += 1
 
     def add_factors(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
-        """Add only the factors of a checked update, if its family keeps factors."""
+        """Add only the factors of a checked update, if its family keeps factors between rounds."""
         spec = parse_spec(record.submodel)
         family = recovering_family(spec)
         if not family.averages_factors:
@@ -103,7 +103,7 @@ class Aggregation:
             group.merge(theirs)
 
     def group(self, key: str, family: Family, table: Table) -> FactorMean:
-        """The mean of the factors of the submodel `key`, whose updates hold `table`.
+        """The mean of the factors of submodel `key`. Its updates hold the tensors in `table`.
 
         Raises UpdateError if earlier updates of this submodel hold other tensors.
         """
@@ -140,9 +140,9 @@ class Aggregation:
     def refitted(
         self, tensors: Mapping[str, Tensor], moved: Mapping[str, Mapping[str, Tensor]]
     ) -> dict[str, dict[str, Tensor]]:
-        """The factors of the new global `tensors` for the next round, by submodel.
+        """Fit factors to the new global `tensors`, for the next round; returns them by submodel.
 
-        Factors in `moved` stay as they are, because their tensors were composed of them.
+        Factors in `moved` are not fitted, because the new tensors were composed of them.
         """
         fitted = {}
         for key, group in self.factors.items():

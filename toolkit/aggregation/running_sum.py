@@ -29,7 +29,7 @@ class RunningSum:
         return restored
 
     def add(self, value: Tensor | Product, weight: float, part: TensorSlice | None = None) -> None:
-        """Add `weight` * `value`. `part` is the slice that `value` fills, if it is not whole."""
+        """Add `weight` * `value`. If `value` is only a part of the tensor, `part` is its slice."""
         tensor = value.dense() if isinstance(value, Product) else value
         if part is None:
             # In pieces, because PyTorch makes a float64 copy of what it adds.
@@ -46,7 +46,7 @@ class RunningSum:
     def parts(self) -> tuple[Tensor, Tensor]:
         """The sum as two float32 tensors, (low, high): high is the rounded sum, low the rest.
 
-        Their sum has a relative error of at most 2^-48, so the mean of equal values stays exact.
+        low + high has a relative error of at most 2^-48, so the mean of equal values stays exact.
         """
         high = self.total.float()
         return (self.total - high).float(), high

@@ -13,10 +13,10 @@ from toolkit.submodels.tensor_slices import slice_size
 
 
 def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> float:
-    """The strength, in (0, 1], of an update of the spec `submodel` whose tensors are in `table`.
+    """The strength of an update, in (0, 1]. `submodel` is its spec, `table` lists its tensors.
 
-    Some families define a strength for each size. For other families it is the share of the global
-    model that the update holds (1 for `full`). For a composed spec, like
+    Some families define a strength for each size. In other families the strength is the share of
+    the global model that the update holds (1 for `full`). For a composed spec, like
     `slice:0.42+low-rank:0.25`, the strengths are multiplied. `shapes` come from `trainable`. Raises
     SpecError for a malformed spec.
     """

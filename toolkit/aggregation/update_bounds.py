@@ -32,11 +32,11 @@ SUSPICIOUS = 3.0
 
 
 class Scale(NamedTuple):
-    """The largest absolute numbers of one tensor; for variances, their square roots.
+    """How large the numbers of one tensor are.
 
-    `held` is the largest number in the update, `received` the largest in the model that it was
-    trained from. `loose`: the tensor is a statistic or a factor, and the model alone gives no scale
-    for it.
+    `held` is the largest absolute number in the update. `received` is the largest absolute number
+    in the model that the update was trained from. For a variance, both are square roots. `loose`
+    means that the tensor is a statistic or a factor, so the model alone gives no scale for it.
     """
 
     held: float
@@ -49,9 +49,10 @@ Scales = Mapping[str, Scale]
 
 
 class Excess(NamedTuple):
-    """How far the `tensor` of an update exceeds its reference.
+    """How far the numbers of an update's `tensor` exceed the number that they are compared with.
 
-    `times` is `held` / `reference`, divided by WIDE or LOOSE if these apply to the tensor.
+    `held` is the largest number in the update, and `reference` is what it is compared with. `times`
+    is `held` / `reference`, divided by WIDE or LOOSE if these apply to the tensor.
     """
 
     times: float
@@ -67,7 +68,7 @@ class Excess(NamedTuple):
 
 
 def excesses(round_: Mapping[str, Scales]) -> dict[str, Excess]:
-    """Return how far each update exceeds its references in its worst tensor, by device.
+    """Return, for each device, how far the worst tensor of its update exceeds its reference.
 
     The reference of a tensor is the largest of three numbers: what the device received, UNIT, and
     the upper median of the other updates. As long as most updates are honest, the dishonest ones
@@ -102,8 +103,9 @@ def _excesses(own: Scales, ordered: Mapping[str, Sequence[float]], only: bool) -
 
 
 def most_samples(samples: Sequence[int]) -> int:
-    """The most samples that an update may be weighted with, given the `samples` that all claim.
+    """The most samples that count in the weight of an update.
 
-    It is LIMIT times the lower median of the claims, which a minority cannot raise.
+    `samples` are the numbers that all updates of the round claim. The result is LIMIT times their
+    lower median, which a minority cannot raise.
     """
     return round(LIMIT * sorted(samples)[(len(samples) - 1) // 2])

@@ -18,7 +18,10 @@ from toolkit.submodels.tensor_slices import slice_shapes
 
 
 def scales(update: Received, model: GlobalModel) -> dict[str, Scale]:
-    """The scales of an update of `model` that `check_update` has accepted."""
+    """Return how large the numbers in each tensor of `update` are.
+
+    The update was trained from `model`, and `check_update` has accepted it.
+    """
     record, arrays = update
     spec, table = parse_spec(record.submodel), record.tensors
     family, tensors = recovering_family(spec), as_tensors(arrays)

@@ -1,6 +1,6 @@
 """Checks of an update against the global model, before it may be aggregated.
 
-An update that passes them can be aggregated, unless numbers become too large.
+An update that passes the checks can be aggregated, unless numbers become too large.
 """
 
 import math
@@ -35,7 +35,7 @@ def check_update(
     model: Mapping[str, Tensor],
     origin: str | None = None,
 ) -> None:
-    """Raise UpdateError unless an update from any source fits the global tensors `model`.
+    """Raise UpdateError unless an update fits the global tensors `model`. It may be from anywhere.
 
     The table is checked before the arrays, so that nothing is computed from factors of absurd size.
     `origin` names the update in errors.
@@ -64,7 +64,7 @@ def check_table(
 
 
 def class_rows(table: tuple[TensorEntry, ...]) -> int:
-    """The number of classes in `table`: the rows of its tensors by class; 0 if it has none."""
+    """How many rows the tensors in `table` with one row per class have; 0 without such tensors."""
     marked = [entry for entry in table if entry.by_class]
     return min((entry.shape[0] if entry.shape else 0 for entry in marked), default=0)
 

@@ -29,7 +29,7 @@ class Mean:
         weight: float,
         places: Mapping[str, TensorSlice] | None = None,
     ) -> None:
-        """Add `tensors` with `weight` > 0. `places` has the slices of those that are parts."""
+        """Add `tensors` with `weight` > 0. If a tensor is only a part, `places` has its slice."""
         for name, value in tensors.items():
             part = (places or {}).get(name)
             if name not in self.sums:
@@ -62,7 +62,7 @@ class Mean:
         return torch.where(share > 0, means, old) if isinstance(share, Tensor) else means
 
     def share(self, name: str) -> float | Tensor:
-        """The sum of weights for each element; one number if every value was a whole tensor."""
+        """The sum of the weights of each element; one number if only whole tensors were added."""
         weights = dict(self.weights[name])
         whole = weights.pop(None, 0.0)
         if not weights:

@@ -74,7 +74,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
             return self._offer(device).work
 
     def work_at_once(self, device: Device) -> bytes | None:
-        """Return what `device` should do now, as JSON; None if that would take time.
+        """Return what `device` should do now, as JSON; None if the caller would have to wait.
 
         It is called for every poll of a large fleet, in the thread that all requests share.
         """
@@ -123,7 +123,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         )
 
     def file(self, device: Device, sha256: str) -> tuple[Path, int]:
-        """Path and size of a file that `device` is offered now. Raises RefusalError (404)."""
+        """Path and size of a file that `device` may fetch now. Raises RefusalError (404)."""
         with self.lock:
             bundle = self.bundles.get(self.submodel(device), {})
         for entry in bundle.values():
@@ -151,7 +151,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
                 activity.loss = progress.loss
 
     def close_round(self) -> list[Device]:
-        """Close the open round. Returns the devices that it waited for: their updates are late."""
+        """Close the open round. Returns the devices that it still waited for: they are late."""
         with self.lock:
             late = self.rounds.late()
             for device in late:
@@ -160,7 +160,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         return [self.store.registry.device(device) for device in late]
 
     def note_preparation(self, task: str, preparation: Preparation | None) -> None:
-        """Show in the status what is being prepared for `task`; None when it is done."""
+        """Show `preparation` of `task` in the status. None means that the preparation is done."""
         with self.lock:
             if preparation is None:
                 self.preparations.pop(task, None)
@@ -204,7 +204,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         return kind.submodel in self.bundles or kind.submodel in self.bundles_made
 
     def submodels(self) -> set[str]:
-        """The submodels for which the next round needs bundles: those of kinds and of devices."""
+        """The submodels that need a bundle in the next round: those of all kinds and devices."""
         kinds = {kind.submodel for kind in self.config.devices if not kind.planned}
         return kinds | {self._submodel_of(*group) for group in self.store.registry.groups()}
 

@@ -21,11 +21,12 @@ class DeviceTroubles(FederationState):
     """Handles the reports of devices that cannot continue."""
 
     def submodel_failed(self, device: Device, failure: SubmodelFailure) -> Fallback:
-        """Note that `device` cannot train its submodel, and stop waiting for it in this round.
+        """Note that `device` cannot train its submodel. The open round stops waiting for it.
 
-        From the next round on the device gets the fallback of its kind, if the config names one.
-        If no other device is in the open round, that round opens again with the fallback. Repeating
-        the report changes nothing. If the training diverged, the device keeps its submodel.
+        From the next round on the device trains the submodel `fallback` of its kind, if the config
+        names one. If no other device is in the open round, that round opens again with the
+        fallback. Repeating the report changes nothing. If the training diverged, the device keeps
+        its submodel.
         """
         fallback, from_ = self.config.kind(device.kind).fallback, device.fallback_from
         diverged = failure.code in DIVERGED
@@ -78,7 +79,7 @@ class DeviceTroubles(FederationState):
         self.changed.set()
 
     def resume(self, device: Device) -> None:
-        """Wait again for a `device` that had stopped, also in the open round.
+        """Let rounds, also the open one, wait again for a `device` that had stopped.
 
         The caller holds the lock.
         """

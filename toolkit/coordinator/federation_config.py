@@ -81,12 +81,14 @@ SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
 
 
 class DeviceKind(Tier):
-    """A kind of device: `count` devices that train `submodel`; with AUTO each gets what fits it.
+    """A kind of device: `count` devices that train `submodel`. AUTO plans one for each device.
 
     A kind with the count ANY is open: any number of devices may join. A device that reports that it
-    cannot train gets `fallback` from the next round on. The budgets of a planned device are
-    `memory` of the agent's process in bytes, `step_time` of a batch in seconds and `bandwidth` of a
-    round in bytes.
+    cannot train gets the submodel `fallback` from the next round on.
+
+    A planned submodel keeps these budgets: `memory` limits the agent's process, in bytes;
+    `step_time` limits a training step on one batch, in seconds; `bandwidth` limits the traffic of
+    one round, in bytes.
 
     Only `simulate` uses the other keys. A simulated device has the speed of the device in
     `profile`, a file or a built-in name, divided by `slowdown`. Its network has `download_mbps` and

@@ -1,8 +1,8 @@
 """The federation's own secrets: the coordinator's key, the operator's token, the join tokens.
 
-Each is in a file of the state folder. If a file is cut, empty or from another federation, the start
-fails and names it. A secret is never replaced silently, because devices know the key and people
-hold copies of the tokens.
+Each is in a file of the state folder. If a file is truncated, empty or from another federation,
+`serve` does not start, and the error names the file. A secret is never replaced silently, because
+devices know the key and people hold copies of the tokens.
 """
 
 import logging
@@ -70,7 +70,7 @@ def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> Fede
 
 
 def keep_secrets(config: CoordinatorConfig, store: Store, secrets: FederationSecrets) -> None:
-    """Write the secrets of `read_secrets`. The store knows a secret before its file exists."""
+    """Write the secrets of `read_secrets`: first what the store keeps of them, then their files."""
     key, known = secrets.key, store.registry.token_hashes()
     store.set_value(KNOWN_KEY, key.fingerprint)
     store.set_value(KNOWN_OPERATOR, hashed(secrets.operator))

@@ -32,12 +32,14 @@ class FederationState:
         operator_token: Gives the operator access to `status`.
         key: Signs the work of devices.
         bundles: The bundles of the next or open round, by submodel.
-        bundles_made: Submodels of the next round whose bundle is ready, while others are not.
+        bundles_made: Submodels of the next round whose bundle is ready. Used while other bundles
+            are still being made.
         preparations: What is being prepared now, by task.
         activity: The last known activity of each device.
         lock: Protects `rounds`, `bundles`, `bundles_made`, `preparations` and `activity`.
         changed: Wakes the round worker, for example after an update.
-        closed_connections: Returns how many were closed because there were too many.
+        closed_connections: A function that returns how many connections were closed because too
+            many were open.
         minute_log: Limits the log lines that devices and strangers can cause.
         inputs: A summary of the held-out samples; devices compare their inputs with it.
         check_update: Raises UpdateError unless an update fits the global model; the round worker
@@ -76,6 +78,6 @@ class FederationState:
         return planned or kind.submodel
 
     def note_reopening(self) -> None:
-        """Forget the deadline of the open round if no device is left in it: it opens again."""
+        """Forget the open round's deadline if no device is left in it: the round opens again."""
         if self.rounds.phase == "aggregating" and not self.rounds.updates:
             self.store.open_round.end()

@@ -1,7 +1,7 @@
 """A coordinator as one site of a larger fleet: it receives models and returns aggregates.
 
-Both pass through the folder `site` of the state folder, so that a gateway, such as Flower's
-ClientApp, needs no connection to the coordinator:
+Models and aggregates are exchanged in the folder `site` of the state folder. So a gateway, such as
+Flower's ClientApp, needs no connection to the coordinator:
 
 - `next/`: `global.safetensors` and `task.json` of the next round, written by the gateway.
 - `open/`: these two files of the open round.
@@ -54,9 +54,9 @@ def give_task(site: Path, task: SiteTask, model: bytes) -> None:
 
 
 def partial_for(site: Path, task: SiteTask) -> dict[str, bytes] | None:
-    """The site's answer to `task`: the files of a partial aggregate or, if dense, of its own model.
+    """The files of the site's answer to `task`; None as long as there is no answer.
 
-    None as long as there is no answer.
+    The answer is a partial aggregate, or in a dense round the site's own model.
     """
     if read_task(site / PARTIAL) != task:
         return None
@@ -105,9 +105,10 @@ class SiteModel:
         )
 
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
-        """The files of the bundle for `submodel`, cut from the newest model when `round_` began.
+        """The files of the bundle for `submodel`, from the newest model at the start of `round_`.
 
-        Learning rates follow the rounds of the whole fleet; `round_` counts the site's own rounds.
+        `round_` counts the site's own rounds. The learning rate depends on the round of the whole
+        fleet.
         """
         if round_ != self._round:
             self._begin()
@@ -153,7 +154,7 @@ class SiteModel:
         self._federation.take(aggregation)
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
-        """Accuracy and loss of the model with the site's own updates."""
+        """Accuracy and loss of the model that the site's own updates were aggregated into."""
         return self._federation.evaluate(x, y)
 
     def scales(self, update: Received) -> Mapping[str, Scale]:
@@ -165,7 +166,7 @@ class SiteModel:
         self._federation.check_training(x, y)
 
     def save(self) -> bytes:
-        """Return the model with the site's own updates, and write the answer to the task."""
+        """Return the model with the site's updates aggregated, and write the answer to the task."""
         task = self._open()
         own = self._federation.save()
         if self._files and task is not None:
@@ -175,9 +176,10 @@ class SiteModel:
         return own
 
     def load(self, data: bytes) -> None:
-        """Restore the model of the open round; if no round was opened yet, the model in `data`.
+        """Restore the model of the open round, or the model in `data` if no round was opened yet.
 
-        The model of a dense round lacks some tensors and kept factors. These come from `data`.
+        The model of a dense round lacks some tensors and the factors that families keep between
+        rounds. These come from `data`.
         """
         self._files = {}
         self._federation.load(data)

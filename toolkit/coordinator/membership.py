@@ -117,7 +117,7 @@ class Membership(FederationState):
 
     @contextmanager
     def _saying_if_finished(self) -> Iterator[None]:
-        """If the rounds are over, give this as the reason of a refusal, not the used-up token."""
+        """If a token is used up and the rounds are over, refuse the join because they are over."""
         try:
             yield
         except RefusalError as refusal:
@@ -162,7 +162,7 @@ class Membership(FederationState):
         return device
 
     def note_seen(self, device: Device) -> None:
-        """Note that a request of `device` came."""
+        """Note that a request of `device` has come now."""
         self.activity[device.id].seen_at = self.clock()  # one assignment: it needs no lock
 
     def _back(self, device: Device) -> Device:
@@ -206,7 +206,7 @@ class Membership(FederationState):
         self.changed.set()
 
     def forget_absent(self) -> None:
-        """Free the places of the devices that were not seen for `forget_after`.
+        """Free the places of the devices that were not seen for `forget_after` seconds.
 
         A device that comes back later is a member again, if a place is free then.
         """

@@ -1,4 +1,7 @@
-"""Limits log lines about events that others can cause at any rate: one a minute for each sender."""
+"""Limits log lines about events that others can cause as often as they like.
+
+Each sender causes at most one line a minute.
+"""
 
 import logging
 import threading
@@ -55,7 +58,7 @@ class MinuteLog:
             return True
 
     def flush(self) -> None:
-        """Log the numbers of events of the minutes that are over."""
+        """Log the number of counted events for every minute that is over."""
         with self._lock:
             self._flush()
 

@@ -1,4 +1,7 @@
-"""Folds (aggregates) the updates of one round into the global model, without unusable ones."""
+"""Aggregates the updates of one round into the global model, without the unusable ones.
+
+To fold an update means to aggregate it into the model.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Protocol
@@ -32,7 +35,7 @@ class Model(Protocol):
     """The part of a global model that the rounds need. `Federation` implements it."""
 
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
-        """The files of the bundle for the current round `round_`: name to content."""
+        """Map the names of the bundle's files for the current round `round_` to their contents."""
 
     def check(self, update: Update, origin: str) -> None:
         """Raise UpdateError unless `update` fits the model; `origin` names it in the error.
@@ -41,10 +44,10 @@ class Model(Protocol):
         """
 
     def scales(self, update: Update) -> Scales:
-        """The scale of each tensor of `update`, which `check` has accepted."""
+        """The scale (largest numbers) of each tensor of `update`, which `check` has accepted."""
 
     def fold_checked(self, updates: Iterable[Update]) -> None:
-        """Fold updates that `check` has accepted into the global model."""
+        """Aggregate updates, which `check` has accepted, into the global model."""
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> Quality:
         """Accuracy (None for a regression) and loss of the global model on samples."""
@@ -60,14 +63,15 @@ class Model(Protocol):
 
 
 class RoundAggregation:
-    """Folds the updates of `round_`, which were checked on arrival, into `model`.
+    """Aggregates the updates of `round_`, which were checked on arrival, into `model`.
 
-    An update is left out if it is damaged or far beyond its bounds, or if the model with it cannot
-    predict or train. If none can be folded, the model stays as it was.
+    An update is left out if it is damaged or far beyond its bounds. It is also left out if the
+    aggregated model cannot predict or train with it. If every update is left out, the model stays
+    as it was.
 
     Attributes:
-        left_out: Why an update was left out, by device.
-        excess: How far each update exceeds its references, by device.
+        left_out: Maps a device to the reason why its update was left out.
+        excess: Maps a device to how far its update exceeds the numbers that it is compared with.
         quality: The quality of the new model on `held_out`.
     """
 
@@ -82,7 +86,7 @@ class RoundAggregation:
         self._most_samples = MOST_SAMPLES
 
     def run(self) -> int:
-        """Fold the updates. Returns how many the new model has."""
+        """Aggregate the updates. Returns how many of them were not left out."""
         devices = [device for device, _, _ in self._store.updates(self._round)]
         self._bound(devices)
         try:
@@ -93,7 +97,7 @@ class RoundAggregation:
 
     @property
     def suspect(self) -> Suspect | None:
-        """The folded update that exceeds its references most, if it exceeds them clearly."""
+        """The aggregated update with the largest excess; None if no excess is clear."""
         inside = {d: excess for d, excess in self.excess.items() if d not in self.left_out}
         device = max(inside, key=lambda device: inside[device].times, default=None)
         if device is None or inside[device].times <= SUSPICIOUS:

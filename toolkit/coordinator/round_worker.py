@@ -153,7 +153,7 @@ class RoundWorker:
         self._when_room(partial(self._publish, data))
 
     def resume(self) -> None:
-        """Load and publish the latest model. A new federation saves and publishes its first one."""
+        """Load and publish the latest model. In a new federation, save and publish the first."""
         if self._coordinator.store.current_round() is not None:
             self._load_current()
             rounds = self._coordinator.rounds

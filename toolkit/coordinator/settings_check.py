@@ -1,4 +1,4 @@
-"""Checks that the settings that define a federation are those of its state folder."""
+"""Checks that the federation's file still has the settings with which the state folder began."""
 
 import json
 from dataclasses import asdict

@@ -20,7 +20,7 @@ class Uploads(FederationState):
     """Receives what devices send for the open round."""
 
     def upload(self, device: Device, round_: int, sha256: str) -> Upload:
-        """How much of the tensors with this hash has come. A request that still sends them ends.
+        """How many bytes of the tensors with this hash have come. Ends any request that sends them.
 
         Raises RefusalError (409) if the round takes no update from this device.
         """

@@ -1,7 +1,7 @@
 """Flower's ClientApp: the gateway between Flower and the coordinator of a site.
 
-It gives the coordinator the global model and waits for its answer. Both pass through the state
-folder of `edgetailor serve`, which runs next to the SuperNode.
+It gives the coordinator the global model and waits for the coordinator's answer. Model and answer
+are files in the state folder of `edgetailor serve`, which runs next to the SuperNode.
 """
 
 import json
@@ -26,7 +26,7 @@ POLL_S = 0.2
 
 
 def protect(message: Message, context: Context, call_next: Any) -> Message:
-    """Apply Flower's mods that the run's and the node's configuration ask for.
+    """Apply the mods (Flower's wrappers of a client) that the run's and node's configuration need.
 
     Raises ClientError if the node asks for noise and the run does not allow it.
     """

@@ -35,7 +35,7 @@ two separate groups of sites cannot both remove masks."""
 
 
 class DenseRounds:
-    """Runs dense rounds with Flower's strategies.
+    """Runs dense rounds, in which sites answer with whole models, with Flower's strategies.
 
     Only floating-point tensors are exchanged: an integer, such as batch norm's counter, would
     dominate the norm of a change.
@@ -45,8 +45,9 @@ class DenseRounds:
         settings: The run's configuration.
         run: The name of this run.
         rounds: How many rounds to run.
-        keep: Called when the federation has the model of a round, with the round's number (0 for
-            the initial model) and its columns in the history. It returns accuracy and loss.
+        keep: Called after each round, when the federation has the new model. It gets the round's
+            number (0 for the initial model) and columns for the history. It returns accuracy and
+            loss.
     """
 
     def __init__(

@@ -42,7 +42,8 @@ class SitesStrategy(Strategy):
         timeout: How long a site may take for a round, in seconds.
 
     Attributes:
-        merged: The numbers of sites and of their updates in the last round's aggregate.
+        merged: Two numbers for the last round: the sites whose partial aggregates were merged, and
+            the updates in these partial aggregates.
     """
 
     def __init__(self, federation: Federation, run: str, sites: int, timeout: float) -> None:
@@ -51,7 +52,7 @@ class SitesStrategy(Strategy):
         self._run, self._sites, self._timeout = run, sites, timeout
 
     def columns(self) -> dict[str, float]:
-        """The two numbers of `merged` with their names in the history."""
+        """Map the names of two columns of the history to the numbers in `merged`."""
         sites, updates = self.merged
         return {"sites": sites, "updates": updates}
 
@@ -63,7 +64,7 @@ class SitesStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Wait until enough sites are connected. Return a message with the model for each."""
+        """Wait until enough sites are connected. Return for each site a message with the model."""
         while len(nodes := sorted(grid.get_node_ids())) < self._sites:
             time.sleep(POLL_S)
         task = ConfigRecord(

@@ -19,7 +19,7 @@ class CoordinatorKey:
 
     Attributes:
         public: The public key: 32 raw bytes in base64.
-        fingerprint: Its fingerprint, with which join tokens end.
+        fingerprint: The fingerprint of the public key. Every join token ends with it.
     """
 
     def __init__(self, private: Ed25519PrivateKey | None = None) -> None:
@@ -46,12 +46,12 @@ class CoordinatorKey:
         )
 
     def signed(self, work: Work, now: float) -> Work:
-        """`work` with the time `now`, in seconds since 1970, and the signature of both."""
+        """Return `work` with the time `now`, in seconds since 1970, and a signature of both."""
         issued = replace(work, issued=int(now))
         return replace(issued, signature=self._signature(work_text(issued)))
 
     def invites(self, invitation: Invitation) -> Invitation:
-        """`invitation` with this key and its signature."""
+        """Return `invitation` with the public key and a signature."""
         signature = self._signature(invitation_text(invitation))
         return replace(invitation, key=self.public, signature=signature)
 

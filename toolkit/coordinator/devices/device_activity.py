@@ -22,8 +22,9 @@ class DeviceActivity:
         round: The last round for which it got work.
         missed: The round that closed before its update came. None once a later update
             or report of a failure has come.
-        inputs: How the inputs of its last update differ much from the coordinator's samples.
-        told: The reason of a stop that was logged. None once a later update has come.
+        inputs: How the inputs of the last update differ from the coordinator's samples. Set only
+            if they differ much.
+        told: The reason that was logged when the device stopped. None once a later update has come.
     """
 
     seen_at: float

@@ -17,7 +17,7 @@ KEY_BYTES = 32
 
 
 def check_possession(token: str, request: JoinRequest, now: float) -> bytes:
-    """Check that `request` was signed with the key that it contains, for `token`, around `now`.
+    """Check that `request` for `token` was signed around `now`, with the key that it contains.
 
     Returns the signed text.
 
@@ -62,7 +62,7 @@ def check_possession(token: str, request: JoinRequest, now: float) -> bytes:
 
 
 def used_join() -> RefusalError:
-    """The refusal of a join that was taken before: somebody may have copied it."""
+    """The refusal of a join request that was used before: somebody may have copied the request."""
     return forbidden(
         "This join request was used before. Wait a second, and sign a new one.", code=USED_JOIN
     )

@@ -67,7 +67,7 @@ def check_profile(fields: dict[str, Any]) -> DeviceProfile:
 
 
 def shortened(text: str, most: int = NOTE_LENGTH) -> str:
-    """`text` as one line of at most `most` characters; a cut falls between words if it can."""
+    """Return `text` as one line of at most `most` characters, cut between words if possible."""
     line = one_line(text, most + 1)
     if len(line) <= most:
         return line

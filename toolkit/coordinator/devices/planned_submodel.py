@@ -1,4 +1,4 @@
-"""The planned submodel of a new device. It needs the device's profile and a planner."""
+"""Finds the planned submodel of a new device, with a planner and the device's profile."""
 
 from typing import Any, Protocol
 

@@ -1,4 +1,4 @@
-"""The submodel of a joining device, if its kind leaves the choice to a plan."""
+"""Chooses the submodel of a joining device, if the federation's file names none for its kind."""
 
 import datetime
 import threading
@@ -18,13 +18,13 @@ from toolkit.planning.submodel_workloads import Impossible, Known
 
 @dataclass(frozen=True)
 class Planner:
-    """Chooses submodels for devices by the workloads of the model's submodels."""
+    """Chooses the submodel of a device. It knows the workload of each submodel."""
 
     known: tuple[Known, ...]
     impossible: tuple[Impossible, ...] = ()
 
     def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
-        """The strongest submodel within the budgets of `kind` on `device`.
+        """Return the strongest submodel that keeps the budgets of `kind` when `device` trains it.
 
         Raises RefusalError (409) if no submodel fits, or if the profile lacks a value. If none
         fits, the error says what would be needed.

@@ -59,7 +59,7 @@ def has_body(scope: Scope) -> bool:
 
 
 async def discard(scope: Scope, receive: Receive) -> bool:
-    """Read and drop a short body. Returns whether the body has ended."""
+    """Read and drop a short body. Returns whether the whole body was read."""
     left, more = DISCARDED, has_body(scope)
     if not more or "expect" in Headers(scope=scope):
         return not more

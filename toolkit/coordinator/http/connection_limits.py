@@ -31,7 +31,7 @@ CONNECTION = "connection"
 
 
 class Connection(H11Protocol):
-    """One connection with limits. uvicorn itself limits neither their time nor their number."""
+    """A connection with limits. uvicorn limits neither the time nor the number of connections."""
 
     def __init__(
         self, opened: OpenConnections, polls: "RepeatedPolls | None", *args: Any, **settings: Any
@@ -199,7 +199,7 @@ def connections(
 
 
 def undelivered(receive: Receive) -> bytes:
-    """Take the part of a body that had come when its connection broke off.
+    """Take the part of a body that had come when the connection broke off.
 
     uvicorn reports the end of a connection at once, and drops data that the app did not receive.
     """

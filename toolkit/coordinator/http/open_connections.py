@@ -1,7 +1,7 @@
 """Chooses which connections are closed when there are too many.
 
 Connections without a request are closed first, and those of devices with a valid secret last (see
-Rank). Of equal rank, the oldest connection of the address with the most connections is closed.
+Rank). Among connections of equal rank, the address with the most connections loses its oldest one.
 Behind a proxy all connections have one address, so only rank and age decide.
 """
 
@@ -26,7 +26,7 @@ CLOSED = "Closed {more} connections, because there are too many."
 
 
 class Rank(IntEnum):
-    """What a connection does, in the order in which it may be closed."""
+    """What a connection does. Connections with a lower rank are closed first."""
 
     SILENT = 0
     """It waits for a request, and its last request was not a device's."""
@@ -39,10 +39,10 @@ class Rank(IntEnum):
 
 
 class Held(Protocol):
-    """A connection that may be closed."""
+    """The interface of a connection that the server may close if too many are open."""
 
     def drop(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
 
 
 class _Address:
@@ -70,9 +70,9 @@ class OpenConnections:
     """All open connections of a server.
 
     Attributes:
-        most: Returns how many there may be. A busy connection counts twice, because it may have a
-            file open.
-        closed: How many were closed since the start because there were too many.
+        most: A function that returns how many may be open. A busy connection counts twice, because
+            it may have a file open.
+        closed: How many connections were closed since the start because too many were open.
     """
 
     def __init__(self, log: MinuteLog, most: Callable[[], int]) -> None:
@@ -85,7 +85,7 @@ class OpenConnections:
 
     @property
     def keep_alive_s(self) -> float:
-        """The seconds that a connection may wait for its next request: fewer near the limit."""
+        """How many seconds a connection may wait for a request; fewer if many are open."""
         free = 1 - self._used / self.most()
         return max(min(2 * free, 1) * KEEP_ALIVE_S, SHORTEST_KEEP_ALIVE_S)
 
@@ -168,7 +168,10 @@ class OpenConnections:
 
 
 def network_of(address: str) -> str:
-    """The IPv4 address, or the 64-bit network of an IPv6 address: a sender has many of these."""
+    """Return an IPv4 address itself, and of an IPv6 address its 64-bit network.
+
+    One sender can use all IPv6 addresses of such a network.
+    """
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -23,7 +23,7 @@ class RepeatedPolls:
         self._by_device: dict[str, bytes] = {}
 
     def learn(self, request: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """Remember `request`, a whole poll with these headers, if its secret is a device's."""
+        """Remember `request`, the bytes of a whole poll, if `headers` have a member's secret."""
         given = [value for name, value in headers if name == b"authorization"]
         if len(request) > LONGEST or len(given) != 1 or not given[0].lower().startswith(_BEARER):
             return
@@ -39,7 +39,7 @@ class RepeatedPolls:
         self._secrets[request], self._by_device[device.id] = secret, request
 
     def answer(self, request: bytes) -> bytes | None:
-        """The whole answer to `request`; None if it has to take the usual way."""
+        """The whole answer to `request`; None if the request has to be parsed as usual."""
         secret = self._secrets.get(request)
         if secret is None:
             return None

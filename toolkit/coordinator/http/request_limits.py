@@ -31,8 +31,9 @@ class RequestLimits:
     """Passes only complete bodies of admitted requests to `app`. Uploads (PUT) are streamed.
 
     A body that never ends or never comes costs only a connection. Nothing of a body is kept before
-    the secret or token in the request's headers is known to be valid. If the app fails, it answers
-    the request; here the failure is logged in one line, and its traceback is written to a file.
+    the secret or token in the request's headers is known to be valid. If the app fails, the app
+    still answers the request. This class logs the failure in one line, and writes its traceback to
+    a file.
     """
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:

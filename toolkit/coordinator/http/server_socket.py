@@ -1,4 +1,4 @@
-"""Binds the coordinator's port first, and answers requests while the rest starts."""
+"""Binds the coordinator's port, and answers requests while the coordinator is still starting."""
 
 import asyncio
 import errno
@@ -74,7 +74,7 @@ def url_of(listening: socket.socket, host: str, scheme: str = "http") -> str:
 def answer_preparing(
     listening: socket.socket, certificate: Certificate | None = None, page: Page | None = None
 ) -> Iterator[None]:
-    """Answer requests with 503 during the block, and those for `page` with its files.
+    """During the block, answer requests with 503, but requests for files of `page` with the files.
 
     The socket stays open.
     """

@@ -10,9 +10,10 @@ FALLS = 3
 
 
 def falling(results: Sequence[RoundResult]) -> str | None:
-    """Return a warning if the held-out quality fell in each of the last FALLS rounds, else None.
+    """Return a warning if the quality on held-out samples fell in each of the last FALLS rounds.
 
-    The quality is the accuracy. In a regression, the quality falls if the loss rises.
+    Otherwise return None. The quality is the accuracy. In a regression, the quality falls if the
+    loss rises.
     """
     last = results[-FALLS - 1 :]
     if len(last) <= FALLS:

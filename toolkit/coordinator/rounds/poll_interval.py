@@ -1,4 +1,7 @@
-"""When a waiting device asks again: soon after a change of the rounds, later in a large fleet."""
+"""Computes after how many seconds a waiting device asks again.
+
+The time is short after a change of the rounds, and longer in a large fleet.
+"""
 
 import random
 from collections.abc import Callable
@@ -28,7 +31,7 @@ class PollInterval:
         self._since = clock()
 
     def seconds(self, rounds: Rounds) -> float:
-        """The seconds until one device asks again. They are few after each change of `rounds`."""
+        """In how many seconds one device asks again; few seconds after each change of `rounds`."""
         now, seen = self._clock(), (rounds.phase, rounds.round, rounds.places[0])
         if seen != self._seen:
             self._seen, self._since = seen, now

@@ -37,11 +37,11 @@ def fewest_updates(
 
 
 class Rounds:
-    """The state of `total` rounds; `done` are over. The first waits for `expected` devices.
+    """The state of `total` rounds; `done` rounds are over. The first waits for `expected` devices.
 
     A round closes when every device that it was opened for has sent its update or left, or when
     `quorum` updates have come. It also closes `deadline_s` seconds after it opened. With fewer than
-    `needed` updates it never closes: at its deadline it opens again, and received updates count.
+    `needed` updates it never closes: at its deadline it opens again, and old updates still count.
     """
 
     def __init__(
@@ -72,22 +72,22 @@ class Rounds:
 
     @property
     def round(self) -> int:
-        """The round that is open or being folded, from 1; 0 before the first has opened."""
+        """Number, from 1, of the round that is open or being aggregated; 0 before the first."""
         return self.done + (1 if self._offers else 0)
 
     @property
     def places(self) -> tuple[int, int]:
-        """Joined and expected devices before the first round; (0, 0) from then on."""
+        """How many devices have joined, and how many are expected; (0, 0) after enrolment."""
         return (len(self.devices), self.expected) if self.phase == "enrolling" else (0, 0)
 
     def enrol(self, device: str) -> None:
-        """Add `device`; the last of the expected ones ends enrolment."""
+        """Add `device`. Enrolment ends when `expected` devices have been added."""
         self.devices.add(device)
         if self.phase == "enrolling" and len(self.devices) >= self.expected:
             self.begin()
 
     def begin(self) -> None:
-        """End enrolment. Devices that leave later do not undo it."""
+        """End enrolment, for good: it does not begin again if devices leave later."""
         self.phase = "finished" if self.done >= self.total else "aggregating"
 
     def leave(self, device: str) -> None:
@@ -107,9 +107,10 @@ class Rounds:
         self.excuse(device)
 
     def resume(self, device: str, offer: str | None) -> None:
-        """Wait for `device` again. It takes part in the open round if `offer` is given.
+        """Wait for `device` again. The device takes part in the open round if `offer` is given.
 
-        `offer` is the hash of its bundle's manifest; None if it has no bundle in the open round.
+        `offer` is the hash of the manifest of the device's bundle; None if the device has no bundle
+        in the open round.
         """
         self.stopped.discard(device)
         if self.phase == "training" and offer is not None and device not in self.left_out:
@@ -135,9 +136,10 @@ class Rounds:
         """Whether so many trainings diverged that the model of the open round must be at fault.
 
         Two conditions must hold. First, training diverged on more than half of the devices that the
-        round was opened for. Second, these are at least three times as many as the devices that
-        could train, or the round can never close, because it waits for nobody and has too few
-        updates. `suspect`, the device whose update may have spoilt the model, has no vote.
+        round was opened for. Second, training diverged on at least three times as many devices as
+        could train. The second condition also holds if the round can never close, because it has
+        too few updates and waits for no more devices. `suspect`, the device whose update may have
+        spoilt the model, is not counted.
         """
         voters = self._opened - {suspect}
         diverged, trained = len(self.diverged & voters), len(self.updates.keys() & voters)
@@ -171,7 +173,7 @@ class Rounds:
         return "train" if self.waits_for(device) else "wait"
 
     def waits_for(self, device: str) -> bool:
-        """Whether the open round was offered to `device` and lacks its update."""
+        """Whether `device` was offered work in the open round and has not sent its update yet."""
         return self.phase == "training" and device in self._offers and device not in self.updates
 
     def late(self) -> list[str]:
@@ -191,7 +193,7 @@ class Rounds:
             )
 
     def check(self, device: str, round_: int, bundle: str, update: str) -> bool:
-        """Whether `update` (its hash) is new; False if it was taken before.
+        """Return True if `update`, given by its hash, is new, and False if it was counted before.
 
         Raises RefusalError for another round, a bundle that was not offered, or a second update.
         """

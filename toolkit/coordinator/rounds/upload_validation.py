@@ -92,10 +92,10 @@ def check_upload(
     blobs: Blobs,
     check: CheckUpdate,
 ) -> None:
-    """Raise RefusalError unless `record` and the tensors that came before it can be folded.
+    """Raise RefusalError unless `record`, and the tensors that came before it, can be aggregated.
 
     `upload` is the hash of these tensors; None if no tensors came. These checks are not repeated
-    when the round is folded.
+    when the round is aggregated.
     """
     if upload is None or upload != record.file.sha256:
         raise conflict(

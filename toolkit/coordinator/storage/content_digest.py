@@ -13,7 +13,10 @@ TABLE = "content_digest"
 
 
 def install(connection: sqlite3.Connection) -> None:
-    """Define the triggers' function, on every connection that writes or checks."""
+    """Define the SQL function that the triggers call.
+
+    Call it for every connection that writes or checks.
+    """
     connection.create_function(FUNCTION, -1, _row_digest, deterministic=True)
     # Without it a row that INSERT OR REPLACE replaces would not be subtracted.
     connection.execute("PRAGMA recursive_triggers=ON")
@@ -46,7 +49,7 @@ def triggers(connection: sqlite3.Connection, table: str) -> list[str]:
 
 
 def matches(connection: sqlite3.Connection) -> bool:
-    """Whether the rows are those that the digest was kept for."""
+    """Whether the stored digest matches the rows."""
     kept = connection.execute(f"SELECT total FROM {TABLE}").fetchall()
     return kept == [(_total(connection),)]
 

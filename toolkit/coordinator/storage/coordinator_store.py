@@ -51,7 +51,8 @@ updates that are in the global model."""
 class Store:
     """The state folder of one federation. `keep` says which models stay.
 
-    With `read_all` every kept model is compared with its hash, otherwise the newest and the best.
+    At the start, the newest and the best model are compared with their hashes; with `read_all` all
+    kept models.
     `lock` is the lock of the folder, if the caller holds it already.
 
     Raises InputError, and changes nothing, if another process uses the folder or if its federation
@@ -227,7 +228,7 @@ class Store:
         return damaged
 
     def updates(self, round_: int) -> list[tuple[str, str, bytes]]:
-        """(device, hash of its tensors, update.json) of `round_`, ordered by device."""
+        """Updates of `round_` as (device, hash of the tensors, update.json), sorted by device."""
         with self._database.transaction() as db:
             return db.execute(
                 "SELECT device, sha256, record FROM updates WHERE round = ? ORDER BY device",
@@ -326,7 +327,7 @@ class Store:
         return path.read_bytes()
 
     def earlier_model(self) -> int | None:
-        """The last round with an intact model that the current model was trained from, or None."""
+        """The last earlier round whose model is intact and led to the current model, or None."""
         with self._database.transaction() as db:
             (round_,) = db.execute(schema.CURRENT_ROUND).fetchone()
             rows = db.execute("SELECT round, started_from, kept, model FROM history").fetchall()

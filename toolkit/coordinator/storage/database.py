@@ -65,7 +65,7 @@ class Database:
 
     @contextmanager
     def milestone(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that is counted, so that an older copy of the database is recognized."""
+        """A transaction that is counted. The count shows whether a database is an older copy."""
         with self._lock:
             with self.transaction() as db:
                 db.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")

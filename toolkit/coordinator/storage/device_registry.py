@@ -188,7 +188,7 @@ class Registry:
             return None if known else self.free_places(token)[0]
 
     def free_places(self, token: str) -> tuple[str, int | None]:
-        """The kind that `token` enrols, and how many more devices; None for any number.
+        """The kind that `token` is for, and how many more devices may join; None for any number.
 
         Raises RefusalError (403) for a token that is unknown, expired or used up.
         """
@@ -271,7 +271,7 @@ class Registry:
         self._keep(replace(self._devices[device], has_left=has_left, forgotten=forgotten))
 
     def note_trouble(self, device: str, trouble: str, fallback_from: int | None) -> None:
-        """Keep what `device` reported, and the first round with its fallback."""
+        """Store what `device` reported, and the first round in which it trains its fallback."""
         with self._database.exclusively():
             with self._database.transaction() as db:
                 db.execute(

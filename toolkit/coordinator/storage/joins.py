@@ -1,4 +1,4 @@
-"""Limits of joins: the lifetime and places of a token, and each request is valid only once."""
+"""Limits joins: a token has a lifetime and places, and each request is valid only once."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _PREFIX = "join:"
 
 @dataclass(frozen=True)
 class Token:
-    """A join token for `count` devices of `kind` (None: any number).
+    """A join token for `count` devices of `kind`. If `count` is None, any number may join.
 
     `expires` is in seconds since 1970.
     """
@@ -49,9 +49,9 @@ class Token:
 
 
 class UsedJoins:
-    """The texts that devices have signed to join, as long as a copy would be accepted.
+    """Remembers signed join requests until their time stamps are too old to be accepted.
 
-    Somebody who has copied a request must not get the device's secret with it.
+    So a copied request is refused, and whoever copied it does not get the device's secret.
     """
 
     def __init__(self, database: Database) -> None:

@@ -1,4 +1,4 @@
-"""Keeps over a restart: the deadline of the open round, and devices that it does not wait for."""
+"""Stores the open round's deadline, and the devices that it does not wait for, for a restart."""
 
 import sqlite3
 
@@ -9,13 +9,13 @@ _PREFIX = "stopped:"
 
 
 class OpenRound:
-    """The deadline of the open round and the devices that reported that they cannot train in it."""
+    """Stores the open round's deadline, and the devices that reported that they cannot train."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def begin(self, round_: int, closes_at: float) -> float:
-        """Note that `round_` closes at `closes_at` (seconds since 1970), unless it is open already.
+        """Store the deadline `closes_at` of `round_` (seconds since 1970), unless one is stored.
 
         Returns:
             The time at which the round closes, in seconds since 1970.
@@ -49,7 +49,7 @@ def forget(db: sqlite3.Connection) -> None:
 
 
 class StoppedDevices:
-    """The devices that have reported that they stop, and their reasons."""
+    """Stores which devices have reported that they stop, and why."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -65,7 +65,7 @@ class StoppedDevices:
             db.execute("DELETE FROM meta WHERE key = ?", (_PREFIX + device,))
 
     def reasons(self) -> dict[str, str]:
-        """The reason of each device that has stopped."""
+        """Map each device that has stopped to its reason."""
         with self._database.transaction() as db:
             rows = db.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{_PREFIX}%",))
             return {key.removeprefix(_PREFIX): reason for key, reason in rows}

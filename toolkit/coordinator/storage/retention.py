@@ -18,10 +18,10 @@ BEST = (
 
 
 def drop_models(db: sqlite3.Connection, keep: Keep) -> None:
-    """Mark the models that `keep` does not include. The next cleanup removes their files.
+    """Mark the models that `keep` excludes as not kept. The next cleanup removes their files.
 
-    The best round has the highest accuracy, or the lowest loss if there is no accuracy; of equal
-    ones it is the last.
+    The best round has the highest accuracy, or the lowest loss if there is no accuracy. Among equal
+    rounds it is the last.
     """
     if keep == "all":
         return
@@ -35,11 +35,12 @@ def drop_models(db: sqlite3.Connection, keep: Keep) -> None:
 def drop_lost(
     db: sqlite3.Connection, current: str | None, blobs: Blobs, read_all: bool
 ) -> list[int]:
-    """Mark the models of earlier rounds that are missing or damaged; returns their rounds.
+    """Mark missing and damaged models of earlier rounds as not kept. Returns their rounds.
 
-    Unmarked, they would prevent every backup. The models of the newest and the best round are
-    compared with their hashes, others with their sizes only. If one is lost, or with `read_all`,
-    all are compared with their hashes. The model `current` is left to `folder_check.py`.
+    Without the mark, every backup would fail. The models of the newest and the best round are
+    compared with their hashes, all others only with their sizes. If this finds a damaged model, or
+    with `read_all`, all models are compared with their hashes. The model `current` is checked in
+    `folder_check.py` instead.
     """
     kept = db.execute(
         f"SELECT model, size, round IN ((SELECT max(round) FROM history), ({BEST})) FROM history "
@@ -62,7 +63,7 @@ def drop_lost(
 
 
 def shorten_records(db: sqlite3.Connection, round_: int) -> None:
-    """Replace by summaries the records of updates that are FULL_RECORDS rounds before `round_`."""
+    """Replace the records of updates by summaries, FULL_RECORDS or more rounds before `round_`."""
     old = (round_ - FULL_RECORDS,)
     db.execute(
         "INSERT INTO past_updates SELECT round, device, samples, steps, loss_first, loss_last "

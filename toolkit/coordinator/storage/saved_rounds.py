@@ -28,7 +28,7 @@ class SavedRound:
         loss: On held-out data.
         updates: How many updates were aggregated.
         model: SHA-256 of the global model after the round.
-        kept: Whether this model is kept, by `keep` in the federation's file.
+        kept: Whether this model is kept. `keep` in the federation's file decides this.
         lost: Whether the model is kept, but its file is missing.
         started_from: The round whose model was trained; None for round 0.
         best: Whether it is the best round so far.

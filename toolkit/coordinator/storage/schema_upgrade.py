@@ -14,7 +14,7 @@ READABLE = (5, schema.SCHEMA_VERSION)
 
 
 def upgrade(db: sqlite3.Connection) -> None:
-    """Upgrade the tables of `db` to the current version. After a kill they have the earlier one."""
+    """Upgrade the tables of `db` to the current version. A kill leaves the earlier version."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == schema.SCHEMA_VERSION:
         return

@@ -13,7 +13,11 @@ SUSPECT, LEFT_OUT, WENT_BACK = "suspect", "left out", "went back"
 
 
 class Suspect(Struct, frozen=True, kw_only=True):
-    """The update of `round` that exceeded its references most; `reason` says how far."""
+    """The device whose update may have spoilt the model of `round`.
+
+    No other update of the round exceeds so far the numbers that updates are compared with.
+    `reason` says how far.
+    """
 
     round: int
     device: str
@@ -21,17 +25,17 @@ class Suspect(Struct, frozen=True, kw_only=True):
 
 
 class WentBack(Struct, frozen=True, kw_only=True):
-    """A text about a spoilt model. The operator sees it until the round after `after` is over."""
+    """A text about a spoilt model. The operator sees it until the next round after `after` ends."""
 
     after: int
     text: str
 
 
 class Suspicions:
-    """Keeps over a restart what is known about spoilt models.
+    """Stores what is known about spoilt models, so that it survives a restart.
 
     Attributes:
-        left_out: Why a device is left out of all rounds, by device.
+        left_out: Maps a device that is left out of all rounds to the reason.
     """
 
     def __init__(self, database: Database) -> None:
@@ -40,12 +44,12 @@ class Suspicions:
             self.left_out = _read(db, LEFT_OUT, dict[str, str]) or {}
 
     def note_suspect(self, suspect: Suspect) -> None:
-        """Keep the suspect of the round that is being folded."""
+        """Store which device may have spoilt the model of the round that is being aggregated."""
         with self._database.transaction() as db:
             _write(db, SUSPECT, suspect)
 
     def suspect(self, round_: int | None) -> Suspect | None:
-        """The device that may have spoilt the model of `round_`, if one stands out."""
+        """The device that may have spoilt the model of `round_`; None if no update stands out."""
         with self._database.transaction() as db:
             suspect = _read(db, SUSPECT, Suspect)
         return suspect if suspect is not None and suspect.round == round_ else None
@@ -56,12 +60,12 @@ class Suspicions:
         _write(db, LEFT_OUT, self.left_out)
 
     def note_spoilt(self, after: int, text: str) -> None:
-        """Keep a text for the operator until the round after `after` is over."""
+        """Store a text for the operator. It is shown until the next round after `after` ends."""
         with self._database.transaction() as db:
             _write(db, WENT_BACK, WentBack(after=after, text=text))
 
     def spoilt(self, last: int) -> list[str]:
-        """The text that was noted since round `last` was over, in a list; else an empty list."""
+        """A list with the text that is shown after round `last`; empty if there is none."""
         with self._database.transaction() as db:
             went_back = _read(db, WENT_BACK, WentBack)
         return [went_back.text] if went_back is not None and went_back.after == last else []
