@@ -144,7 +144,7 @@ def workloads(
 def attendance_of(
     config: SimulationConfig, parts: Parts, works: Mapping[str, Workload]
 ) -> Attendance:
-    """Make the attendance for all clients. `parts` has the numbers of each client's samples."""
+    """Make the attendance for all clients. `parts` has the rows of each client in the data."""
     kinds, table = config.kinds(), config.simulation
     clock = Clock(
         {kind.name: simulated_device(kind) for kind in config.devices if works},
