@@ -99,22 +99,26 @@ def bundle_files(
 
 
 def peak_bytes(graph: Graph, batch: int) -> int | None:
-    """Predicted peak of a run on `batch` samples, in bytes; None if shapes depend on the data.
+    """Predict the memory peak of a run on `batch` samples, in bytes.
 
-    The largest over the plain and the blocked forms of the graph.
+    Returns the largest peak among the plain and the blocked forms of the graph; None if shapes
+    depend on the data.
     """
     blocked = [form.footprint for name, form in graph.forms.items() if name != WINOGRAD]
     return most((graph.footprint, *blocked), batch)
 
 
 def winograd_peak_bytes(graph: Graph, batch: int) -> int | None:
-    """Predicted peak of the Winograd form, in bytes; None also if the graph has no such form."""
+    """Predict the memory peak of the Winograd form, in bytes.
+
+    Returns None if the graph has no such form, or if shapes depend on the data.
+    """
     form = graph.forms.get(WINOGRAD)
     return None if form is None else most([form.footprint], batch)
 
 
 def most(footprints: Iterable[Callable[[int], Footprint]], batch: int) -> int | None:
-    """The largest process peak of `footprints`; None if shapes depend on the data."""
+    """Return the largest process memory of `footprints`; None if shapes depend on the data."""
     try:
         return max(of_batch(batch).process for of_batch in footprints)
     except ExportError:

@@ -31,9 +31,10 @@ def graph(
     outputs: Mapping[str, int],
     constants: Mapping[str, Sequence[int] | float] | None = None,
 ) -> bytes:
-    """A serialized model; `inputs` and `outputs` are float32 tensors by name, with their axes.
+    """Build a graph and return it as a serialized ONNX model.
 
-    A constant is a list of int64 numbers or one float32 number.
+    `inputs` and `outputs` map the name of each float32 tensor to its number of axes. A constant is
+    a list of int64 numbers or one float32 number.
     """
     numbers = [
         helper.make_tensor(key, TensorProto.FLOAT, [], [value])
@@ -91,7 +92,10 @@ def blocked(kind: str, groups: int = 1) -> bytes:
 
 
 def gradient() -> bytes:
-    """The gradient of a dense layer's weights plus 0.9 of the momentum."""
+    """A graph of one matrix product.
+
+    It computes the gradient of a dense layer's weights, plus 0.9 times the momentum.
+    """
     product = node("accumulated", "Gemm", "x w c", "y", transA=1, beta=0.9)
     return graph("accumulated", [product], {"x": 2, "w": 2, "c": 2}, {"y": 2})
 

@@ -49,7 +49,7 @@ def with_constants(
 
 
 def read_alone(program: Program) -> dict[str, list[Port]]:
-    """By name of a signature: its inputs that are frozen tensors and that only it reads."""
+    """Map each signature's name to those inputs that are frozen and read by no other signature."""
     frozen = {entry.name for entry in program.tensors if entry.role == "frozen" and entry.stored}
     readers = Counter(port.state for s in program.signatures for port in s.inputs)
     return {

@@ -41,7 +41,8 @@ class ExportedBundle:
     Attributes:
         out: The bundle's folder.
         verdict: What verification found; None if the bundle was not verified.
-        graphs: By signature name, with the constants that the bundle holds.
+        graphs: The graph of each signature, by its name. As in the bundle, some frozen tensors are
+            constants of these graphs.
         reused: Names of the signatures whose graphs came from the cache.
         verified_earlier: Whether `verdict` comes only from earlier exports of the same graphs.
     """
@@ -258,7 +259,7 @@ def export(
 
 
 def with_forms(program: Program, graphs: Graphs) -> dict[str, Graph]:
-    """Add its other forms (blocked layouts, Winograd's method) to each ONNX graph.
+    """Add the other forms of each ONNX graph (blocked layouts, Winograd's method).
 
     Graphs that will hold constants get no other forms, so that no weight is sent twice.
 

@@ -61,7 +61,7 @@ class StoredVerdict(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class GraphCache:
-    """The graphs in `folder`, which need not exist yet."""
+    """Stores graphs in `folder`, which need not exist yet."""
 
     folder: Path
     limit_bytes: int = LIMIT_BYTES

@@ -49,5 +49,5 @@ def rounded(weight: Tensor) -> Tensor:
 
 
 def int8_bytes(shape: tuple[int, ...]) -> int:
-    """Bytes of a weight of `shape` as integers and scales."""
+    """The number of bytes that a weight of `shape` takes as 8-bit integers and scales."""
     return math.prod(shape) + 4 * shape[0]

@@ -29,7 +29,7 @@ from exporters.runtime_probes import checked, step
 from profiles.cost_model.workload import kind_of, sizes_of
 
 SEVERAL = ("pointwise", "images")
-"""The graphs of several operations. The page has a graph for each of their operations."""
+"""The device's graphs with several operations. The page has one graph per operation instead."""
 OVERHEADS = ("row", "side", "loop")
 """The graphs that measure a port, a node and a step of a loop."""
 MOST_NUMBERS = 2**20
@@ -100,7 +100,7 @@ def of_nodes(nodes: Sequence[NodeProto], axes: Mapping[str, int]) -> bytes:
 
 
 def ending_in_shape(content: bytes) -> bytes:
-    """The graph `content` with the shape of its output `y` as the only output."""
+    """Return the graph `content` with one output: the shape of `y`, in place of `y` itself."""
     model = onnx.load_model_from_string(content)
     model.graph.node.append(node("shape", "Shape", "y", "shape"))
     del model.graph.output[:]
@@ -112,7 +112,7 @@ def ending_in_shape(content: bytes) -> bytes:
 
 
 def only_taking(content: bytes) -> tuple[str, bytes]:
-    """The name and the content of a graph that takes the inputs of `content` without using them."""
+    """Build a graph that only takes the inputs of `content`; return its name and content."""
     model = onnx.load_model_from_string(content)
     first = model.graph.input[0].name
     name = "takes_" + "_".join(value.name for value in model.graph.input)
@@ -123,7 +123,10 @@ def only_taking(content: bytes) -> tuple[str, bytes]:
 
 
 def cases() -> Iterator[tuple[str, dict[str, Shape]]]:
-    """Yield the graph's name and the shapes of its inputs for each case, in the order of runs."""
+    """Yield the cases in the order in which the page runs them.
+
+    A case is the name of a graph and the shapes of its inputs.
+    """
     for size in POINTWISE:
         for operation in ELEMENTWISE:
             read = [name for name in operation.input if name not in CONSTANTS]
@@ -146,7 +149,9 @@ def cases() -> Iterator[tuple[str, dict[str, Shape]]]:
 
 
 def document() -> dict[str, Any]:
-    """The content of the file: graphs in base64, cases with their operation's sizes, and the probe.
+    """Build the content of the file: the graphs in base64, the cases and the probe.
+
+    A case includes the sizes of its operation.
 
     The probe is a small training step in plain and in Winograd form; see
     `device_agent/runtime/winograd_probe.py`.

@@ -34,12 +34,12 @@ class Graph:
         data: Content of the file.
         operators: Number of operators of this signature alone.
         size: Bytes of this signature alone.
-        footprint: Memory of a run, by number of samples. Raises ExportError if shapes depend on the
-            data.
-        held: Inputs of the signature that are constants of the file instead; see
-            `embedded_weights.py`.
+        footprint: A function from the number of samples to the memory of a run. It raises
+            ExportError if shapes depend on the data.
+        held: Inputs of the signature that are constants in the file, so that the graph does not
+            take them; see `embedded_weights.py`.
         dropped: Values of the traced graph that the file does not compute.
-        plan: Source of the footprint of a TFLite graph; None for ONNX.
+        plan: The memory plan that gives the footprint of a TFLite graph; None for ONNX.
         forms: Other forms by name, see `device_agent/formats/graph_forms.py`.
         traced: The traced graph that was lowered; None if the graph comes from the cache.
     """

@@ -23,7 +23,10 @@ RESULTS = ("plain", "blocked")
 
 
 def probe(block: int) -> bytes:
-    """A graph with outputs `plain` and `blocked`, equal if the runtime uses this `block`."""
+    """A graph with the outputs `plain` and `blocked`.
+
+    They are equal if the blocks of the runtime's layout have the size `block`.
+    """
     plain, other = (model(name) for name in RESULTS)
     form = blocked(other.SerializeToString(deterministic=True), block, SHAPES["x"][0])
     assert form is not None
@@ -35,7 +38,7 @@ def probe(block: int) -> bytes:
 
 
 def model(result: str) -> ModelProto:
-    """A chain of every kind of operator that occurs in blocked forms of training steps."""
+    """A model that chains all kinds of operators that occur in blocked forms of training steps."""
     return checked(graph(result))
 
 
@@ -87,7 +90,7 @@ def window(inputs: str, output: str, kernel: int, stride: int = 1, group: int = 
 def step() -> GraphProto:
     """Two convolutions and the gradients of their weights.
 
-    The result of each convolution also serves as the gradient with respect to that result.
+    In place of a real gradient with respect to a convolution's result, the result itself is used.
     """
     nodes, results, shapes = [], [], winograd_probe.SHAPES
     for channels in (32, 64):

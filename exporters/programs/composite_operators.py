@@ -1,4 +1,7 @@
-"""Replaces composite operators, which autograd splits before it uses the decomposition table."""
+"""Replaces composite operators, which the decomposition table cannot replace.
+
+Autograd splits them into simpler operators before it looks into the table.
+"""
 
 from typing import Any
 

@@ -60,8 +60,8 @@ def keep_mask(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
 def random_integers(shape: Any, seed: Tensor, site: int) -> Tensor:
     """Integers of `shape` from 0 to PRIME - 1, for the dropout number `site`.
 
-    `shape` is read as that of a matrix with the first axis as rows. Element (i, j) is
-    (u_i + v_j)^2 mod PRIME, where u and v are hashes.
+    The result is computed as a matrix. Its rows are the first axis, and its columns are all other
+    axes. Element (i, j) is (u_i + v_j)^2 mod PRIME, where u and v are hashes.
     """
     # One hash for each row and column, not for each element: the square mixes them, and a large
     # tensor costs one multiplication and one remainder for each element.
@@ -150,7 +150,7 @@ class SeededDropout(TorchFunctionMode):
 
 
 class SeededBernoulli(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Context in which PyTorch's own dropouts use the masks of `SeededDropout` for one seed."""
+    """Context in which PyTorch's own dropouts use the masks of `SeededDropout` with `seed`."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

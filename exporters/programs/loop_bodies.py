@@ -91,7 +91,7 @@ def replace_loop(
 def trace_body(
     step: Step, values: Sequence[FakeTensor], kept: Sequence[int], decompositions: Decompositions
 ) -> GraphModule:
-    """Trace `step` for arguments like `values`; the graph returns the results at `kept`."""
+    """Trace `step` for arguments like `values`; it returns the results at the indices `kept`."""
     mode = values[0].fake_mode
 
     def chosen(*arguments: Tensor) -> list[Tensor]:

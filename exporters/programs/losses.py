@@ -81,8 +81,8 @@ def along_classes(values: Tensor, axes: int) -> Tensor:
 def mean_of_counted(losses: Tensor, labels: Tensor) -> Tensor:
     """Mean of `losses` over the positions whose label is not IGNORED; 0 if there is none.
 
-    Both have the shape (batch, ...). Labels (batch,) all count: a sample without a label is left
-    out of the data.
+    Both have the shape (batch, ...). Labels of the shape (batch,) are never IGNORED, because a
+    sample without a label is left out of the data.
     """
     if labels.dim() == 1:
         return losses.mean()
@@ -103,9 +103,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean of -log p(label) over the labels that are not IGNORED; p(1) = sigmoid(z), one logit z.
+    """Mean of -log p(label) over the labels that are not IGNORED.
 
-    This is max(z, 0) - z * y + log(1 + exp(-|z|)), but with a correct gradient at z = 0.
+    The model computes one logit z for each label, and p(1) = sigmoid(z). The term of a label y is
+    max(z, 0) - z * y + log(1 + exp(-|z|)), but with a correct gradient at z = 0.
     """
     z, y = logits.squeeze(class_axis(logits.dim())), labels.to(logits.dtype)
     log_sigmoid = functional.logsigmoid
@@ -158,9 +159,10 @@ def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Ten
 
 
 def count_correct_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    """Count the positions with argmax(logits) == label; IGNORED equals no class.
+    """Count the positions with argmax(logits) == label.
 
-    As in argmax, the first of equal logits wins. Every runtime has the operators used here.
+    Positions with the label IGNORED do not count, because no class has this number. As in argmax,
+    the first of equal logits wins. Every runtime has the operators used here.
     """
     axis = class_axis(logits.dim())
     classes = logits.shape[axis]
@@ -172,7 +174,7 @@ def count_correct_classes(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def count_correct_signs(logits: Tensor, labels: Tensor) -> Tensor:
-    """Count the positions with (logit > 0) == label; one logit each."""
+    """Count the positions with (logit > 0) == label; every position has one logit."""
     chosen = (logits.squeeze(class_axis(logits.dim())) > 0).to(logits.dtype)
     return (chosen == labels.to(logits.dtype)).to(logits.dtype).sum()
 

@@ -70,7 +70,10 @@ def macs_of(run: Callable[[], object]) -> int:
 def loop_flops(
     step: str, states: Shapes, inputs: Shapes, constants: Shapes, *rest: object, **out: object
 ) -> int:
-    """Operations of a loop over tensors of these shapes: one step's, times the number of steps."""
+    """Count the operations of a loop: those of one step, times the number of steps.
+
+    `states`, `inputs` and `constants` are the shapes of the loop's tensors.
+    """
     shapes = [*states, *(shape[1:] for shape in inputs), *constants]
     with FlopCounterMode(display=False) as counter:
         STEPS[step].function(*(torch.empty(list(shape)) for shape in shapes))

@@ -22,12 +22,13 @@ class Optimizer(Protocol):
     def scaled(self) -> bool:
         """Whether `update` takes gradients that are multiplied by the learning rate.
 
-        Such gradients cost nothing: the loss is multiplied by the rate.
+        Such gradients need no extra work: the step multiplies the loss by the rate, and so all
+        gradients are multiplied too.
         """
         ...
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
-        """Entries of the state for `parameters`, which starts as zeros."""
+        """Entries of the state that is kept for `parameters`. All state starts as zeros."""
         ...
 
     def update(
@@ -62,9 +63,9 @@ class SGD:
     """Stochastic gradient descent, as torch.optim.SGD.
 
     g = gradient + weight_decay * p; v' = momentum * v + rate * g; p' = p - v'. PyTorch keeps
-    m = v / rate instead. Both give the same parameters as long as the rate is constant. This holds,
-    because state starts as zeros in every round and a round has one rate. Keeping v saves the
-    memory of the product rate * m.
+    m = v / rate instead. Both give the same parameters as long as the rate is constant. The rate is
+    constant within a round, and state starts as zeros in every round. Keeping v saves the memory of
+    the product rate * m.
 
     Attributes:
         momentum: Momentum factor; 0 keeps no state.

@@ -29,8 +29,9 @@ class Recomputation:
 
     Attributes:
         batch: The batch size for which the activations are chosen.
-        most_work: The largest share of the step's work that may be repeated. The share of memory
-            that this saves must be at least as large. None if only memory counts.
+        most_work: The largest share of the step's work that may be repeated. The repeated work must
+            save at least the same share of memory. None if the work has no limit and only the saved
+            memory matters.
     """
 
     batch: int
@@ -134,8 +135,9 @@ class Program:
 def with_recomputation(program: Program, most_work: float | None) -> Program:
     """Return `program` with training steps that compute activations again; see `Recomputation`.
 
-    The activations are chosen for the schedule's largest batch. With `most_work` they are chosen
-    for `COMMON_BATCH`, so that one graph serves schedules with other batches.
+    The activations are chosen for the schedule's largest batch. If `most_work` is given, they are
+    chosen for `COMMON_BATCH` samples instead, so that one graph serves schedules with different
+    batch sizes.
     """
     batch = program.largest_batch if most_work is None else COMMON_BATCH
     again = Recomputation(batch, most_work)

@@ -54,11 +54,12 @@ class UnknownObjectError(Exception):
 
 
 def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format: str) -> str | None:
-    """Compute the key of the graphs that `signatures` give when lowered to `format` together.
+    """Compute the key of the graphs that result when `signatures` are lowered together.
 
     Args:
-        program: Names the model's tensors. They are inputs of the signatures, so their numbers do
-            not count. All other tensors become constants of the graphs and count.
+        program: Gives the names of the model's tensors. These are inputs of the signatures, so the
+            key does not depend on their numbers. All other tensors become constants of the graphs,
+            and the key depends on their numbers.
         signatures: The signatures of `program` that share files.
         format: `onnx` or `tflite`.
 
@@ -85,7 +86,7 @@ def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format:
 class Walk:
     """Describes all objects that a function can reach, as text.
 
-    `packages` collects our own packages that contain their code.
+    `packages` collects the names of this project's packages that contain the code of these objects.
     """
 
     def __init__(self, inputs: frozenset[str]) -> None:
@@ -102,7 +103,7 @@ class Walk:
         yield from self.parts(signature.function)
 
     def parts(self, value: Any) -> Iterator[str]:
-        """The description of `value`. Raises UnknownObjectError if it has none."""
+        """Yield the description of `value`. Raises UnknownObjectError if it has none."""
         if isinstance(value, VALUES):
             yield f"{type(value).__name__} {value!r}"
             return
@@ -116,7 +117,7 @@ class Walk:
         yield from self.contents(value)
 
     def contents(self, value: Any) -> Iterator[str]:
-        """The description of the parts of `value`, by its type."""
+        """Yield the description of what `value` contains. The type of `value` decides how."""
         if isinstance(value, Tensor):
             yield from tensor_parts(value)
         elif isinstance(value, GraphModule):
@@ -138,14 +139,18 @@ class Walk:
             yield from self.instance(value)
 
     def mapping(self, value: Mapping[Any, Any]) -> Iterator[str]:
-        """The description of keys and values, in order."""
+        """Yield the description of all keys and values, in order."""
         yield str(len(value))
         for key, item in value.items():
             yield from self.parts(key)
             yield from self.named(key, item)
 
     def named(self, name: object, value: Any) -> Iterator[str]:
-        """The description of `value`; without its numbers if `name` is an input of the graphs."""
+        """Yield the description of `value`, which is called `name`.
+
+        If `value` is a tensor that the graphs take as an input, only its type and shape are
+        described.
+        """
         if isinstance(value, Tensor) and name in self.inputs:
             yield f"input {value.dtype} {tuple(value.shape)}"
         else:
@@ -265,7 +270,7 @@ def environment() -> str:
 
 @functools.cache
 def library_versions() -> tuple[tuple[str, str], ...]:
-    """Version of Python and of each of LIBRARIES, empty if it is not installed."""
+    """The versions of Python and of LIBRARIES; empty for a library that is not installed."""
 
     def version(name: str) -> str:
         try:

@@ -124,7 +124,10 @@ def writes_in_place(node: Node) -> bool:
 
 
 def written_inputs(node: Node) -> Iterator[object]:
-    """Yield the inputs that `node` changes: the first of `add_`, the last of `add` with `out=`."""
+    """Yield the inputs that `node` changes in place.
+
+    For `add_` this is the first input, and for `add` with `out=` the last.
+    """
     if writes_in_place(node):
         assert isinstance(node.target, torch._ops.OpOverload)
         for index, argument in enumerate(node.target._schema.arguments):
@@ -134,7 +137,10 @@ def written_inputs(node: Node) -> Iterator[object]:
 
 
 def is_impure(node: Node) -> bool:
-    """Whether `node` must stay even if no node reads it: ports and in-place updates."""
+    """Whether `node` must stay in the graph even if no node reads it.
+
+    This holds for inputs, for the output, and for operators that change a tensor in place.
+    """
     if node.op in ("placeholder", "output"):
         return True
     # A batch norm updates running statistics, although its schema does not say so.

@@ -43,8 +43,9 @@ class Place(NamedTuple):
 
     Attributes:
         name: The tensor's name, as `TracedGraph.values` takes it.
-        axes: Axis `a` of the node's value is axis `axes[a]` of the tensor; None for the same axes.
-            Where the tensor has size one, the node's value may repeat along the axis.
+        axes: Axis `a` of the node's value is axis `axes[a]` of the tensor. None if both have the
+            same axes. Along an axis where the tensor has size one, the node's value may be the
+            tensor repeated.
     """
 
     name: str
@@ -58,9 +59,10 @@ class TracedGraph:
     Attributes:
         module: The traced graph in float64, after the passes that shorten it. Its inputs and
             outputs are the signature's, in order.
-        places: By name of a node of `module`: the runtime's tensor with its value. Nodes that the
-            writer merged with others are missing.
-        values: Runs a file, given its content and inputs; returns the values of the given names.
+        places: Maps the name of a node of `module` to the runtime's tensor that holds the node's
+            value. Nodes that the writer merged with others are missing.
+        values: A function that runs a file. It takes the file's content, the inputs and the names
+            of the wanted values, and returns these values by name.
         forms: The decompositions that the graph was traced with.
     """
 
@@ -149,7 +151,8 @@ def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModul
 class UnfusedLinear(TorchFunctionMode):
     """Computes linear layers over sequences as a product and a separate addition of the bias.
 
-    ATen's fused path compares the batch size with that of the example and so fixes it.
+    ATen's fused operator compares the batch size with the size of the example. The graph would then
+    run only for this batch size.
     """
 
     def __torch_function__(

@@ -28,8 +28,8 @@ def clean_up(graph: GraphModule) -> None:
     """Remove guards, checks, batch counters, dropouts of 0 and empty tensors in concatenations.
 
     Zero states of recurrent layers take the type of the weights, so that the graph also runs in
-    float64. Dropout between recurrent layers becomes a separate operator. Stochastic depth in the
-    form of transformers becomes a random draw, as in other libraries.
+    float64. Dropout between recurrent layers becomes a separate operator. Stochastic depth, as the
+    library `transformers` writes it, becomes a random draw, as in other libraries.
     """
     draw_kept_paths(graph)
     # Go backwards, so that a node is erased before the nodes that it reads.

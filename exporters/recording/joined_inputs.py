@@ -19,11 +19,11 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
 
     Use it before `split` if the model's `forward` takes several tensors.
 
-    A bundle has one array of samples, `x`. Afterwards a sample of the model is a vector: the inputs
-    flattened, one after the other in the order of `shapes`. Prepare `x` in the same way, for
-    example with `np.concatenate([input_ids, attention_mask], axis=1)`. All inputs have the type of
-    the samples: float32, or int64 if the model embeds integers. So a mask for token ids is int64
-    too. Positions that the mask leaves out must hold a valid id, such as 0.
+    A bundle has one array of samples, `x`. Afterwards the model takes one vector for each sample.
+    The vector holds all inputs, each one flattened, in the order of `shapes`. Prepare `x` in the
+    same way, for example with `np.concatenate([input_ids, attention_mask], axis=1)`. All inputs
+    have the type of the samples: float32, or int64 if the model embeds integers. So a mask for
+    token ids is int64 too. Positions that the mask leaves out must hold a valid id, such as 0.
 
     Args:
         model: The model. Its tensors keep their names; only its `forward` changes.
@@ -34,7 +34,8 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
 
     Raises:
         ModelError: `forward` has no argument of a given name, a required argument has no shape, or
-            no shape is given. The model itself raises it for samples of another length.
+            no shape is given. Later, the joined model raises the same error for samples of a wrong
+            length.
 
     Examples:
         >>> import torch

@@ -27,8 +27,8 @@ Both run in float32, so only rounding errors may differ."""
 def check_recording(model: nn.Module, captured: Captured) -> None:
     """Compare outputs and gradients of `model` with those of its recording, on random samples.
 
-    Recording follows operators. It does not see effects outside of them, for example those of a
-    custom backward pass.
+    Recording follows operators. It does not see code outside of operators, for example a custom
+    backward pass.
 
     Raises:
         ModelError: The results differ, or the model itself fails or is not finite.
@@ -56,7 +56,10 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
 def original_results(
     model: nn.Module, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, list[Tensor]]:
-    """The output of `model` for `x`; in training mode also its gradients, for random weights."""
+    """The output of `model` for `x`, and in training mode also gradients.
+
+    These are the gradients of the sum of all output numbers, each times a random weight.
+    """
     # A copy: running the model updates the statistics of its batch norms.
     original = copy.deepcopy(model).train(training)
     output = run_original(original, x)
@@ -146,6 +149,6 @@ def check_finite(values: Tensor, what: str) -> None:
 
 
 def gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> list[Tensor]:
-    """Gradients of (output * weight).sum() by `leaves`; zeros for unused leaves."""
+    """Gradients of (output * weight).sum() with respect to `leaves`; zeros for unused leaves."""
     total = (output * weight).sum()
     return list(torch.autograd.grad(total, list(leaves), allow_unused=True, materialize_grads=True))

@@ -40,7 +40,10 @@ class SingleLayers:
         self._graph, self._node = graph, node
 
     def results(self) -> list[Node]:
-        """Add all layers; return the sequence and the last states of all layers, as `node` does."""
+        """Add the layers to the graph, and return the same results as the replaced operator.
+
+        These are the output sequence of the last layer, then the final states of every layer.
+        """
         arguments: Any = self._node.args
         x, states, params, biases, count, rate, train, both, batch_first = arguments
         single = isinstance(states, Node)
@@ -80,7 +83,7 @@ class SingleLayers:
 
 
 def layer_shapes(x: Tensor, states: Tensor | list[Tensor], *settings: Any) -> tuple[Tensor, ...]:
-    """The results of one layer without data, for x (T, B, i) and states (directions, B, n)."""
+    """Results of one layer without data; x is (T, B, i), states are (directions, B, n)."""
     given = [states] if isinstance(states, Tensor) else states
     directions, _, units = given[0].shape
     sequence = x.new_empty((*x.shape[:2], directions * units))

@@ -59,7 +59,7 @@ STEPS: dict[str, Step] = {}
 
 
 def register(name: str, step: Step) -> str:
-    """Register `step` under `name` and return `name`. Raises ValueError for a used name."""
+    """Register `step` under `name` and return `name`. Raises ValueError if `name` is taken."""
     if name in STEPS:
         raise ValueError(
             f"Loops called {name!r} run {STEPS[name].function.__qualname__}; "
@@ -97,7 +97,10 @@ def run_loop(
 def loop_shapes(
     name: str, states: Tensors, inputs: Tensors, constants: Tensors, reverse: bool
 ) -> Tensors:
-    """Results of `run_loop` for tensors without data, from the shapes of a single step."""
+    """Compute the shapes of the results of `run_loop`, as tensors without data.
+
+    Only one step runs, because all steps have the same shapes.
+    """
     step = STEPS[name]
     results = step.function(*states, *(x[0] for x in inputs), *constants)
     length = inputs[0].shape[0]
@@ -106,7 +109,7 @@ def loop_shapes(
 
 
 class DifferentiableLoop(_SingleLevelFunction):
-    """A loop with its step's `derivative` as gradient.
+    """A loop whose gradient is computed by the `derivative` of its step.
 
     Gradients registered with `torch.library.register_autograd` do not run under `torch.func`. This
     class does the same as PyTorch's built-in operators: it differentiates one level and leaves the
@@ -117,7 +120,11 @@ class DifferentiableLoop(_SingleLevelFunction):
     def forward(
         ctx: Any, keys: Any, name: str, reverse: bool, ends: tuple[int, int], *flat: Tensor
     ) -> tuple[Tensor, ...]:
-        """Run the loop; `flat` holds states up to `ends[0]`, inputs up to `ends[1]`, constants."""
+        """Run the loop on the tensors in `flat`.
+
+        The states come before index `ends[0]`, then the inputs before `ends[1]`, then the
+        constants.
+        """
         # Pass None instead of zeros for unread results, so that `derivative` can skip them.
         ctx.set_materialize_grads(False)
         ctx.step, ctx.reverse, ctx.ends = STEPS[name], reverse, ends
@@ -132,7 +139,7 @@ class DifferentiableLoop(_SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        """Gradients of `flat`; None for the arguments before it."""
+        """Return None for each argument before `flat`, then the gradients of `flat`."""
         saved = list(ctx.saved_tensors)
         parts = split_arguments(saved[: ctx.read], ctx.ends)
         finished = Loop(*parts, results=saved[ctx.read :], reverse=ctx.reverse)
@@ -142,7 +149,7 @@ class DifferentiableLoop(_SingleLevelFunction):
 def split_arguments(
     flat: Sequence[Tensor], ends: tuple[int, int]
 ) -> tuple[Tensors, Tensors, Tensors]:
-    """Split flat arguments into states, inputs and constants."""
+    """Split `flat` at the two indices in `ends`: into states, inputs and constants."""
     first, second = ends
     return list(flat[:first]), list(flat[first:second]), list(flat[second:])
 

@@ -45,7 +45,10 @@ class Cell:
     reverse: bool
 
     def run(self, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Run over x (T, i, B) from states (n, B); return hidden states (T, n, B), last states."""
+        """Run the layer over x (T, i, B), starting from states (n, B).
+
+        Returns the hidden states of all steps (T, n, B), and the list of the last states.
+        """
         biases = [bias.unsqueeze(1) for bias in self.biases]
         # A GRU multiplies its second bias by r, so that the two cannot be added beforehand.
         if self.step != GRU and biases:

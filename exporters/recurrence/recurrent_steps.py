@@ -15,7 +15,7 @@ from torch import Tensor
 from exporters.recurrence.loop_operator import Gradients, Loop, Results, Step, loop, register
 
 SMALLEST = 1e-20
-"""Gradients that are carried back in time are rounded to multiples of about 1e-27, which is this
+"""Gradients that go back from step to step are rounded to multiples of about 1e-27, which is this
 number times the relative spacing of float32. Such gradients fade, and processors are about ten
 times slower with subnormal numbers, which are below 1e-38."""
 
@@ -160,7 +160,7 @@ def plain_backward(slope: Callable[[Tensor], Tensor]) -> Callable[..., Results]:
 
 
 def plain_derivative(name: str) -> Callable[[Loop, Gradients], Gradients]:
-    """Build the derivative of a plain layer's loop; `name` is that of its backward step."""
+    """Build the derivative of a plain layer's loop; its backward step is registered as `name`."""
 
     def derivative(loop_run: Loop, gradients: Gradients) -> Gradients:
         d_h, *d_read = gradients[:2]

@@ -15,10 +15,10 @@ HUGE = 1e30
 def relative_error(actual: Tensor, expected: Tensor, before: Tensor | None = None) -> float:
     """Norm of the difference relative to that of `expected`; infinite if `actual` is not finite.
 
-    For state, the error is relative to the change since `before`: relative to the weights, a wrong
-    gradient times a learning rate would be small. An absolute bound (ROUNDING) applies to tensors
-    and changes that are zero except for rounding, such as the gradient of a bias before a batch
-    norm.
+    For state, `before` is its value before the step, and the error is relative to the change since
+    then. Compared with the weights themselves, a wrong gradient times a learning rate would look
+    small. An absolute bound (ROUNDING) applies to tensors and changes that are zero except for
+    rounding, such as the gradient of a bias before a batch norm.
     """
     right = expected.double()
     difference: float = (actual.double() - right).norm().item()

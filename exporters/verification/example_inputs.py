@@ -55,7 +55,7 @@ def example(
 
 
 def random_labels(classes: int, shape: list[int], generator: torch.Generator) -> Tensor:
-    """Random classes in `shape`. If samples have several labels, a quarter of them is IGNORED.
+    """Random class labels. If a sample has several labels, a quarter of all labels is IGNORED.
 
     Every second sample has labels only in its first half, because CTC has too few steps for more.
     """

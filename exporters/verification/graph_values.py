@@ -20,7 +20,7 @@ class Result:
     """The result of a node.
 
     Attributes:
-        value: A tensor, a number, or several.
+        value: A tensor or a number, or several of them.
         nudged: Computes the value again, with rounding errors added to the inputs.
         read: Number of elements of the operator's largest input.
     """
@@ -98,7 +98,10 @@ def computed(node: Node, known: Mapping[Node, Result]) -> Result:
 
 
 def last_reads(module: GraphModule, keep_outputs: bool) -> dict[Node, list[Node]]:
-    """By node: the nodes to release after it. The end of the graph reads the outputs."""
+    """Map each node to the nodes whose values can be released after it has run.
+
+    With `keep_outputs`, the outputs are needed until the end of the graph.
+    """
     seen: set[Node] = set()
     readers: dict[Node, list[Node]] = {}
     for node in reversed(module.graph.nodes):

@@ -11,13 +11,13 @@ from exporters.programs.source_lines import place_of_operator, place_of_tensor
 
 
 def operator_name(node: Node) -> str:
-    """The name of the operator of `node`, like aten::convolution; or of its Python function."""
+    """The name of the operator or Python function that `node` calls, like aten::convolution."""
     target = node.target
     return target._schema.name if isinstance(target, OpOverload) else str(target)
 
 
 def nearest_parameter(module: GraphModule, signature: ProgramSignature, node: Node) -> str:
-    """The name of the state that is nearest to `node` in the graph; or empty."""
+    """The name of the state tensor nearest to `node` in the graph; empty if there is none."""
     read = {
         source: port.state
         for source, port in zip(
@@ -41,7 +41,10 @@ def nearest_parameter(module: GraphModule, signature: ProgramSignature, node: No
 def search(
     start: Node, names: Mapping[Node, str], neighbours: Callable[[Node], Iterable[Node]]
 ) -> tuple[int, str] | None:
-    """Distance and name of the node in `names` that is nearest to `start`, or None."""
+    """Find the node in `names` that is nearest to `start`.
+
+    Returns its distance and its name; None if `start` is connected to no such node.
+    """
     seen, edge, steps = {start}, [start], 0
     while edge:
         named = [names[node] for node in edge if node in names]

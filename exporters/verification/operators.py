@@ -77,7 +77,7 @@ class OperatorCheck:
             sizes: Number of elements of each tensor in the traced graph, by its node's name.
 
         Returns:
-            The worst operator; None if the runtime has the value of no operator.
+            The worst operator; None if the runtime returns no value that can be compared.
         """
         names = [name for name in sizes if self._place(name) is not None]
         self._ahead = batches(names, sizes)

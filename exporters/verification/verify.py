@@ -48,7 +48,8 @@ def verify(
         program: The program of a submodel.
         graphs: The graph of every signature of `program`.
         values: Tensors that the bundle stores, by name. Other state starts at random.
-        trace: Traces a signature again if its graph has no `traced`.
+        trace: Called to trace a signature again if its graph came from the cache and has no
+            `traced`.
         seed: Fixes the random inputs. By default, a new seed is drawn; the verdict names it.
 
     Returns:
@@ -101,7 +102,10 @@ class SignatureCheck:
     def whole_steps(
         self, values: Mapping[str, Tensor], right: dict[str, Tensor], form: str | None = None
     ) -> Iterator[tuple[Run, Verdict]]:
-        """Yield each of the consecutive steps with its verdict; `right` gets PyTorch's outputs."""
+        """Yield each of the consecutive steps with its verdict.
+
+        After each step, `right` holds the outputs that PyTorch computes for this step.
+        """
         runs = run_steps(self.signature, self.graph, self.program, values, self.generator, form)
         steps = len(runs)
         # Each run is as large as the model, so it is released as soon as it is compared.

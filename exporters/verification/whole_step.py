@@ -59,9 +59,9 @@ def run_steps(
 ) -> list[Run]:
     """Run a signature in its runtime on random samples: once, or twice if it trains.
 
-    The second step runs on new samples and on the state after the first. With `form`, the runtime
-    opens this form of `graph`. If the form computes full batches in another way, the first batch is
-    full.
+    The second step runs on new samples and on the state after the first. If `form` is given, the
+    runtime opens this form of `graph`. Some forms compute full batches in a special way; for these,
+    the first batch is full.
     """
     state = {port.name for port in signature.inputs if port.state is not None}
     batches = BATCHES if signature.trains else BATCHES[:1]
@@ -104,7 +104,10 @@ def tolerances(
     feeds: Tensors,
     generator: torch.Generator,
 ) -> list[float]:
-    """The largest allowed error of each output; `relative_errors` are the errors of the outputs."""
+    """The largest allowed error of each output.
+
+    `relative_errors` are the measured errors of the outputs, in the same order.
+    """
     allowed = [TOLERANCE] * len(relative_errors)
     if max(relative_errors) > TOLERANCE:
         for _ in range(NUDGES):

@@ -38,7 +38,10 @@ def reverse(step: Step) -> Value:
 
 
 def expand(step: Step) -> Value:
-    """Repeat axes of size 1. Later operands determine the channels of the new axes."""
+    """Repeat axes of size 1.
+
+    The new axes get the channels of the tensors with which the result is combined later.
+    """
     (x,) = step.inputs()
     sizes = step.sizes()
     axes = [fixed_axis(1)] * (len(sizes) - len(x)) + list(x)
@@ -60,7 +63,10 @@ def expand_as(step: Step) -> Value:
 
 
 def filled(step: Step) -> Value:
-    """A tensor filled with one number. Later operands determine the channels of its axes."""
+    """A tensor filled with one number.
+
+    Its axes get the channels of the tensors with which it is combined later.
+    """
     axes = tuple(map(step.units.new_axis, step.sizes()))
     step.resize("size", axes)
     return axes
@@ -119,7 +125,10 @@ def stack(step: Step) -> Value:
 
 
 def piece(step: Step) -> Value:
-    """A range of an axis. A ratio applies separately to channels inside and outside of it."""
+    """Take a range of one axis.
+
+    The ratio of kept channels applies separately to the channels inside and outside the range.
+    """
     (x,) = step.inputs()
     dim = step.argument("dim") % len(x)
     axis, size = x[dim], step.sizes()[dim]
@@ -180,7 +189,7 @@ def index_select(step: Step) -> Value:
 
 
 def getitem(step: Step) -> Value:
-    """One of several results of an operator."""
+    """Take one of the several results of an operator."""
     source, number = step.node.args
     results = step.known[source]  # type: ignore[index]
     return results[number] if isinstance(results, list) else results  # type: ignore[index]
@@ -196,7 +205,11 @@ def glu(step: Step) -> Value:
 
 
 def pad(step: Step) -> Value:
-    """Pad axes. Constants next to channels are channels too; other padding needs the whole axis."""
+    """Pad axes.
+
+    Constants that are added next to channels become channels too. Padding with other values needs
+    the whole axis.
+    """
     (x,) = step.inputs()
     amounts, axes = list(step.argument("pad")), list(x)
     constant = step.node.target is aten.constant_pad_nd.default or (

@@ -28,7 +28,8 @@ class ChannelChoice:
 
     Attributes:
         tracked: The channels of the model.
-        kept: The units that are kept.
+        kept: The units that are kept. A unit stands for all indices that must be kept together, see
+            `channel_units.py`.
         unmet: Requirements that were not met, so that all channels of their axes are kept.
         reasons: Why a layer keeps all its output channels, by the layer's name.
     """
@@ -74,7 +75,11 @@ def choose_channels(captured: Captured, ratio: Fraction) -> ChannelChoice:
 
 
 def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> TrackedChannels:
-    """Track the channels, with carriers of divisions that meet the requirements if possible."""
+    """Track the channels; if possible, all requirements of the operators are met.
+
+    For each reshape that divides an axis of channels, this tries the new axes one after the other.
+    One of them carries the channels, see `Division`.
+    """
     choices: dict[Node, int] = {}
     while True:
         tracked = track_channels(captured, choices, inner_first)
@@ -92,7 +97,10 @@ def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> Tra
 
 
 def keep_whole(tracked: TrackedChannels, ratio: Fraction) -> ChannelChoice:
-    """Keep all channels of the axes of unmet requirements, and the leading channels elsewhere."""
+    """Keep the leading channels of every group, but all channels where an operator needs them.
+
+    If a requirement would not be met, all channels of its axes are kept.
+    """
     units, all_unmet, reasons = tracked.units, list[Requirement](), dict[str, str]()
     while unmet := unmet_requirements(tracked, kept := channel_window(units, ratio)):
         for requirement in unmet:

@@ -39,13 +39,19 @@ class Units:
         self.repeated: set[int] = set()
 
     def new_repeated_axis(self, size: int) -> Axis:
-        """A new axis along which values repeat. Later operands determine its channels."""
+        """A new axis along which values repeat.
+
+        It gets the channels of the tensors with which its tensor is combined later.
+        """
         axis = self.new_axis(size)
         self.repeated.update(axis.tolist())
         return axis
 
     def pin_if_repeated(self, axis: Axis) -> None:
-        """Never drop indices of `axis` if values repeat along it and nothing sets its channels."""
+        """Keep every index of `axis` if it is still a repeated axis.
+
+        Values repeat along such an axis, and no other tensor has determined its channels.
+        """
         if self.repeated.issuperset(axis.tolist()):
             self.pin(axis)
 
@@ -88,7 +94,9 @@ class Units:
         return np.array([self.root(unit) for unit in units.tolist()], dtype=np.int64)[positions]
 
     def groups(self) -> list[list[int]]:
-        """All channels that may be dropped, as roots, in groups. A ratio applies to each group.
+        """Divide the channels that may be dropped into groups. Each channel is given as its root.
+
+        The ratio of kept channels applies to each group separately.
 
         Two channels are neighbours in a group if they are neighbours in every axis that has one of
         them. For example, if the outputs of two layers are concatenated and those of a third are
@@ -113,13 +121,13 @@ class Units:
         return [list(chain(links, unit)) for unit in free if unit not in led]
 
     def without(self, dropped: Set[int]) -> "Kept":
-        """The units that stay if the roots in `dropped` and all united with them are dropped."""
+        """The units that stay if all units whose root is in `dropped` are dropped."""
         roots = self.roots(np.arange(len(self.parents)))
         return Kept(np.array([unit not in dropped for unit in roots.tolist()]))
 
 
 def chain(links: dict[int, int], head: int) -> Iterable[int]:
-    """Yield `head` and all units linked after it."""
+    """Yield `head`, the unit that `links` gives for it, and so on to the end of the chain."""
     unit: int | None = head
     while unit is not None:
         yield unit

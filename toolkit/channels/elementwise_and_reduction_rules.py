@@ -1,4 +1,4 @@
-"""Rules for operators without weights that keep channels in their axis, or require all."""
+"""Rules for operators without weights. They keep channels in their axis, or need all of them."""
 
 from toolkit.channels.channel_units import Axes, Axis, fixed_axis
 from toolkit.channels.operator_call import Rule, Step, Value, fixed_axes
@@ -27,7 +27,7 @@ def unite_broadcast(step: Step, *operands: Axes) -> Axes:
 
 
 def same_axes(step: Step) -> Value:
-    """The result has the axes of the first operand; a number has none."""
+    """The result has the axes of the first tensor that is read; without a tensor, no axes."""
     return next(iter(step.inputs()), ())
 
 

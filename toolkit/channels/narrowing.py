@@ -37,7 +37,8 @@ class Narrowed:
         units: The channels before narrowing.
         tensors: Axes of each parameter and buffer before narrowing.
         layers: The channels of each layer before narrowing.
-        kept: The units that are kept.
+        kept: The units that are kept. A unit stands for all indices that must be kept together, see
+            `channel_units.py`.
         reasons: Why a layer keeps all its output channels, by the layer's name.
     """
 
@@ -50,7 +51,9 @@ class Narrowed:
     reasons: dict[str, str]
 
     def window(self, first: int) -> dict[str, Ranges]:
-        """For each tensor that became smaller: its elements in the window that begins at `first`.
+        """Map each tensor that became smaller to its elements that one window keeps.
+
+        The window begins at channel `first`. The elements are given as ranges along each axis.
 
         The same graphs serve all windows, because each window keeps the same number of channels.
         """
@@ -64,7 +67,7 @@ def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False)
         captured: The model.
         ratio: Share of the channels to keep, above 0 and at most 1.
         spec: The spec, for messages.
-        scaler: Divide the outputs of narrowed layers by `ratio`, in training only.
+        scaler: Whether to divide the outputs of narrowed layers by `ratio`, in training only.
 
     Returns:
         The narrowed model.
@@ -107,7 +110,7 @@ def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False)
 
 
 def ranges_of(tensors: dict[str, Axes], kept: Kept) -> dict[str, Ranges]:
-    """For each of `tensors` that loses elements: the ranges of the kept ones, by axis."""
+    """Map each of `tensors` that loses elements to the ranges that it keeps along each axis."""
     return {
         name: tuple(kept.ranges(axis) for axis in axes)
         for name, axes in tensors.items()

@@ -34,10 +34,11 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Division:
-    """A reshape that divides an axis of channels. One of the new axes, `carrier`, carries them.
+    """A reshape that divides an axis of channels.
 
-    The other new axes are kept whole. For example, if the 4 heads of 3 x 4 x 16 features are the
-    carrier, whole heads are dropped.
+    One of the new axes, `carrier`, carries the channels: its indices are kept or dropped. The other
+    new axes are kept whole. For example, if the 4 heads of 3 x 4 x 16 features are the carrier,
+    whole heads are dropped.
     """
 
     node: Node
@@ -64,7 +65,7 @@ class TrackedChannels:
     tensors: dict[str, Axes]
     """Axes of each parameter and buffer."""
     choices: Mapping[Node, int] = field(default_factory=dict)
-    """By node of a division: how many of its possible carriers have been tried."""
+    """Maps the node of a division to the number of its possible carriers that were tried before."""
     inner_first: bool = False
     """Whether a division tries the last of its new axes first instead of the first."""
     divisions: list[Division] = field(default_factory=list)

@@ -1,6 +1,7 @@
-"""Rules for matrix products and attention: both operands have the same channels in a summed axis.
+"""Rules for matrix products and attention.
 
-A narrower network sums over fewer channels, as a linear layer does.
+Both operands have the same channels along the axis that the product sums over. A narrower network
+sums over fewer channels, as a linear layer does.
 """
 
 import numpy as np

@@ -35,7 +35,10 @@ def reshape(step: Step) -> Value:
 
 
 def squeeze(step: Step) -> Value:
-    """Drop axes of size 1. Others must keep two channels, or they would be dropped too."""
+    """Drop axes of size 1.
+
+    A longer axis must keep two channels; with only one it would have size 1 and be dropped too.
+    """
     x = step.axes("self")
     dims = step.argument("dim") if step.takes("dim") else range(len(x))
     long = [x[dim] for dim in ([dims] if isinstance(dims, int) else dims) if len(x[dim]) > 1]
@@ -122,7 +125,8 @@ def trace_channels(
 def divide(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> list[Axis] | None:
     """Let one of the new axes carry the channels, and unite channels with the same index there.
 
-    `TrackedChannels.choices` says how many axes to skip. Returns None if no other axis is left.
+    `TrackedChannels.choices` says how many of the possible axes were tried before; these are
+    skipped. Returns None if no other axis is left.
     """
     small = sample_sizes(sizes)
     options = [dim for dim, size in enumerate(sizes) if size > 1 and size != OPEN_SIZE]
@@ -152,7 +156,7 @@ def sample_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 def units_of_elements(step: Step, axes: Axes, channels: int) -> Axis:
-    """The unit on axis `channels` of every element of a tensor with `axes`."""
+    """For every element of a tensor with `axes`: the unit of its index on axis `channels`."""
     small = sample_sizes(map(len, axes))
     shape = [size if dim == channels else 1 for dim, size in enumerate(small)]
     alone = step.units.roots(axes[channels][: small[channels]]).reshape(shape)
@@ -168,9 +172,9 @@ def without_samples(units: Axis, size: int) -> Axis | None:
 
 
 def with_channels(sizes: tuple[int, ...], dim: int, channels: Axis) -> list[Axis]:
-    """Axes of the given sizes, all fixed but the one at `dim`.
+    """Axes of the given sizes. The axis `dim` has the units `channels`; the others are fixed.
 
-    If that axis is made of the batch and the channels, its units are repeated for each sample.
+    If the axis `dim` joins the batch and the channels, its units are repeated for each sample.
     """
     result = [fixed_axis(size) for size in sizes]
     result[dim] = np.resize(channels, sizes[dim])

@@ -59,7 +59,7 @@ def smallest_recording(points: Iterable[CutPoint]) -> CutPoint:
 class Cutter:
     """Cuts the training and the inference graph of a captured model at the same positions.
 
-    A position is the index of an operator among `training.operators`; -1 is the samples.
+    A position is the index of an operator among `training.operators`; -1 stands for the samples.
 
     Attributes:
         captured: The model.
@@ -179,15 +179,18 @@ class Cutter:
         return self._reads.read_before(position, twin) & set(tensors_read([self.trained(position)]))
 
     def load(self, part: GraphModule, batch: int) -> int:
-        """Trained parameters plus activations of `part`, the numerator of its capacity."""
+        """The number of trained parameters plus the number of activations of `part`.
+
+        The capacity of a part is this number divided by that of the whole model.
+        """
         return count_parameters(part, self.captured.parameters) + count_activations(part, batch)
 
     def loads(self, batch: int) -> list[int]:
-        """The load of the operators after each position, without building their graph."""
+        """Count for each position the load of the operators after it, without building graphs."""
         return loads_after(self.training, self.captured.parameters, batch)
 
     def points_by_module(self, batch: int) -> dict[str, CutPoint]:
-        """The cut point that `slice:MODULE` uses for each first module, in order of execution."""
+        """Map each MODULE that `slice:MODULE` can name to its cut point, in order of execution."""
         loads = self.loads(batch)
         points: dict[str, list[CutPoint]] = {}
         for point in self.points:
@@ -198,12 +201,12 @@ class Cutter:
         return {module: smallest_recording(same) for module, same in points.items()}
 
     def stages(self, upto: int, limit: int, batch: int) -> list[GraphModule]:
-        """The operators up to position `upto`, in as few stages as possible.
+        """Divide the operators up to position `upto` into as few stages as possible.
 
         Args:
             upto: Index of the last operator; -1 for no stages.
-            limit: Most parameters plus activations of a stage. Operators between two neighbouring
-                cut points cannot be separated, so that a stage may exceed it.
+            limit: The largest number of parameters plus activations of a stage. A stage may exceed
+                it, because operators between two neighbouring cut points cannot be separated.
             batch: Samples in a batch.
         """
         if upto < 0:

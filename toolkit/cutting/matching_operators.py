@@ -52,7 +52,10 @@ class Matching:
         return self._matches.get(self.unchanged(node))
 
     def unchanged(self, node: Node) -> Node:
-        """The operator whose value `node` has, without copies and random masks."""
+        """Follow copies and random masks back to the operator that computed the value.
+
+        Returns `node` itself if it neither copies nor masks a value.
+        """
         while (source := self._source(node)) is not None:
             node = source
         return node
@@ -83,7 +86,7 @@ class Matching:
         return numbers
 
     def _with_equal_numbers(self, training: SampleFlow, inference: SampleFlow) -> dict[Node, Node]:
-        """By operator of the training graph: the inference operator with the same number."""
+        """Map operators of the training graph to inference operators with the same number."""
         groups = [self._by_number(training), self._by_number(inference)]
         return {
             node: match
@@ -94,7 +97,7 @@ class Matching:
         }
 
     def _by_number(self, flow: SampleFlow) -> dict[int, list[Node]]:
-        """By number: the operators of `flow`, and the samples, without copies."""
+        """Map each number to the operators or samples of `flow` that have it, without copies."""
         groups = defaultdict[int, list[Node]](list)
         for node in flow.position:
             if self._source(node) is None:
@@ -134,7 +137,10 @@ class Matching:
 
 
 def random_masks(flow: SampleFlow) -> set[Node]:
-    """The random masks that drop whole branches in a training graph, also scaled masks."""
+    """The operators that compute random masks, which drop whole branches in a training graph.
+
+    Operators that read only such masks count too, for example those that scale a mask.
+    """
     masks = set(flow.graph.graph.find_nodes(op="call_function", target=DRAW))
     for node in flow.graph.graph.nodes:
         reads = flow.values_read(node)

@@ -40,8 +40,8 @@ class SampleFlow:
 
     Attributes:
         graph: The recorded graph.
-        operators: The operators whose values depend on those of the samples, in order of execution,
-            without integers and booleans.
+        operators: The operators whose values depend on the values of the samples, in order of
+            execution. Operators that compute integers or booleans are left out.
         position: The index of each operator in `operators`; -1 for the samples.
         updates: Operators that change a tensor of the model. They stay even if nothing reads their
             result.
@@ -65,7 +65,7 @@ class SampleFlow:
         self._behind: dict[Node, tuple[frozenset[Node], frozenset[Node]]] = {}
 
     def values_read(self, node: Node) -> list[Node]:
-        """The nodes whose values `node` reads, without those of which it reads only the shape."""
+        """The nodes whose values `node` reads, and not only their shapes."""
         position = shape_argument(node)
         if position is None or not self.knows_shape(node.args[position]):
             return node.all_input_nodes
@@ -99,7 +99,11 @@ class SampleFlow:
         return needed
 
     def behind(self, node: Node) -> tuple[frozenset[Node], frozenset[Node]]:
-        """The activations and samples behind `node`, and the constants between them and `node`."""
+        """The nodes from which `node` is computed: activations or samples, and constants.
+
+        The activations are the nearest ones. The constants are all nodes between them and `node`,
+        and the nodes from which these constants are computed.
+        """
         if node not in self._behind:
             activations, constants = set[Node](), set[Node]()
             for read in self.values_read(node):
@@ -113,13 +117,13 @@ class SampleFlow:
         return self._behind[node]
 
     def tensors_read(self, node: Node) -> set[str]:
-        """Names of the model's tensors that `node` reads, also through constants."""
+        """Names of the model's tensors that `node` reads, directly or through other constants."""
         return {
             str(constant.target) for constant in self.behind(node)[1] if constant.op == "get_attr"
         }
 
     def crossings(self) -> Iterator[tuple[Node, ...]]:
-        """Yield for each position the activations and samples that are needed after it."""
+        """Yield for each position the activations and samples whose values are needed after it."""
         last = dict[Node, int]()
         for position, node in enumerate(self.operators):
             last |= dict.fromkeys(self.behind(node)[0], position)

@@ -1,4 +1,4 @@
-"""Loads of the two sides of a cut, counted from the whole graph without building their graphs.
+"""Counts the load on each side of a cut, without building the graphs of the two sides.
 
 A load is parameters plus activations, the numerator of a capacity (see `capacity.py`).
 """
@@ -16,7 +16,7 @@ class LoadCounter:
     """Counts the load of operators that are added one after the other.
 
     Attributes:
-        load: The load of all operators so far. Operators and tensors count once.
+        load: The load of all operators so far. Each operator and each tensor counts only once.
     """
 
     def __init__(self, flow: SampleFlow, parameters: Mapping[str, Tensor], batch: int) -> None:
@@ -35,9 +35,10 @@ class LoadCounter:
 
 
 def loads_after(flow: SampleFlow, parameters: Mapping[str, Tensor], batch: int) -> list[int]:
-    """The load of the operators after each position; loads never rise with the position.
+    """Compute for each position the load of the operators after it.
 
-    A parameter that operators on both sides of a position read does not count: it is not trained.
+    Loads never rise with the position. A parameter that operators on both sides of a position read
+    does not count: it is not trained.
 
     Args:
         flow: The training graph.

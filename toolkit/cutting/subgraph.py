@@ -2,8 +2,8 @@
 
 If only one float tensor crosses a cut and its first axis counts the samples, it is recorded as it
 is. Otherwise the recording of a sample is one row (batch, k): all crossing tensors one after the
-other. The part before the cut concatenates them, and the part after it splits the row again. Token
-ids are exact in the row.
+other. The part before the cut concatenates them, and the part after it splits the row again. The
+numbers of the row represent token ids exactly.
 """
 
 import operator
@@ -25,7 +25,7 @@ EXACT: dict[RecordedDtype, int] = {"float32": 2**24, "float16": 2**11}
 
 
 def is_row(flow: SampleFlow, nodes: Sequence[Node]) -> bool:
-    """Whether the recording of the values `nodes` is a row for each sample."""
+    """Whether the values of `nodes` are recorded as one row for each sample (see the module)."""
     # Samples and values that are not tensors are never recorded: they begin or end a part.
     (first, *others) = nodes
     value = first.meta["val"]

@@ -63,8 +63,9 @@ class TensorReads:
     def are_apart(self, position: int, twin: int) -> bool:
         """Whether a slice may begin after `position`, which is `twin` in the inference graph.
 
-        The slice must train something. It must not begin with a layer that the part before
-        `position` also has: recording is better than computing it with fixed weights in every step.
+        The slice must train something. It must not begin with a layer whose weights the part before
+        `position` also uses. These weights stay fixed, so it is better to record the layer's output
+        once than to compute it in every step.
         """
         if any(tensor.forbids(position, twin) for tensor in self._tensors.values()):
             return False
@@ -74,9 +75,10 @@ class TensorReads:
         return not again and any((own & self._trained) - fixed for _, _, own in later)
 
     def module_after(self, position: int) -> str | None:
-        """The first module with parameters after `position`; None if all are on one side.
+        """The first module with parameters after `position`.
 
-        If a parameter outside of all modules is read first, the name of that parameter.
+        If a parameter outside of all modules is read first, the name of that parameter. None if
+        `position` does not have parameters on both sides.
         """
         later = self._after(position)
         return self._readers[later][1] if 0 < later < len(self._readers) else None
@@ -87,7 +89,7 @@ class TensorReads:
 
 
 def positions_reading(flow: SampleFlow) -> dict[str, tuple[int, int]]:
-    """The first and the last position that read each tensor of the model."""
+    """Map each tensor of the model to the first and the last position that read it."""
     positions: dict[str, tuple[int, int]] = {}
     for position, node in enumerate(flow.operators):
         for name in flow.tensors_read(node):

@@ -22,12 +22,12 @@ def zero_factors(weight: Tensor, rank: int) -> nn.ParameterList:
 
 
 def composed_weight(layer: nn.Module) -> Tensor:
-    """The dense weight, for models that read it from the layer, as nn.TransformerEncoder does."""
+    """Compose the dense weight. Some models read it from the layer, like nn.TransformerEncoder."""
     return compose(list(layer.factors))  # type: ignore[arg-type]
 
 
 class TensorizedConvolution(nn.Module):
-    """A convolution with CP factors, see the module. All groups share the input side's factors."""
+    """A convolution with CP factors, see the module. All groups share the factor of the inputs."""
 
     weight = property(composed_weight)
 

@@ -77,7 +77,7 @@ def compose_weight(u: Tensor, v: Tensor) -> Product | Tensor:
         v: Weight of the layer `v`.
 
     Returns:
-        A product if there is one group, else the dense tensor.
+        If there is one group, a `Product` that is not multiplied out; else the dense tensor.
 
     Raises:
         ValueError: If the ranks of `u` and `v` differ.
@@ -105,7 +105,7 @@ def compose_group(u: Tensor, v: Tensor) -> Product:
 
 
 def composed_weight(layer: nn.Module) -> Tensor:
-    """The dense weight, for models that read it from the layer, as nn.TransformerEncoder does."""
+    """Compose the dense weight. Some models read it from the layer, like nn.TransformerEncoder."""
     weight = compose_weight(layer.u.weight, layer.v.weight)  # type: ignore[arg-type, union-attr]
     return weight.dense() if isinstance(weight, Product) else weight
 

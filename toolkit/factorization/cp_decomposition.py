@@ -48,9 +48,10 @@ def compose(factors: Sequence[Tensor]) -> Tensor:
 
 
 def cp_decompose(weight: Tensor, rank: int) -> list[Tensor]:
-    """Balanced CP factors (I_n, rank) of `weight`, by ALS from its leading singular vectors.
+    """Balanced CP factors (I_n, rank) of `weight`.
 
-    A matrix is decomposed by truncated SVD, which is the best factorization.
+    Alternating least squares (`als`) starts from the leading singular vectors of `weight`. A matrix
+    is decomposed by truncated SVD, which is the best factorization.
     """
     if weight.dim() == 2:
         columns, rows = truncated_svd(weight.T, min(rank, *weight.shape))
@@ -132,7 +133,10 @@ def products_by_mode(target: Tensor, factors: Sequence[Tensor]) -> Iterator[Tens
 
 
 def contract_later(partial: Tensor, later: Sequence[Tensor]) -> Tensor:
-    """Contract (I_n, ..., I_N, R) with the factors of the modes after n, by component: (I_n, R)."""
+    """Contract `partial` (I_n, ..., I_N, R) with the factors of the modes after n.
+
+    Each of the R components is contracted separately. The result is (I_n, R).
+    """
     for factor in reversed(later):
         partial = (partial * factor).sum(-2)
     return partial

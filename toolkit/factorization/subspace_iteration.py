@@ -152,13 +152,16 @@ def leading_components(matrix: Tensor, rank: int, basis: Tensor | None = None) -
 def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
     """Whether every truncation is within the tolerance of the best one, by two estimates.
 
-    Without a gap in the spectrum the error falls as a power of the steps, for random matrices as
-    their square or faster. Half the last gain times the steps then estimates the remaining gain.
+    The gain of a step is the energy that its basis captures in addition to the basis before.
+
+    Without a gap in the spectrum the error falls as a power of the number of steps, for random
+    matrices as the second power or faster. The last gain times half the number of steps then
+    estimates the remaining gain.
 
     If the spectrum has two plateaus close to each other, gains hardly change at first. With the
     ratio q of their squared singular values, the remaining gain is the last gain times q / (1 - q).
-    The gain before shows q: a half-step shrinks the error by q, a leap by ((q - s) / (1 - s))^2,
-    where s is the shift as a share of the upper plateau.
+    The gain before the last one shows q. A half-step shrinks the error by q, and a leap by
+    ((q - s) / (1 - s))^2, where s is the shift as a share of the upper plateau.
 
     Args:
         steps: Half-steps done, or equivalent work.

@@ -169,14 +169,20 @@ def personal_step(
 
 
 def personal_names(captured: Captured) -> Names:
-    """Map the graph's parameters to their personal copies; buffers keep their names."""
+    """Return a function that maps names of the graph to names of the device's state.
+
+    Parameters get the names of their personal copies; buffers keep their names.
+    """
     return lambda name: personal_name(name) if name in captured.parameters else name
 
 
 def bilevel_schedule(
     training: TrainingConfig, settings: BiLevelSettings, local_name: str
 ) -> tuple[Instruction, ...]:
-    """Start the personal model, then train both on each batch; `local_name` is the local step."""
+    """The schedule: start the personal model, then train both models on each batch.
+
+    `local_name` is the name of the signature that steps the local model.
+    """
     steps = (
         Step(
             signature="personal_step",

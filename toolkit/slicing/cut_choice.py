@@ -23,7 +23,7 @@ def choose_cut(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None)
         cutter: The model to cut.
         spec: A spec of `slice`, with a size.
         batch: Samples in a batch.
-        load: Computes the load of a slice; needed if layers of the slice are exchanged.
+        load: Computes the load of a slice; needed if a second family exchanges layers of the slice.
 
     Raises:
         SpecError: If there is no such cut point; the message names what is possible.

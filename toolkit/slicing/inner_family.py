@@ -1,4 +1,4 @@
-"""A second family after the cut: it exchanges the layers that the slice trains."""
+"""A second family after the cut: it replaces the layers that the slice trains by smaller ones."""
 
 from dataclasses import dataclass, replace
 

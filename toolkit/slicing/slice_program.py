@@ -115,7 +115,7 @@ def slice_program(
     rewritten: Rewritten,
     training: TrainingConfig,
 ) -> Program:
-    """The program that records through the stages of `cut` and trains its last part."""
+    """The program that records with the stages of `cut`, then trains the last part of `cut`."""
     recording = RecordingStages(cut, captured.sample_shape, tensors)
     shape = recording.output_shape
     still = without_gradient(cut.trained, tensors.parameters)

@@ -1,10 +1,10 @@
 """Cutting an LSTM along time: its first steps are recorded, the rest is trained.
 
-EmbracingFL's weakest clients of Table 1 leave out the first half of the words. The recording of one
-sample is one row. It holds the hidden and cell state of the forward direction after the first
-steps, then the inputs of the remaining steps. The trained part splits the row again and continues
-from that state. A backward direction starts at the last step and stops where the recording starts,
-so that it never reads the first steps.
+In Table 1 of EmbracingFL, the weakest clients leave out the first half of the words. The recording
+of one sample is one row. It holds the hidden and cell state of the forward direction after the
+first steps, then the inputs of the remaining steps. The trained part splits the row again and
+continues from that state. A backward direction starts at the last step and stops where the
+recording starts, so that it never reads the first steps.
 """
 
 import operator
@@ -132,7 +132,7 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
 
 
 def is_only_value_needed(cutter: Cutter, source: Node, lstm: Node) -> bool:
-    """Whether only `lstm` reads `source`, and later operators need no other earlier value."""
+    """Whether `lstm` alone reads `source`, and nothing else computed so far is needed later."""
     flow = cutter.training
     users = [user for user in source.users if source in flow.values_read(user)]
     return cutter.crossing(flow.position[source]) == (source,) and users == [lstm]
