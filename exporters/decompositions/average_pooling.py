@@ -137,7 +137,7 @@ def plain(x: Tensor, along: list[Windows], steps: list[int] | None = None) -> Te
 def corrected(
     means: Tensor, along: list[Windows], include_pad: bool, divisor: int | None
 ) -> Tensor:
-    """Turn `means` over whole windows into the sum of each window divided by its divisor."""
+    """Turn `means` over whole windows into each window's sum divided by the window's divisor."""
     whole = math.prod(w.kernel for w in along)
     if divisor is not None:
         return means * (whole / divisor)

@@ -85,7 +85,10 @@ def without_statistics(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm as instance normalisation uses it. Returns y, mean and 1 / sqrt(var + eps)."""
+    """Batch norm without running statistics, as instance normalisation uses it.
+
+    Returns y, mean and 1 / sqrt(var + eps).
+    """
     # `batch_norm` needs running statistics; the new ones are not used.
     none = x.new_zeros([x.shape[1]])
     y, mean, inverse, *_ = batch_norm(x, weight, bias, none, none, True, momentum, eps)

@@ -141,7 +141,8 @@ def input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> T
 def transposed_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dX of a transposed convolution: the plain convolution of `grad` with the same weight.
 
-    The result is larger than `x` if the output padding reaches the stride, which dilation allows.
+    The result is larger than `x` if the output padding is at least the stride. PyTorch allows this
+    for convolutions with dilation.
     """
     d_x = window.convolution(grad, weight)
     # Cut off the elements that an output padding of at least a stride adds.
@@ -154,7 +155,8 @@ def transposed_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: W
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dW as one convolution whose image is `x` or `grad`, whichever has fewer channels.
 
-    Runtimes copy the image window by window into a matrix, larger by the number of kernel elements.
+    Runtimes copy the image window by window into a matrix. This matrix is larger than the image, by
+    a factor that is the number of kernel elements.
     """
     plain = window.stride == window.dilation == [1, 1] and window.groups == 1
     if plain and grad.shape[1] < x.shape[1]:

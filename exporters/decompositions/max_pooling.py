@@ -88,9 +88,9 @@ def max_pool_backward(
 
 
 def split_gradient(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:
-    """Split `grad` into one part per slice: the first slice with the maximum gets the gradient.
+    """Split `grad` into one part per slice, where a slice has one position of all windows.
 
-    Each slice holds the values at one position of all windows.
+    The gradient of a window goes to the first slice that has the window's maximum.
     """
     best, larger = slices[0], [torch.ones_like(slices[0], dtype=torch.bool)]
     for values in slices[1:]:

@@ -146,9 +146,10 @@ def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
 
 
 def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
-    """Return the buffers that `node` needs while it runs, the births of its outputs, and its steps.
+    """Return three things: buffers that `node` needs while it runs, births of outputs, and steps.
 
-    Births are relative to the position of the node. Steps are the number of positions it takes.
+    A birth says when an output's buffer is first needed, counted from the position of the node.
+    Steps are the number of positions that the node takes: one, or more for a loop.
     """
     if node.op_type != "Scan":
         space = [Buffer(f"{node.op_type} at work", size, 0, 0) for size in working_space(node)]
@@ -205,7 +206,10 @@ def bodies(node: Node) -> Iterator[Graph]:
 
 
 def reads(node: Node) -> Iterator[Value]:
-    """The values that `node` reads, including outer values that its bodies read."""
+    """Yield the values that `node` reads.
+
+    If it has bodies (of a loop or a branch), this includes values from outside that they read.
+    """
     yield from (value for value in node.inputs if value is not None)
     for body in bodies(node):
         inside = {*body.inputs, *(value for n in body for value in n.outputs)}
@@ -213,7 +217,10 @@ def reads(node: Node) -> Iterator[Value]:
 
 
 def buffer_shared_with(node: Node, root: Mapping[Value, Value]) -> Value | None:
-    """The value whose buffer the output of `node` may use; `root` maps values to buffer owners."""
+    """Return the value whose buffer the output of `node` may use, or None.
+
+    `root` maps each value to the value that owns its buffer.
+    """
     if not is_view(node) and node.op_type not in IN_PLACE:
         return None
     first = node.inputs[0]

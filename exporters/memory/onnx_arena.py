@@ -51,9 +51,10 @@ class Block:
 class Arena:
     """The regions of an arena.
 
-    `used` maps the number of each region to the end of the bytes that were ever used in it. The
-    system provides no memory for the pages behind, because they are never written. `tables` is the
-    size of all tables, which are written completely. `gaps` has the keys of free blocks, sorted.
+    `used` maps the number of each region to an address: behind it, no byte of the region was ever
+    used. The system provides no memory for the pages behind, because they are never written.
+    `tables` is the size of all tables, which are written completely. `gaps` has the keys of free
+    blocks, sorted.
     """
 
     next_region: int = FIRST_REGION

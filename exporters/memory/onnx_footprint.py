@@ -42,8 +42,8 @@ def footprint(graph: bytes, batch: int, rewrite: Rewrite | None = None) -> Footp
     """Predict the memory that an ONNX graph needs on one thread.
 
     The agent owns the arrays of inputs and outputs. If the new value of a state cannot be written
-    over the old one, both are in memory during a run. `profiles.cost_model.memory_rule` has the
-    rule for `process`.
+    over the old one, both are in memory during a run. The result's `process` follows the rule in
+    `profiles.cost_model.memory_rule`.
 
     Args:
         graph: The serialized graph.
@@ -72,15 +72,18 @@ def footprint(graph: bytes, batch: int, rewrite: Rewrite | None = None) -> Footp
 
 
 def is_folded(shape: tuple[int, ...]) -> bool:
-    """Whether a session computes a float32 weight of `shape` when it opens, and keeps it."""
+    """Whether a session keeps an 8-bit weight of `shape` as a float32 constant.
+
+    The session computes this constant when it opens.
+    """
     return 4 * math.prod(shape) <= LARGEST_FOLDED
 
 
 def as_opened(model: ModelProto) -> ModelProto:
-    """Return `model` with a float32 constant instead of each product Cast(integers) * scale.
+    """Return `model` as a session opens it: with float32 constants for 8-bit weights.
 
-    `exporters/int8_quantization.py` writes such products. The constants have the right sizes, but
-    contain only zeros.
+    Each product Cast(integers) * scale, which `exporters/int8_quantization.py` writes, becomes a
+    constant. The constants have the right sizes, but contain only zeros.
     """
     integers = {t.name: t for t in model.graph.initializer if t.data_type == TensorProto.INT8}
     casts = {n.output[0]: n for n in model.graph.node if n.op_type == "Cast"}

@@ -44,9 +44,10 @@ def without_waits(model: ir.Model) -> ir.Model:
 
 
 def folded(model: ir.Model) -> ir.Model:
-    """Fold computed shapes of `model` into constants and infer all shapes again.
+    """Replace shapes that `model` computes by constants, and infer all shapes again.
 
-    Larger tensors are not folded, because a graph with an open batch computes them at each run.
+    Larger computed tensors are not replaced, because a graph with an open batch computes them at
+    each run.
     """
     fold_constants(model, output_size_limit=SHAPE_SIZES)
     RemoveUnusedNodesPass()(model)
@@ -65,7 +66,7 @@ def with_shapes(model: ModelProto) -> ModelProto:
 
 
 def fix_sizes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
-    """Set the open dimensions that `sizes` names, also in the bodies of loops."""
+    """Set the open dimensions named in `sizes` to these numbers, also in the bodies of loops."""
     for value in (*graph.input, *graph.output, *graph.value_info):
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param in sizes:

@@ -1,7 +1,8 @@
 """The peak memory of a TFLite signature, from the sizes of its tensors and the order of its calls.
 
 A TFLite file says which sizes are open, but not how they depend on the batch size. A memory plan
-has this as expressions. It consists of numbers and words, so the graph cache can store it.
+has each size as an expression of the batch size. It consists of numbers and words, so the graph
+cache can store it.
 """
 
 from collections.abc import Callable, Iterable
@@ -75,7 +76,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 def footprint(plan: MemoryPlan, batch: int) -> Footprint:
     """Predict the memory of one run on one thread.
 
-    `profiles.cost_model.memory_rule` has the rule for `process`.
+    The result's `process` follows the rule in `profiles.cost_model.memory_rule`.
 
     Args:
         plan: The memory plan of the signature.

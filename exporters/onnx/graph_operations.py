@@ -27,7 +27,7 @@ Sized = tuple[str, tuple[int, ...]]
 
 
 def operations(graph: Graph) -> tuple[Operation, ...]:
-    """The operations of `graph`, in order. Equal operations are one entry with their number."""
+    """Return the operations of `graph`, in order. Equal operations are one entry with a count."""
     counts = Counter(work for node in execution_order(graph) for work in of_node(node))
     return tuple(Operation(kind, sizes, n) for (kind, sizes), n in counts.items())
 

@@ -18,10 +18,11 @@ SWAP = (1, 0, 2, 3)
 
 
 class Gradient(NamedTuple):
-    """The gradient of a convolution's weight, itself a convolution (O, C / groups, *size).
+    """The gradient of a layer's weight, computed by another convolution.
 
-    `moved` (N, O, H', W') is the kernel that moves over `image` (N, C, H, W). Lengths are in
-    pixels: `pads` around the image, `strides` of `moved`, and `dilations` between its elements.
+    The gradient has the shape (O, C / groups, *size). `moved` (N, O, H', W') is the kernel of that
+    convolution, and moves over `image` (N, C, H, W). Lengths are in pixels: `pads` around `image`,
+    the `strides` by which `moved` moves, and `dilations` between the elements of `moved`.
     """
 
     image: Value
@@ -46,7 +47,7 @@ def sizes_of(value: Value | None) -> list[int]:
 
 
 def numbers(node: Node) -> dict[str, list[int]]:
-    """The window of a convolution and its number of groups, by the names of the attributes."""
+    """Map the names of a convolution's attributes (pads, group, ...) to lists of numbers."""
     unlike = ("auto_pad", "group")
     window = {k: list(v.as_ints()) for k, v in node.attributes.items() if k not in unlike}
     groups = node.attributes["group"].as_int() if "group" in node.attributes else 1
@@ -54,14 +55,14 @@ def numbers(node: Node) -> dict[str, list[int]]:
 
 
 def swapped_pads(node: Node) -> list[int]:
-    """The padding of the plain convolution that computes the same as the transposed one `node`."""
+    """Return the padding of the plain convolution that can replace the transposed one `node`."""
     window, kernel = numbers(node), dims_of(node.inputs[1])[2:]
     spans = [d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel, strict=True)]
     return [span - pad for span, pad in zip([*spans, *spans], window["pads"], strict=True)]
 
 
 def swapped(value: Value | None) -> Value | None:
-    """The value that becomes `value` when its first two axes are exchanged, or None."""
+    """Return the tensor from which a Transpose of the first two axes makes `value`, or None."""
     swap = value.producer() if value is not None else None
     if swap is None or swap.op_type != "Transpose":
         return None
@@ -77,10 +78,10 @@ def transposed(value: Value | None) -> Value | None:
 
 
 def rows_of(node: Node) -> tuple[Value | None, list[int]]:
-    """Return the image that the convolution `node` reads with channels last, and its padding.
+    """Return the image (N, C, H, W) that the convolution `node` reads, and its padding.
 
-    `node` reads the image (N, C, H, W) as (1, groups * N, H, W * C / groups). The image is None if
-    `node` reads its input in another form.
+    In the graph, the image is first rearranged to (1, groups * N, H, W * C / groups), with channels
+    last. The returned image is None if `node` reads something else.
     """
     pads, value = numbers(node).get("pads", [0] * 4), node.inputs[0]
     nothing = (None, pads)
@@ -105,7 +106,10 @@ def rows_of(node: Node) -> tuple[Value | None, list[int]]:
 
 
 def before_swap(weight: Value) -> Value | None:
-    """The weight that becomes `weight` when channels are swapped and the kernel is flipped."""
+    """Return the weight from which `weight` is made by swapped channels and a flipped kernel.
+
+    Returns None if `weight` is not made in this way.
+    """
     turn = weight.producer()
     if turn is None or turn.op_type != "Slice" or len(turn.inputs) < 5:
         return None
@@ -134,7 +138,10 @@ def is_all(value: Value | None, number: float) -> bool:
 
 
 def gradient_of(node: Node) -> Gradient | None:
-    """The gradient that `node` computes if it has the form of `convolution.py`; None for others."""
+    """Return the gradient that `node` computes.
+
+    Returns None if `node` is not a gradient as `exporters/decompositions/convolution.py` writes it.
+    """
     if node.op_type != "Conv" or node.domain or len(dims_of(node.outputs[0])) != 4:
         return None
     image, (top, left, bottom, right) = rows_of(node)

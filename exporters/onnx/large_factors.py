@@ -14,12 +14,13 @@ AS_IT_IS = {"alpha": 1, "beta": 1, "transA": 0, "transB": 0}
 
 
 def put_large_factors_first(graph: ir.Graph) -> None:
-    """Compute a product of x (N, K) and a large weight as the transpose of weight times x^T.
+    """Exchange the factors of a product of x (N, K) and a large weight.
 
-    Such products are the layer x @ weight^T + bias, and x @ weight for the gradient of its input.
-    ONNX Runtime copies the second factor of a product into another order. For a batch and a large
-    weight, this takes as long as multiplying. A layer whose weight is not trained is not changed:
-    its weight may become a constant, which is copied only once.
+    The transpose of weight times x^T gives the same product. Such products are the layer x @
+    weight^T + bias, and x @ weight for the gradient of its input. ONNX Runtime copies the second
+    factor of a product into another order. For a batch and a large weight, this takes as long as
+    multiplying. A layer whose weight is not trained is not changed: its weight may become a
+    constant, which is copied only once.
     """
     trained = {value.name for value in graph.outputs}
     for node in list(graph):

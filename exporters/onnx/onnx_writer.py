@@ -131,8 +131,9 @@ def finish(
 ) -> bytes:
     """Remove metadata, check the model and serialize it.
 
-    Afterwards the model's only metadata are the names `overwritten`. All its operators are in the
-    default domain, and its ports are those of the signature.
+    Of the metadata, only `overwritten` is kept: the names of the outputs that can be written over
+    old state. All operators of the model are in the default domain, and its ports are those of the
+    signature.
     """
     del model.metadata_props[:]
     for graph in graphs_of(model.graph):
@@ -214,7 +215,7 @@ def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
 def exposed_values(
     data: bytes, feeds: Mapping[str, np.ndarray], names: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Run a serialized graph and return the values `names`, which may be outputs or inside it."""
+    """Run a serialized graph and return the values with these `names`: outputs or inner values."""
     model = onnx.load_from_string(data)
     del model.graph.output[:]
     # ONNX Runtime infers the types.

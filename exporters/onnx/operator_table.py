@@ -61,7 +61,10 @@ def missing_translations() -> dict[Any, Decomposition]:
 
 
 def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onnx_ir.Value]:
-    """Return one Split for equal parts, else one Slice per part, but not torch.onnx's sequence."""
+    """Return one Split for equal parts, else one Slice for each part.
+
+    torch.onnx would write a sequence (one value that holds all parts) instead.
+    """
     if len(set(sizes)) == 1:
         parts = onnx.Split(x, axis=axis, num_outputs=len(sizes))
         return parts if isinstance(parts, Sequence) else [parts]
@@ -70,7 +73,7 @@ def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onn
 
 
 def numel(x: onnx_ir.Value) -> onnx_ir.Value:
-    """The number of elements of `x`, which torch.onnx cannot translate if the batch is open."""
+    """Compute the number of elements of `x`; torch.onnx fails here if the batch size is open."""
     size: onnx_ir.Value = onnx.Size(x)
     return size
 

@@ -1,8 +1,8 @@
-"""Gives numbers in a graph as many axes as the tensors that they are combined with.
+"""Gives scalars in a graph as many axes as the tensors that they are combined with.
 
-ONNX Runtime joins neighbouring axes into one long row only if both operands have them. For example,
-0.01 * w for a weight w (128, 512, 3, 1) takes 1.3 ms if the number has no axes, and 0.02 ms if its
-shape is (1, 1, 1, 1) (onnxruntime 1.31.1, x86-64).
+ONNX Runtime joins neighbouring axes of an operator's inputs into one long row only if both inputs
+have these axes. For example, 0.01 * w for a weight w (128, 512, 3, 1) takes 1.3 ms if 0.01 is a
+scalar of shape (), and 0.02 ms if its shape is (1, 1, 1, 1) (onnxruntime 1.31.1, x86-64).
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ BROADCASTING = {
 
 
 def raise_numbers(graph: ir.Graph) -> None:
-    """Give every number that an elementwise operator of `graph` reads the rank of its result.
+    """Give each one-element input of an elementwise operator as many axes as the operator's result.
 
-    Bodies of loops are changed, too. Values do not change.
+    Operators in the bodies of loops are changed, too. Values do not change.
     """
     raised: dict[tuple[ir.Value, int], ir.Value] = {}
     for node in list(graph):
@@ -43,9 +43,9 @@ def raise_numbers(graph: ir.Graph) -> None:
 
 
 def is_of_gelu(node: ir.Node) -> bool:
-    """Whether `node` reads one of the numbers in GELU, x (erf(x / sqrt 2) + 1) / 2.
+    """Whether `node` reads one of the constants of GELU, x (erf(x / sqrt 2) + 1) / 2.
 
-    ONNX Runtime fuses GELU into one operator only if its numbers have no axes.
+    ONNX Runtime fuses GELU into one operator only if these constants are scalars of shape ().
     """
     makers = [value.producer() for value in node.inputs if value is not None]
     if node.op_type == "Mul":  # it may multiply x times the sum by 1/2
@@ -61,7 +61,7 @@ def is_of_gelu(node: ir.Node) -> bool:
 
 
 def adds_to_erf(node: ir.Node) -> bool:
-    """Whether `node` adds a number to an error function."""
+    """Whether `node` adds a number to the result of an error function."""
     makers = [value.producer() for value in node.inputs if value is not None]
     return node.op_type == "Add" and any(
         maker is not None and maker.op_type == "Erf" for maker in makers
@@ -74,9 +74,10 @@ def is_number(value: ir.Value) -> bool:
 
 
 def with_rank(value: ir.Value, rank: int, reader: ir.Node) -> ir.Value | None:
-    """Return `value` with the shape (1, ..., 1), reshaped before `reader` unless it is a constant.
+    """Return `value` with the shape (1, ..., 1), which has `rank` axes.
 
-    Returns None if `value` is computed outside of the reader's graph.
+    A constant is stored in this shape. Any other value is reshaped before `reader`. Returns None if
+    `value` is computed outside of the reader's graph.
     """
     graph = reader.graph
     assert isinstance(graph, ir.Graph)

@@ -91,8 +91,9 @@ class Order:
         ONNX Runtime takes the last node of the file that no other node reads, and first runs all
         nodes that it depends on. So the updates of the last layers, whose gradients are known
         first, have to be last in the file. Otherwise large tensors stay in memory until small
-        biases are updated. The more gradients an update needs that other updates also need, the
-        later it runs. Gradients are the values that depend on `labels`.
+        biases are updated. For each update, this method counts the gradients that it shares with
+        other updates. The larger the number, the later the update runs. Gradients are the values
+        that depend on `labels`.
         """
         first = sum(1 << self.number[node] for v in labels for node in set(self.readers.get(v, ())))
         gradients = sum(1 << self.number[n] for n, needed in self.needed.items() if needed & first)
@@ -141,9 +142,10 @@ class Order:
     def run_after(self, new: ir.Value, late: Sequence[ir.Node]) -> bool:
         """Make the node that computes `new` depend on the nodes `late`; False if it cannot.
 
-        One of its inputs gets a Reshape to the shape that it already has. For each node of `late`,
-        a Where chooses between two equal copies of this shape by the first element that the node
-        returns.
+        An input of this node is passed through a Reshape that does not change its shape. The
+        Reshape reads the shape from a chain of Where operators, one for each node of `late`. A
+        Where chooses between two equal shapes, by the first element that the late node returns. So
+        the Reshape has to wait for all these nodes.
         """
         end = new.producer()
         assert end is not None
@@ -188,7 +190,8 @@ def know_shapes(graph: ir.Graph) -> None:
 def writes_over(node: ir.Node, value: ir.Value) -> bool:
     """Whether `node` may write its result over `value`, one of its inputs of the same shape.
 
-    ONNX Runtime copies the summand of a Gemm to the result before it multiplies.
+    A Gemm may overwrite only its summand, because ONNX Runtime copies the summand to the result
+    before it multiplies.
     """
     if node.op_type == "Gemm":
         return value not in node.inputs[:2]

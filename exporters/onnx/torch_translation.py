@@ -166,7 +166,7 @@ def exported(graph: GraphModule) -> ExportedProgram:
 
 
 def constants_as_inputs(graph: GraphModule, first: Node) -> dict[str, Node]:
-    """Replace tensors that `graph` holds by inputs before `first`; return the inputs by name."""
+    """Turn tensors stored in `graph` into inputs before `first`; return the inputs by name."""
     bodies = dict(graph.named_children())
     mode = first.meta["val"].fake_mode
     lifted: dict[str, Node] = {}
@@ -184,10 +184,10 @@ def constants_as_inputs(graph: GraphModule, first: Node) -> dict[str, Node]:
 
 
 def finish_scans(model: ir.Model) -> None:
-    """Set directions and separate outputs of the `Scan` operators of `model`.
+    """Set the direction of each loop (`Scan`) of `model`, and make its body's outputs distinct.
 
-    Afterwards the loops that `to_scans` marked run from the last step to the first. Each output of
-    a body is a different value, because onnxruntime would give equal outputs the same memory.
+    Afterwards the loops that `to_scans` marked run from the last step to the first. Without
+    distinct outputs, onnxruntime would give equal outputs the same memory.
     """
     for node in model.graph:
         if node.op_type == "Scan":
@@ -197,7 +197,7 @@ def finish_scans(model: ir.Model) -> None:
 
 
 def set_direction(scan: ir.Node, backward: bool) -> None:
-    """Set the direction of everything that `scan` reads and writes."""
+    """Let `scan` read and write its sequences from the last step if `backward`, else the first."""
     inputs = scan.attributes["num_scan_inputs"].as_int()
     outputs = len(scan.outputs) - (len(scan.inputs) - inputs)
     for kind, count in (("input", inputs), ("output", outputs)):

@@ -84,7 +84,10 @@ def put(graph: GraphProto, index: int, nodes: list[NodeProto]) -> None:
 
 
 def dense_layer(graph: GraphProto, name: str) -> tuple[NodeProto, NodeProto] | None:
-    """The nodes of x @ w.T + b, a Transpose and a Gemm, if nothing else reads the weight `name`."""
+    """Return the Transpose and the Gemm of the layer x @ w.T + b whose weight w is `name`.
+
+    Returns None if there is no such layer, or if other nodes read the weight.
+    """
     reads = Counter(value for node in graph.node for value in node.input)
     for transposed in graph.node:
         if transposed.op_type == "Transpose" and list(transposed.input) == [name]:

@@ -56,13 +56,16 @@ def apply(
 
 
 def elements(value: Value) -> tuple[int, int, int]:
-    """Sort key for tensors by size: numbers of open axes, of elements, and of axes."""
+    """Return a key that sorts values by size.
+
+    It consists of three numbers: axes of open size, elements along the other axes, and axes.
+    """
     known = math.prod(n for n in value.stored_shape if isinstance(n, int))
     return sum(map(open_size, value.stored_shape)), known, len(value.stored_shape)
 
 
 def unexpanded(value: Value) -> Value:
-    """`value` in the shape of its tensor, before it was broadcast."""
+    """Return `value` in the shape of its stored tensor, without the elements that only repeat."""
     return Value(value.tensor, value.stored_shape, value.order)
 
 
@@ -83,7 +86,10 @@ def broadcast(shapes: Sequence[Sequence[Size]], rank: int) -> tuple[Size, ...]:
 
 
 def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
-    """Make a rule for two operands, values or numbers; `alpha` scales the second operand."""
+    """Make the function that lowers an operator with two operands, which are values or numbers.
+
+    If the operator has a factor `alpha`, it scales the second operand.
+    """
 
     def form(lowering: Lowering, a: Any, b: Any, *, alpha: Number = 1) -> Value:
         kind = next(v.tensor.dtype for v in (a, b) if isinstance(v, Value))
@@ -112,7 +118,7 @@ def numeric(lowering: Lowering, operand: Any, dtype: str) -> Any:
 
 
 def typed(lowering: Lowering, operand: Any, dtype: str) -> Value:
-    """An operand as a value; numbers that depend on the batch are computed at run time."""
+    """Return `operand` as a value; a number that depends on the batch is computed at run time."""
     if isinstance(operand, Value):
         return operand
     if not isinstance(operand, bool | int | float):
@@ -121,7 +127,7 @@ def typed(lowering: Lowering, operand: Any, dtype: str) -> Value:
 
 
 def unary(code: str, options: str | None = None) -> Single:
-    """Make a rule for one operand."""
+    """Make the function that lowers an operator with one operand."""
 
     def form(lowering: Lowering, x: Value) -> Value:
         return apply(lowering, code, [x], options)

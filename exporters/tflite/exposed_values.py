@@ -15,14 +15,14 @@ OUTPUTS = 8
 
 
 def exposed_name(index: int) -> str:
-    """The name under which `exposed_values` knows the tensor at `index`."""
+    """Return the name by which `exposed_values` finds the tensor at `index`."""
     return f"{PREFIX}{index}"
 
 
 def exposed_values(
     signature: str, data: bytes, feeds: Mapping[str, np.ndarray], names: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Run a signature of a file and return tensors of it, by `names` from `exposed_name`."""
+    """Run a signature of a file and return the tensors with these `names` (see `exposed_name`)."""
     model = schema.Model.GetRootAs(data)
     entries = [model.SignatureDefs(n) for n in range(model.SignatureDefsLength())]
     (subgraph,) = [e.SubgraphIndex() for e in entries if e.SignatureKey().decode() == signature]
@@ -41,8 +41,8 @@ def exposed_values(
 def with_outputs(data: bytes, subgraph: schema.SubGraph, indices: Sequence[int]) -> bytes:
     """Return the file `data`, changed so that `subgraph` also returns the tensors at `indices`.
 
-    The longer list of outputs is appended to the file, and the reference to the list is changed to
-    it. Parsing and writing the whole file would take seconds.
+    The longer list of outputs is appended to the file. The reference to the old list is changed so
+    that it points to the new one. Parsing and writing the whole file would take seconds.
     """
     outputs = dict.fromkeys([*subgraph.OutputsAsNumpy().tolist(), *indices])
     field = subgraph._tab.Pos + subgraph._tab.Offset(OUTPUTS)

@@ -203,7 +203,10 @@ def serialize(subgraphs: Mapping[str, Subgraph], description: str = "") -> bytes
 
 
 def with_parts(subgraphs: Iterable[Subgraph]) -> list[Subgraph]:
-    """List `subgraphs`, then the subgraphs that they call; write these indices into the calls."""
+    """List `subgraphs`, then the subgraphs that they call.
+
+    Each call gets the index of its subgraph in this list.
+    """
     everything = list(subgraphs)
     indices: dict[int, int] = {}
     for subgraph in everything:  # the loop also reaches the parts that it appends

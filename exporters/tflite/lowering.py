@@ -41,7 +41,7 @@ SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
 
 class Lowering(Layouts):
-    """The state of lowering one graph. `shape` and `dtype` are of the current node's result."""
+    """The state of lowering one graph. `shape` and `dtype` describe the current node's result."""
 
     def __init__(
         self, graph: Subgraph, forms: "LoweringRules", signature: ProgramSignature
@@ -92,9 +92,10 @@ class Lowering(Layouts):
 def lower_signature(
     graph: GraphModule, signature: ProgramSignature, forms: LoweringRules
 ) -> tuple[Subgraph, dict[str, Place]]:
-    """Lower a traced signature; return its subgraph, and the place in it of each node's value.
+    """Lower a traced signature.
 
-    Raises ExportError if an operator has no TFLite form.
+    Returns its subgraph. Also returns, by name of a node, the tensor of the subgraph that holds the
+    node's value. Raises ExportError if an operator has no TFLite form.
     """
     check_forms(graph, forms, signature)
     lowering = Lowering(Subgraph(signature.name), forms, signature)
@@ -170,7 +171,7 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
 
 
 def check_forms(graph: GraphModule, forms: LoweringRules, signature: ProgramSignature) -> None:
-    """Raise ExportError for the first operator that has no form."""
+    """Raise ExportError for the first operator that `forms` does not contain."""
     for node in graph.graph.nodes:
         target = node.target
         if not isinstance(target, OpOverload) or target in SIZES or target in forms:
@@ -188,7 +189,10 @@ def check_forms(graph: GraphModule, forms: LoweringRules, signature: ProgramSign
 
 
 def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
-    """A number that depends on the batch. A size stays symbolic; a float becomes a tensor."""
+    """Return the number that `node` computes from the batch size.
+
+    A size stays symbolic; a float becomes a tensor.
+    """
     result = node.meta["val"]
     if not isinstance(result, SymFloat):
         return size_of(result)
@@ -206,7 +210,10 @@ def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
 
 
 def as_float(lowering: Lowering, number: Any) -> Tensor:
-    """A float32 tensor without axes: a constant, a computed number or a polynomial of the batch."""
+    """Return `number` as a float32 tensor without axes.
+
+    It may be a constant, a computed number or a polynomial of the batch size.
+    """
     if isinstance(number, Value):
         return number.tensor
     if number is None:

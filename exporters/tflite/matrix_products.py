@@ -188,7 +188,8 @@ def convolution_in_one_product(
     """A convolution of vertical stride 1 as one product for all rows of its kernel.
 
     `strip` is (N, lines, W, kw I), `filters` (kh, kw, I, O). The product holds, for every line, the
-    results of all kh kernel rows. Result line h is the sum of kernel row r at line h + r dilation.
+    results of all kh kernel rows. Line h of the convolution is the sum, over the kernel rows r, of
+    the result of row r at line h + r dilation.
     """
     batch, high, wide = result
     rows, columns, inputs, outputs = (int(n) for n in filters.shape)

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def reduction(code: str) -> Single:
-    """Make a rule for a sum, mean or extreme over some axes (default: all)."""
+    """Make the function that lowers a sum, mean or extreme over some axes (default: all)."""
 
     def form(
         lowering: Lowering,
@@ -51,9 +51,9 @@ def reduction(code: str) -> Single:
 def reduce_singly(lowering: Lowering, code: str, tensor: Tensor, axes: Sequence[int]) -> Tensor:
     """Reduce one axis after the other, the last axis first; each one keeps size one.
 
-    XNNPACK adds all numbers of a sum to one total and rounds it after each addition. If a sum is
-    over all positions of a batch, this error changes the masks of 10 of a ResNet-20's six million
-    ReLUs.
+    XNNPACK adds all numbers of a sum to one total and rounds it after each addition. For a sum over
+    all positions of a batch, this error is not negligible: in a ResNet-20, it changes 10 of the six
+    million masks of ReLUs.
     """
     for axis in reversed(axes):
         sizes = [1 if n == axis else size for n, size in enumerate(tensor.shape)]
@@ -63,7 +63,7 @@ def reduce_singly(lowering: Lowering, code: str, tensor: Tensor, axes: Sequence[
 
 
 def over_last(code: str, options: str, **settings: Any) -> Single:
-    """Make a rule for an operator over one axis that TFLite has only for the last axis."""
+    """Make the function that lowers an operator which TFLite has only for the last axis."""
 
     def form(lowering: Lowering, x: Value, axis: int, half: bool = False) -> Value:
         rank = len(x.shape)

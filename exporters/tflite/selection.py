@@ -65,7 +65,10 @@ def sort(
 
 
 def arg_extreme(code: str) -> Single:
-    """Make a rule for the index of the first maximum or minimum of an axis (default: all axes)."""
+    """Make the function that lowers argmax or argmin.
+
+    The result is the index of the first maximum or minimum along an axis (default: all axes).
+    """
 
     def form(lowering: Lowering, x: Value, axis: int | None = None, keep: bool = False) -> Value:
         result = lowering.shape

@@ -130,7 +130,8 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
 def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]) -> Tensor:
     """Slice axes of `tensor`; `ends` maps an axis to (first, last), and `last` is not included.
 
-    Above MAX_AXES axes, the axes before and after a single sliced one are merged.
+    If `tensor` has more than MAX_AXES axes and one of them is sliced, the axes before it are
+    merged, and so are the axes after it.
     """
     rank = len(tensor.shape)
     if rank > MAX_AXES and len(ends) == 1:
@@ -193,7 +194,7 @@ def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> V
 
 
 def total(sizes: Sequence[Size]) -> Size:
-    """Sum of sizes: of numbers, or of multiples of the batch size."""
+    """Return the sum of `sizes`, which are numbers or multiples of the batch size."""
     if any(map(open_size, sizes)) and not all(map(open_size, sizes)):
         raise UnsupportedError("concatenation of samples and constants along the batch")
     return sum(sizes)

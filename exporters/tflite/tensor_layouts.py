@@ -43,7 +43,7 @@ class Value:
 
     @classmethod
     def plain(cls, tensor: Tensor) -> "Value":
-        """The value with the axes and elements of `tensor`."""
+        """Make the value that has the axes and elements of `tensor`, in the same order."""
         return cls(tensor, tensor.shape, tuple(range(len(tensor.shape))))
 
     @property
@@ -129,7 +129,10 @@ class Layouts:
         return self.reshape(moved, shape)
 
     def arranged(self, value: Value, order: Sequence[int]) -> Tensor:
-        """Transpose the tensor of `value`, without expanding it: ATen's axis a is at `order[a]`."""
+        """Transpose the tensor of `value` so that ATen's axis a becomes its axis `order[a]`.
+
+        Elements that repeat along an axis are not copied.
+        """
         axes = [0] * len(order)
         for axis, stored in enumerate(order):
             axes[stored] = value.order[axis]
@@ -182,7 +185,7 @@ class Layouts:
         )
 
     def open_size(self, size: sympy.Expr) -> Tensor:
-        """A multiple of the batch size, as a vector of one int32."""
+        """Compute `size`, a multiple of the batch size, as a vector of one int32."""
         (symbol,) = size.free_symbols
         factor = sympy.cancel(size / symbol)
         if not factor.is_Integer:
@@ -195,7 +198,11 @@ class Layouts:
         )
 
     def reshaped(self, value: Value, shape: Sequence[Size]) -> Value:
-        """ATen's reshape. Blocks of axes that the tensor stores together may stay permuted."""
+        """ATen's reshape to `shape`.
+
+        Axes that are stored in another order may stay so. This is possible if the tensor stores the
+        axes of each block (see `matching`) side by side.
+        """
         if all(size == 1 for size in value.stored_shape):  # one repeated number
             small = self.reshape(value.tensor, [1] * len(shape))
             return Value(small, tuple(shape), tuple(range(len(shape))))

@@ -101,8 +101,8 @@ def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
     """dX = grad * ceil(min(z, 1)) with z = relu(x - threshold): grad if x > threshold, else 0.
 
     XNNPACK has these operators, but neither comparisons nor sign. An operator that XNNPACK lacks
-    splits its graph; all operators that are ready then run before the split and keep their results
-    in memory.
+    splits XNNPACK's graph in two. All operators whose inputs are known then run before the split,
+    and their results stay in memory.
     """
     return grad * positive(x - threshold if threshold else x)
 
@@ -166,7 +166,8 @@ def slice_scatter(
 ) -> Tensor:
     """`x` with a slice replaced by `part`: a concatenation with the elements before and after it.
 
-    If `step` is above 1, `part` is spread out with zeros and selected at its positions.
+    If `step` is above 1, zeros are put between the elements of `part`. A selection then takes these
+    elements at their positions, and those of `x` elsewhere.
     """
     if step == 1 and not start and (end is None or end >= sys.maxsize):
         return part
@@ -201,7 +202,10 @@ def var(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """Variance: the sum of (x - mean)^2 over `axes` / (number of elements - `correction` or 1)."""
+    """Sum of (x - mean)^2 over `axes`, divided by (number of elements - `correction`).
+
+    The default correction is 1.
+    """
     return var_mean(x, axes, correction=correction, keepdim=keepdim)[0]
 
 

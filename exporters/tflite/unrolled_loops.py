@@ -24,8 +24,9 @@ Tensors = Sequence[Tensor]
 class Part:
     """A subgraph of several steps. Its inputs are states, the inputs of each step, and constants.
 
-    `states` and `rows` are the indices of the last states and of each step's outputs. They count
-    the subgraph's outputs and then its inputs, because a step may return one of its inputs.
+    `states` are the indices of the last states, and `rows` those of each step's outputs. They are
+    indices in a list of the subgraph's outputs and then its inputs, because a step may return one
+    of its inputs.
     """
 
     graph: Subgraph
@@ -69,7 +70,10 @@ def loop(
 def part_of(
     outer: Lowering, body: Body, states: Tensors, rows: Sequence[Tensors], constants: Tensors
 ) -> Part:
-    """Write one step for each of the `rows`, with inputs of the types and shapes of those given."""
+    """Write a subgraph with one step for each of the `rows`.
+
+    Its inputs have the types and shapes of `states`, `rows` and `constants`.
+    """
     inner = Lowering(Subgraph("steps"), outer.forms, outer.signature)
 
     def inputs(like: Tensors) -> list[Value]:

@@ -16,9 +16,10 @@ Way = Callable[[], Value]
 def by_batch(layout: BlockedValues, image: Value, shape: Dims, full: Way, any_batch: Way) -> Value:
     """Compute a value by `full` if `image` has `layout.batch` samples, else by `any_batch`.
 
-    `full` may need this number of samples, for example for an operator whose channels are those of
-    all samples. A graph for any number gets an If with both in its branches, and with a result of
-    this `shape`. The blocked forms of images that they read must exist before.
+    `full` may work for this number of samples only, for example because it makes each channel of
+    each sample a channel of one operator. If the graph accepts any number of samples, an If
+    operator holds the nodes of both ways and chooses one at run time. The result has this `shape`.
+    Both ways may read blocked forms of images; these must exist before the call.
     """
     batch = dims_of(image)[0]
     if batch is not None:
@@ -28,7 +29,10 @@ def by_batch(layout: BlockedValues, image: Value, shape: Dims, full: Way, any_ba
 
 
 def branch(layout: BlockedValues, way: Way) -> ir.Graph:
-    """Return the nodes that `way` adds as a graph with one output, which may read outer values."""
+    """Return a graph of the nodes that `way` adds; its only output is the value that `way` returns.
+
+    The nodes may read values of the graph around it.
+    """
     around = layout.nodes, layout.views, layout.from_lengths
     layout.nodes, layout.views = [], dict(layout.views)
     layout.from_lengths = dict(layout.from_lengths)
@@ -39,7 +43,7 @@ def branch(layout: BlockedValues, way: Way) -> ir.Graph:
 
 
 def is_full(layout: BlockedValues, image: Value) -> Value:
-    """A value that tells whether `image` has `layout.batch` samples."""
+    """Return a value of the graph that is true if `image` has `layout.batch` samples."""
     key = ("full", batch_of(layout, image))
     if key not in layout.from_lengths:
         inputs = [count_of(layout, image, 0), layout.constant([layout.batch])]
@@ -48,9 +52,10 @@ def is_full(layout: BlockedValues, image: Value) -> Value:
 
 
 def batch_of(layout: BlockedValues, *values: Value) -> object:
-    """A key for the number of samples of `values`, which all have the same number.
+    """Return a key for the number of samples, which is the same for all `values`.
 
-    Equal keys mean equal numbers: those of the same input, or of the same value.
+    Equal keys mean equal numbers of samples. The key is the batch size in the shape of a graph
+    input, if the shape of one of `values` has it. Otherwise the key is the first value itself.
     """
     lengths = [value.shape[0] for value in values if value.shape is not None]
     return next((length for length in lengths if length in layout.lengths), values[0])

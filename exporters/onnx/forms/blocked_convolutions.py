@@ -41,7 +41,11 @@ def convolves(layout: BlockedValues, node: Node) -> bool:
 
 
 def convolution(layout: BlockedValues, node: Node) -> bool:
-    """Convert a convolution. A transposed one becomes a plain one with a swapped weight."""
+    """Convert a convolution.
+
+    A transposed convolution becomes a plain one. For this, the input and output channels of its
+    weight are exchanged, and the kernel is flipped.
+    """
     image, weight, *bias = node.inputs
     assert image is not None
     assert weight is not None
@@ -59,7 +63,10 @@ def convolution(layout: BlockedValues, node: Node) -> bool:
 
 
 def scale_and_shift(layout: BlockedValues, node: Node) -> bool:
-    """Convert a batch norm with mean 0 and variance 1; False for others."""
+    """Convert a batch norm with mean 0 and variance 1, which computes x * scale + shift.
+
+    Returns False for other batch norms.
+    """
     value, scale, shift, mean, variance = node.inputs
     if value not in layout.images or not (is_all(mean, 0) and is_all(variance, 1)):
         return False
@@ -70,7 +77,11 @@ def scale_and_shift(layout: BlockedValues, node: Node) -> bool:
 
 
 def only_read(layout: BlockedValues, value: Value | None) -> Node | None:
-    """The blocked convolution that computes `value`, if `value` has one reader."""
+    """Return the blocked convolution that computes `value`.
+
+    Returns None if `value` has several readers, or if it is not the result of such a convolution
+    without a ReLU.
+    """
     # Earlier readers of the plain form are no longer among the uses, but `restored` has `value`.
     if value not in layout.images or value in layout.restored or len(list(value.uses())) != 1:
         return None
@@ -90,7 +101,10 @@ def activation(layout: BlockedValues, node: Node) -> bool:
 
 
 def image_sum(layout: BlockedValues, node: Node) -> bool:
-    """Convert a sum that the convolution of one summand can compute; False for others."""
+    """Convert a sum of two images if the convolution that computes one can add the other.
+
+    Returns False for other sums.
+    """
     left, right = node.inputs
     if left is right or dims_of(left)[1:] != dims_of(right)[1:]:
         return False
@@ -103,10 +117,10 @@ def image_sum(layout: BlockedValues, node: Node) -> bool:
 
 
 def vector_sum(layout: BlockedValues, node: Node, value: Value, shift: Value) -> bool:
-    """Convert a sum with the vector `shift` that the convolution of `value` can compute.
+    """Convert value + shift if the convolution that computes `value` can add the vector `shift`.
 
-    This occurs where the backward pass computes an image before a batch norm again: its mean is
-    known then.
+    Returns False otherwise. Such sums occur where the backward pass computes the input of a batch
+    norm again: then the mean, which is subtracted, is already known.
     """
     maker = only_read(layout, value)
     if maker is None or len(maker.inputs) > 2:
@@ -115,7 +129,7 @@ def vector_sum(layout: BlockedValues, node: Node, value: Value, shift: Value) ->
 
 
 def extended(layout: BlockedValues, maker: Node, node: Node, inputs: list[Value | None]) -> bool:
-    """Let the convolution `maker` compute the result of `node`, with more `inputs`."""
+    """Give the convolution `maker` more `inputs`, so that it computes the result of `node`."""
     layout.nodes.remove(maker)
     result = node.outputs[0]
     convolved = layout.convolved(result, [*maker.inputs, *inputs], numbers(maker))
@@ -123,7 +137,11 @@ def extended(layout: BlockedValues, maker: Node, node: Node, inputs: list[Value 
 
 
 def scaled_summand(layout: BlockedValues, node: Node) -> bool:
-    """Convert a product with a number to a convolution if a sum reads it: the sum can join it."""
+    """Convert the product of an image and a number to a convolution, if only a sum reads it.
+
+    This convolution can then compute the sum as well (see `image_sum`). Returns False for other
+    products.
+    """
     value, result, readers = node.inputs[0], node.outputs[0], list(node.outputs[0].uses())
     number = value_of(node.inputs[1])
     if value not in layout.images or number is None or number.size != 1 or len(readers) != 1:

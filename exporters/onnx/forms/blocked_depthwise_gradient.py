@@ -14,10 +14,11 @@ LEAST_BYTES = 2**19
 
 
 def depthwise_gradient(layout: BlockedValues, gradient: Gradient, result: Dims) -> Value | None:
-    """The gradient of a depthwise convolution's weight, in the shape of `result`.
+    """Return the gradient of a depthwise convolution's weight, in the shape of `result`.
 
-    `convolution.py` writes it as a convolution whose kernel is the gradient and whose channels are
-    those of all samples. Returns None if this has no blocked form.
+    `exporters/decompositions/convolution.py` writes it as a convolution. The kernel of this
+    convolution is the gradient of the layer's output, and each channel of each sample is a channel.
+    Returns None if this convolution has no blocked form.
     """
     image, grad, channels = gradient.image, gradient.moved, gradient.groups
     for value in (image, grad):
@@ -36,10 +37,10 @@ def depthwise_gradient(layout: BlockedValues, gradient: Gradient, result: Dims) 
 
 
 def by_samples(layout: BlockedValues, gradient: Gradient) -> Value:
-    """The gradient (1, C, *size) of a full batch, as the sum of the gradients of its samples.
+    """Return the gradient (1, C, *size) of a full batch: the sum of the gradients of its samples.
 
-    One convolution computes all of them. Its channels are those of all samples, so it reads both
-    images without copies.
+    One convolution computes the gradients of all samples. It treats each channel of each sample as
+    a channel of one image, so nothing is copied.
     """
     samples, channels = layout.batch, gradient.groups
     groups, count = samples * channels, channels * math.prod(gradient.size)
@@ -53,10 +54,11 @@ def by_samples(layout: BlockedValues, gradient: Gradient) -> Value:
 
 
 def in_one_column(layout: BlockedValues, gradient: Gradient) -> Value:
-    """The gradient (1, C, *size) of a batch of any size; two to four times as slow as `by_samples`.
+    """Return the gradient (1, C, *size) of a batch of any size.
 
-    All images are stacked in a column, with rows of zeros between them, and so are the gradients.
-    One convolution computes the sum. Its kernel is the column of gradients.
+    All images are stacked in one column, with rows of zeros between them. The gradients of the
+    layer's output are stacked in another column. One convolution, whose kernel is the second
+    column, computes the sum over all samples. This takes two to four times as long as `by_samples`.
     """
     channels, step = gradient.groups, gradient.dilations[0]
     high, rows = sizes_of(gradient.image)[2], sizes_of(gradient.moved)[2]
@@ -77,7 +79,10 @@ def rows_below(gradient: Gradient) -> int:
 
 
 def column(layout: BlockedValues, value: Value, apart: int, channels: tuple[int, int]) -> Value:
-    """Stack the images of a batch, one every `apart` rows, to one image (*channels, H, W)."""
+    """Stack the images of a batch to one image (*channels, H, W).
+
+    Each image starts `apart` rows below the start of the image before it.
+    """
     image = layout.apart(value, layout.image(value))
     batch, (_, _, rows, columns, _) = dims_of(image)[0], sizes_of(image)
     padded = layout.padded(layout.permuted(image, 1, 0, 2, 3, 4), *[0] * 7, apart - rows, 0, 0)

@@ -60,11 +60,11 @@ def mask(layout: BlockedValues, node: Node) -> Value | None:
 
 
 def steep_line(limit: float) -> tuple[float, float] | None:
-    """The slope and the offset of a line that is at least 1 for every float32 above `limit`.
+    """Return the slope and the offset of a line that is at least 1 for every float32 above `limit`.
 
-    It is at most 0 for the others. The slope is a power of two, so products with it are exact, and
-    slope * limit is finite. For the limit 0, subnormal numbers can give values between 0 and 1.
-    Returns None if there is no such line.
+    For all other float32 numbers, the line is at most 0. The slope is a power of two, so products
+    with it are exact, and slope * limit is finite. For the limit 0, subnormal numbers can give
+    values between 0 and 1. Returns None if there is no such line.
 
     >>> steep_line(3.0) == (2.0**125, -3 * 2.0**125)
     True
@@ -87,7 +87,10 @@ def like(
 
 
 def elementwise(layout: BlockedValues, node: Node) -> bool:
-    """Convert an operator on images, on numbers, and on vectors that repeat over pixels."""
+    """Convert an elementwise operator that reads an image.
+
+    Its other operands may be images, numbers, and vectors that repeat over all pixels.
+    """
     result = node.outputs[0]
     if not layout.fits(result):
         return False
@@ -128,8 +131,8 @@ def elementwise(layout: BlockedValues, node: Node) -> bool:
 def product_with_mask(layout: BlockedValues, node: Node) -> bool:
     """Convert the selection of a dropout to a product of the image with the mask.
 
-    The runtime's selection needs two more images and is slower. Other selections are not converted,
-    because they may hide elements that are not finite.
+    Where, the runtime's operator for selections, is slower and needs memory for two more images.
+    Other selections are not converted, because they may hide elements that are not finite.
     """
     kept, value, other = node.inputs
     result = node.outputs[0]
@@ -145,7 +148,10 @@ def product_with_mask(layout: BlockedValues, node: Node) -> bool:
 
 
 def keeps_at_random(mask: Value | None) -> bool:
-    """Whether `mask` compares random integers of `exporters/programs/dropout.py`."""
+    """Whether `mask` is the mask of a dropout.
+
+    Such a mask compares the random integers of `exporters/programs/dropout.py` with a limit.
+    """
     node = mask.producer() if mask is not None else None
     if node is None or node.op_type != "GreaterOrEqual":
         return False
@@ -160,7 +166,10 @@ def in_runs(
     images: Sequence[Value | None],
     vectors: Sequence[Value | None],
 ) -> bool:
-    """Convert an operator on `images` and on a vector of each sample, which repeats over pixels."""
+    """Convert an operator on `images` and `vectors`.
+
+    Each vector belongs to one sample and repeats over its pixels.
+    """
     result = node.outputs[0]
     batch, channels, *sizes = sizes_of(result)
     pixels, known = math.prod(sizes), batch or None

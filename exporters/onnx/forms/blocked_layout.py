@@ -50,8 +50,8 @@ def blocked(graph: bytes, block: int, batch: int) -> bytes | None:
     """Rewrite the serialized ONNX `graph` with blocked convolutions; None if no convolution fits.
 
     The result has the inputs and outputs of `graph`, and may write the same outputs in place. It
-    needs a runtime whose blocks have `block` channels; others compute wrong numbers. It accepts
-    batches of any size, and is made for batches of `batch` samples.
+    needs a runtime whose blocks have `block` channels: with other blocks, a runtime computes wrong
+    numbers. It accepts batches of any size, and is made to be fast for `batch` samples.
     """
     return rewritten(graph, way_to_rewrite(graph, block, batch))
 
@@ -63,10 +63,11 @@ def blocked_footprint(graph: bytes, block: int, batch: int) -> Footprint:
 
 @lru_cache(maxsize=len(BLOCKS))
 def way_to_rewrite(graph: bytes, block: int, batch: int) -> Callable[[ir.Model], bool]:
-    """Return `rewrite` with the form of dropouts that needs less memory in `graph`.
+    """Return `rewrite` with the argument `multiplies` that needs less memory in `graph`.
 
-    Products with masks need two buffers fewer than selections, but they can cause larger gaps in
-    the arena.
+    It says whether dropouts become products with masks or stay selections. Products need two
+    buffers fewer than selections, but they can cause larger gaps in the arena (the runtime's
+    memory).
     """
     rewriting = partial(rewrite, block=block, batch=batch)
     nodes = ir.from_proto(onnx.load_from_string(graph)).graph

@@ -53,7 +53,7 @@ def part(layout: BlockedValues, node: Node) -> bool:
 
 
 def frame(layout: BlockedValues, node: Node) -> bool:
-    """Convert a padding of the rows and columns of an image, which may be negative."""
+    """Convert padding of an image's rows and columns. Negative padding crops the image."""
     value, pads, *filling = node.inputs
     around = whole_numbers(pads)
     if value not in layout.images or len(node.inputs) > 3 or len(around) != 8:
@@ -66,7 +66,10 @@ def frame(layout: BlockedValues, node: Node) -> bool:
 
 
 def other_rows(layout: BlockedValues, node: Node) -> bool:
-    """Convert a reshape to rows of another length, or to one axis that only a Gather reads."""
+    """Convert a reshape of an image to rows of another length.
+
+    A reshape to a single axis is converted, too, if only a Gather reads it.
+    """
     value, result = node.inputs[0], node.outputs[0]
     if value not in layout.images:
         return False

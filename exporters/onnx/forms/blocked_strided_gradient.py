@@ -20,13 +20,18 @@ NONE = -1
 
 
 class Axis(NamedTuple):
-    """One axis of the gradient: pixel i = s * i' + r sums over pixels i' - pad + m, m < `window`.
+    """How one axis of the gradient is computed, for a convolution with the stride s.
+
+    Pixel i = s * i' + r of the result (r < s) is a sum over the pixels i' - pad + m of the image,
+    for all m < `window`. Each of these pixels is multiplied by an element of the kernel.
 
     Attributes:
-        pixels: The number of i'.
-        kernels: For each r, the element of the kernel for each m, or `NONE`.
+        pixels: The number of values of i'.
+        kernels: For each r a list with an entry for each m: the index of the kernel's element, or
+            `NONE` for a zero.
         pads: Padding in front of the image and behind it.
-        zeros: Factor by which zeros behind each pixel enlarge the result.
+        zeros: How many times longer the axis becomes by zeros that are put behind each pixel; 1
+            without such zeros.
     """
 
     pixels: int
@@ -97,7 +102,10 @@ def dense_gradient(layout: BlockedValues, node: Node) -> bool:
 
 
 def axes_of(node: Node) -> tuple[Axis, Axis] | None:
-    """The axes of the dense ConvTranspose `node`; None if a blocked convolution does not pay."""
+    """Return rows and columns of the dense ConvTranspose `node`.
+
+    Returns None if it is not worth computing by a blocked convolution.
+    """
     window, kernel = numbers(node), sizes_of(node.inputs[1])[2:]
     image, result = sizes_of(node.inputs[0])[2:], sizes_of(node.outputs[0])[2:]
     if 0 in kernel:
@@ -110,7 +118,10 @@ def axes_of(node: Node) -> tuple[Axis, Axis] | None:
 
 
 def axis(image: int, result: int, kernel: int, stride: int, pad: int) -> Axis | None:
-    """Make an axis from lengths; `pad` is in front of the result. None if it has no such form."""
+    """Make an `Axis` from lengths in pixels; `pad` is the padding in front of the result.
+
+    Returns None if the axis cannot be computed in this way.
+    """
     if result % stride:
         return None
     if kernel == 1 and pad == 0:
@@ -128,7 +139,10 @@ def axis(image: int, result: int, kernel: int, stride: int, pad: int) -> Axis | 
 
 
 def phase_filters(layout: BlockedValues, weight: Value, rows: Axis, columns: Axis) -> Value:
-    """Turn `weight` (O, C, *kernel) into filters for (C / b, remainders, b) output channels."""
+    """Turn `weight` (O, C, *kernel) into filters with an output channel per channel and remainder.
+
+    The output channels are in the order (C / b, remainders, b).
+    """
     outputs, channels, high, wide = sizes_of(weight)
     b, filters = layout.block, layout.filter(weight, swap=True)
     if rows.kernels == columns.kernels == [[0]]:

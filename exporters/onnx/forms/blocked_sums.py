@@ -45,11 +45,12 @@ def pooled(layout: BlockedValues, image: Value) -> Value:
 
 
 def sum_of_products(layout: BlockedValues, value: Value) -> Value | None:
-    """The sum over pixels (N, C, 1, 1) of `value`, if it is a large product of two images.
+    """Return the sum over pixels (N, C, 1, 1) of `value`, if it is a large product of two images.
 
-    One image becomes the kernel of a depthwise convolution of the other one. This reads each image
-    once and does not write the product. Its groups are the channels of all samples of a full batch.
-    Returns None if the product is small, or is computed anyway because others read it.
+    One image becomes the kernel of a depthwise convolution of the other image. The convolution
+    reads each image once and does not write the product. For a full batch, it has one group for
+    each channel of each sample. Returns None if the product is small, or if it is computed anyway
+    because other nodes read it.
     """
     product = layout.images[value].producer()
     if product is None or product.op_type != "Mul" or len(value.uses()) != 1:

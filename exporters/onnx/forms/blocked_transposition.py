@@ -19,7 +19,7 @@ LEAST_MATRICES = 16
 
 
 def matrices(layout: BlockedValues, node: Node) -> bool:
-    """Convert a transposition of (A, X, Y) to (A, Y, X); each letter may be several axes."""
+    """Convert a transposition of (A, X, Y) to (A, Y, X). Each letter may stand for several axes."""
     (value,), result = node.inputs, node.outputs[0]
     if value is None or value in layout.images or value.dtype != ir.DataType.FLOAT:
         return False
@@ -37,7 +37,9 @@ def matrices(layout: BlockedValues, node: Node) -> bool:
 
 
 def matrices_of(sizes: Sequence[int], axes: Sequence[int]) -> tuple[int, int, int] | None:
-    """Return the sizes (A, X, Y) if the order `axes` gives (A, Y, X); None for other orders.
+    """Return (A, X, Y) if a tensor of `sizes` (A, X, Y) becomes (A, Y, X) in the order `axes`.
+
+    Each letter may stand for several axes. Returns None for other orders.
 
     >>> matrices_of([64, 3, 3, 32], [0, 3, 1, 2])
     (64, 9, 32)

@@ -19,16 +19,16 @@ class BlockedValues(GraphRewriting):
 
     Attributes:
         block: Channels in a block.
-        batch: The number of samples that the form is made for.
+        batch: The number of samples of a full batch. Other numbers are allowed, but may be slower.
         held: Values that are computed from constants alone.
         images: The blocked form of each value that has one.
-        made_again: Blocked forms of the graph's inputs for the backward pass.
+        made_again: For inputs of the graph, a second blocked form, which the backward pass reads.
         dropped: Values whose plain form no node computes any more.
         restored: The plain form of each value that was computed from its blocked form.
-        convolutions: Operator, image and weight of the convolutions so far.
-        filters: Blocked weights, by the weight and whether its channels are swapped.
-        from_lengths: Values that depend on the number of samples; see `blocked_batches.py`.
-        lengths: The sizes of the graph's inputs.
+        convolutions: (operator, image, weight) of each convolution that was converted so far.
+        filters: The blocked form of each weight. The key also says whether channels are swapped.
+        from_lengths: Values that are computed from the number of samples; see `blocked_batches.py`.
+        lengths: All sizes that occur in the shapes of the graph's inputs.
     """
 
     prefix = "blocked"
@@ -60,16 +60,16 @@ class BlockedValues(GraphRewriting):
         )
 
     def image(self, value: Value) -> Value:
-        """The blocked form of `value`; it is added if there is none."""
+        """Return the blocked form of `value`. If there is none, a node that makes it is added."""
         if value not in self.images:
             self.images[value] = self.in_blocks(value)
         return self.images[value]
 
     def read_again(self, value: Value) -> Value:
-        """The blocked form of `value` for the backward pass.
+        """Return the blocked form of `value` for the backward pass.
 
-        An input of the graph is in memory anyway, so its blocked form is computed a second time
-        instead of being kept.
+        A graph input is in memory anyway. So its blocked form is computed a second time, which
+        needs less memory than keeping it.
         """
         if not value.is_graph_input():
             return self.image(value)
@@ -78,7 +78,7 @@ class BlockedValues(GraphRewriting):
         return self.made_again[value]
 
     def plain(self, value: Value) -> Value:
-        """The plain form of `value`; it is added if no node computes it."""
+        """Return the plain form of `value`. If no node computes it, such a node is added."""
         if value not in self.dropped:
             return value
         if value not in self.restored:
@@ -125,7 +125,11 @@ class BlockedValues(GraphRewriting):
     def convolved(
         self, value: Value, inputs: Sequence[Value | None], attributes: Mapping[str, Sequence[int]]
     ) -> Value:
-        """Add a blocked convolution for `value`. Its inputs are image, filter, bias and summand."""
+        """Add a blocked convolution that computes `value`, and return its output.
+
+        `inputs` are the image, the filter, the bias and an image to add; the last two may be
+        missing.
+        """
         settings = {**attributes, "group": attributes["group"][0]}
         return self.add("Conv", inputs, settings, shape=value.shape, domain=DOMAIN)
 
@@ -149,11 +153,12 @@ class BlockedValues(GraphRewriting):
         return self.add("Slice", [kernels, *steps], shape=kernels.shape)
 
     def filter(self, weight: Value, swap: bool) -> Value:
-        """Bring the weight (O, I, *kernel) to (O / b, I / b, *kernel, b, b), inputs before outputs.
+        """Bring a weight (O, I, *kernel) into blocks: (O / b, I / b, *kernel, b, b).
 
-        If there are fewer than b inputs, or for a depthwise convolution, the result is
-        (O / b, I, *kernel, b). With `swap`, the weight is (I, O, *kernel), and its kernel is
-        flipped.
+        In each block of b x b numbers, the axis of inputs comes before the axis of outputs. If
+        there are fewer than b inputs, or for a depthwise convolution, the result is (O / b, I,
+        *kernel, b). With `swap`, `weight` has the shape (I, O, *kernel), and the result has a
+        flipped kernel.
         """
         inside = None if swap else before_swap(weight)
         if inside is not None:

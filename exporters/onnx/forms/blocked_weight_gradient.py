@@ -28,12 +28,14 @@ LONG_ROW = 16
 
 
 class Cut(NamedTuple):
-    """How samples and their rows become channels that a convolution sums over.
+    """Which input channels the convolution has that computes a gradient. It sums over them.
+
+    Each channel is one sample, or one strip of rows of a sample.
 
     Attributes:
-        halves: Number of groups of channels. Each group has its own sums.
-        strips: Number of strips of rows in a sample. Each strip is a channel.
-        unit: The number of samples is filled up to a multiple of this.
+        halves: 2 if the channels are split into two groups with a sum for each, else 1.
+        strips: Number of strips into which the rows of a sample are cut.
+        unit: Samples are added until their number is a multiple of this.
     """
 
     halves: int
@@ -42,7 +44,7 @@ class Cut(NamedTuple):
 
 
 def weight_gradient(layout: BlockedValues, node: Node, gradient: Gradient) -> bool:
-    """Let a blocked convolution compute the `gradient` of `node`; False if none fits."""
+    """Let a blocked convolution compute the `gradient` that `node` computes; False if none fits."""
     # If a value is neither blocked nor read, another value has replaced it.
     if any(v not in layout.images and not v.uses() for v in (gradient.image, gradient.moved)):
         return False
@@ -54,9 +56,9 @@ def weight_gradient(layout: BlockedValues, node: Node, gradient: Gradient) -> bo
 
 
 def dense_gradient(layout: BlockedValues, gradient: Gradient) -> Value | None:
-    """The gradient (1, O, H, W * C) of the weight of a convolution with one group.
+    """Return the gradient (1, O, H, W * C) of the weight of a convolution with one group.
 
-    None if it has no blocked form, or if the plain convolution is faster.
+    Returns None if it has no blocked form, or if the plain convolution is faster.
     """
     image, moved = gradient.image, gradient.moved
     point = gradient.size == (1, 1) and dims_of(image)[2:] == dims_of(moved)[2:]
@@ -80,9 +82,9 @@ def dense_gradient(layout: BlockedValues, gradient: Gradient) -> Value | None:
 
 
 def strips_of(layout: BlockedValues, kernel: Value, samples: int) -> int | None:
-    """The number of strips of rows to cut `kernel` into, so that its parts stay in the cache.
+    """Return into how many strips of rows to cut `kernel`, so that its parts stay in the cache.
 
-    The runtime multiplies by `samples` samples at a time. None if a plain convolution is faster.
+    A part holds the numbers of `samples` samples. Returns None if a plain convolution is faster.
     """
     _, outputs, high, wide = sizes_of(kernel)
     part = min(outputs, PART * layout.block) * high * wide * samples
@@ -97,11 +99,12 @@ def divisors(number: int) -> list[int]:
 
 
 def point_gradient(layout: BlockedValues, image: Value, kernel: Value) -> Value | None:
-    """The gradient (1, O, 1, C) of a layer with a 1 x 1 kernel: products of the two images.
+    """Return the gradient (1, O, 1, C) of a layer with a 1 x 1 kernel: products of the two images.
 
-    The channels that the convolution sums over are b pixels side by side, of each sample or of each
-    half of a sample. So the kernel's numbers are already in the order of filters, except for the
-    batch.
+    `kernel` (the second image) becomes the filters of a convolution, which sums over its input
+    channels. Such a channel is made of b neighbouring pixels of each sample, or of each half of a
+    sample. Then the numbers of `kernel` are already in the order of filters; only the batch axis
+    moves.
     """
     b, batch = layout.block, dims_of(image)[0]
     (_, channels, high, wide), outputs = sizes_of(image), sizes_of(kernel)[1]
@@ -130,10 +133,11 @@ def point_gradient(layout: BlockedValues, image: Value, kernel: Value) -> Value 
 
 
 def sliding_gradient(layout: BlockedValues, gradient: Gradient, strips: int) -> Value:
-    """The gradient of a layer with a larger kernel, by the same sums as in `convolution.py`.
+    """Return the gradient of a layer with a larger kernel, by the same sums as in `convolution.py`.
 
-    The channels that the convolution sums over are the samples, or the `strips` of rows of each
-    sample. An image of C / b blocks becomes C / b images (N, H, W * b), which threads can share.
+    The convolution sums over its input channels. These are the samples, or the `strips` of rows of
+    each sample. An image of C / b blocks becomes C / b images (N, H, W * b), which threads can
+    share.
     """
     outputs, (high, wide) = sizes_of(gradient.moved)[1], gradient.size
     rows, pixel = in_rows(layout, gradient.image)
@@ -176,7 +180,10 @@ def correlation(
 def joined(
     layout: BlockedValues, sums: Value, halves: int, outputs: int, high: int, pixel: int
 ) -> Value:
-    """Join the gradients (C / c, halves * O, H, W * c) of parts and halves to (1, O, H, W * C)."""
+    """Join partial gradients (C / c, halves * O, H, W * c) to one gradient (1, O, H, W * C).
+
+    The halves are added. The C / c parts are put side by side along the channels.
+    """
     parts, _, _, wide = sizes_of(sums)
     if halves > 1:
         apart = layout.reshaped(sums, parts, halves, outputs * high * wide)
@@ -189,7 +196,10 @@ def joined(
 
 
 def in_rows(layout: BlockedValues, image: Value) -> tuple[Value, int]:
-    """Return `image` as (C / c, N, H, W * c), with c channels of a pixel side by side, and c."""
+    """Return `image` as (C / c, N, H, W * c), and c.
+
+    c is the number of channels of a pixel that lie side by side.
+    """
     batch, (_, pixel, high, wide) = dims_of(image)[0], sizes_of(image)
     parts = 1
     # A value that is computed again may have no blocked form yet, although the original has one. It
@@ -210,7 +220,7 @@ def padded_rows(
 ) -> Value:
     """Pad the `rows` (C / c, N, H, W * c), and add samples of zeros up to a multiple of `unit`.
 
-    The runtime is several times slower for results whose window reaches over an edge.
+    Without padding, the runtime would be several times slower where a window reaches over an edge.
     """
     top, left, bottom, right = gradient.pads
     pads = [0, 0, top, left * pixel, 0, 0, bottom, right * pixel]
@@ -221,7 +231,8 @@ def padded_rows(
 def in_strips(layout: BlockedValues, rows: Value, gradient: Gradient, strips: int) -> Value:
     """Cut the `rows` (C / c, N, H, W * c) into strips, (C / c, N * strips, h, W * c).
 
-    Each strip has the rows that the same strip of the moving tensor meets, so strips overlap.
+    `gradient.moved` is cut into strips as well. While such a strip moves over the image, it meets
+    more rows than it has. A strip of `rows` has all of these, so strips of `rows` overlap.
     """
     if strips == 1:
         return rows
@@ -240,9 +251,9 @@ def in_strips(layout: BlockedValues, rows: Value, gradient: Gradient, strips: in
 def with_whole_samples(
     layout: BlockedValues, value: Value, axis: int, pads: Sequence[int], unit: int, batch: object
 ) -> Value:
-    """Pad `value` as `padded` does, and add zeros behind `axis` up to a multiple of `unit`.
+    """Pad `value` by `pads`, and lengthen `axis` with zeros until it is a multiple of `unit`.
 
-    `batch` is the key for the length of `axis`; see `batch_of`.
+    `pads` are as in `padded`. `batch` is the key for the length of `axis`; see `batch_of`.
     """
     behind, size = len(pads) // 2 + axis, dims_of(value)
     key = (batch, unit, behind, *pads)
@@ -261,12 +272,13 @@ def with_whole_samples(
 
 
 def as_filters(layout: BlockedValues, gradient: Gradient, cut: Cut) -> Value:
-    """Turn the moving tensor (N, O, H, W) into filters (halves * O, N * strips / halves, h, W).
+    """Turn `gradient.moved` (N, O, H, W) into filters (halves * O, N * strips / halves, h, W).
 
-    Rows of b channels are gathered in one pass, which threads share. If rows are short, two passes
-    take less time: whole parts (N, O / b, strips, h * W * b) are gathered, and the runtime merges b
-    of them row by row, like blocks of channels. Samples that are missing to fill the blocks of a
-    half are copies of the last sample; the image has zeros there.
+    Usually, rows of b channels are gathered in one pass, which threads share. If rows are short,
+    two passes take less time. The first pass gathers whole parts (N, O / b, strips, h * W * b). In
+    the second pass, the runtime merges b of them row by row, as it merges blocks of channels. If
+    samples are missing to fill the blocks of a half, the last sample is repeated. The image has
+    zeros in their place, so the sums do not change.
     """
     moved = gradient.moved
     b, batch = layout.block, dims_of(moved)[0]
@@ -291,10 +303,10 @@ def as_filters(layout: BlockedValues, gradient: Gradient, cut: Cut) -> Value:
 
 
 def order(layout: BlockedValues, gradient: Gradient, cut: Cut, pixels: int) -> Value:
-    """The numbers of the moving tensor's rows in the order of filters, for each half.
+    """Return the numbers of the rows of `gradient.moved`, in the order that filters need.
 
-    A blocked tensor (N, O / b, strips, pixels, ...) becomes filters (O / b, N * strips / b, pixels,
-    b, ...).
+    Rows are numbered in the blocked tensor (N, O / b, strips, pixels, ...). Each half becomes
+    filters (O / b, N * strips / b, pixels, b, ...).
     """
     moved, (halves, strips, unit) = gradient.moved, cut
     b, batch, blocks = layout.block, dims_of(moved)[0], sizes_of(moved)[1] // layout.block

@@ -17,7 +17,8 @@ from exporters.onnx.state_in_place import Order, know_shapes
 def rewritten(graph: bytes, rewrite: Callable[[ir.Model], bool]) -> bytes | None:
     """Apply `rewrite` to the serialized ONNX `graph`; None if `rewrite` changes nothing.
 
-    The result may write the same outputs in place as `graph`. If it could not, None is returned.
+    In the result, the same outputs can be written over old state as in `graph`. Returns None if
+    this is not possible.
     """
     model = ir.from_proto(with_shapes(onnx.load_from_string(graph)))
     know_shapes(model.graph)
@@ -29,7 +30,7 @@ def rewritten(graph: bytes, rewrite: Callable[[ir.Model], bool]) -> bytes | None
 
 
 def keeps_order(model: ir.Model) -> bool:
-    """Whether each output that may be written over its input still comes after all its readers."""
+    """Whether each output that overwrites an input is computed after all readers of this input."""
     order = Order(model.graph)
     old = {value.name: value for value in model.graph.inputs}
     new = {value.name: value for value in model.graph.outputs}
@@ -40,7 +41,7 @@ def keeps_order(model: ir.Model) -> bool:
 
 
 class GraphRewriting(ABC):
-    """Rewrites one graph, without changes in loops.
+    """Rewrites one graph; the bodies of loops stay as they are.
 
     Each form of a graph has a subclass. The names of new values begin with `prefix`.
     """
@@ -143,7 +144,7 @@ class GraphRewriting(ABC):
         return self.add("Transpose", [value], {"perm": axes}, shape=shape)
 
     def padded(self, value: Value, *pads: int) -> Value:
-        """Pad `value` with zeros. `pads` are those in front of all axes, then those behind."""
+        """Pad `value` with zeros. `pads` has the widths in front of all axes, then those behind."""
         if not any(pads):
             return value
         sizes = dims_of(value)

@@ -110,7 +110,7 @@ class Winograd(GraphRewriting):
         )
 
     def gradient(self, node: Node) -> Gradient | None:
-        """The gradient of a weight that `node` computes, if this form computes it."""
+        """Return the gradient of a weight that `node` computes; None if this form does not fit."""
         gradient = gradient_of(node)
         fits = (
             gradient is not None
@@ -123,7 +123,11 @@ class Winograd(GraphRewriting):
         return gradient if fits else None
 
     def convolution(self, node: Node) -> bool:
-        """Convert a convolution. A transposed one becomes a plain one with a swapped weight."""
+        """Convert a convolution.
+
+        A transposed convolution becomes a plain one. For this, the input and output channels of its
+        weight are exchanged, and the kernels are flipped.
+        """
         image, weight, *bias = node.inputs
         assert image is not None
         assert weight is not None
@@ -158,7 +162,7 @@ class Winograd(GraphRewriting):
         return self.replaced(result, convolved)
 
     def weight_gradient(self, node: Node, gradient: Gradient) -> bool:
-        """Convert the gradient of a weight. Its columns and input channels become one axis."""
+        """Convert the gradient of a weight, whose shape in the graph is (1, O, 3, 3 * I)."""
         _, outputs, rows, columns = sizes_of(gradient.moved)
         inputs = sizes_of(gradient.image)[1]
         tiles = Tiles(rows, columns)
@@ -221,7 +225,7 @@ class Winograd(GraphRewriting):
         return self.reshaped(tiled, *sizes, -1, dims=(*sizes, count(1, batch, tiles)))
 
     def products(self, left: Value, right: Value) -> Value:
-        """The products of the matrices in the last two axes."""
+        """Multiply `left` and `right` as batches of matrices, which are in the last two axes."""
         shape = (*dims_of(left)[:-1], dims_of(right)[-1])
         return self.add("MatMul", [left, right], shape=shape)
 
@@ -233,7 +237,7 @@ def plain(window: dict[str, list[int]]) -> bool:
 
 
 def enough(image: Sequence[int | None], result: Sequence[int | None]) -> bool:
-    """Whether the images on both sides have enough channels and pixels."""
+    """Whether input and output of a convolution have enough channels and pixels for this form."""
     known = len(image) == len(result) == 4 and None not in (*image[1:], *result[1:])
     return (
         known
@@ -249,5 +253,5 @@ def pads_of(node: Node) -> list[int]:
 
 
 def count(channels: int, batch: int | None, tiles: Tiles | None = None) -> int | None:
-    """The number of channels (and tiles) of a whole batch; None if its size is open."""
+    """Return batch * channels, times the number of `tiles` if given; None if `batch` is open."""
     return None if batch is None else batch * channels * (tiles.count if tiles else 1)

@@ -57,10 +57,11 @@ class RecomputeActivations(InPlacePass):
 
 
 def cost(value: ir.Value, kept: set[ir.Value], most: float) -> float:
-    """The number of nodes that compute `value` from `kept` values.
+    """Return how many nodes compute `value` from `kept` values.
 
-    It is infinite if it exceeds `most`, or if a node is not cheap. The search stops there, because
-    each y + y in a chain doubles the number of ways back.
+    The result is infinite if it exceeds `most`, or if a node is not cheap. The search stops there.
+    Otherwise it could take very long: in a chain of sums y + y, each sum doubles the number of
+    paths.
     """
     node = value.producer()
     if node is None or value in kept:

@@ -77,8 +77,9 @@ def metrics_of(signature: ProgramSignature) -> list[str]:
 class Search:
     """The search for the values of a training step to compute twice.
 
-    A peak is the memory of planned tensors (see `exporters/memory/liveness.py`) and of the session
-    for its nodes, in bytes, for batches of `wanted.batch` samples.
+    In this class, a peak is a number of bytes: the planned tensors (see
+    `exporters/memory/liveness.py`) plus what a session holds for each node. It applies to batches
+    of `wanted.batch` samples.
     """
 
     def __init__(
@@ -102,9 +103,10 @@ class Search:
     def best(self) -> frozenset[str]:
         """Return the names of the values to compute twice; empty if this saves too little memory.
 
-        If work counts, the result has the smallest sum of two terms: its peak divided by the
-        process's memory, and `WORK_WEIGHT` times the share of the step's work that is done again.
-        Otherwise it needs nearly the least work among the sets with nearly the smallest peak.
+        If the work is limited (`wanted.most_work`), the result is the set with the smallest cost.
+        The cost is the peak divided by the memory of the process, plus `WORK_WEIGHT` times the
+        share of the step's work that is repeated. If it is not limited, only sets with nearly the
+        smallest peak are kept. The result is the first of these that repeats nearly the least work.
         """
         nodes, alive = self.liveness(())
         least = peak_of(nodes, alive)
@@ -155,6 +157,6 @@ def peak_of(nodes: int, alive: Liveness) -> int:
 
 
 def near_least(figures: Mapping[frozenset[str], float]) -> list[frozenset[str]]:
-    """The keys whose figures are nearly the smallest (see `ENOUGH`), in the order of `figures`."""
+    """Return the keys with nearly the smallest figures (see `ENOUGH`), in their old order."""
     limit = ENOUGH * min(figures.values())
     return [names for names, figure in figures.items() if figure <= limit]

@@ -85,7 +85,10 @@ class ForwardPass:
         return {node: effort(node) for node in self.nodes}
 
     def holder(self, value: ir.Value) -> ir.Value:
-        """The value whose memory `value` uses: itself, or the value of which it is a view."""
+        """Return the value that owns the memory of `value`.
+
+        This is `value` itself, unless it is a view of another value.
+        """
         while value in self.sizes and is_view(node := self.producer_of(value)):
             source = node.inputs[0]
             if source is None or source not in self.sizes:
@@ -95,7 +98,7 @@ class ForwardPass:
 
 
 def repeat(forward: ForwardPass, names: Collection[str]) -> None:
-    """Add second copies of the values `names`, and let the nodes behind `forward` read these."""
+    """Add a second copy of each value in `names`; nodes after the forward pass read the copies."""
     copies: dict[ir.Value, ir.Value] = {}
     twins = set()
     for node in forward.nodes:

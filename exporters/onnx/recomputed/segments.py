@@ -1,9 +1,9 @@
 """Segments of a forward pass that run again when the backward pass reaches them.
 
 The forward pass is cut into segments, as in Chen et al., "Training deep nets with sublinear memory
-cost" (2016, https://arxiv.org/abs/1604.06174). The checkpoints of a cut are the values that nodes
-behind it read from nodes before it. From these, the segment behind the cut runs again. The segment
-behind the last cut runs only once.
+cost" (2016, https://arxiv.org/abs/1604.06174). The checkpoints of a cut are the values that are
+computed before the cut and read after it. The segment after the cut is computed again from these
+values. Only the segment after the last cut runs just once.
 """
 
 from collections import deque
@@ -27,10 +27,11 @@ class Segments:
         self.forward = forward
 
     def repeated(self) -> dict[frozenset[str], int]:
-        """Map each set of names of values to compute twice to its estimated peak, in bytes.
+        """Return sets of values to compute twice (by name), each with its estimated peak in bytes.
 
-        The sets come from the cuts for each budget, and from the first n of these cuts. The first
-        cuts save most, because most models have their largest values at the beginning.
+        Each memory budget gives a list of cuts. For every n, the first n cuts of a list give one
+        set. The first cuts save most, because most models have their largest values at the
+        beginning.
         """
         starts = (cuts[:n] for cuts in self.cuts() for n in range(1, len(cuts) + 1))
         peaks: dict[frozenset[str], int] = {}
@@ -39,7 +40,7 @@ class Segments:
         return peaks
 
     def between(self, cuts: Cuts) -> frozenset[str]:
-        """The names of the values to compute twice with these `cuts`."""
+        """Return the names of the values to compute twice if the forward pass is cut at `cuts`."""
         forward, number = self.forward, self.forward.position
         kept = set(forward.always_kept)
         for value in forward.values:
@@ -53,7 +54,7 @@ class Segments:
         return frozenset(value.name or "" for value in repeated)
 
     def estimated(self, cuts: Cuts) -> int:
-        """The largest number of bytes kept for the backward pass with these `cuts`."""
+        """Return the largest number of bytes that `cuts` keep alive for the backward pass."""
         held = start = most = 0
         for cut in (*cuts, len(self.forward.nodes)):
             most = max(most, held + self.needed[cut] - self.needed[start])
@@ -61,17 +62,21 @@ class Segments:
         return most
 
     def cuts(self) -> list[Cuts]:
-        """The cuts for each budget, without duplicates.
+        """The cuts for each memory budget, without duplicates.
 
         When the backward pass reaches a segment, two kinds of values are alive: the checkpoints of
         all cuts before the segment, and the values of the segment that the backward pass reads.
-        The cuts keep their sum within the budget, with as few bytes of checkpoints as possible.
+        Their total size stays within the budget. Of all such cuts, those with the fewest bytes of
+        checkpoints are chosen.
         """
         ways = (self.within(self.needed[-1] * part / PARTS) for part in range(1, PARTS))
         return list(dict.fromkeys(cuts for cuts in ways if cuts))
 
     def within(self, budget: float) -> Cuts:
-        """The cuts within `budget` with the fewest bytes of checkpoints; empty if none are."""
+        """Return the cuts that fit into `budget` with the fewest bytes of checkpoints.
+
+        Returns an empty tuple if no cuts fit.
+        """
         held: dict[int, int] = {0: 0}  # bytes of checkpoints up to each cut; 0 is the start
         before: dict[int, int] = {}
         end = len(self.forward.nodes)
@@ -95,7 +100,7 @@ class Segments:
 
     @cached_property
     def narrow(self) -> list[int]:
-        """Possible cuts whose checkpoints are not larger than those of the two next to them."""
+        """The cuts whose checkpoints are not larger than those of both neighbouring cuts."""
         numbers = range(1, len(self.forward.nodes))
         widths = self.widths
         return [n for n in numbers if widths[n - 1] >= widths[n] <= widths[n + 1]]

@@ -1,4 +1,4 @@
-"""Single values of a forward pass that take much memory, and little work to compute again.
+"""Finds single values of a forward pass that take much memory but little work to compute again.
 
 Examples are the results of norms, GELU and softmax; see Korthikanti et al., "Reducing activation
 recomputation in large transformer models" (2022, https://arxiv.org/abs/2205.05198).
@@ -15,7 +15,7 @@ from exporters.onnx.recomputed.forward_pass import ForwardPass
 def cheapest_first(forward: ForwardPass, peak: Collection[Buffer]) -> Iterator[frozenset[str]]:
     """Yield growing sets of names of values to compute twice.
 
-    Each set adds the values that save most memory for their work.
+    Each set contains the set before it, and the values that then save most memory for their work.
 
     Args:
         forward: The forward pass, whose sizes must all be known.
@@ -45,9 +45,10 @@ def needed_for(
     kept: dict[ir.Value, ir.Value],
     repeated: Collection[ir.Value],
 ) -> set[ir.Value]:
-    """The values to compute again, in addition to `repeated`, to free the memory of `holder`.
+    """Return which values, besides `repeated`, to compute again to free the memory of `holder`.
 
-    `kept` maps each value that is kept so far to the value whose memory it uses.
+    The keys of `kept` are the values that are still kept. It maps each one to the value that owns
+    its memory.
     """
     stack = [value for value, memory in kept.items() if memory is holder]
     needed: set[ir.Value] = set()

@@ -26,7 +26,7 @@ SCALINGS = (aten.div.Scalar, aten.div.Tensor, aten.mul.Tensor)
 
 
 def read_sizes_of_inputs(graph: GraphModule) -> None:
-    """Read the batch size only from inputs.
+    """Let the graph read the batch size only from its inputs, not from computed values.
 
     Otherwise a runtime may read the size of a large value late, and keep the value until then.
     """
@@ -85,10 +85,10 @@ def repeat_while_computing(graph: GraphModule) -> None:
 
 
 def multiply_in_batches(graph: GraphModule) -> None:
-    """Let a product of batches of matrices read all axes of the batches.
+    """Let a product of batches of matrices keep all batch axes.
 
-    PyTorch first joins several axes into one. The runtime does not need this. It can also avoid a
-    transposition, but only if the product reads the transposed matrix directly.
+    PyTorch first joins several batch axes into one. The runtime does not need this. It can also
+    avoid a transposition, but only if the product reads the transposed matrix directly.
     """
     for node in graph.graph.find_nodes(op="call_function", target=aten.bmm.default):
         first, second = node.args

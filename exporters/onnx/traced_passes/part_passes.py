@@ -1,7 +1,8 @@
 """Passes for tensors that are cut into parts and put together again, as attention does.
 
-PyTorch stacks queries, keys and values along a new first axis before it cuts them apart. It adds up
-their gradients in tensors as large as the whole. ONNX Runtime would copy the whole each time.
+PyTorch stacks queries, keys and values along a new first axis before it cuts them apart. In the
+backward pass, it pads the gradient of each part with zeros to the size of the whole tensor, and
+adds these up. ONNX Runtime would copy the whole tensor each time.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ CUTS = (aten.select.int, aten.slice.Tensor)
 
 
 class Part(NamedTuple):
-    """A tensor with zeros before and behind it along one axis."""
+    """A tensor that is padded with zeros before and behind it along one axis."""
 
     axis: int
     before: int
@@ -66,7 +67,7 @@ def cut_before_moving(graph: GraphModule) -> None:
 
 
 def concatenate_parts(graph: GraphModule) -> None:
-    """Replace a sum of parts that are padded with zeros to the whole size by one concatenation."""
+    """Replace a sum of tensors by one concatenation, if each is a part padded with zeros."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         padded = [part_of(summand) for summand in summands(node)] if is_sum(node) else []
         parts = sorted((part for part in padded if part is not None), key=lambda part: part[:2])
@@ -96,10 +97,11 @@ def move_before_concatenating(graph: GraphModule) -> None:
 
 
 def source_of(node: Node, shared: bool = True) -> tuple[Node, Order]:
-    """Return the tensor from which `node` differs only in the order of axes, and that order.
+    """Go back from `node` over operators that only move axes; return their source and the order.
 
-    The search goes back through operators that move axes, or add or drop axes of size 1. Without
-    `shared`, it ends at a tensor that has other readers, too.
+    These operators permute axes, or add or drop axes of size 1. The order says for each axis of
+    `node` which axis of the source it is. If `shared` is False, the search ends at a tensor that
+    has other readers, too.
     """
     order: Order = list(range(len(shape_of(node))))
     first = node
@@ -110,7 +112,10 @@ def source_of(node: Node, shared: bool = True) -> tuple[Node, Order]:
 
 
 def moved(node: Node) -> Order | None:
-    """The order of the axes of `node` in its input; None if `node` does more than move axes."""
+    """Return, for each axis of `node`, the same axis of its input.
+
+    Returns None if `node` does more than move axes.
+    """
     if node.target not in MOVERS:
         return None
     old, new = shape_of(node.args[0]), shape_of(node)
@@ -124,7 +129,10 @@ def moved(node: Node) -> Order | None:
 
 
 def arranged(tensor: Node, order: Order, reader: Node) -> Node:
-    """Arrange the axes of `tensor` in `order`, before `reader`. `order` may lack axes of size 1."""
+    """Add nodes before `reader` that bring the axes of `tensor` into `order`; return the result.
+
+    `order` may leave out axes of size 1.
+    """
     shape = shape_of(tensor)
     kept = long_axes(shape)
     wanted = [axis for axis in order if axis in kept]
@@ -140,7 +148,7 @@ def arranged(tensor: Node, order: Order, reader: Node) -> Node:
 
 
 def long_axes(shape: Sequence[Size]) -> list[int]:
-    """The axes whose size is not 1 for every batch."""
+    """Return the axes whose size is not 1; a size that depends on the batch is not 1."""
     return [axis for axis, size in enumerate(shape) if not is_one(size)]
 
 
@@ -150,7 +158,7 @@ def fit_into(lengths: Sequence[Size], whole: Size) -> bool:
 
 
 def is_one(size: Size) -> bool:
-    """Whether an axis of this size has one element for every batch."""
+    """Whether `size` is 1, whatever the batch size is."""
     return isinstance(size, int) and size == 1
 
 

@@ -19,9 +19,10 @@ def shape_of(node: object) -> Sequence[Size]:
 
 
 def same_sizes(first: Sequence[Size], second: Sequence[Size]) -> bool:
-    """Whether the sizes are equal for every batch.
+    """Whether the sizes are equal for every batch size.
 
-    A plain comparison would compare with the size of the example and then fix the batch to it.
+    A plain comparison would use the batch size of the example inputs. Then the graph would accept
+    only this batch size.
     """
     return len(first) == len(second) and all(
         statically_known_true(a == b) for a, b in zip(first, second, strict=True)
@@ -34,7 +35,7 @@ def is_known(*sizes: Size) -> bool:
 
 
 def add_before(reader: Node, target: Any, *arguments: Argument, **options: Argument) -> Node:
-    """Add the operator `target` before `reader`, with the shape and type that the export reads."""
+    """Add the operator `target` before `reader`, and note the shape and type of its result."""
     with reader.graph.inserting_before(reader):
         node = reader.graph.call_function(target, arguments, options)
     known = map_arg((arguments, options), lambda given: given.meta["val"])
