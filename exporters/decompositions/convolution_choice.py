@@ -119,10 +119,10 @@ def insert_zeros(x: Tensor, weight: Tensor, window: Window, size: list[int]) -> 
 def split_into_phases(x: Tensor, weight: Tensor, window: Window, size: list[int]) -> Tensor:
     """Compute each phase of the stride (position modulo stride) separately, without inserted zeros.
 
-    In one dimension with padding p, write j + p as s * q + r. Then y[j] is the sum over t of x[q -
-    t] * w[s * t + r]. So each of the s phases r is a full convolution with every s-th weight. One
-    convolution computes all phases as its output channels. These channels are interleaved
-    afterwards.
+    In one dimension with padding p, write j + p as s * q + r. Then y[j] is a sum over t of the
+    products x[q - t] * w[s * t + r]. So each of the s phases r is a full convolution with every
+    s-th weight. One convolution computes all phases as its output channels. These channels are
+    interleaved afterwards.
     """
     stride, padding, groups = window.stride, window.padding, window.groups
     outer, inner, *kernel = weight.shape

@@ -58,7 +58,8 @@ def apply(
 def elements(value: Value) -> tuple[int, int, int]:
     """Return a key that sorts values by size.
 
-    It consists of three numbers: axes of open size, elements along the other axes, and axes.
+    It has three numbers: of axes with open sizes, of elements along the other axes, and of all
+    axes.
     """
     known = math.prod(n for n in value.stored_shape if isinstance(n, int))
     return sum(map(open_size, value.stored_shape)), known, len(value.stored_shape)

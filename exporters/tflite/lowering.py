@@ -94,8 +94,8 @@ def lower_signature(
 ) -> tuple[Subgraph, dict[str, Place]]:
     """Lower a traced signature.
 
-    Returns its subgraph. Also returns, by name of a node, the tensor of the subgraph that holds the
-    node's value. Raises ExportError if an operator has no TFLite form.
+    Returns the subgraph, and a map from the name of a node to the place of its value: the tensor
+    and its layout. Raises ExportError if an operator has no TFLite form.
     """
     check_forms(graph, forms, signature)
     lowering = Lowering(Subgraph(signature.name), forms, signature)

@@ -130,8 +130,8 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
 def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]) -> Tensor:
     """Slice axes of `tensor`; `ends` maps an axis to (first, last), and `last` is not included.
 
-    If `tensor` has more than MAX_AXES axes and one of them is sliced, the axes before it are
-    merged, and so are the axes after it.
+    If `tensor` has more than MAX_AXES axes and only one is sliced, the axes before it are merged,
+    and so are the axes after it.
     """
     rank = len(tensor.shape)
     if rank > MAX_AXES and len(ends) == 1:

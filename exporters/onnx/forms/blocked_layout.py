@@ -65,8 +65,8 @@ def blocked_footprint(graph: bytes, block: int, batch: int) -> Footprint:
 def way_to_rewrite(graph: bytes, block: int, batch: int) -> Callable[[ir.Model], bool]:
     """Return `rewrite` with the argument `multiplies` that needs less memory in `graph`.
 
-    It says whether dropouts become products with masks or stay selections. Products need two
-    buffers fewer than selections, but they can cause larger gaps in the arena (the runtime's
+    `multiplies` says whether dropouts become products with masks, or stay selections. Products need
+    two buffers fewer than selections, but they can cause larger gaps in the arena (the runtime's
     memory).
     """
     rewriting = partial(rewrite, block=block, batch=batch)

@@ -155,10 +155,10 @@ class BlockedValues(GraphRewriting):
     def filter(self, weight: Value, swap: bool) -> Value:
         """Bring a weight (O, I, *kernel) into blocks: (O / b, I / b, *kernel, b, b).
 
-        In each block of b x b numbers, the axis of inputs comes before the axis of outputs. If
-        there are fewer than b inputs, or for a depthwise convolution, the result is (O / b, I,
-        *kernel, b). With `swap`, `weight` has the shape (I, O, *kernel), and the result has a
-        flipped kernel.
+        In each block of b x b numbers, the axis of inputs comes before the axis of outputs. The
+        result is (O / b, I, *kernel, b) for a depthwise convolution, or if there are fewer than b
+        inputs. With `swap`, `weight` has the shape (I, O, *kernel), and the kernel of the result is
+        flipped.
         """
         inside = None if swap else before_swap(weight)
         if inside is not None:

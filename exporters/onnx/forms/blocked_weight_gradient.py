@@ -28,9 +28,10 @@ LONG_ROW = 16
 
 
 class Cut(NamedTuple):
-    """Which input channels the convolution has that computes a gradient. It sums over them.
+    """How the input channels are formed for a convolution that computes a gradient.
 
-    Each channel is one sample, or one strip of rows of a sample.
+    The convolution sums over its input channels. Each of them is a sample, or a strip of rows of a
+    sample.
 
     Attributes:
         halves: 2 if the channels are split into two groups with a sum for each, else 1.

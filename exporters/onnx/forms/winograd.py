@@ -162,7 +162,10 @@ class Winograd(GraphRewriting):
         return self.replaced(result, convolved)
 
     def weight_gradient(self, node: Node, gradient: Gradient) -> bool:
-        """Convert the gradient of a weight, whose shape in the graph is (1, O, 3, 3 * I)."""
+        """Convert the gradient of a weight.
+
+        In the graph, the gradient has the shape (1, O, 3, 3 * I).
+        """
         _, outputs, rows, columns = sizes_of(gradient.moved)
         inputs = sizes_of(gradient.image)[1]
         tiles = Tiles(rows, columns)

@@ -54,7 +54,7 @@ class Segments:
         return frozenset(value.name or "" for value in repeated)
 
     def estimated(self, cuts: Cuts) -> int:
-        """Return the largest number of bytes that `cuts` keep alive for the backward pass."""
+        """Return the most bytes that `cuts` keep at one time for the backward pass."""
         held = start = most = 0
         for cut in (*cuts, len(self.forward.nodes)):
             most = max(most, held + self.needed[cut] - self.needed[start])
