@@ -45,7 +45,13 @@ class StoredGraph(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Graphs of signatures that share files: contents by file name, graphs by signature name."""
+    """The graphs of one program. Several graphs can use the same file.
+
+    Attributes:
+        runtime: The runtime that the graphs are for.
+        files: The content of each file, by its name.
+        graphs: The graph of each signature, by the signature's name.
+    """
 
     runtime: Runtime
     files: dict[str, bytes]

@@ -11,9 +11,10 @@ VALID_S = 24 * 3600
 def check_age(work: Work, newest: int, clock: Clock) -> int:
     """Check that `work`, whose signature is valid, was signed recently.
 
-    If work seems to be from the future and nobody has set this clock, the clock may be behind. The
-    work is accepted if the clock is believable. Its time is not noted, because the coordinator's
-    clock may be wrong instead.
+    If `work` seems to be from the future, one of the two clocks is wrong. If a time service has set
+    this device's clock, the work is refused. Otherwise the work is accepted if this clock is
+    believable (see `Clock`). Then `newest` stays as it is, because the coordinator's clock may be
+    the wrong one.
 
     Args:
         work: The work.
@@ -21,7 +22,7 @@ def check_age(work: Work, newest: int, clock: Clock) -> int:
         clock: The device's clock.
 
     Returns:
-        The time to note as `newest`.
+        The new value of `newest`, to store.
 
     Raises:
         TrustError: The work is too old, or the clock is wrong.

@@ -109,7 +109,11 @@ def max_pool_backward_of_tiles(grad: Tensor, x: Tensor, kernel: list[int]) -> Te
 
 
 def elements_by_position(size: int, count: int) -> list[list[int]]:
-    """For each position in the longest window, its element in every window, or -1 if outside."""
+    """For each position in a window, the index of the element there, for every window.
+
+    There are as many positions as the longest window has. The index is -1 behind the end of a
+    shorter window.
+    """
     limits = window_bounds(size, count)
     longest = max(end - start for start, end in limits)
     return [[s + i if s + i < e else -1 for s, e in limits] for i in range(longest)]

@@ -59,8 +59,9 @@ def predict(
         work: The workload of a submodel.
         calibration: The calibration of the device. Without one, the memory overhead is that of
             x86-64 and the time is unknown.
-        budget: Process peak in bytes that the device allows. The agent does not use a form of a
-            graph that may need more. For pages, the budget is ignored.
+        budget: The most memory in bytes that the process may use at its peak. The agent does not
+            use a form of a graph that may need more. If a web page measured the calibration, the
+            budget is ignored.
 
     Raises:
         InputError: The calibration has not timed every kind of operation.

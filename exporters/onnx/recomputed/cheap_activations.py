@@ -19,9 +19,11 @@ class RecomputeActivations(InPlacePass):
     Before: each value is computed once.
 
     After: nodes after the loss read a second copy of a value if at most LIMIT cheap nodes compute
-    it from values that the backward pass reads anyway. In the file, the copy's node follows the
-    original. ONNX Runtime visits the last inputs of a node first, so it runs the copy only when it
-    is needed.
+    it from values that the backward pass reads anyway.
+
+    In the file, a copy's node stands directly behind the original. It still runs late, because ONNX
+    Runtime does not follow the order of the file: it starts from the outputs, and visits the last
+    inputs of each node first.
     """
 
     def __init__(self, loss: str) -> None:
