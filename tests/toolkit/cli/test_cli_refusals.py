@@ -143,7 +143,7 @@ def test_options_that_cannot_be(folder: Path, arguments: list[str], message: str
         ("shape", r"^w: 'classifier\.bias' .*\(11,\).* the model.* \(10,\)"),
         (
             "type",
-            r"^w: 'classifier\.bias' is torch\.float64, .*torch\.float32\W+[Cc]onvert it",
+            r"^w: 'classifier\.bias' is torch\.float64, .*torch\.float32\. Convert the tensor\.",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_token_that_was_changed_or_removed(tmp_path: Path) -> None:
         pass
     path = config.state / "tokens" / "board.token"
     path.write_text("another\n")
-    assert "start it again" in refused(tmp_path, "tokens", "fleet.toml")
+    assert "Restart `edgetailor serve`" in refused(tmp_path, "tokens", "fleet.toml")
     path.unlink()
     assert "board.token is missing" in refused(tmp_path, "tokens", "fleet.toml")
 

@@ -269,8 +269,13 @@ def test_a_loss_that_is_no_number_damages_nothing(file: Path, tmp_path: Path) ->
     [
         ("participation = 0.5", "participation = 0", "config.bad-value", "participation"),
         ("participation = 0.5", "participations = 1", "config.unknown-key", "did you mean"),
-        ("participation = 0.5", "alpha = 0.5", "config.bad-value", '"dirichlet"; it is "iid"'),
-        ("participation = 0.5", "shards = 2", "config.bad-value", '"shards"; it is "iid"'),
+        (
+            "participation = 0.5",
+            "alpha = 0.5",
+            "config.bad-value",
+            '"dirichlet"; partition is "iid"',
+        ),
+        ("participation = 0.5", "shards = 2", "config.bad-value", '"shards"; partition is "iid"'),
         ("participation = 0.5", "clients = 5", "config.bad-value", "have 4 places"),
         ("count = 4", 'count = "any"', "config.bad-value", "set `clients`"),
         ('data = "data.npz"', "", "config.missing-key", "simulation.data"),
