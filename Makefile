@@ -48,7 +48,7 @@ $(RAY): $(STAMP)
 
 test-long: $(ZOO) $(RAY) ## run the tests that take minutes
 	@command -v qemu-x86_64 >/dev/null || apt-get install --yes --quiet qemu-user
-	$(BIN)/python -m pytest -m long $(ARGS)
+	$(BIN)/python -m pytest -m long -W default $(ARGS)
 
 # onnxruntime 1.19.2 has wheels up to Python 3.12, and numpy 1 only. Termux has 1.23.2.
 test-oldest: setup ## run exported graphs on the oldest onnxruntime, and on that of Termux (minutes)
@@ -58,20 +58,21 @@ test-oldest: setup ## run exported graphs on the oldest onnxruntime, and on that
 	  $(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check $$versions && \
 	  $(OLDEST)/bin/python tests/oldest_runtime.py check $(OLDEST)/graphs || exit 1; done
 
-# flwr wants older versions of fastapi, rich and others than the constraints name.
+# flwr wants older versions of fastapi, rich and others than the constraints name. Where libraries of
+# extras are imported, their own warnings are no errors (-W default).
 test-flower: ## three sites of five agents under Flower, in an environment of its own (minutes)
 	$(PYTHON) -m venv $(FLOWER)
 	grep '^torch==' constraints.txt > $(FLOWER)/torch.txt
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c $(FLOWER)/torch.txt -e '.[flower]' pytest hypothesis
-	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest -m flower -p no:cacheprovider tests/flower $(ARGS)
+	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest -m flower -W default -p no:cacheprovider tests/flower $(ARGS)
 
 test-logs: ## logs of simulations in MLflow and TensorBoard, in an environment of its own
 	$(PYTHON) -m venv $(LOGS)
 	grep '^torch==' constraints.txt > $(LOGS)/torch.txt
 	$(LOGS)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c $(LOGS)/torch.txt -e '.[mlflow,tensorboard]' pytest hypothesis
-	OMP_NUM_THREADS=1 $(LOGS)/bin/python -m pytest -m logs -p no:cacheprovider \
+	OMP_NUM_THREADS=1 $(LOGS)/bin/python -m pytest -m logs -W default -p no:cacheprovider \
 	  tests/toolkit/simulation $(ARGS)
 
 # Each in an environment of its own. Shims of pyenv are there without their version, too.
