@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import urllib3
 from safetensors.numpy import load, load_file, save
 
 from device_agent.client.coordinator_client import CoordinatorClient
@@ -27,7 +28,7 @@ from device_agent.formats.manifest import (
     TensorEntry,
     encode,
 )
-from device_agent.formats.protocol import Work
+from device_agent.formats.protocol import JoinRequest, Work
 from device_agent.formats.signed_work import split_token
 from device_agent.formats.update import (
     RECORD,
@@ -304,3 +305,11 @@ def send_all(links: Mapping[str, CoordinatorClient], round_: int, folder: Path) 
     """The same for all `links`, each in a folder of its name."""
     for name, link in links.items():
         send_trained(link, round_, folder / name)
+
+
+def ask(server: Server, request: JoinRequest, bearer: str) -> urllib3.BaseHTTPResponse:
+    """Send a request to join with `bearer` as the token."""
+    headers = {"Authorization": f"Bearer {bearer}"}
+    return urllib3.request(
+        "POST", f"{server.url}/v1/devices", json=asdict(request), headers=headers, timeout=30
+    )

@@ -1,10 +1,6 @@
-"""Joining and leaving over real sockets: keys, tokens, lost answers, and both sides afterwards.
-
-Also joins that somebody copies, that the device refuses, or that name no coordinator.
-"""
+"""Joining over real sockets: keys, tokens, clocks, and answers that are lost."""
 
 import base64
-import errno
 import json
 import shutil
 import socket
@@ -20,31 +16,24 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import urllib3
 
 from bundles import everything
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation import round_loop
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState
-from device_agent.federation.membership import join, leave, machine_line
-from device_agent.federation.run_options import RunOptions
-from device_agent.federation.state_folder import Identity
-from device_agent.formats.protocol import NOT_AUTHORISED, JoinRequest, SubmodelFailure
+from device_agent.federation.membership import join, machine_line
+from device_agent.formats.protocol import NOT_AUTHORISED, SubmodelFailure
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
-from log_messages import logged
-from profiles.errors import AuthorisationError, ClientError, TrustError
+from profiles.errors import AuthorisationError
 from refusals import refused as raises_code
-from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.server import Server
 from toolkit.data_table import preprocessing_of
 from vector_fleet import (
     CONFIG,
     MACHINE,
-    Fleet,
+    ask,
     configured,
     documented,
-    full_token,
     running,
     send,
     send_trained,
@@ -54,13 +43,6 @@ from vector_fleet import (
 )
 
 OPENSSL = shutil.which("openssl")
-
-
-def ask(server: Server, request: JoinRequest, bearer: str) -> urllib3.BaseHTTPResponse:
-    headers = {"Authorization": f"Bearer {bearer}"}
-    return urllib3.request(
-        "POST", f"{server.url}/v1/devices", json=asdict(request), headers=headers, timeout=30
-    )
 
 
 def test_the_key_is_the_device(server: Server, tmp_path: Path, said: list[str]) -> None:
@@ -274,120 +256,6 @@ def test_a_device_that_the_coordinator_has_forgotten_joins_again(
     assert said[4] == f"{server.url} does not know board-1 any more: it joins again."
 
 
-def test_leaving_cleans_both_sides(fleet: Fleet, tmp_path: Path) -> None:
-    server, links = fleet
-    state = server.config.state.parent / "2"
-    board = links["board-1"]
-    work, _, update = trained(board, tmp_path / "late")
-    assert leave(state).device == "board-1"
-    assert not state.exists()
-    with raises_code(NOT_AUTHORISED) as caught:
-        send(board, work.round, update)
-    assert "board-1 has left this federation" in str(caught.value)
-    for name in ("desktop-1", "desktop-2"):
-        send_trained(links[name], 1, tmp_path / name)
-    assert task(links["desktop-1"]).round == 2  # nobody waited for it
-    new = join(server.url, token(server.config, "board"), "next", tmp_path / "new")
-    assert new.device == "board-2"
-    assert CoordinatorClient(server.url, new.secret).work().state == "wait"  # until the next round
-    states = {d.device: d.state for d in server.coordinator.status().devices}
-    assert (states["board-1"], states["board-2"]) == ("left", "waiting")
-    for name in ("desktop-1", "desktop-2"):
-        send_trained(links[name], 2, tmp_path / f"{name}-2")
-    assert task(CoordinatorClient(server.url, new.secret)).round == 3
-
-
-def test_leaving_without_the_coordinator(tmp_path: Path) -> None:
-    config = configured(tmp_path / "c")
-    with running(config) as server:
-        join(server.url, token(config, "board"), "desk", tmp_path / "a")
-    (tmp_path / "a" / "personal.safetensors").write_bytes(b"mine")
-    (tmp_path / "a" / "notes.txt").write_text("the owner's")
-    before = everything(tmp_path / "a")
-    with raises_code("client.not-left", device="board-1") as caught:
-        leave(tmp_path / "a")
-    assert "Nothing was removed." in str(caught.value)
-    assert everything(tmp_path / "a") == before
-    leave(tmp_path / "a", keep_personal=True, offline=True)
-    assert set(everything(tmp_path / "a")) == {"notes.txt", "personal.safetensors"}
-    with raises_code("state.not-joined", path=str(tmp_path / "a")):
-        leave(tmp_path / "a")
-
-
-def test_a_folder_that_cannot_be_written_stays_a_members(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = tmp_path / "a"
-    join(server.url, token(server.config, "board"), "desk", state)
-    # As on a read-only disk; root may write into folders of any mode.
-    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != state)
-    options = RunOptions(data=str(server.config.held_out), state=state)
-    for call in (lambda: leave(state), lambda: round_loop.run(options)):
-        with raises_code("state.not-writable", path=str(state)) as caught:
-            call()
-        assert "Nothing was changed." in str(caught.value)
-    assert [d.state for d in server.coordinator.status().devices] == ["enrolled"]
-    assert set(everything(state)) == {"device.json", "device.key"}
-
-
-def test_replacing_a_coordinator(server: Server, tmp_path: Path) -> None:
-    state = tmp_path / "a"
-    join(server.url, token(server.config, "board"), "desk", state)
-    old_key = (state / "device.key").read_bytes()
-    (state / "personal.safetensors").write_bytes(b"of the old federation")
-    config = configured(tmp_path / "second")
-    with running(config) as second:
-        before = everything(state)
-        with raises_code("join.unknown-token"):
-            join(second.url, "guess", "desk", state, replace=True)
-        assert everything(state) == before
-        with logged() as said:
-            moved = join(second.url, token(config, "desktop"), "desk", state, replace=True)
-        assert (moved.url, moved.device) == (second.url, "desktop-1")
-        assert said[2] == f"Joined {second.url} as desktop-1 (desk); it trains full."
-    assert set(everything(state)) == {"device.json", "device.key"}
-    assert (state / "device.key").read_bytes() != old_key
-    assert [d.state for d in server.coordinator.status().devices] == ["left"]
-
-
-def test_replacing_a_coordinator_that_is_gone(
-    server: Server, tmp_path: Path, said: list[str]
-) -> None:
-    config = configured(tmp_path / "second")
-    with running(config) as second:
-        join(second.url, token(config, "board"), "desk", tmp_path / "a")
-    join(server.url, token(server.config, "board"), "x", tmp_path / "a", replace=True)
-    assert "The old coordinator was not told that board-1 has left: " in "".join(said)
-
-
-def test_another_kind_of_the_same_coordinator(server: Server, tmp_path: Path) -> None:
-    join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
-    other = token(server.config, "desktop")
-    (tmp_path / "a" / "device.json").unlink()
-    with raises_code("join.other-kind") as caught:
-        join(server.url, other, "desk", tmp_path / "a")
-    assert "This device is already board-1" in str(caught.value)
-    join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
-    moved = join(server.url, other, "desk", tmp_path / "a", replace=True)
-    assert moved.device == "desktop-1"
-    states = {d.device: d.state for d in server.coordinator.status().devices}
-    assert states == {"board-1": "left", "desktop-1": "enrolled"}
-
-
-def test_a_restart_knows_who_left(tmp_path: Path) -> None:
-    config = configured(tmp_path / "c")
-    with running(config) as server:
-        links = {}
-        for number, kind in enumerate(["desktop", "desktop", "board"]):
-            identity = join(server.url, token(config, kind), kind, tmp_path / str(number))
-            links[identity.device] = identity.secret
-        task(CoordinatorClient(server.url, links["board-1"]))
-        leave(tmp_path / "2")
-    with running(config) as server:
-        assert task(CoordinatorClient(server.url, links["desktop-1"])).round == 1
-        assert server.coordinator.status().state == "training"
-
-
 def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:
     text = CONFIG.replace("count = 2", 'count = 1\nfallback = "slice:0.2"')
     config = configured(tmp_path / "c", text)
@@ -444,103 +312,3 @@ def test_join_says_which_data_the_federation_takes(
         server.coordinator.config = config
         join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
     assert line in said
-
-
-def test_a_copied_join_is_of_no_use(server: Server, tmp_path: Path) -> None:
-    bearer, key = token(server.config, "board"), DeviceKey.new()
-    request = key.join_request(bearer, "desk", MACHINE)
-    first = ask(server, request, bearer)
-    secret = first.json()["secret"]
-    for copied in (request, replace(request, name="mine", machine=MACHINE | {"cpu_count": 9})):
-        answer = ask(server, copied, bearer)
-        assert (first.status, answer.status) == (200, 403)
-        assert answer.json()["code"] == "join.used-request"
-    assert CoordinatorClient(server.url, secret).work().state == "wait"
-    (only,) = server.coordinator.status().devices
-    assert (only.device, only.name) == ("board-1", "desk")
-    # The device itself signs another one, also within the same second.
-    DeviceState(tmp_path / "a").folder.mkdir()
-    (tmp_path / "a" / "device.key").write_bytes(key.pem())
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
-
-    now = [float(request.timestamp)]
-    clock = Clock(lambda: now[0], lambda: True)
-    again = join(server.url, bearer, "desk", tmp_path / "a", sleep=sleep, clock=clock)
-    assert (again.device, slept) == ("board-1", [1])
-
-
-def test_a_copied_join_is_of_no_use_after_a_restart(tmp_path: Path) -> None:
-    config = configured(tmp_path / "c")
-    with running(config) as server:
-        bearer = token(config, "board")
-        request = DeviceKey.new().join_request(bearer, "desk", MACHINE)
-        assert ask(server, request, bearer).status == 200
-    with running(config) as server:
-        assert ask(server, request, bearer).json()["code"] == "join.used-request"
-
-
-def test_what_joins_have_signed_is_kept_only_while_it_is_valid(server: Server) -> None:
-    used = server.coordinator.store.used_joins
-    assert [used.take(b"a", 1000, 600), used.take(b"b", 1001, 600)] == [True, True]
-    assert [used.take(b"a", 1600, 600), used.take(b"a", 1601, 600)] == [False, True]
-    with server.coordinator.store._database.transaction() as db:
-        (kept,) = db.execute("SELECT count(*) FROM meta WHERE key LIKE 'join:%'").fetchone()
-    assert kept == 2
-
-
-@pytest.mark.parametrize("cause", ["another key", "full disk", "forged words"])
-def test_a_join_that_the_device_refuses_takes_no_place(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
-) -> None:
-    bearer, state = token(server.config, "board"), tmp_path / "a"
-    if cause == "another key":
-        bearer += "." + "A" * 22
-    elif cause == "forged words":
-        invites = Coordinator.invitation
-        monkeypatch.setattr(
-            Coordinator, "invitation", lambda *given: replace(invites(*given), purpose="other")
-        )
-    else:
-        monkeypatch.setattr(DeviceState, "remember", full_disk)
-    for _ in range(2):  # the only place of its kind
-        with pytest.raises((TrustError, OSError)):
-            join(server.url, bearer, "desk", state)
-        assert server.coordinator.rounds.devices == set()
-        assert not state.exists()
-    monkeypatch.undo()
-    join(server.url, token(server.config, "board"), "desk", state)
-
-
-def full_disk(state: DeviceState, identity: Identity) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_place_that_could_not_be_given_back_stays_the_devices(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(client: CoordinatorClient) -> None:
-        raise ClientError("away")
-
-    monkeypatch.setattr(DeviceState, "remember", full_disk)
-    monkeypatch.setattr(CoordinatorClient, "leave", away)
-    bearer = token(server.config, "board")
-    with pytest.raises(OSError, match="No space left"):
-        join(server.url, bearer, "desk", tmp_path / "a")
-    monkeypatch.undo()
-    assert join(server.url, bearer, "desk", tmp_path / "a").device == "board-1"
-    assert len(server.coordinator.status().devices) == 1
-
-
-def test_a_token_without_a_fingerprint_is_warned_of(
-    server: Server, tmp_path: Path, said: list[str]
-) -> None:
-    join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
-    (warning,) = [line for line in said if "fingerprint" in line]
-    assert f"has the fingerprint {server.coordinator.key.fingerprint}: " in warning
-    said.clear()
-    join(server.url, full_token(server.config, "desktop"), "pc", tmp_path / "b")
-    assert not [line for line in said if "fingerprint" in line]
