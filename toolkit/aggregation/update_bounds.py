@@ -51,14 +51,20 @@ Scales = Mapping[str, Scale]
 class Excess(NamedTuple):
     """How far the numbers of an update's `tensor` exceed the number that they are compared with.
 
-    `held` is the largest number in the update, and `reference` is what it is compared with. `times`
-    is `held` / `reference`, divided by WIDE or LOOSE if these apply to the tensor.
+    `held` is the largest number in the update, and `reference` is what it is compared with. `room`
+    is WIDE or LOOSE if these apply to the tensor, else 1.
     """
 
-    times: float
     tensor: str = ""
     held: float = 0.0
-    reference: float = 0.0
+    reference: float = UNIT
+    room: float = 1.0
+
+    @property
+    def times(self) -> float:
+        """`held` relative to `reference` and `room`; more than LIMIT is too much."""
+        # The reference may be inf, too, if several updates overflow.
+        return self.held / self.reference / self.room if math.isfinite(self.held) else math.inf
 
     def __str__(self) -> str:
         return (
@@ -83,7 +89,7 @@ def excesses(round_: Mapping[str, Scales]) -> dict[str, Excess]:
         device: max(
             _excesses(own, ordered, len(round_) == 1),
             key=lambda excess: excess.times,
-            default=Excess(0),
+            default=Excess(),
         )
         for device, own in round_.items()
     }
@@ -97,9 +103,7 @@ def _excesses(own: Scales, ordered: Mapping[str, Sequence[float]], only: bool) -
         reference = max(scale.received, middle, UNIT)
         lone = only or (scale.loose and not others)
         room = LOOSE if lone else WIDE if scale.loose else 1.0
-        # The reference may be inf, too, if several updates overflow.
-        times = scale.held / reference / room if math.isfinite(scale.held) else math.inf
-        yield Excess(times, name, scale.held, reference)
+        yield Excess(name, scale.held, reference, room)
 
 
 def most_samples(samples: Sequence[int]) -> int:

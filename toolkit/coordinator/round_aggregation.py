@@ -115,7 +115,8 @@ class RoundAggregation:
         self.excess = excesses(scales)
         for device, excess in self.excess.items():
             if excess.times > LIMIT:
-                self.left_out[device] = f"{excess}. The limit is {LIMIT:g} times that number."
+                limit = LIMIT * excess.room
+                self.left_out[device] = f"{excess}. The limit is {limit:g} times that number."
         if samples:
             self._most_samples = most_samples(samples)
 

@@ -68,6 +68,9 @@ def test_a_tensor_that_only_the_hostile_device_holds(
         # The scale of lone statistics is the data's: only absurd ones are left out.
         bounded = name != "bn.running_var" or value > 1e6
         assert list(done.left_out) == (["device-0"] if bounded else [])
+        limit = "3e+08" if name == "bn.running_var" else "300"
+        told = done.left_out.values()
+        assert all(reason.endswith(f"The limit is {limit} times that number.") for reason in told)
         fleet.train("full", 1)
         fleet.train("slice:residual", 2)
 
