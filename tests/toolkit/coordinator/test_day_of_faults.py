@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -54,18 +54,24 @@ class Trouble:
         line: What the agent's log says of it, as a pattern.
         fault: What every new connection meets.
         behind_s: How far the device's clock, which nobody has set, is behind.
+        first_s: What this clock says when it is first looked at, in seconds since 1970.
         away: The coordinator is not running.
     """
 
     line: str
     fault: Fault | None = None
     behind_s: float = 0.0
+    first_s: float | None = None
     away: bool = False
+
+    @property
+    def of_clock(self) -> bool:
+        return bool(self.behind_s) or self.first_s is not None
 
 
 OTHER = r"what comes is not from a coordinator \(.*"
 FAULTS = {
-    "clock from 1970": Trouble("clock says 1970-01-01", behind_s=time.time() - 60),
+    "clock from 1970": Trouble("clock says 1970-01-01 00:01", first_s=60),
     "portal": Trouble(OTHER + "JSON is malformed", answer("200 OK")),
     "redirect": Trouble(OTHER + "302 to http://login.lan/", answer("302 Found")),
     "proxy login": Trouble(OTHER + "HTTP 407", answer("407 Proxy Authentication Required")),
@@ -120,11 +126,13 @@ class Day:
     def now(self) -> float:
         if self.present is None:
             return time.time()
-        self.met += bool(self.present.behind_s)
+        if self.present.first_s is not None and not self.met:
+            self.present = replace(self.present, behind_s=time.time() - self.present.first_s)
+        self.met += self.present.of_clock
         return time.time() - self.present.behind_s
 
     def synchronised(self) -> bool:
-        return self.present is None or not self.present.behind_s
+        return self.present is None or not self.present.of_clock
 
     def plan(self) -> Fault:
         """What the next connection meets."""
@@ -202,7 +210,7 @@ def test_a_day_of_faults(tmp_path: Path, said: list[str], while_training: bool) 
                 if not while_training:
                     day.coming = name
                 # A wrong clock is met when the next round opens; the rest has to be over before.
-                awaited = day.begun if FAULTS[name].behind_s else day.over
+                awaited = day.begun if FAULTS[name].of_clock else day.over
                 assert_soon(lambda name=name, awaited=awaited: name in awaited or bool(ended), 60)
             link = CoordinatorClient(servers[-1].url, other.secret, patience_s=5)
             send(link, round_, trained(link, tmp_path / str(round_))[2])

@@ -37,11 +37,8 @@ KINDS = {
     "narrow": "width:0.5",
 }
 CLOSE = 1e-5
-CLOSE_WITH_ADAM = 4e-3
-"""Adam moves a number by up to its rate, 0.001, in a step, even if the gradient is only rounding.
-Two trainings may then move it in opposite directions. CLOSE_NORM shows that few numbers are so."""
-CLOSE_NORM = 4e-3
-"""The norm of the difference, relative to that of the tensor."""
+CLOSE_WITH_ADAM = 1e-3
+"""Adam divides by the square root of tiny second moments, and so amplifies rounding."""
 CLOSE_IN_FLOAT16 = 1e-4
 """A rounding error of float32 may move an activation to the next number of float16."""
 CLOSES = {"personal": CLOSE_WITH_ADAM, "small": CLOSE_IN_FLOAT16}
@@ -57,9 +54,6 @@ def assert_close(phone: dict[str, np.ndarray], native: Path, close: float = CLOS
         scale = max(float(np.abs(value).max()), 1.0)
         difference = float(np.abs(phone[name] - value).max())
         assert difference <= close * scale, f"{name}: {difference:.1e}"
-        assert np.linalg.norm(phone[name] - value) <= CLOSE_NORM * max(
-            np.linalg.norm(value), 1.0
-        ), name
 
 
 def assert_profiled(server: Server, name: str, native: Path) -> None:
