@@ -27,5 +27,5 @@ def main() -> None:
 
 
 def _show_version() -> None:
-    """Print what click would print. On a small board, importing it takes seconds."""
+    """Print the version as click would. Importing click takes seconds on a small board."""
     print(f"{NAME}, version {__version__}")

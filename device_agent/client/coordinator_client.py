@@ -121,8 +121,8 @@ class CoordinatorClient:
     def join(self, request: Callable[[], JoinRequest]) -> JoinReply:
         """Enrol this device.
 
-        A join that may have reached the coordinator is not repeated: the user should know. Joining
-        again with the same key is safe.
+        A join that may have reached the coordinator is not repeated, so that the user learns of it.
+        Joining again with the same key is safe.
 
         Args:
             request: Makes and signs the request. It is called for each attempt, because the

@@ -87,7 +87,7 @@ def is_delimited(response: urllib3.BaseHTTPResponse) -> bool:
 
 
 def check_not_cut(response: urllib3.BaseHTTPResponse, data: bytes) -> None:
-    """Find out whether an answer is not valid JSON because the connection broke off.
+    """Raise an error if an answer is not valid JSON because the connection probably broke off.
 
     Args:
         response: The answer.

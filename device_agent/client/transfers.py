@@ -76,7 +76,7 @@ class Download:
         self.attempt()
 
     def _fetch(self, begun: int) -> int:
-        """Append the bytes from `begun` on. Returns where the answer began: there, or at 0."""
+        """Append the bytes from `begun` on. Returns `begun`, or 0 if the whole file was sent."""
         headers = {"Range": f"bytes={begun}-", "If-Range": f'"{self._offer.sha256}"'}
         path = f"/files/{self._offer.sha256}"
         response = self._send("GET", path, headers=headers if begun else {})

@@ -1,6 +1,6 @@
-"""Checks of the connection to the coordinator: name, TCP, TLS, coordinator, clock, membership.
+"""Checks the connection step by step: host name, TCP, TLS, coordinator, clock, membership.
 
-The checks stop at the first of name, TCP, TLS and coordinator that fails.
+If the host name, TCP, TLS or the coordinator fails its check, the later checks are left out.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ SKEW_S = 60.0
 def check_connection(
     url: str | None, identity: Identity | None, token: str | None
 ) -> Iterator[Finding]:
-    """Check the connection to a coordinator. If none answers, clock and token are not checked.
+    """Check the connection. If no coordinator answers, clock and token are not checked.
 
     Args:
         url: The coordinator's URL (default: that of `identity`).

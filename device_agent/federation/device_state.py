@@ -73,7 +73,7 @@ class DeviceState(StateFolder):
 
     @contextmanager
     def created(self) -> Iterator[None]:
-        """Create the folder, and check that it can be written. The join runs inside the block.
+        """Create the folder and check that it can be written, before the block runs the join.
 
         The check comes first, because a join uses up the token. If the block fails, the folders
         that were created are removed again if they are empty.

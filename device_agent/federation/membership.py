@@ -241,7 +241,7 @@ def machine_line() -> str:
 
 @dataclass(frozen=True)
 class _Key:
-    """The key for a join, in the file `path`. `new` if this join generated it."""
+    """The device's key for a join, stored at `path`; `new` says if this join generated it."""
 
     key: DeviceKey
     path: Path
@@ -333,7 +333,7 @@ def _client(known: Identity, patience_s: float) -> CoordinatorClient:
 
 
 def _has_other_key(known: Identity, fingerprint: str | None) -> bool:
-    """Whether a token's `fingerprint` differs from that of the key that `known` trusts."""
+    """Whether a token's `fingerprint` is not that of the coordinator's key in `known`."""
     return None not in (fingerprint, known.key) and key_fingerprint(known.key or "") != fingerprint
 
 

@@ -1,4 +1,4 @@
-"""How often a device asks for work, and during a training whether the round is still open."""
+"""The waits between requests: for work, or while training, whether the round is still open."""
 
 import random
 from collections.abc import Callable

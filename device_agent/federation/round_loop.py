@@ -302,7 +302,7 @@ class _Rounds:
             raise _RoundClosedError
 
     def _round_has_closed(self) -> bool:
-        """Ask whether an update of the current round would be too late. No answer means no."""
+        """Ask whether an update of the current round would be too late. False without an answer."""
         work = self._client.peek()
         # A coordinator in an earlier round was restarted and has not reopened this round yet.
         if work is None or work.round < self.current:

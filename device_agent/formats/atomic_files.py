@@ -29,7 +29,7 @@ def fingerprint_file(path: Path) -> FileEntry:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to any OSError of the block. Errors of writing and flushing do not name a file."""
+    """Add `path` to each OSError that the block raises, because some of them name no file."""
     try:
         yield
     except OSError as error:
@@ -146,8 +146,8 @@ def write_folder(
     """Create the folder `out` with `files` (name to content) atomically.
 
     An existing folder is refused. With `force`, it is replaced when the new folder is complete.
-    Until then, files are in `staging`, a folder on the same file system; the default is the parent
-    of `out`.
+    Until then, the new files are in `staging`, a folder on the same file system. By default this is
+    the parent of `out`.
     """
     refuse_existing(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)

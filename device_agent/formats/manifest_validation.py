@@ -157,7 +157,8 @@ def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         # Other instructions release the tensors that were trained.
         if trained and not isinstance(instruction, Train):
             yield BundleError(
-                "{origin} runs {signature!r} after its training, which must come last. {repair}",
+                "{origin} runs {signature!r} after the training, but the training must come last. "
+                "{repair}",
                 code="bundle.after-training",
                 signature=instruction.signature,
                 origin=origin,
@@ -175,7 +176,8 @@ def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                 )
         if not isinstance(instruction, Initialise) and instruction.source not in recorded:
             yield BundleError(
-                "{origin} reads {source!r} before it is recorded. {repair}",
+                "{origin} reads the recorded activations {source!r} before they are recorded. "
+                "{repair}",
                 code="bundle.unrecorded-source",
                 source=instruction.source,
                 origin=origin,
@@ -185,8 +187,8 @@ def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
             # The name becomes a file name, so it must not leave the folder of recordings.
             if not instruction.target.isidentifier():
                 yield BundleError(
-                    "{origin} records {recording!r}, which is not a valid name of a recording. "
-                    "{repair}",
+                    "{origin} gives a file of recorded activations the name {recording!r}, which "
+                    "is not a plain name of letters, digits and underscores. {repair}",
                     code="bundle.bad-recording-name",
                     recording=instruction.target,
                     origin=origin,
@@ -194,7 +196,8 @@ def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                 )
             if instruction.target in recorded:
                 yield BundleError(
-                    "{origin} records {recording!r} again. It may record each name once. {repair}",
+                    "{origin} records activations under the name {recording!r} twice. Each name "
+                    "may be used once. {repair}",
                     code="bundle.repeated-recording",
                     recording=instruction.target,
                     origin=origin,
@@ -202,7 +205,8 @@ def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                 )
             if len(manifest.signatures[instruction.signature].outputs) != 1:
                 yield BundleError(
-                    "{origin} records {signature!r}, which must have exactly one output. {repair}",
+                    "{origin} records the output of {signature!r}. This signature must have "
+                    "exactly one output. {repair}",
                     code="bundle.wrong-recording",
                     signature=instruction.signature,
                     origin=origin,
@@ -249,7 +253,8 @@ def _training(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     for entry in manifest.tensors:
         if entry.role != "frozen" and entry.name not in replaced:
             yield BundleError(
-                "{origin} gives {tensor!r} the role {role!r}, but no step replaces it. {repair}",
+                "{origin} gives {tensor!r} the role {role!r}, but no signature that runs computes "
+                "a new value of this tensor. {repair}",
                 code="bundle.untrained-tensor",
                 tensor=entry.name,
                 role=entry.role,

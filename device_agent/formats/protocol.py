@@ -16,14 +16,15 @@ both sides always agree. All messages are JSON over HTTP, usable from a browser'
     POST /v1/leave                   secret       ->
     GET  /v1/status                  secret or operator token -> Status
 
-Transfers resume. A GET of a file takes `Range: bytes=N-` with the file's hash as `If-Range`. Before
-a PUT of tensors a device asks for their Upload, and sends the bytes after `received` with the
-header `Upload-Offset`. Each device has at most one open upload: a new request ends the old one.
+An interrupted transfer can continue. A GET of a file takes `Range: bytes=N-` with the file's hash
+as `If-Range`. Before a PUT of tensors a device asks for their Upload, and sends the bytes after
+`received` with the header `Upload-Offset`. Each device has at most one open upload: a new request
+ends the old one.
 
 Tokens and secrets are sent as `Authorization: Bearer ...`. Every refusal is a Problem. A
-coordinator that is starting answers every request with 503 and the code PREPARING. While it plans
-submodels, the join of a device whose submodel is not planned yet gets the same answer. The request
-had no effect: send it again.
+coordinator that is starting answers every request with 503 and the code PREPARING. A coordinator
+that is planning submodels gives the same answer to the join of a device whose submodel is not
+planned yet. A request with this answer had no effect: send it again.
 
 A device is identified by the Ed25519 key pair that it generates, and it signs its join. It does not
 sign later requests: a signature would require reading the body of a streamed upload twice. Instead

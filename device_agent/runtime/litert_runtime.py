@@ -131,8 +131,8 @@ class LitertSession:
     ) -> dict[str, np.ndarray]:
         """Run the file's first signature, and copy results into the arrays in `replaced`, by name.
 
-        A runner would create new arrays for its results. Filling them takes longer than copying,
-        because the system has to provide their pages.
+        A signature runner, LiteRT's usual interface, would create new arrays for the results.
+        Filling new arrays takes longer than copying, because the system has to provide their pages.
         """
         interpreter = self._interpreter
         if given.keys() != self._input_index.keys():

@@ -80,8 +80,9 @@ def kilobytes(file: Path, name: str) -> int | None:
 def map_large_blocks() -> None:
     """Make glibc return large blocks of memory to the system as soon as they are freed.
 
-    By default, glibc raises its threshold to the size of the largest freed block, up to 32 MB, and
-    keeps smaller blocks that lie between others. How much it keeps then depends on chance.
+    By default, glibc does this only for blocks above a threshold. It raises the threshold to the
+    size of the largest freed block (up to 32 MB), and keeps smaller free blocks that lie between
+    used blocks. How much memory it keeps then depends on chance.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -76,7 +76,7 @@ class Recording:
             samples: Number of samples in the finished recording.
             shape: Shape of the activations of one sample.
             dtype: Type of the stored numbers.
-            done: Number of samples that the file already has. If it has all, it is only read.
+            done: Number of samples that the file already has. A file with all samples is only read.
             memory_bytes: Memory in bytes that the array may use if it does not fit on the disk.
 
         Raises:

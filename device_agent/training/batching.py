@@ -28,7 +28,7 @@ def held_out(samples: int, share: float) -> np.ndarray:
     if share and (count < 1 or samples - count < MIN_SAMPLES):
         raise DataError(
             "With a validation share of {share:g}, {trained} of {counted} remain for training and "
-            "{held_out} for validation. At least {least} and 1 are needed.",
+            "{held_out} for validation. Training needs at least {least}, validation at least 1.",
             code="data.too-few-to-validate",
             samples=samples,
             share=share,

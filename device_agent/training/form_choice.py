@@ -24,10 +24,10 @@ def in_device_form(bundle: Bundle) -> Bundle:
 
 
 def in_blocked_form(bundle: Bundle) -> Bundle:
-    """Return `bundle` with each graph in the blocked form for this device, if it has this form.
+    """Return `bundle` with the blocked form of each graph; graphs without such a form stay plain.
 
-    The predicted memory stays the same: the manifest has one prediction for both forms, which is
-    that of the form that needs more.
+    The predicted memory stays the same. The manifest has one prediction for both forms: the larger
+    one.
     """
     forms = {
         name: msgspec.structs.replace(signature, graph=file)
@@ -39,7 +39,7 @@ def in_blocked_form(bundle: Bundle) -> Bundle:
 
 
 def in_winograd_form(bundle: Bundle) -> Bundle:
-    """Return `bundle` with each graph in Winograd's form, if it has one that is faster here."""
+    """Return `bundle` with Winograd's forms of graphs, if these are faster on this device."""
     forms = {
         name: msgspec.structs.replace(
             signature, graph=file, peak_bytes=signature.winograd_peak_bytes

@@ -80,7 +80,7 @@ NUDGE = 1e-6
 
 
 def nudge(tensors: Iterable[np.ndarray]) -> None:
-    """Change the numbers in `tensors` randomly, by a share of about NUDGE."""
+    """Change each number in `tensors` a little: by a random share of about NUDGE."""
     draw = np.random.default_rng(2)
     for tensor in tensors:
         if tensor.dtype == np.float32:

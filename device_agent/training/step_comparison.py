@@ -70,7 +70,8 @@ def objection(plain: FirstStep, formed: FirstStep, nudged: Callable[[], FirstSte
     Args:
         plain: The first step of the plain graphs.
         formed: The first step of the form.
-        nudged: Computes the first step of the plain graphs with nudged weights.
+        nudged: Computes the first step of the plain graphs after a small random change of all
+            weights.
     """
     for expected, loss in zip(plain.losses, formed.losses, strict=True):
         allowed = CLOSE_LOSS * abs(expected) + CLOSE_CHANGE * abs(expected - plain.losses[0])

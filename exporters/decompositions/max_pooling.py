@@ -88,7 +88,7 @@ def max_pool_backward(
 
 
 def split_gradient(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:
-    """Split `grad` into one part per slice, where a slice has one position of all windows.
+    """Split `grad` into one part per slice. A slice has the values at one position of each window.
 
     The gradient of a window goes to the first slice that has the window's maximum.
     """

@@ -55,14 +55,14 @@ def numbers(node: Node) -> dict[str, list[int]]:
 
 
 def swapped_pads(node: Node) -> list[int]:
-    """Return the padding of the plain convolution that can replace the transposed one `node`."""
+    """Return the padding of the plain convolution that can replace `node`, a transposed one."""
     window, kernel = numbers(node), dims_of(node.inputs[1])[2:]
     spans = [d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel, strict=True)]
     return [span - pad for span, pad in zip([*spans, *spans], window["pads"], strict=True)]
 
 
 def swapped(value: Value | None) -> Value | None:
-    """Return the tensor from which a Transpose of the first two axes makes `value`, or None."""
+    """Return the tensor whose first two axes a Transpose swaps to get `value`, or None."""
     swap = value.producer() if value is not None else None
     if swap is None or swap.op_type != "Transpose":
         return None
@@ -106,9 +106,9 @@ def rows_of(node: Node) -> tuple[Value | None, list[int]]:
 
 
 def before_swap(weight: Value) -> Value | None:
-    """Return the weight from which `weight` is made by swapped channels and a flipped kernel.
+    """Return the original weight if `weight` is a copy with swapped channels and a flipped kernel.
 
-    Returns None if `weight` is not made in this way.
+    Returns None if `weight` is no such copy.
     """
     turn = weight.producer()
     if turn is None or turn.op_type != "Slice" or len(turn.inputs) < 5:

@@ -182,7 +182,7 @@ def labels_port(labels: LabelRule) -> Port:
 
 
 def present_port(classes: int) -> Port:
-    """Port for a mask (classes,) with 1 for each class that the device has samples of, else 0."""
+    """Port for a mask (classes,): 1 for each class of which the device has samples, else 0."""
     return Port(name="present", kind="classes", dtype="float32", shape=(classes,))
 
 

@@ -104,8 +104,8 @@ def train_signature(
             not change (static batch norm).
         names: Maps the graph's names of tensors to those in the device's state.
         loss: Name of the loss, see `losses.MEASURES`.
-        masked: Set the logits of classes that the device has no samples of to zero (HeteroFL's
-            masked cross-entropy, for outputs (batch, n) of at least two classes).
+        masked: Set the logits to zero for the classes of which the device has no samples
+            (HeteroFL's masked cross-entropy, for outputs (batch, n) of at least two classes).
 
     Returns:
         The signature.
@@ -156,7 +156,7 @@ def train_signature(
 
 
 def class_mask(graph: GraphModule) -> Port | None:
-    """Port for the classes that a device has samples of; None for a single logit.
+    """Port for the classes of which a device has samples; None for a single logit.
 
     Raises ModelError unless the output is (batch, n).
     """

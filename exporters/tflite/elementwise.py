@@ -58,8 +58,8 @@ def apply(
 def elements(value: Value) -> tuple[int, int, int]:
     """Return a key that sorts values by size.
 
-    It has three numbers: of axes with open sizes, of elements along the other axes, and of all
-    axes.
+    The key has three numbers: how many axes have open sizes, how many elements the other axes have,
+    and how many axes there are.
     """
     known = math.prod(n for n in value.stored_shape if isinstance(n, int))
     return sum(map(open_size, value.stored_shape)), known, len(value.stored_shape)

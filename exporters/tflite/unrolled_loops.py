@@ -24,9 +24,9 @@ Tensors = Sequence[Tensor]
 class Part:
     """A subgraph of several steps. Its inputs are states, the inputs of each step, and constants.
 
-    `states` are the indices of the last states, and `rows` those of each step's outputs. They are
-    indices in a list of the subgraph's outputs and then its inputs, because a step may return one
-    of its inputs.
+    `states` are the indices of the last states, and `rows` those of each step's outputs. Both index
+    a list that has the subgraph's outputs first, then its inputs: a step may return one of its
+    inputs.
     """
 
     graph: Subgraph

@@ -8,7 +8,7 @@ Three figures describe memory, in bytes. They count different parts:
   including the gaps that its allocator leaves.
 - process peak: the arenas, inputs, outputs and state, and what the runtime keeps for a session.
 
-The functions here return the process peak without the idle agent, called growth.
+The functions here return the growth: the process peak minus the memory of the idle agent.
 `exporters/memory/` computes the other two figures from a graph.
 
 The rule, for one or more signatures that are open together:
@@ -18,10 +18,13 @@ The rule, for one or more signatures that are open together:
     process peak = idle agent + growth
 
 - The session's code and tables are loaded once for each process.
-- The state (weights, optimizer state, buffers) is shared: each tensor counts once. A personal
-  model counts twice: until the round ends, the device keeps its values from before the round.
-- An output that overwrites the state that it replaces does not count as an output here.
-- One signature runs at a time, so only the largest batch with its results counts.
+- The state (weights, optimizer state, buffers) is shared: each tensor counts once. A personal model
+  counts twice, because the device keeps a copy of the model from before the round until the round
+  ends.
+- An output that is written over the old state takes no memory of its own. It does not count as an
+  output here.
+- Only one signature runs at a time. So of all signatures, only the one whose inputs and outputs
+  need most memory counts.
 - Arenas and nodes are kept while their session is open.
 """
 
@@ -121,7 +124,7 @@ def run_growth(
         outputs: Bytes of the outputs.
         arena: Bytes of the runtime arena.
         nodes: Nodes of the graph that stay in memory with it.
-        over: Bytes of the outputs that overwrite inputs, so they take no memory of their own.
+        over: Bytes of the outputs that are written over inputs. They take no memory of their own.
     """
     copies = (runtime.array_copies - 1) * (inputs + outputs)
     kept = copies + kept_bytes(arena, nodes, runtime.node_bytes)

@@ -2,8 +2,8 @@
 
 For kinds with one size, rates are interpolated between the timings. For other kinds, the logarithm
 of the rate (seconds for each unit of work) is a plane over the logarithms of the sizes plus a
-Gaussian process. Near a timing the prediction follows the timing, except for noise. Far from all
-timings it follows the plane.
+Gaussian process. Near a timed size, the prediction is close to the timing. Far from all timed
+sizes, it is on the plane.
 """
 
 import math
@@ -49,7 +49,7 @@ class Rates:
         """Time of an operation of a kind with one size, in seconds.
 
         Between timings it is interpolated on logarithmic axes. Above the largest timed size, the
-        rate stays that of the largest.
+        rate is that of the largest timed size.
         """
         sizes, seconds = zip(*((t.sizes[0], t.seconds) for t in self.timings), strict=True)
         if size > sizes[-1]:

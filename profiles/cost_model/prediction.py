@@ -59,9 +59,10 @@ def predict(
         work: The workload of a submodel.
         calibration: The calibration of the device. Without one, the memory overhead is that of
             x86-64 and the time is unknown.
-        budget: The most memory in bytes that the process may use at its peak. The agent does not
-            use a form of a graph that may need more. If a web page measured the calibration, the
-            budget is ignored.
+        budget: The most memory in bytes that the process may use at its peak. The agent can run a
+            graph in a faster form that needs more memory. If this form may exceed the budget, the
+            prediction is for the plain form. If a web page measured the calibration, the budget is
+            ignored.
 
     Raises:
         InputError: The calibration has not timed every kind of operation.
@@ -166,7 +167,7 @@ class TimeModel:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether the device has blocked convolutions."""
+        """Whether the device's runtime has convolutions in blocked layout."""
         return self.rates.keys() >= set(BLOCKED)
 
     def operations(self, work: SignatureWork) -> tuple[Operation, ...]:
@@ -187,7 +188,7 @@ class TimeModel:
 
 
 def in_winograd_form(work: Workload) -> Workload:
-    """Return `work` with each graph in its form for Winograd's method, if it has this form."""
+    """Return `work` with Winograd's form of each graph; a graph without such a form stays plain."""
 
     def form(signature: SignatureWork) -> SignatureWork:
         if signature.winograd is None:

@@ -30,8 +30,9 @@ class AggregationPolicy:
         weights: What the weight of an update is: `samples` is the number of its samples, `uniform`
             is the same weight for all, `softmax` is FedHM eq. 2 over the submodels' strengths.
         temperature: The temperature of the softmax, from 0.05; inf means uniform weights.
-        factors: How families that keep factors are averaged. `afm` averages factors and composes
-            the mean; `act` composes every update and averages the tensors.
+        factors: How families that keep factors are averaged. `afm` averages the factors, then
+            composes the tensor from them; `act` composes the tensor of every update, then averages
+            these tensors.
         beta: The new model is (1 - beta) * old + beta * mean, as in TDPFed. With beta above 1 it
             moves beyond the mean.
 

@@ -29,8 +29,8 @@ class FactorMean:
         table: The tensors of the updates: factors, and tensors without factors.
         mean: The mean of all tensors in `table`.
         weight: The sum of the weights of the updates.
-        weights: Maps a class to the sum of the weights of the updates whose devices listed this
-            class. The key None has the sum of the weights of the updates with all classes.
+        weights: Maps a class to the total weight of the updates whose devices listed this class.
+            The key None has the total weight of the updates with all classes.
     """
 
     family: Family

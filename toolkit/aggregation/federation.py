@@ -140,8 +140,8 @@ class Federation:
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace tensors of the model by `tensors`, which were averaged elsewhere.
 
-        Factors that the model keeps between rounds are fitted to the new tensors. Variances that
-        noise made negative become 0.
+        Factors that the model keeps between rounds are fitted to the new tensors. Variances become
+        0 if noise, added for privacy, has made them negative.
 
         Args:
             tensors: The new tensors by global name. They are converted to the model's types.
@@ -199,7 +199,7 @@ class Federation:
         check_update(*update, self.model.tensors, origin)
 
     def scales(self, update: Received) -> Mapping[str, Scale]:
-        """The scale (largest numbers) of each tensor of `update`, which `check` has accepted."""
+        """How large the numbers in each tensor of `update` are; `check` has accepted the update."""
         return scales(update, self.model)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
@@ -231,7 +231,7 @@ class Federation:
 
 
 def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -> None:
-    """Raise InputError for statistics without static batch norm; warn of static without any."""
+    """Raise InputError if `statistics` cannot be used; warn if static batch norm lacks them."""
     if training.batch_norm == "static" and statistics is None:
         logger.warning(
             "Static batch norm takes its statistics from the held-out samples, so the held-out "

@@ -1,4 +1,4 @@
-"""Writes a running aggregation as two files, so that those of many machines can be merged.
+"""Writes a running aggregation as two files, which another machine can merge with others.
 
 `partial.safetensors` holds the sums and `partial.json` their weights. The size depends on the model
 and the submodels, not on the number of devices.
@@ -38,7 +38,7 @@ from toolkit.submodels.tensor_slices import TensorSlice
 
 
 def write_partial(out: str | Path, aggregation: Aggregation, force: bool = False) -> None:
-    """Write a running aggregation to the new folder `out`, atomically. It can still be used.
+    """Write `aggregation`, which can go on afterwards, to the new folder `out`, atomically.
 
     Use it if updates are added on several machines: each writes its aggregation, and one machine
     reads all of them with `read_partial`.
@@ -231,9 +231,10 @@ def _entry(key: str, group: FactorMean) -> FactorsEntry:
 
 
 def _by_part(weights: Mapping[TensorSlice | None, float]) -> Iterator[PartWeight]:
-    """Yield the weights by part. All rows of equal weight are one part, whatever rows devices had.
+    """Yield the weight of each part of a tensor. Rows with the same total weight are one part.
 
-    So for each part of the other axes there are at most as many parts as rows.
+    `weights` has an entry for each combination of rows that a device had. There can be many more of
+    these than rows, so their weights are added up row by row.
     """
     if None in weights:
         yield PartWeight(part=None, weight=weights[None])

@@ -160,8 +160,9 @@ def check_sum(held: HeldSum, origin: str) -> None:
         )
     if isinstance(share, Tensor) and bool(sums.total[share == 0].any()):
         raise UpdateError(
-            "{origin}: the sum of {tensor!r} has a number where no update has a weight. The "
-            "weights do not belong to this sum: send both files again.",
+            "{origin}: the sum of {tensor!r} is not 0 at an element to which no update "
+            "contributed. So the sums and the weights are not from the same partial aggregate. "
+            "Send both of its files again: the record and the tensors.",
             code="partial.unweighted-sum",
             tensor=held.name,
             origin=origin,

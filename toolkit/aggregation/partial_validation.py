@@ -169,7 +169,7 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
 
 
 class _WeightLimits:
-    """The range of weights that this many updates can have together under a policy."""
+    """The range of the total weight that a number of updates can have under a policy."""
 
     def __init__(self, updates: int, policy: AggregationPolicy, origin: str) -> None:
         self.least = policy.weight(1, 0.0)
@@ -217,8 +217,9 @@ def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None
         or sum(math.prod(part.shape) for part in parts) > COVERS * tensor.numel()
     ):
         raise UpdateError(
-            "{origin}: {name} must have at least one part, no two equal parts, and parts that "
-            "cover it at most {times} times. Leave it out.",
+            "{origin}: the weights of {name} must be for one or more different parts of it. The "
+            "parts together may have at most {times} times the elements of the tensor. Leave this "
+            "partial aggregate out.",
             code="partial.wrong-parts",
             parameter=entry.name,
             origin=limits.origin,
@@ -242,8 +243,8 @@ def _check_factors(
     spec = parse_spec(factors.submodel)
     if not recovering_family(spec).averages_factors or spec.head != factors.submodel:
         raise UpdateError(
-            "{origin}: the factors of this family and size are not averaged. Its updates belong to "
-            "the sums of global tensors.",
+            "{origin} has sums of factors under {submodel!r}, which is not a family and size whose "
+            "factors are averaged. Add these updates to the sums of the global tensors instead.",
             code="partial.unexpected-factors",
             submodel=factors.submodel,
             origin=origin,

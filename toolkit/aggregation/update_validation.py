@@ -64,7 +64,7 @@ def check_table(
 
 
 def class_rows(table: tuple[TensorEntry, ...]) -> int:
-    """How many rows the tensors in `table` with one row per class have; 0 without such tensors."""
+    """The number of classes, if tensors in `table` have one row for each class; otherwise 0."""
     marked = [entry for entry in table if entry.by_class]
     return min((entry.shape[0] if entry.shape else 0 for entry in marked), default=0)
 
@@ -244,7 +244,7 @@ def _check_rank(name: str, entries: list[TensorEntry], held: tuple[int, ...], or
     if not 0 < numbers <= largest:
         raise UpdateError(
             "{origin} has factors of {numbers} numbers for {parameter!r}; factors of a tensor of "
-            "shape {held} have from 1 to {most}.",
+            "shape {held} have 1 to {most} numbers.",
             code="update.wrong-rank",
             parameter=name,
             most=largest,

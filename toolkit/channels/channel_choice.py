@@ -77,8 +77,8 @@ def choose_channels(captured: Captured, ratio: Fraction) -> ChannelChoice:
 def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> TrackedChannels:
     """Track the channels; if possible, all requirements of the operators are met.
 
-    For each reshape that divides an axis of channels, this tries the new axes one after the other.
-    One of them carries the channels, see `Division`.
+    Each reshape that divides an axis of channels has one new axis that carries the channels (see
+    `Division`). The function tries the new axes one after the other.
     """
     choices: dict[Node, int] = {}
     while True:

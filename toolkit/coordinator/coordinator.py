@@ -198,7 +198,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
             )
 
     def _is_ready(self, kind: DeviceKind) -> bool:
-        """Whether a device of `kind` that joins now finds a bundle or a planner."""
+        """Whether a bundle, or else the planner, is ready for a device of `kind` that joins now."""
         if kind.planned:
             return self.planner is not None
         return kind.submodel in self.bundles or kind.submodel in self.bundles_made

@@ -158,7 +158,7 @@ class SiteModel:
         return self._federation.evaluate(x, y)
 
     def scales(self, update: Received) -> Mapping[str, Scale]:
-        """The scale of each tensor of `update`, which `check` has accepted."""
+        """How large the numbers in each tensor of `update` are; `check` has accepted the update."""
         return self._federation.scales(update)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:

@@ -117,7 +117,7 @@ class Membership(FederationState):
 
     @contextmanager
     def _saying_if_finished(self) -> Iterator[None]:
-        """If a token is used up and the rounds are over, refuse the join because they are over."""
+        """After the last round, replace the refusal of a used-up token by: the rounds are over."""
         try:
             yield
         except RefusalError as refusal:

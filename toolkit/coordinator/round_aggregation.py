@@ -44,7 +44,7 @@ class Model(Protocol):
         """
 
     def scales(self, update: Update) -> Scales:
-        """The scale (largest numbers) of each tensor of `update`, which `check` has accepted."""
+        """How large the numbers in each tensor of `update` are; `check` has accepted the update."""
 
     def fold_checked(self, updates: Iterable[Update]) -> None:
         """Aggregate updates, which `check` has accepted, into the global model."""
@@ -134,10 +134,10 @@ class RoundAggregation:
         self._fold(sound)
 
     def _add_sound(self, devices: Sequence[str], sound: list[str]) -> None:
-        """Add to `sound` those of `devices` that can be folded with it; leave the others out.
+        """Add to `sound` the devices whose updates can be folded together; leave the others out.
 
-        All `devices` together cannot be folded, so each half is tried. Among n updates, an unsound
-        one is isolated in about 2 log2 n folds.
+        The updates of all `devices` together cannot be folded, so each half is tried. Among n
+        updates, this finds a single unusable one in about 2 log2 n folds.
         """
         middle = len(devices) // 2
         for half in filter(None, (devices[:middle], devices[middle:])):

@@ -92,7 +92,7 @@ def _log_stage(stage: str) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Delay signals to the end of the block: torch aborts if they raise an error in its import."""
+    """Delay signals to the end of the block: torch aborts if a signal interrupts its import."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     received: list[int] = []
 

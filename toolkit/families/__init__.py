@@ -3,8 +3,8 @@
 The table in `forms.py` has the specs of all families. The module of a family has an object `FAMILY`
 of the type in `submodels/family.py`; `full.py` is the shortest.
 
-This package imports no torch, because it imports a family's module when the family is first used.
-So `check_spec` takes milliseconds.
+Importing this package does not import torch: the module of a family is imported when the family is
+first used. So `check_spec` takes milliseconds.
 """
 
 import importlib

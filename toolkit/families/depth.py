@@ -111,8 +111,8 @@ def stages_of(model: nn.Module, captured: Captured) -> Iterator[Stage]:
 def divided(names: Sequence[str], calls: Mapping[str, "Call"], model: nn.Module) -> Iterator[Stage]:
     """Divide the blocks `names`, which follow each other, into stages.
 
-    A block whose output has the shape of its input belongs to the stage of the block before it.
-    Before any other block, a new stage begins.
+    A block whose output has the shape of its input belongs to the stage of the block before it. Any
+    other block begins a new stage.
     """
     stage: Stage = {}
     for name in names:

@@ -69,7 +69,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _dense(message: Message, site: Path, settings: Settings) -> RecordDict:
-    """Get the site's own model, in FedAvg's records. Secure rounds need its earlier interface."""
+    """Get the site's own model, in the records that Flower's FedAvg or SecAgg+ expects."""
     config = message.content["fitins.config" if settings.secure else "config"]
     (arrays,) = message.content.array_records.values()
     names, round_ = json.loads(config["names"]), int(config["server-round"])
@@ -99,8 +99,9 @@ def _check_range(own: dict[str, np.ndarray], names: list[str], most: float) -> N
     for name in names:
         if (largest := float(np.abs(own[name]).max(initial=0.0))) > most:
             raise ClientError(
-                "SecAgg+ sends numbers from {least:g} to {most:g}, but {tensor!r} has a number of "
-                "size {found:g}. Set `range` in the run's configuration above {found:g}.",
+                "SecAgg+ sends numbers from {least:g} to {most:g}, but {tensor!r} has a number "
+                "whose absolute value is {found:g}. Set `range` in the run's configuration above "
+                "{found:g}.",
                 code="site.out-of-range",
                 tensor=name,
                 most=most,

@@ -78,7 +78,7 @@ def personal_optimizer(training: TrainingConfig) -> Optimizer:
 
 
 def initial_step(tensorized: Tensorized) -> ProgramSignature:
-    """The signature that starts the personal model: theta = w."""
+    """The signature that sets the personal model theta to the local model w: theta = w."""
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
         centres = tensorized.composed(feeds)

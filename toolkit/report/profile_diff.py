@@ -106,9 +106,9 @@ def require_no_regression(comparison: Comparison) -> None:
         )
     if unsure := _named(comparison, "unstable"):
         raise UnstableError(
-            "Times of {submodel} are too unstable to compare: {unsure}. Measure both again with "
-            "more --runs while nothing else runs on the machine, or give two folders with several "
-            "profiles each.",
+            "The times in the two profiles of {submodel} vary too much to be compared: {unsure}. "
+            "Measure both profiles again with more --runs, while nothing else runs on the machine. "
+            "Or give two folders with several profiles each.",
             code="measurement.unstable",
             submodel=comparison.submodel,
             unsure=unsure,
@@ -142,7 +142,7 @@ def _changes(before: Profile, after: Profile, allowed: float) -> Iterator[Change
 
 
 def _apart(times: Sequence[Duration]) -> bool:
-    """Whether each median is outside the other's p10 to p90, which is seldom chance."""
+    """Whether each median is outside the other's range p10 to p90. This is seldom by chance."""
     earlier, later = times
     return not (
         earlier.p10_s <= later.median_s <= earlier.p90_s

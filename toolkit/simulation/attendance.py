@@ -132,8 +132,8 @@ def workloads(
     known, impossible = find_workloads(source, dict.fromkeys(config.specs()), progress)
     for result in impossible:
         raise ExportError(
-            "{submodel} cannot be exported, so simulated time cannot be computed: {reason} Set no "
-            "`profile` for any kind.",
+            "{submodel} cannot be exported, so simulated time cannot be computed: {reason} To "
+            "simulate without time, remove `profile` from all [[devices]].",
             code="simulation.no-workload",
             submodel=result.submodel,
             reason=result.reason,

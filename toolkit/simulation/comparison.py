@@ -45,12 +45,12 @@ class Row:
 
     @property
     def final(self) -> Spread:
-        """The score of a run in its last round, as mean and deviation over the runs."""
+        """The score of the last round: mean and deviation over the runs."""
         return spread([self.scores(history)[-1] for history in self.histories])
 
     @property
     def best(self) -> Spread:
-        """The best score of a run, as mean and deviation over the runs.
+        """The best score of all rounds: mean and deviation over the runs.
 
         Rounds whose score is NaN are ignored.
         """
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def own_models(self) -> Spread | None:
-        """The accuracy of the clients' own models in the last round of a run (`local_accuracy`).
+        """The accuracy of the clients' own models (`local_accuracy`) in the last round.
 
         None if clients held out no samples.
         """

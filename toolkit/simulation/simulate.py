@@ -144,7 +144,7 @@ def check_engine(engine: str) -> None:
     names = get_args(EngineName)
     if engine not in names:
         raise InputError(
-            "The engine is {engine!r}; there are {known}. Give one of them.",
+            "There is no engine {engine!r}. The engines are {known}: give one of them.",
             code="simulation.unknown-engine",
             engine=engine,
             engines=list(names),
@@ -265,7 +265,7 @@ def read_data(config: SimulationConfig, program: Program) -> SimulationData:
 def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
     """Map each spec to a list of those `specs` that train at most as many parameters (FjORD).
 
-    The spec itself is in its list.
+    Each list includes its own spec.
     """
     sizes = {spec: model.submodel(spec).counts.params for spec in dict.fromkeys(specs)}
     return {

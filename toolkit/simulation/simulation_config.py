@@ -88,7 +88,8 @@ def load_simulation(path: Path, seed: int | None = None) -> SimulationConfig:
     If `seed` is given, it replaces both seeds of the file.
 
     Raises InputError if a key is wrong; the message has the file, the key, its value and what is
-    allowed. Also if a profile cannot be read, or lacks figures that simulated time needs.
+    allowed. Also raises InputError if a profile cannot be read, or lacks figures that simulated
+    time needs.
     """
     config = load_settings(path, SimulationConfig)
     table = config.simulation

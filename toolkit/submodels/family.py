@@ -39,9 +39,9 @@ class Family(ABC):
         """
 
     def strength(self, spec: Spec) -> float | None:
-        """The strength (FedHM eq. 2) of a submodel, in (0, 1], if the size in `spec` is enough.
+        """The strength (FedHM eq. 2) of a submodel, in (0, 1], if `spec` alone determines it.
 
-        None if it is not enough: the strength is then computed from the trained tensors.
+        Otherwise None: the strength is then computed from the trained tensors.
 
         Raises:
             SpecError: If the size is missing or out of range.

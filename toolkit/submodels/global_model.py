@@ -171,8 +171,8 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
             key, bar, tensor = name.removeprefix(KEPT).partition("|")
             if not bar:
                 raise InputError(
-                    "{file}: {tensor!r} is not the name of a kept factor, which is "
-                    "{prefix}KEY|TENSOR. Write the file again.",
+                    "{file}: {tensor!r} is not a valid tensor name. The name of a kept factor has "
+                    "the form {prefix}KEY|TENSOR. Write the file again.",
                     code="model.invalid-kept-factor",
                     file=origin,
                     tensor=name,

@@ -1,4 +1,4 @@
-"""Computations and choices of a blocked form that depend on the number of samples of a batch."""
+"""The parts of a blocked form that depend on how many samples a batch has."""
 
 from collections.abc import Callable
 
@@ -52,10 +52,10 @@ def is_full(layout: BlockedValues, image: Value) -> Value:
 
 
 def batch_of(layout: BlockedValues, *values: Value) -> object:
-    """Return a key for the number of samples, which is the same for all `values`.
+    """Return a key for the batch size of `values`, which all have the same batch size.
 
-    Equal keys mean equal numbers of samples. The key is the batch size in the shape of a graph
-    input, if the shape of one of `values` has it. Otherwise the key is the first value itself.
+    Equal keys mean equal batch sizes. If the batch size of one of `values` also occurs in the shape
+    of a graph input, this size is the key. Otherwise the key is the first value itself.
     """
     lengths = [value.shape[0] for value in values if value.shape is not None]
     return next((length for length in lengths if length in layout.lengths), values[0])

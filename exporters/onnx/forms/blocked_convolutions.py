@@ -119,8 +119,8 @@ def image_sum(layout: BlockedValues, node: Node) -> bool:
 def vector_sum(layout: BlockedValues, node: Node, value: Value, shift: Value) -> bool:
     """Convert value + shift if the convolution that computes `value` can add the vector `shift`.
 
-    Returns False otherwise. Such sums occur where the backward pass computes the input of a batch
-    norm again: then the mean, which is subtracted, is already known.
+    Returns False otherwise. Such a sum occurs where the backward pass computes the input of a batch
+    norm again and subtracts the mean. The mean is known at this point.
     """
     maker = only_read(layout, value)
     if maker is None or len(maker.inputs) > 2:

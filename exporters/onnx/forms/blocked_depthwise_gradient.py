@@ -16,9 +16,9 @@ LEAST_BYTES = 2**19
 def depthwise_gradient(layout: BlockedValues, gradient: Gradient, result: Dims) -> Value | None:
     """Return the gradient of a depthwise convolution's weight, in the shape of `result`.
 
-    `exporters/decompositions/convolution.py` writes it as a convolution. The kernel of this
-    convolution is the gradient of the layer's output, and each channel of each sample is a channel.
-    Returns None if this convolution has no blocked form.
+    `exporters/decompositions/convolution.py` writes this gradient as a convolution, whose kernel is
+    the gradient of the layer's output. It has one channel for each channel of each sample. Returns
+    None if this convolution has no blocked form.
     """
     image, grad, channels = gradient.image, gradient.moved, gradient.groups
     for value in (image, grad):

@@ -42,10 +42,10 @@ def unary(layout: BlockedValues, node: Node) -> bool:
 
 
 def mask(layout: BlockedValues, node: Node) -> Value | None:
-    """Add the mask that `node` casts from comparing an image with a number; None for other casts.
+    """Convert a cast to float32 of image > number or image < number; None for other casts.
 
-    A hard sigmoid computes the mask in one pass. A comparison and a cast take two, and ONNX Runtime
-    casts with one thread.
+    A hard sigmoid computes the mask of 0 and 1 in one pass. A comparison and a cast take two
+    passes, and ONNX Runtime casts with one thread.
     """
     compared, result = node.inputs[0], node.outputs[0]
     maker = layout.images[compared].producer() if compared is not None else None

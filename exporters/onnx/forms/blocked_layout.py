@@ -63,10 +63,10 @@ def blocked_footprint(graph: bytes, block: int, batch: int) -> Footprint:
 
 @lru_cache(maxsize=len(BLOCKS))
 def way_to_rewrite(graph: bytes, block: int, batch: int) -> Callable[[ir.Model], bool]:
-    """Return `rewrite` with the argument `multiplies` that needs less memory in `graph`.
+    """Return `rewrite` with the value of `multiplies` for which `graph` needs less memory.
 
     `multiplies` says whether dropouts become products with masks, or stay selections. Products need
-    two buffers fewer than selections, but they can cause larger gaps in the arena (the runtime's
+    two fewer buffers than selections, but they can cause larger gaps in the arena (the runtime's
     memory).
     """
     rewriting = partial(rewrite, block=block, batch=batch)

@@ -59,7 +59,7 @@ def strided_gradient(layout: BlockedValues, node: Node) -> bool:
 
 
 def dense_gradient(layout: BlockedValues, node: Node) -> bool:
-    """Convert `node` to one blocked convolution; False if this does not pay.
+    """Convert `node` to one blocked convolution; False if this would not be faster.
 
     The convolution computes the pixels of each remainder (position modulo stride) as separate
     channels. These are then interleaved.
@@ -102,7 +102,7 @@ def dense_gradient(layout: BlockedValues, node: Node) -> bool:
 
 
 def axes_of(node: Node) -> tuple[Axis, Axis] | None:
-    """Return rows and columns of the dense ConvTranspose `node`.
+    """Return how rows and columns of the dense ConvTranspose `node` are computed.
 
     Returns None if it is not worth computing by a blocked convolution.
     """

@@ -102,10 +102,10 @@ def divisors(number: int) -> list[int]:
 def point_gradient(layout: BlockedValues, image: Value, kernel: Value) -> Value | None:
     """Return the gradient (1, O, 1, C) of a layer with a 1 x 1 kernel: products of the two images.
 
-    `kernel` (the second image) becomes the filters of a convolution, which sums over its input
-    channels. Such a channel is made of b neighbouring pixels of each sample, or of each half of a
-    sample. Then the numbers of `kernel` are already in the order of filters; only the batch axis
-    moves.
+    `kernel` (the second image) becomes the filters of a convolution. A convolution sums over its
+    input channels. Here, b neighbouring pixels of a sample, or of half a sample, become b input
+    channels. The numbers of `kernel` are then already in the order that filters need; only the
+    batch axis moves.
     """
     b, batch = layout.block, dims_of(image)[0]
     (_, channels, high, wide), outputs = sizes_of(image), sizes_of(kernel)[1]
@@ -232,8 +232,9 @@ def padded_rows(
 def in_strips(layout: BlockedValues, rows: Value, gradient: Gradient, strips: int) -> Value:
     """Cut the `rows` (C / c, N, H, W * c) into strips, (C / c, N * strips, h, W * c).
 
-    `gradient.moved` is cut into strips as well. While such a strip moves over the image, it meets
-    more rows than it has. A strip of `rows` has all of these, so strips of `rows` overlap.
+    `gradient.moved` is cut into strips as well. While such a strip moves over the image, it covers
+    more rows than it has itself. A strip of `rows` has all rows that are covered, so strips of
+    `rows` overlap.
     """
     if strips == 1:
         return rows

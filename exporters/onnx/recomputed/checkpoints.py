@@ -41,10 +41,12 @@ class KeepCheckpoints(InPlacePass):
 
     Before: each value is computed once.
 
-    After: nodes behind the forward pass read second copies of the chosen values. In the file, the
-    node of a copy follows the original node. ONNX Runtime visits the last inputs of a node first,
-    so it runs a copy only when a gradient has reached it. Results do not change, because the copies
-    compute the same from the same values.
+    After: nodes behind the forward pass read second copies of the chosen values. Results do not
+    change, because the copies compute the same from the same values.
+
+    In the file, a copy's node stands directly behind the original. It still runs late, when a
+    gradient has reached it, because ONNX Runtime does not follow the order of the file: it starts
+    from the outputs, and visits the last inputs of each node first.
 
     If no copy saves enough memory for its work, or if a size is not known, the graph does not
     change.

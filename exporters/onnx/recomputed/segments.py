@@ -100,7 +100,7 @@ class Segments:
 
     @cached_property
     def narrow(self) -> list[int]:
-        """The cuts whose checkpoints are not larger than those of both neighbouring cuts."""
+        """The cuts whose checkpoints are at most as large as those of each neighbouring cut."""
         numbers = range(1, len(self.forward.nodes))
         widths = self.widths
         return [n for n in numbers if widths[n - 1] >= widths[n] <= widths[n + 1]]

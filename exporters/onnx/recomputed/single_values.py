@@ -45,10 +45,9 @@ def needed_for(
     kept: dict[ir.Value, ir.Value],
     repeated: Collection[ir.Value],
 ) -> set[ir.Value]:
-    """Return which values, besides `repeated`, to compute again to free the memory of `holder`.
+    """Return the values to compute again, besides `repeated`, so that `holder` needs no memory.
 
-    The keys of `kept` are the values that are still kept. It maps each one to the value that owns
-    its memory.
+    `kept` maps each value that is still kept to the value that owns its memory.
     """
     stack = [value for value, memory in kept.items() if memory is holder]
     needed: set[ir.Value] = set()

@@ -360,7 +360,7 @@ def test_too_few_samples_to_validate(agent: Agent, bundle_of: BundleOf, tmp_path
     )
     assert refusal(done) == (
         "With a validation share of 0.1, 4 of 4 samples remain for training and 0 for validation. "
-        "At least 2 and 1 are needed."
+        "Training needs at least 2, validation at least 1."
     )
     assert everything(tmp_path) == before
 

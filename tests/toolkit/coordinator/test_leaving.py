@@ -117,7 +117,7 @@ def test_another_kind_of_the_same_coordinator(server: Server, tmp_path: Path) ->
     (tmp_path / "a" / "device.json").unlink()
     with raises_code("join.other-kind") as caught:
         join(server.url, other, "desk", tmp_path / "a")
-    assert "This device is already board-1" in str(caught.value)
+    assert "this device has already joined as board-1" in str(caught.value)
     join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
     moved = join(server.url, other, "desk", tmp_path / "a", replace=True)
     assert moved.device == "desktop-1"

@@ -114,7 +114,8 @@ def test_an_unstable_time_that_grew_neither_passes_nor_is_slower(
     )
     grew = f"{median_s / 0.4 - 1:+.1%}"
     assert done.stderr.startswith(
-        f"Error: Times of full are too unstable to compare: training step {grew} time. Measure "
+        "Error: The times in the two profiles of full vary too much to be compared: "
+        f"training step {grew} time. Measure "
     )
 
 

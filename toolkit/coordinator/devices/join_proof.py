@@ -69,7 +69,7 @@ def used_join() -> RefusalError:
 
 
 def _decoded(text: str) -> bytes:
-    """The bytes of base64 `text`; empty if it is malformed, which no key or signature is."""
+    """The bytes of base64 `text`. Malformed text gives no bytes; a key or signature has some."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:  # not base64, or not ASCII

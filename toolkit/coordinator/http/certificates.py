@@ -123,8 +123,8 @@ def new_certificate(folder: Path, names: Sequence[str]) -> str:
     for name in (CERTIFICATE, KEY):
         if (folder / name).exists():
             raise InputError(
-                "{path} exists. Agents that pin it would refuse another certificate: choose "
-                "another folder, or remove the files first.",
+                "{path} exists. Agents that have joined with this certificate would refuse another "
+                "one. Choose another folder, or remove the files first.",
                 code="service.certificate-exists",
                 path=str(folder / name),
             )

@@ -78,7 +78,7 @@ class Connection(H11Protocol):
         self._note_request()
 
     def authenticated(self, device: str | None) -> None:
-        """Note that the current request has valid credentials: of `device`, or a token."""
+        """Note that the current request has a valid secret of `device`, or a valid token."""
         self._device = device
         self._opened.rank(self, Rank.BUSY, device)
 
@@ -109,7 +109,7 @@ class Connection(H11Protocol):
         return states == (h11.IDLE, h11.IDLE) and self.conn.trailing_data == (b"", False)
 
     def _is_whole_poll(self) -> bool:
-        """Whether what came since the connection was at rest is one poll and nothing else."""
+        """Whether the bytes since the connection was last idle are exactly one request for work."""
         if self.conn.their_state is not h11.DONE or self.conn.trailing_data != (b"", False):
             return False
         asked = (self.scope["method"], self.scope["raw_path"], self.scope["query_string"])

@@ -168,7 +168,7 @@ class OpenConnections:
 
 
 def network_of(address: str) -> str:
-    """Return an IPv4 address itself, and of an IPv6 address its 64-bit network.
+    """Return the 64-bit network of an IPv6 address; an IPv4 address is returned unchanged.
 
     One sender can use all IPv6 addresses of such a network.
     """

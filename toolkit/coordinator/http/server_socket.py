@@ -74,7 +74,7 @@ def url_of(listening: socket.socket, host: str, scheme: str = "http") -> str:
 def answer_preparing(
     listening: socket.socket, certificate: Certificate | None = None, page: Page | None = None
 ) -> Iterator[None]:
-    """During the block, answer requests with 503, but requests for files of `page` with the files.
+    """During the block, serve the files of `page`, and answer all other requests with 503.
 
     The socket stays open.
     """

@@ -1,8 +1,7 @@
 """Decodes the body of a request strictly: one JSON object of a message's type.
 
 The body must be UTF-8, without repeated keys and NaN, and every number within the limits of its
-type. The agent reads
-the coordinator's answers with the same decoder.
+type. The agent reads the coordinator's answers with the same decoder.
 """
 
 from collections.abc import Awaitable, Callable

@@ -28,7 +28,8 @@ def fewest_updates(
         members: The devices that were members when the round opened and still are.
         min_updates: The value in the federation's file. By default it is half of `waited_for`, and
             at least two if more than two devices are members.
-        quorum: The number of updates that closes the round early. The default is at most this.
+        quorum: The number of updates that closes the round early. The default of `min_updates` is
+            never above it.
     """
     if min_updates is not None:
         return min_updates

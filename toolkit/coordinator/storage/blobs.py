@@ -52,7 +52,7 @@ class Blobs:
         return entry
 
     def adopt(self, path: Path, entry: FileEntry) -> None:
-        """Keep the file at `path`, which was flushed to disk, under its hash."""
+        """Move the file at `path`, which was flushed to disk, to the path for its hash."""
         os.replace(path, self.path(entry.sha256))
         self._sync()
 

@@ -364,7 +364,7 @@ class Store:
 
     @contextmanager
     def _unnamed(self) -> Iterator[Callable[[bytes], FileEntry]]:
-        """Yield a `Blobs.put` for files that no row names yet. They stay during the block.
+        """Yield a function like `Blobs.put`. Its files stay during the block, even without a row.
 
         The database is not locked while the files are hashed and written.
         """

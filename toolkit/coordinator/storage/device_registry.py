@@ -328,8 +328,8 @@ class Registry:
 def _check_kind(known: Device, allowed: Token) -> None:
     if known.kind != allowed.kind:
         raise forbidden(
-            "This device is already {device}, but the token is for the kind {kind!r}: leave first "
-            "(`edgetailor-agent leave`).",
+            "This token is for the kind {kind!r}, but this device has already joined as {device}, "
+            "of another kind. Leave first (`edgetailor-agent leave`).",
             code="join.other-kind",
             device=known.id,
             kind=allowed.kind,

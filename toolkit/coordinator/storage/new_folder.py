@@ -67,8 +67,8 @@ def check_apart(state: Path, out: Path) -> None:
     state_path, out_path = state.resolve(), out.resolve()
     if state_path.is_relative_to(out_path) or out_path.is_relative_to(state_path):
         raise InputError(
-            "{path} is {state}, is in it or contains it: give a path outside of it. Nothing was "
-            "changed.",
+            "{path} and the state folder {state} are the same, or one is inside the other: give a "
+            "path outside of the state folder. Nothing was changed.",
             code="file.in-state-folder",
             path=str(out),
             state=str(state),

@@ -15,8 +15,8 @@ SUSPECT, LEFT_OUT, WENT_BACK = "suspect", "left out", "went back"
 class Suspect(Struct, frozen=True, kw_only=True):
     """The device whose update may have spoilt the model of `round`.
 
-    No other update of the round exceeds so far the numbers that updates are compared with.
-    `reason` says how far.
+    Updates are compared with other numbers (see `update_bounds.py`). This update exceeds these
+    numbers by more than any other update of the round. `reason` says by how much.
     """
 
     round: int
