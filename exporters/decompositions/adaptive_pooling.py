@@ -120,9 +120,10 @@ def elements_by_position(size: int, count: int) -> list[list[int]]:
 
 
 def window_slices(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """For each position in a window, return the values there in all windows, and their indices.
+    """For each position in a window, take the values at this position from all windows.
 
-    Positions are in row order. A value is LOWEST if the position is outside a shorter window.
+    Returns the values and their indices, for positions in row order. If a window is shorter and
+    lacks the position, its value is LOWEST.
     """
     height, width = (int(n) for n in x.shape[-2:])
     slices, positions = [], []

@@ -133,7 +133,7 @@ class Writes:
         return value
 
     def _view_again(self, view: Node, viewed: Node) -> Node:
-        """A node that computes `view` of `viewed`."""
+        """Add a node that applies the operator of `view` to `viewed`, and return it."""
         if view.target is operator.getitem:
             raise NoFunctionalForm  # PyTorch forbids writes into a tensor that was split
         twin = self._graph.node_copy(view, lambda node: node)
@@ -155,7 +155,7 @@ class Writes:
         self._values.update({node: (now, value) for node, value in changed})
 
     def _functional(self, write: Node) -> Node:
-        """A node that computes the result of `write` and changes no input."""
+        """Add a node that computes the result of `write` and changes no input."""
         schema: Any = write.target._schema  # type: ignore[union-attr]
         written, *rest = write.args
         name = schema.name.removeprefix("aten::")
@@ -181,7 +181,7 @@ class Writes:
         return self._call(write, getattr(packet, overload), write.args, write, write.kwargs)
 
     def _write_view(self, write: Node, view: Node, whole: Node, value: Node) -> Node:
-        """A node with the tensor `whole` after its `view` got the new `value`."""
+        """Add a node that computes `whole` with the new `value` in the part that `view` shows."""
         if alike(value, whole) and view.target is aten.slice.Tensor:
             return value  # the view is the whole tensor, as in x[:]
         name = view.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
@@ -208,7 +208,7 @@ class Writes:
         raise NoFunctionalForm
 
     def _call(self, write: Node, target: Any, args: Any, like: Node, kwargs: Any = None) -> Node:
-        """A new node of the module and line of `write`, with a value like that of `like`."""
+        """Add a node with the module and line of `write`, and a value of the shape of `like`."""
         node = self._graph.call_function(target, args, kwargs)
         node.meta = {**write.meta, "val": like.meta["val"]}
         return node

@@ -111,9 +111,9 @@ def loop_shapes(
 class DifferentiableLoop(_SingleLevelFunction):
     """A loop whose gradient is computed by the `derivative` of its step.
 
-    Gradients registered with `torch.library.register_autograd` do not run under `torch.func`. This
-    class does the same as PyTorch's built-in operators: it differentiates one level and leaves the
-    levels below to the dispatcher.
+    Gradients registered with `torch.library.register_autograd` do not run under `torch.func`.
+    `torch.func` nests levels of differentiation. As PyTorch's built-in operators do, this class
+    handles one level, and calls the loop again for the levels below.
     """
 
     @staticmethod

@@ -1,5 +1,6 @@
 """Writing traced steps as TFLite files, with a flatbuffer builder of our own.
 
-Start with `tflite_writer.py`, then `lowering.py`. Each table of operators is one file, whose name
-says what its operators do.
+Start with `tflite_writer.py`, then `lowering.py`. XNNPACK is LiteRT's library of fast operators;
+graphs use its operators where possible. Each table of operators is one file, whose name says what
+its operators do.
 """

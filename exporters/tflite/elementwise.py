@@ -219,8 +219,8 @@ def greater(lowering: Lowering, a: Any, b: Any) -> Value:
 def cast(lowering: Lowering, x: Value, **options: object) -> Value:
     """Cast `x` to the node's type. Other options, such as a device, do not apply to a graph.
 
-    XNNPACK has no comparisons. So if a comparison a > b is cast to float32, it is computed as
-    ceil(min(relu(a - b), 1)).
+    XNNPACK (LiteRT's fast library) has no comparisons. So if a comparison a > b is cast to float32,
+    it is computed as ceil(min(relu(a - b), 1)).
     """
     if x.tensor.dtype == lowering.dtype:
         return x

@@ -147,7 +147,8 @@ def convolution_by_rows(
 
     `image` is (N, H, W, I), `filters` (kh, kw, I, O). The kw slices of the image that one kernel
     row reads are concatenated along the channels. TFLite's own convolution is several times slower
-    if the weights are not constants, because XNNPACK then rejects it; XNNPACK runs these products.
+    if the weights are not constants, because XNNPACK (LiteRT's fast library) then rejects it.
+    XNNPACK runs the products of this function instead.
     """
     batch, high, wide = result
     rows, columns, _, outputs = filters.shape

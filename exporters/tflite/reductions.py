@@ -51,9 +51,9 @@ def reduction(code: str) -> Single:
 def reduce_singly(lowering: Lowering, code: str, tensor: Tensor, axes: Sequence[int]) -> Tensor:
     """Reduce one axis after the other, the last axis first; each one keeps size one.
 
-    XNNPACK adds all numbers of a sum to one total and rounds it after each addition. For a sum over
-    all positions of a batch, this error is not negligible: in a ResNet-20, it changes 10 of the six
-    million masks of ReLUs.
+    XNNPACK (LiteRT's fast library) adds all numbers of a sum to one total and rounds it after each
+    addition. For a sum over all positions of a batch, this error is not negligible: in a ResNet-20,
+    it changes 10 of the six million masks of ReLUs.
     """
     for axis in reversed(axes):
         sizes = [1 if n == axis else size for n, size in enumerate(tensor.shape)]

@@ -104,8 +104,9 @@ def cut(lowering: Lowering, x: Value, axis: int, first: int, last: int, step: in
 def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, step: int) -> Tensor:
     """The tensor of every `step`-th element of one axis.
 
-    XNNPACK has slices of step 1 only. `step` neighbouring elements are therefore merged into the
-    next axis, (n, m) to (n / step, step * m), and a contiguous slice of both axes is the result.
+    XNNPACK (LiteRT's fast library) has slices of step 1 only. `step` neighbouring elements are
+    therefore merged into the next axis, (n, m) to (n / step, step * m), and a contiguous slice of
+    both axes is the result.
     """
     stored = x.order[axis]
     widths = [[0, 0] for _ in x.order]
@@ -165,7 +166,8 @@ def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
 def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
     """Concatenate `values` along `axis`, in the layout of the first one.
 
-    XNNPACK accepts at most MAX_PARTS values, so more values are first concatenated in groups.
+    XNNPACK (LiteRT's fast library) accepts at most MAX_PARTS values, so more values are first
+    concatenated in groups.
     """
     while len(values) > MAX_PARTS:
         most = math.ceil(len(values) / math.ceil(len(values) / MAX_PARTS))
@@ -252,7 +254,8 @@ def padded(lowering: Lowering, x: Value, widths: Sequence[Sequence[int]], number
 def flip(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
     """Reverse `x` along `axes`.
 
-    A short axis, such as a kernel's, is reversed with slices: XNNPACK has no REVERSE_V2.
+    A short axis, such as a kernel's, is reversed with slices: XNNPACK (LiteRT's fast library) has
+    no REVERSE_V2.
     """
     x = lowering.materialized(x)
     for axis in axes:

@@ -104,7 +104,7 @@ class Layouts:
         """Transpose `tensor`: axis `axes[i]` becomes axis i.
 
         If only axes of size one move, the result is a reshape. Axes that stay adjacent are merged
-        and move as one, because XNNPACK transposes at most six axes.
+        and move as one, because XNNPACK (LiteRT's fast library) transposes at most six axes.
         """
         shape = [tensor.shape[a] for a in axes]
         runs: list[list[int]] = []
@@ -154,7 +154,8 @@ class Layouts:
     def broadcast(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
         """Repeat `tensor` to `shape`, which has the same rank.
 
-        XNNPACK has no BROADCAST_TO, so a float32 tensor is multiplied by ones if these are few.
+        XNNPACK (LiteRT's fast library) has no BROADCAST_TO, so a float32 tensor is multiplied by
+        ones if these are few.
         """
         if tensor.shape == tuple(shape):
             return tensor

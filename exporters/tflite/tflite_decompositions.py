@@ -1,7 +1,7 @@
 """Decompositions that only the TFLite writer uses.
 
-Some use operators that XNNPACK runs fast; others replace operators that TFLite does not have. They
-override the table that all writers share.
+Some use operators that XNNPACK (LiteRT's fast library) has; others replace operators that TFLite
+does not have. They override the table that all writers share.
 """
 
 import math
@@ -100,9 +100,9 @@ def average_pool(
 def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
     """dX = grad * ceil(min(z, 1)) with z = relu(x - threshold): grad if x > threshold, else 0.
 
-    XNNPACK has these operators, but neither comparisons nor sign. An operator that XNNPACK lacks
-    splits XNNPACK's graph in two. All operators whose inputs are known then run before the split,
-    and their results stay in memory.
+    XNNPACK (LiteRT's fast library) has these operators, but neither comparisons nor sign. An
+    operator that it lacks splits its graph in two. Before the split, it then runs all operators
+    whose inputs are known, and their results stay in memory.
     """
     return grad * positive(x - threshold if threshold else x)
 

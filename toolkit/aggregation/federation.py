@@ -203,10 +203,10 @@ class Federation:
         return scales(update, self.model)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Raise UpdateError if a training step on samples, given as for `evaluate`, is not finite.
+        """Raise UpdateError if a training step on samples gives a number that is not finite.
 
-        A model may predict well and still fail to train: predictions use running statistics, but
-        training uses the statistics of its batch.
+        The samples are given as for `evaluate`. A model may predict well and still fail to train:
+        predictions use running statistics, but training uses the statistics of its batch.
         """
         self.model.lend_to(self.module)
         few = slice(self.training.batch_size)

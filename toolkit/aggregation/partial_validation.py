@@ -263,9 +263,9 @@ def _check_factors(
     )
     if not fits:
         raise UpdateError(
-            "{origin}: the weights of classes must be listed by ascending class, below {classes}. "
-            "Each of them plus the weight for all classes must be at most the weight of all "
-            "updates. Leave it out.",
+            "{origin} must list the weights of classes in ascending order of the classes, each "
+            "class below {classes}. The weight of a class plus the weight for all classes must be "
+            "at most the weight of all updates. Leave this partial aggregate out.",
             code="partial.wrong-classes",
             submodel=factors.submodel,
             classes=rows,

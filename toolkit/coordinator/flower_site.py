@@ -76,7 +76,7 @@ def read_task(folder: Path) -> SiteTask | None:
         return None
     except MalformedError as error:
         raise InputError(
-            "{path} is not a site's task: {reason}. Remove {folder}.",
+            "{path} does not describe a round for this site: {reason}. Remove {folder}.",
             code="site.malformed-task",
             path=str(folder / TASK),
             reason=str(error),
@@ -162,7 +162,7 @@ class SiteModel:
         return self._federation.scales(update)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Raise UpdateError if a training step of the model is not finite."""
+        """Raise UpdateError if a training step of the model gives a number that is not finite."""
         self._federation.check_training(x, y)
 
     def save(self) -> bytes:

@@ -53,7 +53,7 @@ class Model(Protocol):
         """Accuracy (None for a regression) and loss of the global model on samples."""
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Raise UpdateError if a training step of the global model on samples is not finite."""
+        """Raise UpdateError if a training step on samples gives a number that is not finite."""
 
     def save(self) -> bytes:
         """Return the whole state."""

@@ -3,9 +3,9 @@
 The two graphs of a model differ in the mode of their operators (dropout, batch norm), in copies,
 and in code that the model runs in only one mode. Two operators match in three cases:
 
-- they compute the same expression of the samples;
-- the output is the same expression of both;
-- they compute the same expression of operators that match.
+- both are computed from the samples by the same operators;
+- the output is computed from both by the same operators;
+- both are computed by the same operators from operators that match.
 """
 
 from collections import defaultdict
@@ -70,7 +70,7 @@ class Matching:
     def _numbered(
         self, flow: SampleFlow, keys: dict[Key, int], seeds: Mapping[Node, int] = EMPTY
     ) -> dict[Node, int]:
-        """Number the operators: equal numbers mean equal expressions of the samples.
+        """Number the operators. Those that compute the same from the samples get equal numbers.
 
         `seeds` are numbers of operators that are already known.
         """
@@ -105,7 +105,7 @@ class Matching:
         return groups
 
     def _from_the_output(self, training: SampleFlow, inference: SampleFlow) -> dict[Node, Node]:
-        """Pair the operators of which the output is the same expression in both graphs."""
+        """Pair operators, going back from the output as far as both graphs have the same ones."""
         start = output_node(training.graph), output_node(inference.graph)
         pending = [(self.unchanged(start[0]), self.unchanged(start[1]))]
         matched, several = dict[Node, Node](), set[Node]()

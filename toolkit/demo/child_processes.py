@@ -195,7 +195,7 @@ def _end(
 
 
 def _signal(child: Child, number: signal.Signals) -> None:
-    """Signal the session of `child` if it still runs. Later another process may have its id."""
+    """Signal the session of `child` if it still runs. If not, another process may have its id."""
     if child.running:
         with suppress(ProcessLookupError):
             os.killpg(child.process.pid, number)

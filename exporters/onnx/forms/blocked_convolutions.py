@@ -79,8 +79,8 @@ def scale_and_shift(layout: BlockedValues, node: Node) -> bool:
 def only_read(layout: BlockedValues, value: Value | None) -> Node | None:
     """Return the blocked convolution that computes `value`.
 
-    Returns None if `value` has several readers, or if it is not the result of such a convolution
-    without a ReLU.
+    Returns None if `value` has several readers, or if no blocked convolution without a ReLU
+    computes it.
     """
     # Earlier readers of the plain form are no longer among the uses, but `restored` has `value`.
     if value not in layout.images or value in layout.restored or len(list(value.uses())) != 1:

@@ -139,7 +139,7 @@ def axis(image: int, result: int, kernel: int, stride: int, pad: int) -> Axis | 
 
 
 def phase_filters(layout: BlockedValues, weight: Value, rows: Axis, columns: Axis) -> Value:
-    """Turn `weight` (O, C, *kernel) into filters with an output channel per channel and remainder.
+    """Turn `weight` (O, C, *kernel) into filters: an output channel for each channel and remainder.
 
     The output channels are in the order (C / b, remainders, b).
     """

@@ -2,7 +2,7 @@
 
 PyTorch stacks queries, keys and values along a new first axis before it cuts them apart. In the
 backward pass, it pads the gradient of each part with zeros to the size of the whole tensor, and
-adds these up. ONNX Runtime would copy the whole tensor each time.
+adds the padded gradients. ONNX Runtime would copy the whole tensor each time.
 """
 
 from collections.abc import Sequence

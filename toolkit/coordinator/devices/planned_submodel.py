@@ -27,8 +27,8 @@ def planned_submodel(
     # Checked before the planner, so that the device can measure until the planner is ready.
     if sent is None:
         raise conflict(
-            "The coordinator plans for devices of kind {kind!r}: send `profile`, the output of "
-            "`edgetailor-agent calibrate --json`.",
+            "The coordinator chooses the submodel of a device of kind {kind!r} by its profile. "
+            "Send `profile`, the output of `edgetailor-agent calibrate --json`.",
             code=NEEDS_PROFILE,
             kind=kind.name,
         )

@@ -211,7 +211,8 @@ class Rounds:
             )
         if self.updates.get(device, update) != update:
             raise conflict(
-                "{device} has already sent another update for round {round}. That one counts.",
+                "{device} has already sent another update for round {round}. The earlier one "
+                "counts.",
                 code=ALREADY_SENT,
                 device=device,
                 round=round_,
