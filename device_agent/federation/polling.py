@@ -1,4 +1,4 @@
-"""The waits between requests: for work, or while training, whether the round is still open."""
+"""The waits between two requests of a device, for work or for the state of its round."""
 
 import random
 from collections.abc import Callable

@@ -33,7 +33,7 @@ class Remembered(Struct, frozen=True, kw_only=True):
 
 
 def default_checks() -> Path:
-    """The file of a device outside a federation, below $XDG_CACHE_HOME or ~/.cache."""
+    """The file for a device outside a federation: below $XDG_CACHE_HOME or ~/.cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "edgetailor-agent" / "forms.json"
 

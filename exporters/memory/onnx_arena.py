@@ -51,8 +51,8 @@ class Block:
 class Arena:
     """The regions of an arena.
 
-    `used` maps the number of each region to an address: behind it, no byte of the region was ever
-    used. The system provides no memory for the pages behind, because they are never written.
+    `used` maps the number of each region to how many of its bytes, from its start, were ever used.
+    The system provides no memory for the pages behind them, because those are never written.
     `tables` is the size of all tables, which are written completely. `gaps` has the keys of free
     blocks, sorted.
     """
@@ -115,7 +115,7 @@ class Arena:
         self.insert(rest)
 
     def merge(self, left: Block, right: Block) -> None:
-        """Merge two neighbours into one block. Remove both from the gaps; the caller inserts it."""
+        """Merge two neighbours, and remove both from the gaps. The caller inserts the new block."""
         for block in (left, right):
             if block.key in self.gaps:
                 self.remove(block.key)

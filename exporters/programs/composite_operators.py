@@ -1,6 +1,6 @@
 """Replaces composite operators, which the decomposition table cannot replace.
 
-Autograd splits them into simpler operators before it looks into the table.
+The table never sees them, because autograd splits them into simpler operators before.
 """
 
 from typing import Any

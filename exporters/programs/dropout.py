@@ -32,7 +32,7 @@ SEEDED = {aten.dropout.default: 1, aten.feature_dropout.default: 1, SCALED_ATTEN
 def hash_integers(values: Tensor, offset: Tensor | int) -> Tensor:
     """Hash integers to 0 .. PRIME - 1: two rounds of z -> z^2 + constant mod PRIME.
 
-    The first z is STEP * `values` + `offset`. No intermediate exceeds 2^63 for 0 <= `values`,
+    The first z is STEP * `values` + `offset`. No number in between exceeds 2^63 for 0 <= `values`,
     `offset` < 2^31.
     """
     z = (values * STEP + offset) % PRIME

@@ -102,7 +102,7 @@ def kept_bytes(arena: int, nodes: int, node_bytes: int) -> int:
 
 
 def training_growth(signatures: Sequence[SignatureMemory], state: int, session_bytes: int) -> int:
-    """Process peak while `signatures` are open together: the rule of this module.
+    """The growth while `signatures` are open together: the rule of this module.
 
     Args:
         signatures: The open signatures; at least one.
@@ -116,7 +116,7 @@ def training_growth(signatures: Sequence[SignatureMemory], state: int, session_b
 def run_growth(
     runtime: RuntimeOverhead, inputs: int, outputs: int, arena: int, nodes: int, over: int = 0
 ) -> int:
-    """Process peak of one signature that is open alone. Manifests store it as `peak_bytes`.
+    """The growth while one signature is open alone. Manifests store it as `peak_bytes`.
 
     Args:
         runtime: The overhead of the runtime that runs the graph.

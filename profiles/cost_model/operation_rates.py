@@ -73,8 +73,9 @@ class Rates:
     def point(self, sizes: Sequence[int]) -> list[float]:
         """Coordinates of an operation of these sizes, as logarithms to base 2.
 
-        The first size, the number of images or matrices, is replaced by the total amount of work,
-        with half the weight: the time for one image hardly depends on the number of images.
+        The first size (the number of images or matrices) is replaced by the total amount of work.
+        Its coordinate counts half, because the time for one image hardly depends on the number of
+        images.
         """
         return [0.5 * math.log2(amount(self.kind, sizes)), *map(math.log2, sizes[1:])]
 

@@ -188,14 +188,14 @@ class FormWork(msgspec.Struct, frozen=True, kw_only=True):
 class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     """The operations and the memory of one graph of a bundle.
 
-    It runs `times` times for each batch. `ports` is the number of its inputs and outputs. The
-    memory is in bytes for one run: `inputs` are all inputs, `state` are the inputs that are tensors
-    of the device's state, and `arena` is the runtime arena for the tensors between inputs and
-    outputs.
+    The graph runs `times` times for each batch. `ports` is the number of its inputs and outputs.
+    The memory is in bytes for one run: `inputs` are all inputs, `state` are the inputs that are
+    tensors of the device's state, and `arena` is the runtime arena for the tensors between inputs
+    and outputs.
 
-    `blocked` are the operations of its blocked form, which a device with blocked convolutions runs;
-    empty if it has none. `nodes` and `arena` are the larger values of both forms. `winograd` is its
-    form by Winograd's method, for devices that gain from it.
+    `blocked` are the operations of the graph's blocked form, which a device with blocked
+    convolutions runs; empty if there is no such form. `nodes` and `arena` are the larger values of
+    both forms. `winograd` is the graph's form by Winograd's method, for devices that gain from it.
     """
 
     name: str

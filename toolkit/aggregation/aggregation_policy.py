@@ -95,7 +95,7 @@ class AggregationPolicy:
 
 
 def _number(value: object) -> float:
-    """`value` as a float. If it is not a number or too large: nan, which no range contains."""
+    """`value` as a float. Returns nan, which no range contains, if it is no number or too large."""
     try:
         return float(value) if isinstance(value, Real) else math.nan
     except OverflowError:

@@ -155,8 +155,8 @@ class Aggregation:
     def _moved_factors(self) -> dict[str, dict[str, Tensor]]:
         """Return factors moved by TDPFed eq. 20, by submodel.
 
-        Only factors of tensors that no other update of the round holds are moved. If other updates
-        hold the tensor, the tensor is averaged and moved instead.
+        The factors of a tensor are moved only if no other update of the round holds the tensor
+        itself. Otherwise the tensor is averaged and moved instead.
         """
         if self.policy.factors != "afm":
             return {}

@@ -52,7 +52,7 @@ class Excess(NamedTuple):
     """How far the numbers of an update's `tensor` exceed the number that they are compared with.
 
     `held` is the largest number in the update, and `reference` is what it is compared with. `room`
-    is WIDE or LOOSE for tensors that may exceed the reference by this factor more, else 1.
+    is WIDE or LOOSE if the tensor may exceed the reference by this additional factor, else 1.
     """
 
     tensor: str = ""

@@ -35,7 +35,7 @@ def check_update(
     model: Mapping[str, Tensor],
     origin: str | None = None,
 ) -> None:
-    """Raise UpdateError unless an update fits the global tensors `model`. It may be from anywhere.
+    """Raise UpdateError unless an update, by whomever, fits the global tensors `model`.
 
     The table is checked before the arrays, so that nothing is computed from factors of absurd size.
     `origin` names the update in errors.

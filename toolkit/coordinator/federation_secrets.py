@@ -70,7 +70,7 @@ def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> Fede
 
 
 def keep_secrets(config: CoordinatorConfig, store: Store, secrets: FederationSecrets) -> None:
-    """Write the secrets of `read_secrets`: first what the store keeps of them, then their files."""
+    """Write the secrets: first their fingerprints and hashes to the store, then their files."""
     key, known = secrets.key, store.registry.token_hashes()
     store.set_value(KNOWN_KEY, key.fingerprint)
     store.set_value(KNOWN_OPERATOR, hashed(secrets.operator))

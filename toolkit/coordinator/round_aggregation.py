@@ -121,11 +121,11 @@ class RoundAggregation:
             self._most_samples = most_samples(samples)
 
     def _fold_sound(self, devices: Sequence[str]) -> None:
-        """Fold the updates of `devices` with which the model stays usable.
+        """Fold those updates of `devices` that leave the model usable.
 
-        Their numbers are within the bounds. Combined with the other layers they may still be too
-        large, or divide by almost zero; only folding shows this. The updates that exceed their
-        references most are tried last.
+        The numbers of all these updates are within the bounds. Combined with other layers, they may
+        still be too large or lead to a division by almost zero, which only folding shows. Updates
+        that exceed their references by more are tried later.
         """
         self._must_train = self._trained_before()
         sound: list[str] = []

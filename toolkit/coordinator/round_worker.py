@@ -50,7 +50,8 @@ class RoundWorker:
     """Does the heavy work of `coordinator` on its own thread, so that HTTP stays quick.
 
     The bundles of a round are made as soon as `ready` returns true. If the disk is full, the worker
-    waits. Any other error ends the thread: it is kept as `failure`, and `on_failure` is called.
+    waits. Any other error ends the thread: the error is kept as `failure`, and `on_failure` is
+    called.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ def go_back(coordinator: Coordinator) -> bool:
 
 
 def _suspect(coordinator: Coordinator) -> Suspect | None:
-    """The update that may have spoilt the model; None if no other device would take part then."""
+    """The update that may have spoilt the model. None if no other device takes part in rounds."""
     store = coordinator.store
     suspect = store.suspicions.suspect(store.current_round())
     if suspect is None or not coordinator.rounds.present - {suspect.device}:

@@ -102,7 +102,7 @@ class Cutter:
         return frozenset(map(self._match.unchanged, nodes))
 
     def _find_points(self) -> Iterator[CutPoint]:
-        """Yield the positions with parameters on both sides and recordable crossing values."""
+        """Yield the useful cut points: parameters on both sides, and crossing values to record."""
         before: frozenset[Node] = frozenset()
         for position in range(self.end):
             nodes, twin = self.crossing(position), self._position_in_prediction(position)

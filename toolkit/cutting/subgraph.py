@@ -47,7 +47,7 @@ def make_subgraph(
         sources: Activations that all paths to `targets` pass through; or only the samples.
         targets: Activations, or only the output.
         updates: Operators of the part that change tensors of the model.
-        limit: The number of rows of the embedding that token ids among the sources index.
+        limit: The number of rows of the embedding, if token ids are among the sources.
 
     Returns:
         A graph that maps the recording of `sources` to the recording of `targets`.

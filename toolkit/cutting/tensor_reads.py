@@ -23,7 +23,7 @@ class _Tensor:
     is_updated: bool
 
     def is_read_before(self, position: int, twin: int) -> bool:
-        """Whether an operator up to `position`, `twin` in the inference graph, reads it."""
+        """Whether an operator up to `position` (`twin` in the inference graph) reads the tensor."""
         return -1 < self.training[0] <= position or -1 < self.inference[0] <= twin
 
     def forbids(self, position: int, twin: int) -> bool:

@@ -1,4 +1,4 @@
-"""Masks for SecAgg+ with seeds that are too many to try.
+"""Masks for SecAgg+ from seeds so long that nobody can try all of them.
 
 Flower 1.41 reduces the seed of a mask to 32 bits (28 bits for a key that two sites share) and draws
 from a Mersenne Twister (https://github.com/flwrlabs/flower/issues/7522). An attacker who tries all

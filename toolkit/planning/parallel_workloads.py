@@ -187,7 +187,7 @@ class Search:
 
 @contextmanager
 def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Provide a pool of up to `count` processes. They are ended with the block, even in a task."""
+    """Provide a pool of up to `count` processes. They end with the block, even while they work."""
     # Do not fork: if another thread of this process holds a lock, the child could never get it.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())

@@ -52,8 +52,8 @@ def plan_for(
 ) -> Planned:
     """Choose the strongest submodel that fits a device.
 
-    If only memory excludes stronger submodels, they are also tried with `recompute=yes`. If that
-    needs less memory, it becomes a candidate.
+    Stronger submodels that exceed only the memory budget are also tried with `recompute=yes`. A
+    submodel that then needs less memory becomes a candidate.
 
     Args:
         device: The device's profile.

@@ -95,8 +95,8 @@ def slice_tensors(
 def stage_weights(cut: CutModel, captured: Captured) -> frozenset[str]:
     """The names of the parameters with several axes that exactly one stage reads.
 
-    Biases, scales and statistics have few elements. Tensors of several stages stay in the weights
-    file.
+    Biases, scales and statistics are left out, because they have few elements. Tensors that several
+    stages read are left out, because they stay in the weights file.
     """
     reads = Counter(name for stage in cut.stages for name in tensors_read([stage]))
     weights = {**captured.parameters, **captured.frozen}

@@ -131,7 +131,7 @@ def elementwise(layout: BlockedValues, node: Node) -> bool:
 def product_with_mask(layout: BlockedValues, node: Node) -> bool:
     """Convert the selection of a dropout to a product of the image with the mask.
 
-    Where, the runtime's operator for selections, is slower and needs memory for two more images.
+    The runtime's operator for selections, `Where`, is slower and needs memory for two more images.
     Other selections are not converted, because they may hide elements that are not finite.
     """
     kept, value, other = node.inputs

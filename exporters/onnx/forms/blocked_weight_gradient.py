@@ -278,9 +278,9 @@ def as_filters(layout: BlockedValues, gradient: Gradient, cut: Cut) -> Value:
 
     Usually, rows of b channels are gathered in one pass, which threads share. If rows are short,
     two passes take less time. The first pass gathers whole parts (N, O / b, strips, h * W * b). In
-    the second pass, the runtime merges b of them row by row, as it merges blocks of channels. If
-    samples are missing to fill the blocks of a half, the last sample is repeated. The image has
-    zeros in their place, so the sums do not change.
+    the second pass, the runtime merges b of them row by row, as it merges blocks of channels. If a
+    half has too few samples to fill its blocks, the last sample is repeated. The image has zeros in
+    place of these samples, so the sums do not change.
     """
     moved = gradient.moved
     b, batch = layout.block, dims_of(moved)[0]

@@ -99,7 +99,7 @@ def bundle_figures(result: TierResult) -> tuple[str, str, str, str]:
 
 
 def weight_figures(result: TierResult) -> tuple[str, str]:
-    """The table cells for the columns WEIGHT_TITLES of a dry run; "failed" if that failed."""
+    """The table cells for the columns WEIGHT_TITLES of a dry run; "failed" if it failed."""
     if result.exported is None:
         return "", "failed"
     return f"{result.exported.inspection.params:,}", format_bytes(result.exported.inspection.bytes)

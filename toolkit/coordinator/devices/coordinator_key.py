@@ -15,7 +15,7 @@ KEY = "coordinator.key"
 
 
 class CoordinatorKey:
-    """An Ed25519 key pair. Devices pin its public half when they join.
+    """An Ed25519 key pair. Devices store the public key when they join, and trust no other.
 
     Attributes:
         public: The public key: 32 raw bytes in base64.

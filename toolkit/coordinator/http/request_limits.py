@@ -30,10 +30,10 @@ FAILED = "{more} requests failed in this way ({who})."
 class RequestLimits:
     """Passes only complete bodies of admitted requests to `app`. Uploads (PUT) are streamed.
 
-    A body that never ends or never comes costs only a connection. Nothing of a body is kept before
-    the secret or token in the request's headers is known to be valid. If the app fails, the app
-    still answers the request. This class logs the failure in one line, and writes its traceback to
-    a file.
+    A client whose body never ends or never comes occupies only a connection. Nothing of a body is
+    kept before the secret or token in the request's headers is known to be valid. If the app fails,
+    the app still answers the request. This class logs the failure in one line, and writes its
+    traceback to a file.
     """
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:

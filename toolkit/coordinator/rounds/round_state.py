@@ -151,7 +151,7 @@ class Rounds:
         """Start the next round, or continue one that was open before a restart.
 
         Args:
-            offers: The hash of the bundle's manifest of every device that is present. It is empty
+            offers: For every device that is present, the hash of its bundle's manifest. It is empty
                 for a device without a bundle, which the caller then excuses.
             now: The current time.
             remaining_s: Seconds to the deadline; by default all of `deadline_s`.

@@ -144,7 +144,8 @@ class IncomingFiles:
     def open(self, device: str, sha256: str, offset: int, limit: int) -> IncomingFile:
         """Continue a file after its first `offset` bytes, or begin it again at 0.
 
-        The last request wins: one that is still sending is ended, and another file is removed.
+        The newest request wins. An older request that is still sending is ended, and a file with
+        another hash is removed.
 
         Raises RefusalError (409) if there are not `offset` bytes.
         """
