@@ -118,7 +118,7 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         for side in (signature.inputs, signature.outputs):
             if twice := _repeated(port.name for port in side):
                 yield BundleError(
-                    "{origin} gives the signature {signature!r} the port {port!r} twice. {repair}",
+                    "{origin} lists the input or output {port!r} of {signature!r} twice. {repair}",
                     code="bundle.duplicate-port",
                     signature=name,
                     port=twice,
@@ -139,8 +139,8 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                 )
             elif entry is not None and (port.shape, port.dtype) != (entry.shape, entry.dtype):
                 yield BundleError(
-                    "{origin} gives the port {port!r} of {signature!r} a shape or type that "
-                    "differs from its tensor. {repair}",
+                    "{origin} gives the input or output {port!r} of {signature!r} another shape or "
+                    "type than its tensor. {repair}",
                     code="bundle.wrong-port",
                     signature=name,
                     port=port.name,

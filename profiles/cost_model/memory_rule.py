@@ -23,8 +23,8 @@ The rule, for one or more signatures that are open together:
   ends.
 - An output that is written over the old state takes no memory of its own. It does not count as an
   output here.
-- Only one signature runs at a time. So of all signatures, only the one whose inputs and outputs
-  need most memory counts.
+- Only one signature runs at a time. So of all signatures, only the one whose inputs (without state)
+  and outputs need most memory counts.
 - Arenas and nodes are kept while their session is open.
 """
 

@@ -75,7 +75,7 @@ def choose_channels(captured: Captured, ratio: Fraction) -> ChannelChoice:
 
 
 def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> TrackedChannels:
-    """Track the channels; if possible, all requirements of the operators are met.
+    """Track the channels so that all requirements of the operators are met, if possible.
 
     Each reshape that divides an axis of channels has one new axis that carries the channels (see
     `Division`). The function tries the new axes one after the other.

@@ -89,7 +89,7 @@ def spatial(step: Step) -> Value:
 
 
 def size(step: Step) -> Value:
-    """The size of one axis, which must be kept whole: the graph computes with the number."""
+    """The size of one axis, which must be kept whole, because the graph computes with the size."""
     step.require_all(step.axes("self")[step.argument("dim")], "it computes with their number")
     return None
 

@@ -35,7 +35,7 @@ def check_places(out: Path, save_weights: Path | None = None, force: bool = Fals
         )
     if bundle.is_relative_to(weights_file):
         raise InputError(
-            "The bundle cannot be written to {out}: the weights are saved as the file {weights}. "
+            "The bundle cannot be written to {out}, because {weights} is the file for the weights. "
             "Give another place.",
             code="export.bundle-in-weights",
             weights=str(save_weights),

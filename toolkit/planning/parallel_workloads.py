@@ -112,7 +112,8 @@ class Search:
             except BrokenProcessPool:
                 raise LimitError(
                     "The process that exports submodels was killed, probably because memory ran "
-                    "out: plan on a machine with more memory, or set `submodel` of every kind.",
+                    "out. Plan on a machine with more memory, or set `submodel` for every kind of "
+                    "device.",
                     code="plan.process-killed",
                 ) from None
         known = [result for result in results.values() if isinstance(result, Known)]

@@ -58,7 +58,7 @@ OUTSIDE = "inside the bundle {}: choose a file outside it."
         ("b", "b/w", f"The weights cannot be saved as b/w, {OUTSIDE.format('b')}"),
         ("there", "b/../there/w",
          f"The weights cannot be saved as b/../there/w, {OUTSIDE.format('there')}"),
-        ("w/b", "w", "The bundle cannot be written to w/b: the weights are saved as the file w. "
+        ("w/b", "w", "The bundle cannot be written to w/b, because w is the file for the weights. "
          "Give another place."),
         ("b", "there", IS_FOLDER),
         ("b", "nets.py/g.st",
