@@ -113,8 +113,7 @@ def factors_of(
 ) -> dict[str, dict[str, Tensor]]:
     """Group the uploaded factors by the global tensor that they replace.
 
-    The result maps the name of a global tensor to its factors, and the label of a factor to its
-    value.
+    The result maps the name of each global tensor to the values of its factors, by their labels.
 
     Raises UpdateError if a factor stands for no global tensor.
     """
