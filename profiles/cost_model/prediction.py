@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 
@@ -24,14 +25,17 @@ from profiles.cost_model.memory_rule import (
 from profiles.cost_model.operation_rates import Rates
 from profiles.cost_model.submodel_choice import Figure
 from profiles.cost_model.workload import (
+    AT_BEST,
     BLOCKED,
     FREE,
     KINDS,
     LOOP,
+    PRODUCTS,
     WINOGRAD_GAIN,
     Operation,
     SignatureWork,
     Workload,
+    amount,
 )
 from profiles.documents.calibration_record import Calibration, MemoryOverhead, Timing
 from profiles.errors import InputError
@@ -180,11 +184,22 @@ class TimeModel:
             return operation.count * operation.sizes[0] * self.calibration.loop_step_s
         if operation.kind == FREE:
             return operation.count * self.calibration.node_s
+        if operation.kind == AT_BEST:
+            return operation.count * operation.sizes[0] * self.shortest_product_s
         return operation.count * self.rates[operation.kind].seconds(operation.sizes)
+
+    @cached_property
+    def shortest_product_s(self) -> float:
+        """The shortest time of a multiply-accumulate in any timing, in seconds."""
+        return min(
+            timing.seconds / amount(timing.kind, timing.sizes)
+            for timing in self.calibration.timings
+            if timing.kind in (*PRODUCTS, *BLOCKED)
+        )
 
     def doubt(self, kind: str) -> float:
         """Relative error of a rate of this kind between its timings."""
-        return 0.0 if kind in (FREE, LOOP) else self.rates[kind].doubt
+        return 0.0 if kind in (FREE, LOOP, AT_BEST) else self.rates[kind].doubt
 
 
 def in_winograd_form(work: Workload) -> Workload:

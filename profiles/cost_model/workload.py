@@ -18,6 +18,9 @@ PRODUCTS = ("convolution", "transposed", "product", "accumulated", "blocked")
 LOOP = "loop"
 FREE = "view"
 """The kind of operators that give their input another shape and compute nothing."""
+AT_BEST = "at-best"
+"""The kind of multiply-accumulates that take the shortest time a device has shown for any. Only
+lower bounds have it; its size is their number."""
 
 OPERATORS = {
     "convolution": ("Conv",),

@@ -114,4 +114,4 @@ def test_stages_are_reported_to_the_caller(tmp_path: Path, monkeypatch: pytest.M
     edgetailor.plan(
         model, SAMPLE_SHAPE, "android-low", specs=["full"], training=TRAINING, progress=said.append
     )
-    assert said[-1] == "exporting full (1 of 1)"
+    assert said[-2:] == ["estimating full", "exporting full, seconds to a minute"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
+from profiles.errors import SpecError
 from toolkit.families import family_named
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import Shapes, shapes_of
@@ -24,6 +25,18 @@ def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> flo
     known = [family_named(spec.family).strength(spec) for spec in specs]
     gamma = math.prod(stated for stated in known if stated is not None)
     return gamma * share(table, shapes) if None in known else gamma
+
+
+def most_strength(submodel: str) -> float:
+    """An upper bound of the strength of the spec `submodel`, without the model.
+
+    1 if a size in it is wrong; `split` reports that. Raises SpecError for a malformed spec.
+    """
+    specs = [(family_named(spec.family), spec) for spec in parse_spec(submodel).nested()]
+    try:
+        return math.prod(family.most_strength(spec) for family, spec in specs)
+    except SpecError:
+        return 1.0
 
 
 def trainable(tensors: Mapping[str, Tensor]) -> Shapes:

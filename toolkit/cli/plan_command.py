@@ -101,8 +101,9 @@ def plan(options: PlanOptions) -> None:
     """Choose the strongest submodel that fits a device.
 
     Memory and time are predicted from the exported graphs and from the device's calibration. A
-    submodel fits if the upper bounds of its predictions are within all budgets. If none fits, the
-    exit code is 5. The figures of each graph are kept in ~/.cache/edgetailor.
+    submodel fits if the upper bounds of its predictions are within all budgets. The search begins
+    with the strongest, and exports only what it has to compare. If none fits, the exit code is 5.
+    The figures of each graph are kept in ~/.cache/edgetailor.
 
     \b
         edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
@@ -118,21 +119,20 @@ def plan(options: PlanOptions) -> None:
     show_stages()
     logger.info("loading PyTorch")
 
-    from exporters.graph_cache import cache_folder
-    from profiles.cost_model.submodel_choice import Budgets
-    from toolkit.planning import plan, plan_display
-    from toolkit.planning.candidate_specs import specs as all_specs
-    from toolkit.planning.submodel_workloads import Workloads
+    from toolkit.planning import model_plan, plan_display
     from toolkit.submodels.model_loading import load_model
 
     logger.info("loading the model")
-    model, shape = load_model(options.model, options.weights, options.seed), options.input_shape
-    cache = None if options.no_cache else cache_folder()
-    planned = plan.plan_for(
+    planned = model_plan.plan(
+        load_model(options.model, options.weights, options.seed),
+        options.input_shape,
         device,
-        Workloads(model, shape, training, cache=cache),
-        submodels or all_specs(model, shape, options.batch),
-        Budgets(memory=options.memory, step=options.step_time, traffic=options.bandwidth),
+        memory=options.memory,
+        step_s=options.step_time,
+        bandwidth=options.bandwidth,
+        specs=submodels,
+        training=training,
+        cache=not options.no_cache,
         progress=logger.info,
     )
     if options.as_json:

@@ -13,6 +13,8 @@ stages to 8-bit integers with a scale for each output channel.
 A second family may exchange the layers of the slice: `slice:0.42+low-rank:0.25`.
 """
 
+import math
+
 from torch import Tensor
 
 from exporters.int8_quantization import rounded
@@ -76,6 +78,10 @@ class Slice(Family):
             ),
             cut=cut_weights,
         )
+
+    def most_strength(self, spec: Spec) -> float:
+        """Less than 1: a tensor is ahead of every cut between layers, and is not trained."""
+        return 1.0 if "skip" in spec.options else math.nextafter(1.0, 0.0)
 
 
 def exchanging_family(spec: Spec) -> ExchangesLayers:

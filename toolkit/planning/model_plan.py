@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
+from exporters.graph_cache import cache_folder
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.documents.device_profile import DeviceProfile, load_device
 from profiles.progress import Report, silent
@@ -25,6 +26,7 @@ def plan(
     bandwidth: str | int | None = None,
     specs: Sequence[str] | None = None,
     training: TrainingConfig | None = None,
+    cache: bool = True,
     progress: Report = silent,
 ) -> Planned:
     """Choose the strongest submodel of `model` that a device can train within its budgets.
@@ -42,11 +44,13 @@ def plan(
         bandwidth: Limit of the bytes sent and received in a round, or text like `"20MB"`.
         specs: The submodels to choose from. The default is all families and sizes.
         training: How devices train; the memory of a step depends on it.
+        cache: Use the cache of graphs and figures; see `edgetailor export`.
         progress: Called with the name of each stage when it begins.
 
     Returns:
-        The plan. `plan.chosen` is the submodel, or None if nothing fits; `plan.rows` has the
-        predictions of all candidates.
+        The plan. `plan.chosen` is the submodel, or None if nothing fits. `plan.rows` has the
+        predictions of the candidates that were looked at; the others are in `exceeding` and
+        `not_needed`.
 
     Raises:
         InputError: If the profile cannot be read. Also if `memory` is None and the profile does
@@ -64,12 +68,12 @@ def plan(
     device = profile if isinstance(profile, DeviceProfile) else load_device(str(profile))
     config = training or TrainingConfig()
     budgets = Budgets(memory=_bytes(memory), step=step_s, traffic=_bytes(bandwidth))
+    workloads = Workloads(model, sample_shape, config, cache=cache_folder() if cache else None)
     if not specs:
         progress("finding the submodels of the model")
-    wanted = specs or all_specs(model, sample_shape, config.batch_size)
-    return plan_for(
-        device, Workloads(model, sample_shape, config), wanted, budgets, progress=progress
-    )
+    with workloads.recording:
+        wanted = specs or list(all_specs(model, sample_shape, config.batch_size))
+    return plan_for(device, workloads, wanted, budgets, progress=progress)
 
 
 def _bytes(size: str | int | None) -> float | None:

@@ -234,7 +234,7 @@ def _remembered(
     workloads = _workloads(source)
     with workloads.recording:
         every = specs(workloads.model, source.sample_shape, source.training.batch_size)
-    return {spec: workloads.remembered(spec) for spec in candidates or every}
+        return {spec: workloads.remembered(spec) for spec in candidates or every}
 
 
 def _examined(source: ModelSource, spec: str, limit_bytes: int | None) -> Outcome:

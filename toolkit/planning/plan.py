@@ -4,16 +4,18 @@ import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from profiles.cost_model.memory_rule import AGENT_RESERVE_BYTES as RESERVE
-from profiles.cost_model.prediction import in_browser, predict
-from profiles.cost_model.submodel_choice import Budgets, Candidate, Figure, Plan, plan
+from profiles.cost_model.prediction import in_browser
+from profiles.cost_model.submodel_choice import Budgets, Plan, Row, excesses, plan
 from profiles.documents.calibration_record import STALE_DAYS
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
+from toolkit.planning.budget_notes import undecided
+from toolkit.planning.candidate_lookup import Lookup, candidate
 from toolkit.planning.measured_runtimes import runtime_notes
-from toolkit.planning.recomputed_variants import saving, trades, worth_recomputing
+from toolkit.planning.recomputed_variants import saves, trades
+from toolkit.planning.strongest_first import Depth, Entry, search
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 
 SHARE_OF_AVAILABLE = 0.8
@@ -29,10 +31,15 @@ class Planned:
     Attributes:
         device: The device.
         budgets: What a submodel may use. If no memory was given, it has the default.
-        plan: The candidates and the chosen one.
+        plan: The candidates whose figures were computed, and the chosen one.
         impossible: The submodels that are not possible for the model.
         notes: Assumptions for missing figures, reasons to doubt the plan, and a comparison of the
             device's runtimes if they were measured.
+        exceeding: Candidates that were not computed, because lower bounds of their needs exceed a
+            budget. Their figures are these bounds.
+        not_needed: Candidates that were not computed, because they cannot be better than the
+            chosen one. Their strength is an upper bound, and their needs are lower bounds; 0 is
+            unknown.
     """
 
     device: DeviceProfile
@@ -40,6 +47,8 @@ class Planned:
     plan: Plan
     impossible: tuple[Impossible, ...]
     notes: tuple[str, ...]
+    exceeding: tuple[Row, ...] = ()
+    not_needed: tuple[Row, ...] = ()
 
 
 def plan_for(
@@ -64,24 +73,42 @@ def plan_for(
         progress: Called with the name of each stage when it begins.
 
     Returns:
-        All candidates, the chosen one and notes.
+        The candidates, the chosen one and notes.
 
     Raises:
         InputError: There is no budget for memory, and the profile does not state the memory.
         SpecError: A spec is malformed, or its family is unknown.
     """
-    known, impossible = find_workloads(workloads, specs, progress)
-    limits, day = budgets or Budgets(), today or datetime.date.today()
-    planned = decide(device, known, impossible, limits, day)
-    again, _ = find_workloads(workloads, worth_recomputing(planned.plan), progress)
-    lighter = saving(
-        planned.plan, [candidate(variant, device, planned.budgets.memory) for variant in again]
+    wanted, day = budgets or Budgets(), today or datetime.date.today()
+    limits, _ = with_memory(device, wanted)
+    lookup = Lookup(device, workloads, limits.memory, progress)
+    searched = search(lookup.listed(specs), lookup, limits)
+    entries = [*searched.excluded, *searched.waiting]
+    if searched.chosen is not None:
+        entries.append(searched.chosen)
+    computed = [entry for entry in entries if entry.depth is Depth.COMPUTED]
+    plain = [entry.candidate for entry in computed]
+    known = [
+        lookup.known[entry.spec]
+        for entry in computed
+        if not entry.recomputes or saves(entry.candidate, plain)
+    ]
+    planned = decide(device, known, tuple(lookup.impossible), wanted, day)
+    return replace(
+        planned,
+        exceeding=estimated(searched.excluded, limits),
+        not_needed=estimated(searched.waiting, limits),
+        notes=(*trades(planned.plan), *undecided(searched, limits), *planned.notes),
     )
-    if not lighter:
-        return planned
-    known += [variant for variant in again if variant.submodel in {c.submodel for c in lighter}]
-    planned = decide(device, known, impossible, limits, day)
-    return replace(planned, notes=(*trades(planned.plan), *planned.notes))
+
+
+def estimated(entries: Iterable[Entry], budgets: Budgets) -> tuple[Row, ...]:
+    """The rows of those `entries` that were not computed, best first."""
+    return tuple(
+        Row(candidate=entry.candidate, excesses=excesses(entry.candidate, budgets))
+        for entry in sorted(entries, key=lambda entry: entry.order)
+        if entry.depth is not Depth.COMPUTED
+    )
 
 
 def find_workloads(
@@ -141,24 +168,6 @@ def with_memory(device: DeviceProfile, budgets: Budgets) -> tuple[Budgets, list[
     share = SHARE_OF_AVAILABLE if available is not None else SHARE_OF_TOTAL
     note = f"memory budget: {share:.0%} of {of}; change it with --memory"
     return Budgets(memory=memory, step=budgets.step, traffic=budgets.traffic), [note]
-
-
-def candidate(known: Known, device: DeviceProfile, budget: float | None = None) -> Candidate:
-    """Predict the memory and time that the agent needs to train `known` on `device`.
-
-    An agent can run a graph in several forms. With a `budget` in bytes, the prediction assumes that
-    the agent does not use forms that may need more memory than this.
-    """
-    left = None if budget is None else budget - RESERVE
-    predicted = predict(known.work, device.calibration, left)
-    memory = Figure(predicted.memory.value + RESERVE, predicted.memory.upper + RESERVE)
-    return Candidate(
-        submodel=known.submodel,
-        strength=known.strength,
-        memory=memory,
-        step=predicted.step,
-        traffic=known.work.down + known.work.up,
-    )
 
 
 def doubts(device: DeviceProfile, budgets: Budgets, today: datetime.date) -> list[str]:

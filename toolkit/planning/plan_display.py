@@ -2,33 +2,39 @@
 
 import math
 from collections.abc import Callable, Iterable
-from textwrap import fill
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
 
-from profiles.cost_model.submodel_choice import Candidate, Figure, Row
+from profiles.cost_model.submodel_choice import Candidate, Figure, Row, preference
 from profiles.errors import NothingFitsError
-from profiles.text_formatting import bytes_as_option, format_bytes, format_seconds
+from profiles.text_formatting import UNKNOWN_CELL, bytes_as_option, format_bytes, format_seconds
+from toolkit.planning.budget_notes import amount
 from toolkit.planning.plan import Planned
-from toolkit.terminal_output import table
+from toolkit.terminal_output import filled, table
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
+"""2 moved the candidates that were not computed from `candidates` to `not_computed`."""
 Written = Callable[[str, float], str]
 """(resource, needed) -> the budget that allows it, as an option or as a line of a TOML file."""
 MOST_PLACES = 6
 
 
 def show_plan(planned: Planned) -> None:
-    """Print all candidates, best first, and the reason why each was chosen or not."""
+    """Print the candidates, best first, and the reason why each was chosen or not."""
     console = Console(highlight=False)
     console.print(f"{planned.device.name}: {allowed(planned)}", markup=False)
-    strengths = {row.candidate.strength for row in planned.plan.rows}
+    chosen = planned.plan.chosen
+    figures = [(row, span, why(row, chosen)) for row in planned.plan.rows]
+    figures += [(row, at_least, why_not_computed(row, chosen)) for row in planned.exceeding]
+    figures.sort(key=lambda line: preference(line[0].candidate))
+    strengths = {row.candidate.strength for row, *_ in figures}
     rows = table("submodel", "strength", "memory", "step", "sent")
-    for row in planned.plan.rows:
+    for row, write, _ in figures:
         candidate = row.candidate
-        step = "unknown" if candidate.step is None else span(candidate.step, format_seconds)
-        memory = span(candidate.memory, format_bytes)
+        step = "unknown" if candidate.step is None else write(candidate.step, format_seconds)
+        memory = write(candidate.memory, format_bytes)
         strength = distinct(candidate.strength, strengths)
         rows.add_row(candidate.submodel, strength, memory, step, format_bytes(candidate.traffic))
     console.print(rows)
@@ -36,9 +42,13 @@ def show_plan(planned: Planned) -> None:
         "memory and step: predicted - upper bound; the budget must allow the upper bound. memory: "
         "peak of the agent's process. step: one batch. sent: both ways in a round"
     )
+    if planned.exceeding:
+        say(">=: estimated without an export; the upper bound is at least this")
     print()
-    for row in planned.plan.rows:
-        say(f"{row.candidate.submodel}: {why(row, planned.plan.chosen)}")
+    for row, _, reason in figures:
+        say(f"{row.candidate.submodel}: {reason}")
+    for reason, same in groupby(planned.not_needed, lambda row: why_not_computed(row, chosen)):
+        say(f"{reason}: {', '.join(row.candidate.submodel for row in same)}")
     for other in planned.impossible:
         reason = other.reason.removeprefix(f"{other.submodel!r}: ")
         say(f"{other.submodel}: not possible: {reason}")
@@ -64,7 +74,7 @@ def distinct(value: float, others: Iterable[float]) -> str:
 def say(sentence: str) -> None:
     """Print a sentence in lines of the terminal's width."""
     width = Console().width
-    print(fill(sentence, width, subsequent_indent="  ", break_long_words=False))
+    print(filled(sentence, width, "  "))
 
 
 def allowed(planned: Planned) -> str:
@@ -78,15 +88,15 @@ def allowed(planned: Planned) -> str:
     return ", ".join(parts)
 
 
+def at_least(figure: Figure, unit: Callable[[float], str]) -> str:
+    """A lower bound of the figure that the budget must allow; empty if nothing is known."""
+    return f">={unit(figure.upper)}" if figure.upper else UNKNOWN_CELL
+
+
 def span(figure: Figure, unit: Callable[[float], str]) -> str:
     """A prediction and its upper bound. If both have the same unit, it is written once."""
     low, high = unit(figure.value).split(), unit(figure.upper).split()
     return " ".join([f"{low[0]}-{high[0]}", high[1]] if low[1] == high[1] else [*low, "-", *high])
-
-
-def amount(resource: str, value: float) -> str:
-    """An amount of a resource with its unit."""
-    return format_seconds(value) if resource == "step-time" else format_bytes(value)
 
 
 def as_option(resource: str, needed: float) -> str:
@@ -110,6 +120,21 @@ def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str
     over = ", ".join(f"{e.resource}: over by {amount(e.resource, e.over)}" for e in row.excesses)
     needs = " ".join(written(e.resource, e.needed) for e in row.excesses)
     return f"{over} (would fit with {needs})"
+
+
+def why_not_computed(row: Row, chosen: Candidate | None) -> str:
+    """Why a candidate was not computed: estimates exclude it, or it is not better than `chosen`."""
+    if row.excesses:
+        # What a round sends is exact without an export.
+        return ", ".join(
+            f"{e.resource}: over by {'' if e.resource == 'bandwidth' else 'at least '}"
+            f"{amount(e.resource, e.over)}"
+            for e in row.excesses
+        )
+    assert chosen is not None
+    if row.candidate.strength < chosen.strength:
+        return f"not needed, because weaker than {chosen.submodel}"
+    return f"not needed, because as strong as {chosen.submodel} and larger"
 
 
 def budget(resource: str, needed: float) -> str:
@@ -154,10 +179,28 @@ def as_json(planned: Planned) -> dict[str, Any]:
         },
         "chosen": None if chosen is None else chosen.submodel,
         "candidates": [row_as_json(row, chosen) for row in planned.plan.rows],
+        "not_computed": [
+            estimate_as_json(row, chosen) for row in (*planned.exceeding, *planned.not_needed)
+        ],
         "impossible": [
             {"submodel": spec.submodel, "reason": spec.reason} for spec in planned.impossible
         ],
         "notes": list(planned.notes),
+    }
+
+
+def estimate_as_json(row: Row, chosen: Candidate | None) -> dict[str, Any]:
+    """The entry of a candidate that was not computed; null is unknown."""
+    candidate = row.candidate
+    step = None if candidate.step is None else candidate.step.upper or None
+    return {
+        "submodel": candidate.submodel,
+        "strength_at_most": candidate.strength,
+        "memory_upper_bytes_at_least": round(candidate.memory.upper) or None,
+        "step_upper_s_at_least": step,
+        "traffic_bytes": candidate.traffic or None,
+        "exceeded": [{"budget": e.resource, "over_at_least": e.over} for e in row.excesses],
+        "verdict": why_not_computed(row, chosen),
     }
 
 

@@ -3,7 +3,7 @@
 This is tried only for submodels that are stronger than the chosen one and exceed only the memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from profiles.cost_model.submodel_choice import Candidate, Plan, Row
 from profiles.text_formatting import format_bytes
@@ -14,22 +14,6 @@ MOST = 2.0
 """A submodel that needs over this many times the memory budget is not tried. In the benchmarks,
 no step shrinks to less than half."""
 SUFFIX = f",{RECOMPUTE.name}={RECOMPUTE.words[1]}"
-
-
-def worth_recomputing(plan: Plan) -> list[str]:
-    """The specs with `recompute=yes` that may be better than the chosen submodel of `plan`.
-
-    Specs that the plan already has are left out.
-    """
-    known = {row.candidate.submodel for row in plan.rows}
-    return [
-        row.candidate.submodel + SUFFIX
-        for row in plan.rows
-        if is_excluded_by_memory_alone(row)
-        and (plan.chosen is None or row.candidate.strength > plan.chosen.strength)
-        and not decides(row.candidate.submodel)
-        and row.candidate.submodel + SUFFIX not in known
-    ]
 
 
 def decides(spec: str) -> bool:
@@ -47,14 +31,12 @@ def is_excluded_by_memory_alone(row: Row) -> bool:
     return row.excesses[0].needed <= MOST * row.excesses[0].budget
 
 
-def saving(plan: Plan, variants: Sequence[Candidate]) -> list[Candidate]:
-    """The `variants` that need less memory than the same submodel in `plan`."""
-    plain = {row.candidate.submodel + SUFFIX: row.candidate for row in plan.rows}
-    return [
-        variant
-        for variant in variants
-        if variant.memory.upper < plain[variant.submodel].memory.upper
-    ]
+def saves(variant: Candidate, others: Iterable[Candidate]) -> bool:
+    """Whether `variant` needs less memory than the same submodel without it among `others`."""
+    return any(
+        plain.submodel + SUFFIX == variant.submodel and variant.memory.upper < plain.memory.upper
+        for plain in others
+    )
 
 
 def trades(plan: Plan) -> Iterator[str]:

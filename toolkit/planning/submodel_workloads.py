@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +12,11 @@ from torch import nn
 
 import toolkit
 from device_agent.formats.atomic_files import write_file
-from device_agent.formats.manifest import Record, Train, uploaded
+from device_agent.formats.manifest import Record, Step, Train, uploaded
 from exporters.export import compile_graphs
 from exporters.graph_cache import cache_folder
 from exporters.onnx.graph_workload import signature_work
+from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.program_identity import digest, environment, sources_digest
 from exporters.recording.capture import SharedRecording, capture
 from exporters.recording.captured import Captured
@@ -23,8 +24,10 @@ from profiles.cost_model import memory_rule, workload
 from profiles.cost_model.memory_rule import state_bytes
 from profiles.cost_model.workload import SignatureWork, Workload
 from profiles.errors import EdgeTailorError
+from toolkit.aggregation import submodel_strength
 from toolkit.aggregation.submodel_strength import strength, trainable
 from toolkit.families import family_named
+from toolkit.planning import least_work
 from toolkit.splitting import split
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -33,13 +36,21 @@ from toolkit.submodels.submodel import Submodel, element_count
 
 logger = logging.getLogger(__name__)
 
+ESTIMATE = ".estimate"
+"""In the name of a file of the cache that holds a lower bound."""
+
 
 class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A submodel, its strength, and its workload: what a device has to compute and transfer."""
+    """A submodel, its strength, and its workload: what a device has to compute and transfer.
+
+    If the workload is a lower bound, `activations` are the bytes of all outputs of layers for one
+    batch. A step keeps most of them.
+    """
 
     submodel: str
     strength: float
     work: Workload
+    activations: int = 0
 
 
 class Impossible(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -86,56 +97,91 @@ class Workloads:
     def remembered(self, spec: str) -> Known | Impossible | None:
         """The cached result of `spec`, or None. Raises SpecError if `spec` is wrong."""
         family_named(parse_spec(spec).family)
-        if self.cache is None:
-            return None
-        try:
-            return msgspec.json.decode(
-                self.file_of(self.cache, spec).read_bytes(), type=Known | Impossible
-            )
-        except (OSError, ValueError, msgspec.MsgspecError):
-            return None
+        return self.read(self.file_of(spec))
 
     def of(self, spec: str) -> Known | Impossible:
         """Read the workload of `spec` from the cache, or export its training graphs.
 
         Raises SpecError if `spec` is wrong.
         """
-        known = self.remembered(spec)
-        if known is not None:
-            return known
+        return self.remembered(spec) or self.keep(spec, self.file_of(spec), self.compute)
+
+    def remembered_estimate(self, spec: str) -> Known | Impossible | None:
+        """The cached result of `at_least`, or None."""
+        return self.read(self.file_of(spec, ESTIMATE))
+
+    def at_least(self, spec: str) -> Known | Impossible:
+        """A lower bound of the workload of `spec`, without an export, or why it is not possible.
+
+        The strength and the bytes of a round are exact. Raises SpecError if `spec` is wrong.
+        """
+        known = self.remembered_estimate(spec)
+        return known or self.keep(spec, self.file_of(spec, ESTIMATE), self.estimate)
+
+    def file_of(self, spec: str, kind: str = "") -> Path | None:
+        """The file of `spec` in the cache; None without a cache."""
+        return self.cache and self.cache / f"{digest([self.key, spec])}{kind}.json"
+
+    def read(self, file: Path | None) -> Known | Impossible | None:
+        """The result in a file of the cache; None if there is none."""
+        if file is None:
+            return None
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=Known | Impossible)
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return None
+
+    def keep(
+        self, spec: str, file: Path | None, compute: Callable[[Submodel], Known]
+    ) -> Known | Impossible:
+        """Split the submodel `spec`, `compute` its result and write this to `file`."""
+        result: Known | Impossible
         try:
             with self.recording:
                 submodel = split(self.model, spec, self.sample_shape, self.training)
-            known = self.compute(submodel)
+            result = compute(submodel)
         except EdgeTailorError as error:
-            known = Impossible(submodel=spec, reason=str(error))
-        if self.cache is not None:
+            result = Impossible(submodel=spec, reason=str(error))
+        if file is not None:
             # The cache only saves time: a plan works without it.
             with suppress(OSError):
-                write_file(self.file_of(self.cache, spec), msgspec.json.encode(known))
-        return known
-
-    def file_of(self, cache: Path, spec: str) -> Path:
-        """The file of `spec` in the folder `cache`."""
-        return cache / f"{digest([self.key, spec])}.json"
+                write_file(file, msgspec.json.encode(result))
+        return result
 
     def compute(self, submodel: Submodel) -> Known:
         """Compute strength and workload of `submodel`. Raises ExportError if the export fails."""
-        program, batch = submodel.program, self.training.batch_size
-        signatures = {signature.name: signature for signature in program.signatures}
-        stages = [i.signature for i in program.schedule if isinstance(i, Record)]
-        steps = [s for i in program.schedule if isinstance(i, Train) for s in i.steps]
-        needed = [signatures[name] for name in (*stages, *(s.signature for s in steps))]
+        batch = self.training.batch_size
+        signatures = needed_signatures(submodel.program)
         # An export of this submodel finds these graphs in the cache.
         graphs = compile_graphs(
-            dataclasses.replace(program, signatures=tuple(needed)), cache=self.cache is not None
+            dataclasses.replace(submodel.program, signatures=signatures),
+            cache=self.cache is not None,
         )
 
-        def work(name: str, times: int = 1) -> SignatureWork:
-            return signature_work(signatures[name], batch, times, graphs[name].data)
+        def work(signature: ProgramSignature, times: int) -> SignatureWork:
+            return signature_work(signature, batch, times, graphs[signature.name].data)
 
-        recording = [work(name) for name in stages]
-        training = [work(s.signature, s.times) for s in steps]
+        return self.known(submodel, work)
+
+    def estimate(self, submodel: Submodel) -> Known:
+        """Compute the strength of `submodel` and a lower bound of its workload."""
+
+        def work(signature: ProgramSignature, times: int) -> SignatureWork:
+            # Of the steps of a schedule, those with labels run the recorded model.
+            forward = any(port.kind == "labels" for port in signature.inputs)
+            macs = submodel.counts.macs if forward else 0
+            return least_work.of_signature(signature, self.training.batch_size, times, macs)
+
+        activations = 4 * submodel.counts.activations
+        return msgspec.structs.replace(self.known(submodel, work), activations=activations)
+
+    def known(
+        self, submodel: Submodel, work: Callable[[ProgramSignature, int], SignatureWork]
+    ) -> Known:
+        """The strength and the workload of `submodel`; `work` is that of a signature."""
+        program = submodel.program
+        signatures = {signature.name: signature for signature in program.signatures}
+        stages, steps = stages_of(program), steps_of(program)
         states = {
             port.state
             for step in steps
@@ -147,8 +193,8 @@ class Workloads:
             submodel=str(submodel.spec),
             strength=strength(str(submodel.spec), table, trainable(from_model(self.model).tensors)),
             work=Workload(
-                recording=tuple(recording),
-                training=tuple(training),
+                recording=tuple(work(signatures[stage.signature], 1) for stage in stages),
+                training=tuple(work(signatures[step.signature], step.times) for step in steps),
                 state=state_bytes(
                     {
                         e.name: 4 * element_count(e.shape)
@@ -161,6 +207,23 @@ class Workloads:
                 up=sum(4 * element_count(e.shape) for e in table),
             ),
         )
+
+
+def stages_of(program: Program) -> list[Record]:
+    """The instructions of `program` that record activations."""
+    return [instruction for instruction in program.schedule if isinstance(instruction, Record)]
+
+
+def steps_of(program: Program) -> list[Step]:
+    """The steps of each batch of the training of `program`."""
+    return [step for i in program.schedule if isinstance(i, Train) for step in i.steps]
+
+
+def needed_signatures(program: Program) -> tuple[ProgramSignature, ...]:
+    """The signatures that a round runs to train: those of the stages and of the steps."""
+    signatures = {signature.name: signature for signature in program.signatures}
+    stages = [stage.signature for stage in stages_of(program)]
+    return tuple(signatures[name] for name in (*stages, *(s.signature for s in steps_of(program))))
 
 
 def content(captured: Captured) -> Iterable[str]:
@@ -186,7 +249,8 @@ SPLITTING_FOLDERS = (
 def code_version() -> str:
     """A hash of all code and libraries that determine graphs or workloads."""
     own = Path(toolkit.__file__).parent
-    sources = [Path(__file__), *(Path(str(m.__file__)) for m in (workload, memory_rule))]
+    modules = (workload, memory_rule, least_work, submodel_strength)
+    sources = [Path(__file__), *(Path(str(module.__file__)) for module in modules)]
     for folder in SPLITTING_FOLDERS:
         sources += own.glob(f"{folder}/*.py")
     texts = (path.read_text(encoding="utf-8") for path in sorted(sources))

@@ -48,6 +48,15 @@ class Family(ABC):
         """
         return None
 
+    def most_strength(self, spec: Spec) -> float:
+        """The largest strength that a submodel of this size can have, whatever the model is.
+
+        Raises:
+            SpecError: If the size is missing or out of range.
+        """
+        stated = self.strength(spec)
+        return 1.0 if stated is None else stated
+
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
     ) -> Mapping[str, Tensor | Product]:

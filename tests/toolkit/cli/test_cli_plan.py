@@ -15,31 +15,35 @@ from toolkit.planning.plan_display import distinct
 
 LOADING = ["loading PyTorch", "loading the model", "recording the model"]
 SPECS = ("full", "width:0.5", "slice:classifier", "low-rank:0.5")
-TABLE = """\
+CHOSEN = f"""\
+made-up: 88.0 MB of memory, 0.400 ms a step
 submodel          strength        memory            step    sent
-full                  1.00  84.8-85.5 MB  0.407-0.610 ms  2.8 kB
+full                  1.00     >=84.8 MB      >=0.571 ms  2.8 kB
 slice:classifier      0.85  84.4-85.0 MB  0.230-0.344 ms  2.6 kB
-width:0.5             0.50  84.8-85.5 MB  0.401-0.601 ms  1.4 kB
 memory and step: predicted - upper bound; the budget must allow the upper bound.
   memory: peak of the agent's process. step: one batch. sent: both ways in a
   round
+>=: estimated without an export; the upper bound is at least this
 
+full: step-time: over by at least 0.171 ms
+slice:classifier: chosen
+not needed, because weaker than slice:classifier: low-rank:0.5, width:0.5
+note: the runtime's memory could not be measured: it is assumed as on x86-64
+next: edgetailor export {" ".join(TINY)} --submodel slice:classifier --out bundle
+"""
+WEAKEST = """\
+submodel          strength        memory            step    sent
+full                  1.00     >=84.8 MB      >=0.571 ms  2.8 kB
+slice:classifier      0.85     >=84.7 MB      >=0.330 ms  2.6 kB
+width:0.5             0.50  84.8-85.5 MB  0.401-0.601 ms  1.4 kB
 """
 IMPOSSIBLE = """\
 low-rank:0.5: not possible: no layer of this model gets smaller; conv: the first
   layer; classifier: the classifier. With keep=0 conv would get smaller.
-note: the runtime's memory could not be measured: it is assumed as on x86-64
-"""
-CHOSEN = f"""\
-made-up: 88.0 MB of memory, 0.400 ms a step
-{TABLE}full: step-time: over by 0.210 ms (would fit with --step-time 0.000611)
-slice:classifier: chosen
-width:0.5: step-time: over by 0.201 ms (would fit with --step-time 0.000601)
-{IMPOSSIBLE}next: edgetailor export {" ".join(TINY)} --submodel slice:classifier --out bundle
 """
 NOTHING = """\
-Error: Nothing fits made-up. slice:classifier comes nearest; memory: over by 31.0 MB (would fit \
-with --memory 85.0MB).
+Error: Nothing fits made-up. width:0.5 comes nearest; memory: over by 31.5 MB (would fit \
+with --memory 85.6MB).
 """
 
 
@@ -64,21 +68,33 @@ def plan(desk: Path, *budgets: str, specs: tuple[str, ...] = SPECS) -> Done:
 def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
     done = plan(desk, "--memory", "88MB", "--step-time", "0.0004")
     assert (done.code, done.stdout) == (0, CHOSEN)
-    looked = [line.partition("] ")[2] for line in done.stderr.splitlines()]
+    *looked, last = [line.partition("] ")[2] for line in done.stderr.splitlines()]
     assert looked[:3] == LOADING
-    del looked[:3]
-    kept = desk / "cache"
-    assert looked[0] == "4 of 4 submodels to export, seconds to a minute each"
-    assert looked[1].startswith("results are kept in")
-    assert looked[-4:] == [f"exporting {spec} ({n} of 4)" for n, spec in enumerate(SPECS, 1)]
-    # The cache keeps results and impossible submodels, also for another learning rate.
+    assert looked[3].startswith("results are kept in")
+    assert looked[4:] == ["estimating full", "estimating slice:classifier"]
+    assert last == "exporting slice:classifier, seconds to a minute"
+    # The cache keeps estimates and results, also for another learning rate.
     for options in ((), ("--learning-rate", "1", "--epochs", "3")):
         again = plan(desk, "--memory", "88MB", "--step-time", "0.0004", *options)
         assert again.stdout.splitlines()[:-1] == CHOSEN.splitlines()[:-1]
         assert stages(again) == LOADING
-    assert len(list(kept.glob("*.json"))) == 4
-    one_more = plan(desk, "--memory", "88MB", specs=("full", "width:0.25"))
-    assert one_more.stderr.splitlines()[-1].endswith("] exporting width:0.25 (1 of 1)")
+
+
+def test_a_budget_that_decides_nothing_is_named(desk: Path) -> None:
+    done = plan(desk, "--memory", "200MB", "--no-cache")
+    assert done.code == 0
+    skipped = "slice:classifier, low-rank:0.5, width:0.5"
+    assert f"full: chosen\nnot needed, because weaker than full: {skipped}\n" in done.stdout
+    assert "note: the budgets decide nothing: without them, full would be chosen, too" in (
+        done.stdout
+    )
+
+
+def test_impossible_submodels_are_named_where_they_would_be_next(desk: Path) -> None:
+    done = plan(desk, "--memory", "88MB", "--bandwidth", "2kB", "--no-cache")
+    assert done.code == 0
+    assert WEAKEST in done.stdout
+    assert IMPOSSIBLE in done.stdout
 
 
 @pytest.mark.long
@@ -112,27 +128,30 @@ def test_step_times_have_units(desk: Path) -> None:
 
 
 def test_where_nothing_fits(desk: Path) -> None:
-    done = plan(desk, "--memory", "54MB", specs=SPECS[:3])
+    done = plan(desk, "--memory", "54MB", "--no-cache", specs=SPECS[:3])
     assert done.code == 5
     assert done.stderr.endswith(NOTHING)
-    assert "full: memory: over by 31.5 MB (would fit with --memory 85.6MB)" in done.stdout
+    assert "full: memory: over by at least 30.8 MB" in done.stdout
+    assert "note: memory: every candidate needs at least 84." in done.stdout
 
 
 def test_json(desk: Path) -> None:
-    done = plan(desk, "--memory", "88MB", "--bandwidth", "2kB", "--json", specs=SPECS[:3])
+    done = plan(
+        desk, "--memory", "88MB", "--bandwidth", "2kB", "--json", "--no-cache", specs=SPECS[:3]
+    )
     document = json.loads(done.stdout)
     assert done.code == 0
-    assert (document["version"], document["chosen"]) == (1, "width:0.5")
+    assert (document["version"], document["chosen"]) == (2, "width:0.5")
     assert document["budgets"] == {
         "memory_bytes": 88_000_000, "step_s": None, "traffic_bytes": 2000,
     }  # fmt: skip
-    [full, *_] = document["candidates"]
-    assert (full["submodel"], full["binding"], full["fits"]) == ("full", "bandwidth", False)
+    width = document["candidates"][-1]
+    assert (width["submodel"], width["binding"], width["fits"]) == ("width:0.5", None, True)
+    [full, *_] = document["not_computed"]
+    assert (full["submodel"], full["strength_at_most"]) == ("full", 1)
     # 36 + 4 + 4 + 36 * 8 + 8 parameters and 8 statistics of 4 bytes, both ways.
     assert full["traffic_bytes"] == 2 * 4 * (36 + 8 + 8 + 36 * 8 + 8)
-    assert full["exceeded"] == [
-        {"budget": "bandwidth", "over": 784, "smallest_admitting": full["traffic_bytes"]}
-    ]
+    assert full["exceeded"] == [{"budget": "bandwidth", "over_at_least": 784}]
 
 
 def test_strengths_that_differ_read_differently() -> None:

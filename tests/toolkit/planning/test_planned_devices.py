@@ -27,7 +27,8 @@ from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from toolkit.coordinator.devices.submodel_assignment import Planner
 from toolkit.coordinator.server import Server
-from toolkit.planning.plan import candidate, find_workloads
+from toolkit.planning.candidate_lookup import candidate
+from toolkit.planning.plan import find_workloads
 from toolkit.planning.submodel_workloads import Known, Workloads
 from vector_fleet import (
     CONFIG,

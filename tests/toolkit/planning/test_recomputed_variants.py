@@ -11,7 +11,7 @@ from made_calibration import DEVICE
 from profiles.cost_model.submodel_choice import Budgets, Candidate, Figure
 from profiles.cost_model.submodel_choice import plan as choose
 from toolkit.planning.plan import Planned
-from toolkit.planning.recomputed_variants import saving, trades, worth_recomputing
+from toolkit.planning.recomputed_variants import saves, trades
 
 SHAPE = (3, 32, 32)
 MB = 10**6
@@ -55,13 +55,12 @@ def test_what_fits_only_with_recomputation_is_chosen_with_its_price(deep: nn.Mod
     assert 0 < share < 1 / 3
     # Far below, it is not even tried.
     assert [row.candidate.submodel for row in planned(deep, 30 * MB).plan.rows] == ["full"]
-
-
-def test_a_variant_that_was_asked_for_has_one_row(deep: nn.Module) -> None:
+    # If it is asked for, it has one row.
     specs = ["full", "full,recompute=yes"]
-    recomputed = et.plan(deep, SHAPE, DEVICE, memory=round(70 * MB), specs=specs).plan
-    assert recomputed.chosen is None
-    assert sorted(row.candidate.submodel for row in recomputed.rows) == specs
+    memory = round(recomputed.plan.chosen.memory.upper - 1)
+    both = et.plan(deep, SHAPE, DEVICE, memory=memory, specs=specs).plan
+    assert both.chosen is None
+    assert sorted(row.candidate.submodel for row in both.rows) == specs
 
 
 def candidate(submodel: str, strength: float, memory: float, traffic: int = 1) -> Candidate:
@@ -71,23 +70,13 @@ def candidate(submodel: str, strength: float, memory: float, traffic: int = 1) -
     )
 
 
-def test_only_stronger_submodels_that_memory_alone_excludes_are_tried() -> None:
-    rows = [
-        candidate("full", 1.0, 190),
-        candidate("low-rank:0.9", 0.9, 210),  # more than twice the budget
-        candidate("width:0.8", 0.8, 150, traffic=9),  # sends too much
-        candidate("slice:0.7,recompute=yes", 0.7, 120),
-        candidate("slice:0.6+low-rank:0.5", 0.6, 110),
-        candidate("width:0.5", 0.5, 90),
-        candidate("width:0.4", 0.4, 110),
-        candidate("slice:0.65,recompute=no", 0.65, 120),
+def test_a_variant_that_needs_less_saves() -> None:
+    plain = [candidate("full", 1.0, 190), candidate("low-rank:0.6", 0.6, 110)]
+    variants = [
+        candidate("full,recompute=yes", 1.0, 190),
+        candidate("low-rank:0.6,recompute=yes", 0.6, 100),
     ]
-    plan = choose(rows, Budgets(memory=100, traffic=5))
-    assert plan.chosen is rows[5]
-    recomputed = ["full,recompute=yes", "slice:0.6+low-rank:0.5,recompute=yes"]
-    assert worth_recomputing(plan) == recomputed
-    variants = [candidate(recomputed[0], 1.0, 190), candidate(recomputed[1], 0.6, 100)]
-    assert saving(plan, variants) == variants[1:]
+    assert [saves(variant, plain) for variant in variants] == [False, True]
 
 
 def test_a_variant_that_saves_nothing_says_so() -> None:

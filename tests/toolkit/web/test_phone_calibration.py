@@ -12,7 +12,8 @@ from phones import Keeping, Phone, fleet, samples
 from profiles.cost_model.prediction import TIMED
 from toolkit.coordinator.devices.submodel_assignment import Planner
 from toolkit.coordinator.server import Server
-from toolkit.planning.plan import candidate, find_workloads
+from toolkit.planning.candidate_lookup import candidate
+from toolkit.planning.plan import find_workloads
 from toolkit.planning.submodel_workloads import Known, Workloads
 from toolkit.submodels.hyperparameters import TrainingConfig
 
