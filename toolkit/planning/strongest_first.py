@@ -61,9 +61,8 @@ class Entry:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """The sort key that puts the best entry first; after equal strengths, variants last."""
-        strength, *needs = preference(self.candidate)
-        return (strength, self.recomputes, *needs, self.spec)
+        """The sort key that puts the best entry first."""
+        return (*preference(self.candidate), self.spec)
 
 
 Look = Callable[[Entry], Entry | None]
@@ -89,7 +88,8 @@ def search(listed: Iterable[Entry], look: Look, budgets: Budgets) -> Searched:
     """Find the best of the entries `listed` that keeps all `budgets`.
 
     If only memory excludes a computed candidate, its variant with `recompute=yes` is tried before
-    weaker candidates.
+    weaker candidates. No equally strong candidate fits then: one that needs less memory is looked
+    at first.
     """
     waiting = [(entry.order, entry) for entry in listed]
     specs = {entry.spec for _, entry in waiting}

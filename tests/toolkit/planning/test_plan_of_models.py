@@ -91,7 +91,10 @@ def test_estimates_are_lower_bounds(submodels: tuple[Forgetful, list[str]]) -> N
         least, exact = workloads.at_least(spec), workloads.of(spec)
         if isinstance(exact, Impossible):
             continue
+        variant = workloads.of(spec + VARIANT)
         assert isinstance(least, Known)
+        assert isinstance(variant, Known)
+        assert candidate(least, DEVICE).memory.upper <= candidate(variant, DEVICE).memory.upper
         below, above = candidate(least, DEVICE), candidate(exact, DEVICE)
         assert below.memory.value <= above.memory.value
         assert below.memory.upper <= above.memory.upper

@@ -120,10 +120,12 @@ def worlds(draw: st.DrawFn) -> Submodels:
         if possible == "yes":
             submodels.exact[spec] = exact
             if draw(st.booleans()):
-                again = candidate(
-                    spec + VARIANT, strength, draw(amounts), step and step + 1, traffic
+                # A lower bound also bounds the variant.
+                lighter = max(draw(amounts), share * memory)
+                name = spec + VARIANT
+                submodels.exact[name] = candidate(
+                    name, strength, lighter, step and step + 1, traffic
                 )
-                submodels.exact[spec + VARIANT] = again
     return submodels
 
 
