@@ -21,6 +21,8 @@ LOOK_S = 0.1
 GRACE_S = 5.0
 """Seconds that a child has to end by itself before it is killed."""
 PR_SET_PDEATHSIG = 1
+NICENESS = 10
+"""How much background processes yield to others; the most is 19."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,13 @@ class Processes:
         _end(self._children, GRACE_S)
 
     def start(
-        self, name: str, module: str, arguments: Sequence[object], stdout: Path | None = None
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[object],
+        stdout: Path | None = None,
+        *,
+        background: bool = False,
     ) -> Child:
         """Run `python -m module arguments`.
 
@@ -83,6 +91,7 @@ class Processes:
             module: The Python module to run.
             arguments: Its command-line arguments.
             stdout: The file for its standard output; the log by default.
+            background: Let the other processes go first.
 
         Returns:
             The running child.
@@ -96,7 +105,7 @@ class Processes:
                 stderr=talk,
                 env=_environment(),
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=_go_last if background else _end_with_parent,
             )
         child = Child(name, log, process)
         self._children.append(child)
@@ -175,6 +184,12 @@ def _end_with_parent() -> None:
     """Make Linux end this new process when its parent ends, even if the parent was killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _go_last() -> None:
+    """Do as `_end_with_parent`, and let other processes go first."""
+    _end_with_parent()
+    os.nice(NICENESS)
 
 
 def _end(

@@ -25,6 +25,7 @@ class DemoFolder:
         self.bundles = self.root / "bundles"
         self.profiles = self.root / "profiles"
         self.larger_model = self.root / "larger-model"
+        self.larger_memory = self.root / "larger-model.json"
         self.logs = self.root / "logs"
         self.baselines = self.root / "baselines.json"
         self.model = self.root / MODEL

@@ -14,7 +14,7 @@ from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError
 from toolkit.demo import demo_fleet, demo_settings, measurements
 from toolkit.demo.baselines import Baselines
-from toolkit.demo.child_processes import Processes, interruptible
+from toolkit.demo.child_processes import Child, Processes, interruptible
 from toolkit.demo.demo_charts import draw
 from toolkit.demo.demo_folder import DemoFolder
 from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
@@ -25,8 +25,8 @@ from toolkit.demo.live_display import display
 
 logger = logging.getLogger(__name__)
 
-BASELINES_S = 1800.0
-"""Time limit of training the baselines, in seconds."""
+COMPARISONS_S = 1800.0
+"""Seconds that the comparisons have to end after the last round."""
 
 
 def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) -> DemoResult:
@@ -58,10 +58,10 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
     job = Job(folder, demo_settings.members(demo_settings.fleet(all_full)), rounds, seed)
     with interruptible(), Processes(folder.logs) as processes:
         held_out, samples = job.distribute_data()
-        status = job.federate(processes)
+        status, comparisons = job.federate(processes, all_full)
+        baselines, memory = job.finish(processes, comparisons)
         logger.info("Measuring each submodel, one after another")
         profiles = measurements.profile_fleet(folder, processes, job.members)
-        baselines, memory = job.compare(processes, all_full)
     devices = device_reports(job.members, samples, status, profiles)
     result = DemoResult(
         out=out,
@@ -97,8 +97,12 @@ class Job:
         logger.info(f"Distributing the digits over {len(self.members)} devices")
         return write_data(self.folder, [member.name for member in self.members], self.seed)
 
-    def federate(self, processes: Processes) -> Status:
-        """Run all rounds and keep the bundles and the global model. Returns the last status."""
+    def federate(self, processes: Processes, all_full: bool) -> tuple[Status, list[Child]]:
+        """Run all rounds and keep the bundles and the global model.
+
+        Returns:
+            The last status, and the processes of `start_comparisons`, which may still run.
+        """
         folder, members = self.folder, self.members
         logger.info("Starting the coordinator")
         kinds = list({member.kind.name: member.kind for member in members}.values())
@@ -107,31 +111,45 @@ class Job:
         )
         logger.info(f"Starting {len(members)} agents while the coordinator makes training graphs")
         agents = demo_fleet.start_agents(folder, processes, members, link.url, self.seed)
+        comparisons = self.start_comparisons(processes, all_full)
         with display([member.name for member in members], self.start) as show:
             demo_fleet.watch(link, processes.pause, show)
         status = demo_fleet.finish(link, processes, coordinator, agents)
         measurements.keep_bundles(folder, members)
         shutil.copyfile(folder.coordinator / folder.model.name, folder.model)
-        return status
+        return status, comparisons
 
-    def compare(
-        self, processes: Processes, all_full: bool
-    ) -> tuple[Baselines, tuple[TrainingMemory, ...]]:
-        """Train the baselines and measure the memory of a larger model's submodels.
+    def start_comparisons(self, processes: Processes, all_full: bool) -> list[Child]:
+        """Start to train the baselines and to measure the memory of a larger model's submodels.
 
-        Both run at the same time, because a memory peak does not depend on other processes.
+        They use the time that the fleet leaves. Neither an accuracy nor a peak of memory depends on
+        other processes.
         """
         folder = self.folder
         logger.info("Training two baselines: all devices full, and each device alone")
         arguments = [folder.root, self.rounds, self.seed, not all_full]
         training = processes.start(
-            "baselines", "toolkit.demo.baselines", arguments, stdout=folder.baselines
+            "baselines", "toolkit.demo.baselines", arguments, folder.baselines, background=True
         )
         logger.info("Measuring the memory of %s at the same time", demo_settings.LARGER_NAME)
-        export = measurements.start_export(folder, processes)
-        measured = measurements.larger_memory(folder, processes, export)
-        processes.finish([training], BASELINES_S)
-        return Baselines(**json.loads(folder.baselines.read_text())), measured
+        measuring = processes.start(
+            "larger-model",
+            "toolkit.demo.larger_model",
+            [folder.root],
+            folder.larger_memory,
+            background=True,
+        )
+        return [training, measuring]
+
+    def finish(
+        self, processes: Processes, comparisons: Sequence[Child]
+    ) -> tuple[Baselines, tuple[TrainingMemory, ...]]:
+        """Wait for `comparisons`, and read their results."""
+        logger.info("Waiting for the baselines and the memory of %s", demo_settings.LARGER_NAME)
+        processes.finish(comparisons, COMPARISONS_S)
+        baselines = Baselines(**json.loads(self.folder.baselines.read_text()))
+        measured = json.loads(self.folder.larger_memory.read_text())
+        return baselines, tuple(TrainingMemory(**memory) for memory in measured)
 
 
 def device_reports(

@@ -13,7 +13,7 @@ import pytest
 
 from refusals import refused
 from toolkit.demo import demo_settings
-from toolkit.demo.child_processes import Processes
+from toolkit.demo.child_processes import NICENESS, Processes
 from toolkit.demo.run_demo import run_demo
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,6 +62,16 @@ def test_a_child_that_does_not_end_in_time_is_an_error(modules: Path) -> None:
         sleeper = processes.start("phone-1", "sleeper", [])
         with refused("demo.process-timeout", process="phone-1", limit_s=1):
             processes.finish([sleeper], 1)
+
+
+def test_background_children_let_the_others_go_first(modules: Path) -> None:
+    with Processes(modules) as processes:
+        usual, last = (
+            os.getpriority(os.PRIO_PROCESS, processes.start("a", "sleeper", [], **how).process.pid)
+            for how in ({}, {"background": True})
+        )
+    assert last == min(usual + NICENESS, 19)
+    assert usual == os.getpriority(os.PRIO_PROCESS, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
