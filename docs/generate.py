@@ -52,14 +52,19 @@ def sources() -> Iterator[Path]:
 
 
 @cache
+def syntax_of(path: Path) -> ast.Module:
+    """The syntax tree of a Python file. Other files import from it, so it is read many times."""
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
 def error_sites() -> tuple[ErrorSite, ...]:
     """Every call in the packages that makes an error, or an answer with an error's code."""
     makers = error_classes() | forwarding_functions()
     found = []
     for path in sources():
-        tree = ast.parse(path.read_text("utf-8"))
-        texts = known_texts(tree)
-        for node in ast.walk(tree):
+        texts = known_texts(path)
+        for node in ast.walk(syntax_of(path)):
             if isinstance(node, ast.Call):
                 place = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"
                 site = error_site(node, place, makers, texts)
@@ -82,7 +87,7 @@ def raises_without_code() -> Iterator[str]:
     """Places that raise one of the project's errors without a code."""
     own = error_classes()
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(syntax_of(path)):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 kind = ast.unparse(node.exc.func).rpartition(".")[2]
                 given = {keyword.arg for keyword in node.exc.keywords}
@@ -95,7 +100,7 @@ def error_classes() -> set[str]:
     """Names of `EdgeTailorError` and all classes derived from it."""
     bases: dict[str, set[str]] = {}
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(syntax_of(path)):
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
     own = {"EdgeTailorError"}
@@ -109,7 +114,7 @@ def forwarding_functions() -> set[str]:
     return {
         node.name
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(syntax_of(path))
         if isinstance(node, ast.FunctionDef) and node.name != "__init__"
         if node.args.args and node.args.args[0].arg == "template"
         if ast.unparse(node.returns or ast.Constant("")).rpartition(".")[2] in error_classes()
@@ -142,23 +147,24 @@ def literal(node: ast.expr | None, texts: Mapping[str, str]) -> str | None:
     return None
 
 
-def known_texts(tree: ast.Module) -> dict[str, str]:
-    """The texts with a name in the module `tree` and those that it imports from the packages."""
-    texts = constant_texts(tree)
-    for node in tree.body:
+def known_texts(module: Path) -> dict[str, str]:
+    """The texts with a name in `module` and those that it imports from the packages."""
+    texts = dict(constant_texts(module))
+    for node in syntax_of(module).body:
         if isinstance(node, ast.ImportFrom):
             path = ROOT / f"{(node.module or '').replace('.', '/')}.py"
             if path.is_file():
-                there = constant_texts(ast.parse(path.read_text("utf-8")))
+                there = constant_texts(path)
                 texts |= {a.asname or a.name: there[a.name] for a in node.names if a.name in there}
     return texts
 
 
-def constant_texts(tree: ast.Module) -> dict[str, str]:
-    """The texts in the module `tree` that have a name."""
+@cache
+def constant_texts(module: Path) -> dict[str, str]:
+    """The texts in `module` that have a name."""
     return {
         target.id: node.value.value
-        for node in tree.body
+        for node in syntax_of(module).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         for target in node.targets
         if isinstance(target, ast.Name) and isinstance(node.value.value, str)
@@ -204,7 +210,7 @@ def folders() -> Iterator[tuple[str, str]]:
     """Each folder of the packages with the first sentence of its `__init__.py`."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("__init__.py")):
-            text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+            text = ast.get_docstring(syntax_of(path)) or ""
             first = " ".join(text.split("\n\n")[0].split())
             yield path.parent.relative_to(ROOT).as_posix(), first
 
