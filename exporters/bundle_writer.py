@@ -1,6 +1,6 @@
 """Combines graphs, weights and manifest into the files of a bundle."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 from safetensors.torch import save
 from torch import Tensor
@@ -15,7 +15,7 @@ from device_agent.formats.manifest import (
     Signature,
     encode,
 )
-from exporters.memory.onnx_footprint import Footprint
+from exporters.graph_figures import figures_of
 from exporters.programs.program import Program
 from exporters.programs.tracing import DTYPES
 from exporters.runtime_graph import Graph, Graphs
@@ -86,7 +86,7 @@ def bundle_files(
                 inputs=tuple(port for port in s.inputs if port.name not in held),
                 outputs=s.outputs,
                 peak_bytes=peak_bytes(graphs[s.name], batch),
-                winograd_peak_bytes=winograd_peak_bytes(graphs[s.name], batch),
+                winograd_peak_bytes=winograd_peak_bytes(graphs[s.name]),
                 in_place=graphs[s.name].in_place,
             )
             for s in program.signatures
@@ -102,24 +102,18 @@ def peak_bytes(graph: Graph, batch: int) -> int | None:
     """Predict the memory peak of a run on `batch` samples, in bytes.
 
     Returns the largest peak among the plain and the blocked forms of the graph; None if shapes
-    depend on the data.
+    depend on the data. The blocked forms must have been made for `batch` samples.
     """
-    blocked = [form.footprint for name, form in graph.forms.items() if name != WINOGRAD]
-    return most((graph.footprint, *blocked), batch)
+    footprints = [figures_of(graph, batch).footprint]
+    footprints += [form.footprint for name, form in graph.forms.items() if name != WINOGRAD]
+    peaks = [footprint.process for footprint in footprints if footprint is not None]
+    return max(peaks) if len(peaks) == len(footprints) else None
 
 
-def winograd_peak_bytes(graph: Graph, batch: int) -> int | None:
-    """Predict the memory peak of the Winograd form, in bytes.
+def winograd_peak_bytes(graph: Graph) -> int | None:
+    """Predict the memory peak of the Winograd form on the batch for which it was made, in bytes.
 
     Returns None if the graph has no such form, or if shapes depend on the data.
     """
     form = graph.forms.get(WINOGRAD)
-    return None if form is None else most([form.footprint], batch)
-
-
-def most(footprints: Iterable[Callable[[int], Footprint]], batch: int) -> int | None:
-    """Return the largest process memory of `footprints`; None if shapes depend on the data."""
-    try:
-        return max(of_batch(batch).process for of_batch in footprints)
-    except ExportError:
-        return None
+    return None if form is None or form.footprint is None else form.footprint.process

@@ -17,6 +17,7 @@ import onnx
 from torch import Tensor
 
 from device_agent.formats.manifest import Port
+from exporters.graph_figures import figures_of
 from exporters.memory.onnx_footprint import footprint
 from exporters.onnx.weight_constants import hold_weights
 from exporters.programs.program import Program
@@ -39,13 +40,13 @@ def with_constants(
     Returns:
         The graphs to deploy, by signature name.
     """
-    alone = read_alone(program)
-    return {
-        name: holding(graph, {p.name: values[str(p.state)] for p in alone[name]}, program.int8)
-        if graph.runtime == "onnx" and alone[name]
-        else graph
-        for name, graph in graphs.items()
-    }
+    alone, batch = read_alone(program), program.largest_batch
+    deployed = dict(graphs)
+    for name, graph in graphs.items():
+        if graph.runtime == "onnx" and alone[name]:
+            held = holding(graph, {p.name: values[str(p.state)] for p in alone[name]}, program.int8)
+            deployed[name] = replace(held, figures=figures_of(held, batch))
+    return deployed
 
 
 def read_alone(program: Program) -> dict[str, list[Port]]:
@@ -68,6 +69,7 @@ def holding(graph: Graph, tensors: Mapping[str, Tensor], int8: Collection[str]) 
         data=data,
         size=len(data),
         footprint=partial(footprint, data),
+        figures=None,
         held=frozenset(tensors),
         dropped=frozenset(dropped),
     )

@@ -1,7 +1,6 @@
 """Exports a program as a bundle folder: lower, verify, write."""
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,19 +10,18 @@ from torch import Tensor
 
 from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.bundle_place import check_bundle_place
-from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, blocked_form
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import read_alone, with_constants
 from exporters.graph_cache import GraphCache, default_cache
+from exporters.graph_figures import figures_of, forms, onnx_figures
+from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx import onnx_writer
-from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint
-from exporters.onnx.forms.winograd import winograd, winograd_footprint
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.program_identity import graphs_key
 from exporters.programs.source_lines import first_line
 from exporters.programs.tracing import TracedGraph
-from exporters.runtime_graph import Form, Graph, Graphs
+from exporters.runtime_graph import Graph, Graphs
 from exporters.verification.verdict import Verdict, worst
 from exporters.verification.verify import verify
 from profiles.errors import EdgeTailorError, ExportError, InputError, VerificationError
@@ -259,9 +257,10 @@ def export(
 
 
 def with_forms(program: Program, graphs: Graphs) -> dict[str, Graph]:
-    """Add the other forms of each ONNX graph (blocked layouts, Winograd's method).
+    """Add the other forms of each ONNX graph (blocked layouts, Winograd's method), and its figures.
 
-    Graphs that will hold constants get no other forms, so that no weight is sent twice.
+    Graphs that will hold constants get neither: no weight is sent twice, and `with_constants`
+    computes their figures.
 
     Args:
         program: The program of a submodel.
@@ -270,20 +269,18 @@ def with_forms(program: Program, graphs: Graphs) -> dict[str, Graph]:
     constants = read_alone(program)
     return {
         name: graph
-        if graph.runtime != "onnx" or constants[name]
-        else replace(graph, forms=dict(forms(graph.data, program.largest_batch)))
+        if graph.runtime == "onnx" and constants[name]
+        else completed(graph, program.largest_batch)
         for name, graph in graphs.items()
     }
 
 
-def forms(graph: bytes, batch: int) -> Iterator[tuple[str, Form]]:
-    """Yield the name and the content of each other form of an ONNX graph, for `batch` samples."""
-    for block in BLOCKS:
-        if (blocks := blocked(graph, block, batch)) is not None:
-            memory = functools.cache(partial(blocked_footprint, graph, block))
-            yield blocked_form(block), Form(blocks, memory)
-    if (faster := winograd(graph)) is not None:
-        yield WINOGRAD, Form(faster, functools.cache(partial(winograd_footprint, graph)))
+def completed(graph: Graph, batch: int) -> Graph:
+    """Return `graph` with its other forms and its figures for `batch` samples."""
+    if graph.runtime != "onnx":
+        return replace(graph, figures=figures_of(graph, batch))
+    sized = SizedGraph(graph.data, batch)
+    return replace(graph, forms=dict(forms(sized)), figures=onnx_figures(sized))
 
 
 def earlier_verdict(unit: GraphUnit, store: GraphCache | None) -> Verdict | None:

@@ -17,11 +17,28 @@ class Form:
 
     Attributes:
         data: Content of its file.
-        footprint: Memory of a run; see `Graph`.
+        footprint: Memory of a run on the batch for which the form was made; None if shapes depend
+            on the data.
     """
 
     data: bytes = field(repr=False)
-    footprint: Callable[[int], Footprint] = field(compare=False, repr=False)
+    footprint: Footprint | None = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a run of a graph on `batch` samples needs, without the graph's other forms.
+
+    Attributes:
+        batch: Number of samples.
+        footprint: Memory of the run; None if shapes depend on the data.
+        computed_again: Share of the work that computes activations a second time; None if shapes
+            depend on the data.
+    """
+
+    batch: int
+    footprint: Footprint | None
+    computed_again: float | None
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,7 @@ class Graph:
         dropped: Values of the traced graph that the file does not compute.
         plan: The memory plan that gives the footprint of a TFLite graph; None for ONNX.
         forms: Other forms by name, see `device_agent/formats/graph_forms.py`.
+        figures: What a run needs, for the largest batch of the program; None if not computed yet.
         traced: The traced graph that was lowered; None if the graph comes from the cache.
     """
 
@@ -54,6 +72,7 @@ class Graph:
     dropped: frozenset[str] = frozenset()
     plan: MemoryPlan | None = field(default=None, compare=False, repr=False)
     forms: Mapping[str, Form] = field(default_factory=dict, compare=False, repr=False)
+    figures: Figures | None = field(default=None, compare=False, repr=False)
     traced: TracedGraph | None = field(default=None, compare=False, repr=False)
 
     @cached_property

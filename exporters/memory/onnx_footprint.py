@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import onnx
 import onnx_ir as ir
@@ -38,37 +39,70 @@ Rewrite = Callable[[ir.Model], object]
 """Changes a model whose tensors all have known shapes."""
 
 
-def footprint(graph: bytes, batch: int, rewrite: Rewrite | None = None) -> Footprint:
-    """Predict the memory that an ONNX graph needs on one thread.
+@dataclass(frozen=True)
+class SizedGraph:
+    """A serialized ONNX graph at one batch size.
 
-    The agent owns the arrays of inputs and outputs. If the new value of a state cannot be written
-    over the old one, both are in memory during a run. The result's `process` follows the rule in
-    `profiles.cost_model.memory_rule`.
-
-    Args:
-        graph: The serialized graph.
-        batch: Samples in a batch.
-        rewrite: Changes the graph before it runs, as the agent does.
-
-    Raises:
-        ExportError: The size of a tensor does not follow from the batch.
+    The shapes of its tensors are inferred once, when they are first needed. The footprints of the
+    graph and of its other forms share them.
     """
-    model = as_opened(onnx.load_from_string(graph))
-    runs = at_batch(model, batch)
-    nodes = len(model.graph.node) - len(runs.graph)  # the nodes that folding removed
-    if rewrite is not None:
-        rewrite(runs)
-    liveness = model_liveness(runs)
-    # The agent provides the memory of outputs, so they are not in the arena.
-    outputs = {value.name for value in model.graph.output}
-    arena = arena_bytes(buffer for buffer in liveness.buffers if buffer.name not in outputs)
-    given = liveness.inputs + sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    return Footprint(
-        planned=given + liveness.planned,
-        arena=arena,
-        process=run_growth(ONNX, given, liveness.outputs, arena, nodes + len(runs.graph)),
-        alive=liveness.at_peak(),
-    )
+
+    graph: bytes = field(repr=False)
+    batch: int
+
+    @cached_property
+    def opened(self) -> ModelProto:
+        """The graph as a session opens it, for any batch."""
+        return as_opened(onnx.load_from_string(self.graph))
+
+    @cached_property
+    def shaped(self) -> ModelProto:
+        """The graph with all shapes that can be inferred for this batch size."""
+        return ir.to_proto(at_batch(self.opened, self.batch))
+
+    def model(self) -> ir.Model:
+        """Return a copy of the graph with shapes, which the caller may change."""
+        return ir.from_proto(self.shaped)
+
+    @property
+    def folded(self) -> int:
+        """How many nodes the runtime folds into constants when it opens the graph."""
+        return len(self.opened.graph.node) - len(self.shaped.graph.node)
+
+    def footprint(self, rewrite: Rewrite | None = None) -> Footprint:
+        """Predict the memory that the graph needs on one thread.
+
+        The agent owns the arrays of inputs and outputs. If the new value of a state cannot be
+        written over the old one, both are in memory during a run. The result's `process` follows
+        the rule in `profiles.cost_model.memory_rule`.
+
+        Args:
+            rewrite: Changes the graph before it runs, as the agent does.
+
+        Raises:
+            ExportError: The size of a tensor does not follow from the batch.
+        """
+        runs = self.model()
+        if rewrite is not None:
+            rewrite(runs)
+        liveness = model_liveness(runs)
+        # The agent provides the memory of outputs, so they are not in the arena.
+        outputs = {value.name for value in self.opened.graph.output}
+        arena = arena_bytes(buffer for buffer in liveness.buffers if buffer.name not in outputs)
+        constants = sum(len(tensor.raw_data) for tensor in self.opened.graph.initializer)
+        given = liveness.inputs + constants
+        nodes = self.folded + len(runs.graph)
+        return Footprint(
+            planned=given + liveness.planned,
+            arena=arena,
+            process=run_growth(ONNX, given, liveness.outputs, arena, nodes),
+            alive=liveness.at_peak(),
+        )
+
+
+def footprint(graph: bytes, batch: int) -> Footprint:
+    """Predict the memory of a serialized graph for `batch` samples; see `SizedGraph.footprint`."""
+    return SizedGraph(graph, batch).footprint()
 
 
 def is_folded(shape: tuple[int, ...]) -> bool:

@@ -21,7 +21,8 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
     fixed.CopyFrom(model)
     shapes = [value.type.tensor_type.shape for value in fixed.graph.input]
     fix_sizes(fixed.graph, {n.dim_param: batch for s in shapes for n in s.dim if n.dim_param})
-    sized = without_waits(ir.from_proto(with_shapes(fixed)))
+    # Waits read flattened tensors, of which data propagation would make an object for each number.
+    sized = inferred(without_waits(ir.from_proto(fixed)))
     unknown = -1
     while True:
         # Folding turns shapes that the graph computes into constants. From these, more shapes can
@@ -51,6 +52,11 @@ def folded(model: ir.Model) -> ir.Model:
     """
     fold_constants(model, output_size_limit=SHAPE_SIZES)
     RemoveUnusedNodesPass()(model)
+    return inferred(model)
+
+
+def inferred(model: ir.Model) -> ir.Model:
+    """Return a copy of `model` with the shapes that onnx infers, without those it had."""
     again = ir.to_proto(model)
     del again.graph.value_info[:]
     return ir.from_proto(with_shapes(again))

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
-import onnx
 from onnx_ir import Model
 
 from device_agent.formats.graph_forms import BLOCKS
 from exporters.memory.liveness import model_liveness
 from exporters.memory.onnx_arena import arena_bytes
-from exporters.memory.static_shapes import at_batch
+from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.forms import blocked_layout, winograd
 from exporters.onnx.graph_operations import operations
 from exporters.onnx.onnx_writer import to_onnx
@@ -40,14 +39,15 @@ def signature_work(
         for port in signature.inputs
         if port.kind == "state"
     )
-    data = graph or to_onnx(signature)
-    work = graph_work(data, batch, signature.name, state, times)
-    return with_forms(work, data, batch) if signature.trains else work
+    sized = SizedGraph(graph or to_onnx(signature), batch)
+    work = graph_work(sized, signature.name, state, times)
+    return with_forms(work, sized) if signature.trains else work
 
 
-def with_forms(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork:
-    """Add to `work` the work of the blocked and Winograd forms of its `graph`."""
-    blocked = form_work(graph, batch, partial(blocked_layout.rewrite, block=BLOCKS[0], batch=batch))
+def with_forms(work: SignatureWork, sized: SizedGraph) -> SignatureWork:
+    """Add to `work` the work of the blocked and Winograd forms of its graph."""
+    rewrite = partial(blocked_layout.rewrite, block=BLOCKS[0], batch=sized.batch)
+    blocked = form_work(sized, rewrite)
     if blocked is not None:
         work = msgspec.structs.replace(
             work,
@@ -55,34 +55,29 @@ def with_forms(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork:
             arena=max(work.arena, blocked.arena),
             nodes=max(work.nodes, blocked.nodes),
         )
-    return msgspec.structs.replace(work, winograd=form_work(graph, batch, winograd.rewrite))
+    return msgspec.structs.replace(work, winograd=form_work(sized, winograd.rewrite))
 
 
-def form_work(graph: bytes, batch: int, rewrite: Callable[[Model], bool]) -> FormWork | None:
-    """The work of `graph` after `rewrite` changed it; None if `rewrite` changes nothing."""
-    whole = onnx.load_from_string(graph)
-    model = at_batch(whole, batch)
-    folded = len(whole.graph.node) - len(model.graph)
+def form_work(sized: SizedGraph, rewrite: Callable[[Model], bool]) -> FormWork | None:
+    """The work of a graph after `rewrite` changed it; None if `rewrite` changes nothing."""
+    model = sized.model()
     if not rewrite(model):
         return None
     results = {value.name for value in model.graph.outputs}
     buffers = model_liveness(model).buffers
     arena = arena_bytes(buffer for buffer in buffers if buffer.name not in results)
     return FormWork(
-        operations=operations(model.graph), nodes=folded + len(model.graph), arena=arena
+        operations=operations(model.graph), nodes=sized.folded + len(model.graph), arena=arena
     )
 
 
-def graph_work(
-    graph: bytes, batch: int, name: str = "", state: int = 0, times: int = 1
-) -> SignatureWork:
-    """The work of one run of a serialized `graph` on `batch` samples.
+def graph_work(sized: SizedGraph, name: str = "", state: int = 0, times: int = 1) -> SignatureWork:
+    """The work of one run of a graph on a batch of its size.
 
     Equal operations are counted together. Operations inside a loop count once per step. Raises
     ExportError if a tensor's size does not follow from the batch.
     """
-    whole = onnx.load_from_string(graph).graph
-    model = at_batch(onnx.load_from_string(graph), batch)
+    whole, model = sized.opened.graph, sized.model()
     alive = model_liveness(model)
     # The agent provides the memory of outputs, so they are not in the arena.
     results = {value.name for value in whole.output}

@@ -24,8 +24,8 @@ from step_cases import BATCH, CASES, Case, whole
 from device_agent.formats.graph_forms import blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
 from exporters.export import compile_graphs
-from exporters.memory.onnx_footprint import Footprint
-from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint
+from exporters.memory.onnx_footprint import Footprint, SizedGraph
+from exporters.onnx.forms.blocked_layout import blocked, way_to_rewrite
 from toolkit import models
 
 DIGITS = (8, 8)
@@ -115,7 +115,8 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> tuple[Path
     form = blocked(graph.data, block, BATCH) if runtime == "onnx" and block else None
     if form is not None and block is not None:
         path.with_name(form_file(path.name, blocked_form(block))).write_bytes(form)
-        footprint = blocked_footprint(graph.data, block, BATCH)
+        sized = SizedGraph(graph.data, BATCH)
+        footprint = sized.footprint(way_to_rewrite(sized, block))
     fed = arrays(case, submodel, chosen.inputs) | {"in place": np.array(graph.in_place, str)}
     np.savez(path.with_suffix(".npz"), **fed)  # type: ignore[arg-type]
     return path, footprint

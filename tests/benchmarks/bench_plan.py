@@ -30,6 +30,7 @@ from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.formats.manifest import Port, Train
 from device_agent.profiling.calibration import calibrate
 from exporters.memory.liveness import in_place_of
+from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.forms.blocked_layout import blocked
 from exporters.onnx.graph_workload import graph_work, with_forms
 from exporters.onnx.onnx_writer import to_onnx
@@ -173,8 +174,9 @@ def write_graphs(model: Model, spec: str, folder: Path) -> Workload:
         fed = arrays(model, submodel, signature.inputs)
         state |= fed
         held = sum(fed[p.name].nbytes for p in signature.inputs if p.kind == "state")
-        work = graph_work(graph, BATCH, signature.name, held, step.times)
-        works.append(with_forms(work, graph, BATCH))
+        sized = SizedGraph(graph, BATCH)
+        work = graph_work(sized, signature.name, held, step.times)
+        works.append(with_forms(work, sized))
     np.savez(folder / "state.npz", **state)  # type: ignore[arg-type]
     own = {p.name for s in steps for p in signatures[s.signature].inputs if p.kind == "state"}
     return Workload(

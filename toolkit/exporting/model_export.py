@@ -13,7 +13,7 @@ from device_agent.formats.preprocessing import Preprocessing
 from device_agent.training.memory_estimate import training_bytes
 from exporters.bundle_writer import peak_bytes
 from exporters.export import Format, export
-from exporters.onnx.recomputed.forward_pass import repeated_share
+from exporters.graph_figures import figures_of
 from exporters.programs.operation_counts import macs
 from exporters.programs.program import ProgramSignature, with_preprocessing
 from exporters.recording.capture import SharedRecording
@@ -233,7 +233,7 @@ def cost(signature: ProgramSignature, graph: Graph, batch: int) -> SignatureCost
         macs=macs(signature, batch),
         graph_bytes=graph.size,
         peak_bytes=peak_bytes(graph, batch),
-        computed_again=repeated_share(graph.data, batch) if graph.runtime == "onnx" else 0.0,
+        computed_again=figures_of(graph, batch).computed_again,
     )
 
 

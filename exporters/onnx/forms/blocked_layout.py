@@ -10,15 +10,13 @@ this shape. Others read it reshaped to (N, C / b, H, W, b), which costs nothing.
 """
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
-import onnx
 import onnx_ir as ir
 from onnx_ir import Node
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from device_agent.formats.graph_forms import BLOCKS
-from exporters.memory.onnx_footprint import Footprint, footprint
+from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.forms.blocked_convolutions import (
     activation,
     convolution,
@@ -53,29 +51,23 @@ def blocked(graph: bytes, block: int, batch: int) -> bytes | None:
     needs a runtime whose blocks have `block` channels: with other blocks, a runtime computes wrong
     numbers. It accepts batches of any size, and is made to be fast for `batch` samples.
     """
-    return rewritten(graph, way_to_rewrite(graph, block, batch))
+    return rewritten(graph, way_to_rewrite(SizedGraph(graph, batch), block))
 
 
-def blocked_footprint(graph: bytes, block: int, batch: int) -> Footprint:
-    """The memory that `blocked(graph, block, batch)` needs. Raises the errors of `footprint`."""
-    return footprint(graph, batch, way_to_rewrite(graph, block, batch))
-
-
-@lru_cache(maxsize=len(BLOCKS))
-def way_to_rewrite(graph: bytes, block: int, batch: int) -> Callable[[ir.Model], bool]:
-    """Return `rewrite` with the value of `multiplies` for which `graph` needs less memory.
+def way_to_rewrite(sized: SizedGraph, block: int) -> Callable[[ir.Model], bool]:
+    """Return `rewrite` with the value of `multiplies` for which the graph needs less memory.
 
     `multiplies` says whether dropouts become products with masks, or stay selections. Products need
     two fewer buffers than selections, but they can cause larger gaps in the arena (the runtime's
     memory).
     """
-    rewriting = partial(rewrite, block=block, batch=batch)
-    nodes = ir.from_proto(onnx.load_from_string(graph)).graph
+    rewriting = partial(rewrite, block=block, batch=sized.batch)
+    nodes = ir.from_proto(sized.opened).graph
     if not any(node.op_type == "Where" and keeps_at_random(node.inputs[0]) for node in nodes):
         return rewriting
     selects = partial(rewriting, multiplies=False)
     try:
-        return min(rewriting, selects, key=lambda r: footprint(graph, batch, r).arena)
+        return min(rewriting, selects, key=lambda way: sized.footprint(way).arena)
     except ExportError:  # the memory cannot be predicted
         return rewriting
 

@@ -24,7 +24,6 @@ import onnx_ir as ir
 from onnx_ir import Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from exporters.memory.onnx_footprint import Footprint, footprint
 from exporters.onnx.forms.graph_rewriting import GraphRewriting, rewritten
 from exporters.onnx.graph_reading import (
     Gradient,
@@ -55,11 +54,6 @@ def winograd(graph: bytes) -> bytes | None:
     The result has the inputs and outputs of `graph`, and may write the same outputs in place.
     """
     return rewritten(graph, rewrite)
-
-
-def winograd_footprint(graph: bytes, batch: int) -> Footprint:
-    """The memory that `winograd(graph)` needs. Arguments and errors are those of `footprint`."""
-    return footprint(graph, batch, rewrite)
 
 
 def rewrite(model: ir.Model) -> bool:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Collection
 from functools import cached_property
 
-import onnx
 import onnx_ir as ir
 
 from exporters.memory.liveness import bodies, is_view, reads
-from exporters.memory.static_shapes import at_batch, size_of
+from exporters.memory.onnx_footprint import SizedGraph
+from exporters.memory.static_shapes import size_of
 from exporters.onnx.graph_operations import effort
 from profiles.errors import ExportError
 
@@ -124,17 +124,16 @@ def repeat(forward: ForwardPass, names: Collection[str]) -> None:
                 use.node.replace_input_with(use.idx, new)
 
 
-def repeated_share(data: bytes, batch: int) -> float | None:
-    """The share of the work of an ONNX file, for `batch` samples, that is done a second time.
+def repeated_share(sized: SizedGraph) -> float | None:
+    """The share of the work of an ONNX graph that is done a second time.
 
     It is the work of the nodes that `repeat` added, divided by the work of all other nodes. Returns
     None if sizes depend on the data.
     """
-    if REPEATED.encode() not in data:
+    if REPEATED.encode() not in sized.graph:
         return 0.0
     try:
-        graph = at_batch(onnx.load_from_string(data), batch).graph
-        efforts = {node: effort(node) for node in graph}
+        efforts = {node: effort(node) for node in sized.model().graph}
     except ExportError:
         return None
     again = sum(work for node, work in efforts.items() if (node.name or "").endswith(REPEATED))

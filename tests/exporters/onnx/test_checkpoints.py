@@ -17,9 +17,9 @@ from device_agent.runtime.onnx_runtime import OnnxSession
 from edgetailor import TrainingConfig, export, split
 from exporters.export import compile_graphs
 from exporters.memory.liveness import execution_order, in_place_of
-from exporters.memory.onnx_footprint import footprint
+from exporters.memory.onnx_footprint import SizedGraph, footprint
 from exporters.memory.static_shapes import at_batch
-from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint
+from exporters.onnx.forms.blocked_layout import blocked, way_to_rewrite
 from exporters.onnx.graph_operations import effort
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.onnx.recomputed.forward_pass import repeated_share
@@ -246,7 +246,7 @@ def test_it_is_known_how_much_is_computed_again(case: Graphs) -> None:
         sum(map(effort, at_batch(onnx.load_from_string(graph), BATCH).graph))
         for graph in case.graphs
     )
-    shares = [repeated_share(graph, BATCH) for graph in case.graphs]
+    shares = [repeated_share(SizedGraph(graph, BATCH)) for graph in case.graphs]
     assert shares == [0, pytest.approx(again / plain - 1, abs=0.02)]
 
 
@@ -271,7 +271,8 @@ def test_blocked_forms_keep_the_gain(case: Graphs, block: int, seed: int, tmp_pa
     if case.name == "attention":
         assert forms == [None, None]
         return
-    peaks = [blocked_footprint(graph, block, BATCH).arena for graph in case.graphs]
+    sized = [SizedGraph(graph, BATCH) for graph in case.graphs]
+    peaks = [graph.footprint(way_to_rewrite(graph, block)).arena for graph in sized]
     assert peaks[1] <= case.largest_arena * peaks[0]
     if block_size() != block:
         return  # this machine computes other numbers with such blocks

@@ -11,6 +11,7 @@ import onnx_graphs
 from device_agent.profiling.calibration_cases import GRAPHS
 from edgetailor import TrainingConfig, split
 from exporters.calibration_graphs import graphs
+from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.graph_workload import graph_work, signature_work
 from exporters.programs.operation_counts import macs
 from profiles.cost_model.workload import Operation, amount, kind_of, sizes_of
@@ -37,7 +38,7 @@ def test_two_operators_by_hand() -> None:
         b=[20],
         out=["n", 20],
     )
-    work = graph_work(graph, BATCH, "train", state=4 * 220, times=2)
+    work = graph_work(SizedGraph(graph, BATCH), "train", state=4 * 220, times=2)
     assert set(work.operations) == {
         Operation("product", (1, 4, 20, 10)),
         Operation("broadcast", (80, 20)),
@@ -94,7 +95,7 @@ def test_loops_count_once_a_step() -> None:
     body = model.graph.node[0].attribute[0].g
     for value in (*body.input, *body.output):
         value.type.tensor_type.shape.dim[0].dim_value = 3
-    work = graph_work(model.SerializeToString(), 1)
+    work = graph_work(SizedGraph(model.SerializeToString(), 1))
     assert set(work.operations) == {
         Operation("loop", (7,)),
         Operation("arithmetic", (3,), 7),

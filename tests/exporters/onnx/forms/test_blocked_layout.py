@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
 from exporters.memory.liveness import execution_order
+from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.forms import (
     blocked_depthwise_gradient,
     blocked_sums,
     blocked_weight_gradient,
 )
-from exporters.onnx.forms.blocked_layout import DOMAIN, blocked, blocked_footprint, rewrite
+from exporters.onnx.forms.blocked_layout import DOMAIN, blocked, rewrite, way_to_rewrite
 from exporters.onnx.forms.blocked_weight_gradient import divisors
 from exporters.onnx.forms.graph_rewriting import rewritten
 from exporters.onnx.onnx_writer import to_onnx
@@ -395,7 +396,8 @@ def test_the_memory_of_a_blocked_form(seed: int) -> None:
     """Reordered images and filters are counted, the patches of plain convolutions are not."""
     torch.manual_seed(seed)
     graph = to_onnx(case_of("residual").signature)
-    memory = blocked_footprint(graph, 16, 8)
+    sized = SizedGraph(graph, 8)
+    memory = sized.footprint(way_to_rewrite(sized, 16))
     names = {buffer.name for buffer in memory.alive}
     assert any(name.startswith("blocked_") for name in names)
     assert memory.process > 0

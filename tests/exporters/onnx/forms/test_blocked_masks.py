@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from device_agent.formats.graph_forms import BLOCKS
 from device_agent.runtime.onnx_runtime import open_model
 from edgetailor import TrainingConfig, split
-from exporters.memory.onnx_footprint import footprint
+from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.forms.blocked_elements import LEAST_LIMIT, steep_line
-from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint, rewrite
+from exporters.onnx.forms.blocked_layout import blocked, rewrite, way_to_rewrite
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, tail
 from onnx_graphs import model, value
@@ -106,9 +106,9 @@ def test_dropouts_take_the_form_that_needs_less_memory(spec: str, block: int) ->
         layers += [nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(16, 16, 3)]
     training = TrainingConfig(batch_size=32)
     program = split(nn.Sequential(*layers, *tail(16)), spec, (3, 16, 16), training).program
-    graph = to_onnx(program.signatures[0])
+    sized = SizedGraph(to_onnx(program.signatures[0]), 32)
     arenas = [
-        footprint(graph, 32, partial(rewrite, block=block, batch=32, multiplies=way)).arena
+        sized.footprint(partial(rewrite, block=block, batch=32, multiplies=way)).arena
         for way in (True, False)
     ]
-    assert blocked_footprint(graph, block, 32).arena == min(arenas)
+    assert sized.footprint(way_to_rewrite(sized, block)).arena == min(arenas)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from device_agent.formats.graph_forms import WINOGRAD, form_file
 from device_agent.runtime.onnx_runtime import OnnxSession
-from exporters.memory.onnx_footprint import footprint
-from exporters.onnx.forms.winograd import A, B, G, winograd, winograd_footprint
+from exporters.memory.onnx_footprint import SizedGraph
+from exporters.onnx.forms.winograd import A, B, G, rewrite, winograd
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, check, check_in_runtime, tail
 from toolkit import models
@@ -151,8 +151,8 @@ def test_convolutions_of_any_sizes(number: int, seed: int, tmp_path: Path) -> No
 
 def test_the_memory_is_that_of_the_form() -> None:
     """Transformed tiles are four times as large as their image."""
-    graph = to_onnx(train_step(models.resnet20(), (3, 32, 32), "slice:blocks.6"))
-    plain, other = footprint(graph, 32), winograd_footprint(graph, 32)
+    graph = SizedGraph(to_onnx(train_step(models.resnet20(), (3, 32, 32), "slice:blocks.6")), 32)
+    plain, other = graph.footprint(), graph.footprint(rewrite)
     # The largest image has 64 channels of 8 x 8 pixels; its tiles exist before and after a
     # transposition.
     tiles = 4 * 4 * 32 * 64 * 8 * 8
