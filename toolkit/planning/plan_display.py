@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -26,12 +25,12 @@ def show_plan(planned: Planned) -> None:
     console = Console(highlight=False)
     console.print(f"{planned.device.name}: {allowed(planned)}", markup=False)
     chosen = planned.plan.chosen
-    figures = [(row, span, why(row, chosen)) for row in planned.plan.rows]
-    figures += [(row, at_least, why_not_computed(row, chosen)) for row in planned.exceeding]
+    figures = [(row, span) for row in planned.plan.rows]
+    figures += [(row, at_least) for row in planned.exceeding]
     figures.sort(key=lambda line: preference(line[0].candidate))
-    strengths = {row.candidate.strength for row, *_ in figures}
+    strengths = {row.candidate.strength for row, _ in figures}
     rows = table("submodel", "strength", "memory", "step", "sent")
-    for row, write, _ in figures:
+    for row, write in figures:
         candidate = row.candidate
         step = "unknown" if candidate.step is None else write(candidate.step, format_seconds)
         memory = write(candidate.memory, format_bytes)
@@ -45,10 +44,16 @@ def show_plan(planned: Planned) -> None:
     if planned.exceeding:
         say(">=: estimated without an export; the upper bound is at least this")
     print()
-    for row, _, reason in figures:
-        say(f"{row.candidate.submodel}: {reason}")
-    for reason, same in groupby(planned.not_needed, lambda row: why_not_computed(row, chosen)):
-        say(f"{reason}: {', '.join(row.candidate.submodel for row in same)}")
+    for row in planned.plan.rows:
+        say(f"{row.candidate.submodel}: {why(row, chosen)}")
+    groups: dict[str, list[str]] = {}
+    for row in planned.exceeding:
+        budgets = " and ".join(excess.resource for excess in row.excesses)
+        groups.setdefault(f"over {budgets} by estimate", []).append(row.candidate.submodel)
+    for row in planned.not_needed:
+        groups.setdefault(why_not_computed(row, chosen), []).append(row.candidate.submodel)
+    for reason, submodels in groups.items():
+        say(f"{reason}: {', '.join(submodels)}")
     for other in planned.impossible:
         reason = other.reason.removeprefix(f"{other.submodel!r}: ")
         say(f"{other.submodel}: not possible: {reason}")

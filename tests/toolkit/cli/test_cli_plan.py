@@ -25,8 +25,8 @@ memory and step: predicted - upper bound; the budget must allow the upper bound.
   round
 >=: estimated without an export; the upper bound is at least this
 
-full: step-time: over by at least 0.171 ms
 slice:classifier: chosen
+over step-time by estimate: full
 not needed, because weaker than slice:classifier: low-rank:0.5, width:0.5
 note: the runtime's memory could not be measured: it is assumed as on x86-64
 next: edgetailor export {" ".join(TINY)} --submodel slice:classifier --out bundle
@@ -131,7 +131,7 @@ def test_where_nothing_fits(desk: Path) -> None:
     done = plan(desk, "--memory", "54MB", "--no-cache", specs=SPECS[:3])
     assert done.code == 5
     assert done.stderr.endswith(NOTHING)
-    assert "full: memory: over by at least 30.8 MB" in done.stdout
+    assert "over memory by estimate: full, slice:classifier" in done.stdout
     assert "note: memory: every candidate needs at least 84." in done.stdout
 
 

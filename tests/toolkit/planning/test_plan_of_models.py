@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from bundles import SAMPLE_SHAPE, TRAINING, tiny_model
+from foreign_models import FOREIGN
 from made_calibration import DEVICE
 from parameters import some_long
 from profiles.cost_model.submodel_choice import RESOURCES, Budgets
@@ -88,21 +89,35 @@ def submodels(
 def test_estimates_are_lower_bounds(submodels: tuple[Forgetful, list[str]]) -> None:
     workloads, wanted = submodels
     for spec in wanted:
-        least, exact = workloads.at_least(spec), workloads.of(spec)
-        if isinstance(exact, Impossible):
-            continue
-        variant = workloads.of(spec + VARIANT)
-        assert isinstance(least, Known)
-        assert isinstance(variant, Known)
-        assert candidate(least, DEVICE).memory.upper <= candidate(variant, DEVICE).memory.upper
-        below, above = candidate(least, DEVICE), candidate(exact, DEVICE)
-        assert below.memory.value <= above.memory.value
-        assert below.memory.upper <= above.memory.upper
-        assert below.step is not None
-        assert above.step is not None
-        assert below.step.upper <= above.step.upper
-        assert (below.strength, below.traffic) == (above.strength, above.traffic)
-        assert below.strength <= most_strength(spec)
+        check_bounds(workloads, spec)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FOREIGN)
+def test_estimates_of_foreign_models_are_lower_bounds(name: str, tmp_path: Path) -> None:
+    foreign = FOREIGN[name]
+    training = TrainingConfig(batch_size=16)
+    workloads = Forgetful(foreign.build(), foreign.shape, training, cache=tmp_path)
+    for spec in ("full", "slice:0.8,frozen=int8"):
+        check_bounds(workloads, spec)
+
+
+def check_bounds(workloads: Forgetful, spec: str) -> None:
+    """Compare the estimate of `spec` with its export, and with that of its variant."""
+    least, exact = workloads.at_least(spec), workloads.of(spec)
+    if isinstance(exact, Impossible):
+        return
+    variant = workloads.of(spec + VARIANT)
+    assert isinstance(least, Known)
+    assert isinstance(variant, Known)
+    below, above, again = (candidate(known, DEVICE) for known in (least, exact, variant))
+    assert below.memory.value <= min(above.memory.value, again.memory.value)
+    assert below.memory.upper <= min(above.memory.upper, again.memory.upper)
+    assert below.step is not None
+    assert above.step is not None
+    assert below.step.upper <= above.step.upper
+    assert (below.strength, below.traffic) == (above.strength, above.traffic)
+    assert below.strength <= most_strength(spec)
 
 
 def test_the_choice_is_that_of_exporting_all(submodels: tuple[Forgetful, list[str]]) -> None:
