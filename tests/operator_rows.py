@@ -10,10 +10,37 @@ from layer_rows import LAYERS
 from product_rows import PRODUCTS
 
 ROWS: dict[str, dict[str, Row]] = {**PRODUCTS, **LAYERS, **FUNCTIONS}
+COMBINED = {
+    "convolution": (
+        *("conv2d padding", "conv2d no bias", "conv2d stride", "conv2d dilation", "conv2d 1xk"),
+        *("conv2d stride above kernel", "conv2d 1x1 stride", "conv2d depthwise", "conv1d"),
+    ),
+    "transposed convolution": ("no bias", "stride", "dilation", "depthwise", "1d"),
+    "attention": (
+        *("scale", "without heads", "multi-head, no bias"),
+        *("encoder layer, norm first", "encoder layer, predicting"),
+    ),
+    "normalisation": (
+        *("layer over two axes", "layer, no bias", "group, not affine", "group over time"),
+        *("instance", "instance over time", "root mean square, not affine"),
+    ),
+    "max pooling": ("stride 1", "dilation", "ceil mode", "uneven", "adaptive"),
+    "average pooling": ("overlapping", "ceil mode", "rest left over", "uneven", "3d", "adaptive"),
+    "shape": ("stack", "chunk", "view", "move an axis", "slice from the end", "diagonal below"),
+    "interpolation": ("nearest, fraction", "bilinear, size", "bilinear, aligned corners", "linear"),
+}
+"""Rows whose operators and options are also in other rows of their group."""
 
 
 @functools.cache
-def recorded(group: str, seed: int) -> dict[str, Case]:
-    """The cases of `group` with weights drawn by `seed`, recorded once for all runtimes."""
+def recorded(group: str, seed: int, combined: bool = False) -> dict[str, Case]:
+    """The cases of `group` with weights drawn by `seed`, recorded once for all runtimes.
+
+    With `combined`, those of `COMBINED`, otherwise all others.
+    """
     torch.manual_seed(seed)
-    return {name: Case.of(row, record=True) for name, row in ROWS[group].items()}
+    return {
+        name: Case.of(row, record=True)
+        for name, row in ROWS[group].items()
+        if (name in COMBINED.get(group, ())) == combined
+    }

@@ -4,9 +4,44 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from command_models import NETS
+from toolkit.aggregation import federation
+from toolkit.splitting import split
+from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.submodels.submodel import Submodel
 from vector_fleet import Fleet, configured, enrol, running
+
+SPLIT: dict[tuple[object, ...], Submodel] = {}
+"""The submodels of all federations in this process."""
+
+
+def structure(model: nn.Module) -> tuple[object, ...]:
+    """All that a submodel of a sequence of layers depends on: no weights, but which are shared."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    places = {id(value): number for number, (_, value) in enumerate(tensors)}
+    return repr(model), *((n, v.shape, v.requires_grad, places[id(v)]) for n, v in tensors)
+
+
+def split_once(
+    model: nn.Module, spec: str, input_shape: tuple[int, ...], training: TrainingConfig
+) -> Submodel:
+    """Split a sequence of layers, once for all models of the same structure."""
+    if type(model) is not nn.Sequential:
+        return split(model, spec, input_shape, training)
+    key = (structure(model), spec, input_shape, repr(training))
+    if key not in SPLIT:
+        SPLIT[key] = split(model, spec, input_shape, training)
+    return SPLIT[key]
+
+
+@pytest.fixture(autouse=True)
+def shared_submodels() -> Iterator[None]:
+    """Federations of the same model share its submodels: splits take most of small rounds."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(federation, "split", split_once)
+        yield
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ from layer_cases import (
     entry,
     open_session,
 )
+from operator_rows import COMBINED
 from operator_rows import ROWS as GROUPED
 from parameters import some_long
 
@@ -79,7 +80,11 @@ ROWS = {
 
 
 # Recorded and lowered, these are run by both runtimes in the tests of every operator.
-ELSEWHERE = [name for name in GROUPED["convolution"] if "groups" not in name]
+ELSEWHERE = [
+    name
+    for name in GROUPED["convolution"]
+    if "groups" not in name and name not in COMBINED["convolution"]
+]
 
 
 @pytest.mark.parametrize("name", some_long(ROWS, *ELSEWHERE))

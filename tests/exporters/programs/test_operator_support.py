@@ -16,7 +16,7 @@ from exporters.programs.operator_support import SUPPORTED, UNSUPPORTED
 from exporters.recording.capture import record_current_mode
 from exporters.tflite.tflite_writer import to_tflite
 from layer_cases import Case, Row, check_on_onnxruntime
-from operator_rows import ROWS, recorded
+from operator_rows import COMBINED, ROWS, recorded
 from refusals import refused
 from row_kinds import of
 from uncovered_rows import REFUSED, check_refused
@@ -27,9 +27,16 @@ def test_gradients_on_onnxruntime(group: str, seed: int) -> None:
     check_on_onnxruntime(recorded(group, seed), seed)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("group", COMBINED)
+def test_gradients_of_combined_rows(group: str, seed: int) -> None:
+    check_on_onnxruntime(recorded(group, seed, combined=True), seed)
+
+
 def test_the_test_rows_match_the_table() -> None:
     elsewhere = {"dropout", "recurrence"}  # test_dropout.py, test_recurrence.py
     assert list(ROWS) == [group.name for group in SUPPORTED if group.name not in elsewhere]
+    assert all(set(ROWS[group]) > set(names) for group, names in COMBINED.items())
     assert all(ROWS.values())
 
 

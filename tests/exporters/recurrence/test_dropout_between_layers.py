@@ -122,7 +122,7 @@ def test_onnx_step_equals_explicit_masks(seed: int) -> None:
         change = torch.from_numpy(values[name] - new[f"{name}+"]).double()
         # Rounding is relative to the summands, which may cancel, and to the parameter.
         size = sum(float(share.norm()) for share in shares)
-        rounding = 1e-7 * float(parameters[name].norm())
+        rounding = 1e-7 * float(parameters[name].detach().norm())
         assert float((change - sum(shares)).norm()) <= TOLERANCE * size + rounding, name
 
 

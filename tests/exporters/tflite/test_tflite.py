@@ -32,7 +32,7 @@ from exporters.decompositions import convolution
 from exporters.onnx.onnx_writer import to_onnx
 from layer_cases import Case, Row, assert_close, combined_signature, open_session
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
-from operator_rows import ROWS, recorded
+from operator_rows import COMBINED, ROWS, recorded
 from oracles import Device, Plan
 from parameters import some_long
 from profiles.cost_model.memory_rule import LITERT
@@ -62,7 +62,16 @@ SPECS = ("full", "low-rank:0.5", "slice:residual")
     "group", some_long(ROWS, "attention", "max pooling", "transposed convolution")
 )
 def test_gradients_on_litert(group: str, seed: int) -> None:
-    cases = recorded(group, seed)
+    check_on_litert(recorded(group, seed), seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", COMBINED)
+def test_gradients_of_combined_rows(group: str, seed: int) -> None:
+    check_on_litert(recorded(group, seed, combined=True), seed)
+
+
+def check_on_litert(cases: Mapping[str, Case], seed: int) -> None:
     short = {f"r{number}": case for number, case in enumerate(cases.values())}
     data = to_tflite([combined_signature(short)])
     run = Interpreter(model_content=data, num_threads=1).get_signature_runner("together")

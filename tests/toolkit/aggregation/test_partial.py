@@ -27,6 +27,7 @@ from edgetailor import (
     split,
     write_partial,
 )
+from exporters.recording.capture import SharedRecording
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from parameters import long_one
 from refusals import refused
@@ -63,9 +64,9 @@ def submodels(masked: bool) -> tuple[GlobalModel, dict[str, Submodel]]:
     torch.manual_seed(0)
     module = smooth_cnn()
     training = TrainingConfig(batch_size=8, masked=masked)
-    return global_model.from_model(module), {
-        spec: in_round(split(module, spec, INPUT_SHAPE, training), 7) for spec in SPECS
-    }
+    with SharedRecording(module, INPUT_SHAPE):
+        made = {spec: split(module, spec, INPUT_SHAPE, training) for spec in SPECS}
+    return global_model.from_model(module), {s: in_round(own, 7) for s, own in made.items()}
 
 
 def drawn(spec: str, seed: int, masked: bool = False) -> Received:

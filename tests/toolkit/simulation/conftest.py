@@ -1,29 +1,27 @@
-"""One split of each model and spec for all simulations of a process: splits take most of them."""
+"""Each submodel is traced once for all simulations of a process: traces take most of them."""
 
 from collections.abc import Iterator
 
 import pytest
-from torch import nn
 
-from toolkit.aggregation import federation
-from toolkit.splitting import split
-from toolkit.submodels.hyperparameters import TrainingConfig
+from exporters.programs.program import Program
+from toolkit.simulation import chunks
+from toolkit.simulation.torch_executor import TorchExecutor, TorchSession
 from toolkit.submodels.submodel import Submodel
 
-MADE: dict[tuple[str, ...], Submodel] = {}
+TRACED: dict[tuple[int, str], tuple[Program, dict[str, TorchSession]]] = {}
 
 
-def split_once(
-    model: nn.Module, spec: str, input_shape: tuple[int, ...], training: TrainingConfig
-) -> Submodel:
-    key = (str(type(model)), *map(repr, (model, spec, input_shape, training)))
-    if key not in MADE:
-        MADE[key] = split(model, spec, input_shape, training)
-    return MADE[key]
+def executor(submodel: Submodel, device: str) -> TorchExecutor:
+    """An executor with the sessions of all earlier executors of the same program."""
+    fresh, program = TorchExecutor(submodel, device), submodel.program
+    _, fresh.sessions = TRACED.setdefault((id(program), device), (program, {}))
+    return fresh
 
 
 @pytest.fixture(autouse=True)
-def splits_once() -> Iterator[None]:
+def shared_traces() -> Iterator[None]:
+    """Submodels are shared too, see the folder above."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(federation, "split", split_once)
+        patched.setattr(chunks, "TorchExecutor", executor)
         yield

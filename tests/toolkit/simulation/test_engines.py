@@ -18,7 +18,6 @@ import pytest
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from parameters import long_one
 from refusals import refused
-from toolkit.aggregation.federation import Federation
 from toolkit.simulation import chunks, simulate
 from toolkit.simulation.chunks import Chunk, TrainedChunk, shared_out
 from toolkit.simulation.engines import ray_actors
@@ -26,10 +25,8 @@ from toolkit.simulation.engines.engine import AHEAD, Worker, WorkerSetup, in_ord
 from toolkit.simulation.results import RoundResult, RunFolder
 from toolkit.simulation.rounds import Simulation
 from toolkit.simulation.simulation_config import load_simulation
-from toolkit.simulation.torch_executor import TorchExecutor, TorchSession
 from toolkit.splitting import split
 from toolkit.submodels.hyperparameters import TrainingConfig
-from toolkit.submodels.submodel import Submodel
 
 SPECS = (
     "full",
@@ -106,28 +103,6 @@ class Elsewhere:
         logging.disable(logging.NOTSET)
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Submodels are split and traced once; a chunk has one client."""
-    cut: dict[str, Submodel] = {}
-    sessions: dict[str, dict[str, TorchSession]] = {}
-
-    def splitting(self: Federation, spec: str) -> Submodel:
-        if spec not in cut:
-            cut[spec] = split(self.module, spec, self.input_shape, self.training)
-        return cut[spec]
-
-    def executor(submodel: Submodel, device: str) -> TorchExecutor:
-        fresh = TorchExecutor(submodel, device)
-        fresh.sessions = sessions.setdefault(str(submodel.spec), {})
-        return fresh
-
-    monkeypatch.setattr(Federation, "submodel", splitting)
-    monkeypatch.setattr(chunks, "TorchExecutor", executor)
-    monkeypatch.setattr(chunks, "CHUNK_MACS", 1.0)
-
-
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("specs", "options"),
     [
@@ -140,6 +115,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_has_the_bits_of_this_process(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, specs: tuple[str], options: str
 ) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_MACS", 1.0)  # a chunk has one client
     # Ten, because a client may hold one out instead of training on it.
     file = configured(tmp_path, seed, specs, options, large=10 if specs == SPECS else 0)
     expected = simulate.simulate(file, tmp_path / "here")

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import onnx
@@ -97,16 +97,22 @@ def test_only_a_dropout_multiplies_instead_of_selecting(layer: nn.Module, select
     assert after == (2 if selects else 0)
 
 
-@pytest.mark.parametrize("spec", ["full,recompute=no", "full,recompute=yes"])
-@pytest.mark.parametrize("block", BLOCKS)
-def test_dropouts_take_the_form_that_needs_less_memory(spec: str, block: int) -> None:
-    """Which one that is depends on the gaps between all other buffers."""
+@cache
+def with_dropouts(spec: str) -> SizedGraph:
+    """A training step with three dropouts."""
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3)]
     for _ in range(3):
         layers += [nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(16, 16, 3)]
     training = TrainingConfig(batch_size=32)
     program = split(nn.Sequential(*layers, *tail(16)), spec, (3, 16, 16), training).program
-    sized = SizedGraph(to_onnx(program.signatures[0]), 32)
+    return SizedGraph(to_onnx(program.signatures[0]), 32)
+
+
+@pytest.mark.parametrize("spec", ["full,recompute=no", "full,recompute=yes"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_dropouts_take_the_form_that_needs_less_memory(spec: str, block: int) -> None:
+    """Which one that is depends on the gaps between all other buffers."""
+    sized = with_dropouts(spec)
     arenas = [
         sized.footprint(partial(rewrite, block=block, batch=32, multiplies=way)).arena
         for way in (True, False)
