@@ -243,7 +243,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "setup needs Python's venv and ensurepip modules; $(PYTHON) lacks them." \
 	       "Install them, on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores, which pip does not use
 	@touch $@
 	@echo "The commands are in $(BIN); to use them by their names: . $(BIN)/activate"
