@@ -44,6 +44,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     # All that is loaded by now stays: without it, each full collection reads torch's objects too.
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # exports make many objects that live until their end
 
 
 def pytest_report_header() -> str:

@@ -27,6 +27,7 @@ from exporters.programs import program_identity
 from exporters.programs.program import Program, ProgramSignature, Tensors, samples_port
 from exporters.programs.program_identity import graphs_key
 from exporters.programs.tracing import trace
+from exporters.recording.capture import SharedRecording
 from exporters.runtime_graph import Graph
 from exporters.verification.verdict import Verdict
 from parameters import some_long
@@ -69,10 +70,20 @@ def keys(program: Program, format: Format = "onnx", **changes: object) -> dict[s
 
 
 @cache
+def recorded() -> tuple[nn.Module, SharedRecording]:
+    net = Net()
+    return net, SharedRecording(net, SAMPLE_SHAPE)
+
+
+@cache
 def program_of(spec: str = "full", net: nn.Module | None = None, **training: object) -> Program:
-    """The program of `spec` on `net` with random weights."""
+    """The program of `spec` on `net`, by default on one net with random weights."""
     config = TrainingConfig(**training)  # type: ignore[arg-type]
-    return split(net or Net(), spec, SAMPLE_SHAPE, config).program
+    if net is not None:
+        return split(net, spec, SAMPLE_SHAPE, config).program
+    net, recording = recorded()
+    with recording:
+        return split(net, spec, SAMPLE_SHAPE, config).program
 
 
 def traced(program: Program) -> dict[str, tuple[str, list[Tensor]]]:
