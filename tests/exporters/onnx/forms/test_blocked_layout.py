@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import onnx
@@ -258,9 +258,13 @@ def drawn(draw: random.Random) -> nn.Module:
     return nn.Sequential(*layers, *tail(channels))
 
 
-def case_of(name: str) -> Case:
+@cache
+def exported(name: str, seed: int) -> tuple[Case, bytes]:
+    """The training step of a model with weights drawn by `seed`, and its plain graph."""
+    torch.manual_seed(seed)
     build, shape, _ = MODELS[name]
-    return Case.of(build(), shape)
+    case = Case.of(build(), shape)
+    return case, to_onnx(case.signature)
 
 
 def treat_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,11 +275,9 @@ def treat_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_blocked_forms_by_definition(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(seed)
     treat_as_large(monkeypatch)
-    case = case_of(name)
+    case, graph = exported(name, seed)
     signature = case.signature
-    graph = to_onnx(signature)
     for block, halves in itertools.product(BLOCKS, (1, 2)):
         form = blocked(graph, block, halves * block)
         assert form is not None
@@ -291,9 +293,7 @@ def test_blocked_forms_by_definition(name: str, seed: int, monkeypatch: pytest.M
 @pytest.mark.parametrize("multiplies", [True, False], ids=["products", "selections"])
 def test_both_ways_to_drop(multiplies: bool, seed: int, tmp_path: Path) -> None:
     """Which of the two an export takes depends on their memory."""
-    torch.manual_seed(seed)
-    case = case_of("dropped out")
-    graph = to_onnx(case.signature)
+    case, graph = exported("dropped out", seed)
     for block in BLOCKS:
         way = partial(rewrite, block=block, batch=block, multiplies=multiplies)
         form = rewritten(graph, way)
@@ -307,11 +307,10 @@ def test_both_ways_to_drop(multiplies: bool, seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["residual", "strided", "few outputs", "narrow between"])
 def test_kernels_in_strips(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of weights sum over strips of rows, as many as divide the rows of a kernel."""
-    torch.manual_seed(seed)
     draw = random.Random(seed)
     monkeypatch.setattr(blocked_weight_gradient, "divisors", lambda n: [draw.choice(divisors(n))])
-    case, block = case_of(name), draw.choice(BLOCKS)
-    graph, batch = to_onnx(case.signature), draw.choice([1, 2]) * block
+    (case, graph), block = exported(name, seed), draw.choice(BLOCKS)
+    batch = draw.choice([1, 2]) * block
     form = blocked(graph, block, batch)
     assert form is not None
     for samples in (3, batch):
@@ -320,8 +319,7 @@ def test_kernels_in_strips(name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["strided, whole steps", "strided, points"])
 def test_strided_gradients_are_blocked(name: str, seed: int) -> None:
-    torch.manual_seed(seed)
-    graph = to_onnx(case_of(name).signature)
+    _, graph = exported(name, seed)
     assert b"ConvTranspose" in graph
     form = blocked(graph, 8, 8)
     assert form is not None
@@ -368,9 +366,7 @@ def test_blocked_forms_in_the_runtime(
 ) -> None:
     """Two steps in a row, with new state written over the old."""
     treat_as_large(monkeypatch)
-    torch.manual_seed(seed)
-    case, block = case_of(name), block_size() or 0
-    graph = to_onnx(case.signature)
+    (case, graph), block = exported(name, seed), block_size() or 0
     form = blocked(graph, block, FIRST_BATCH if made_for == "the first batch" else 2 * block)
     assert form is not None
     check_in_runtime(
@@ -394,8 +390,7 @@ def test_one_dimension_has_no_blocked_form(seed: int) -> None:
 
 def test_the_memory_of_a_blocked_form(seed: int) -> None:
     """Reordered images and filters are counted, the patches of plain convolutions are not."""
-    torch.manual_seed(seed)
-    graph = to_onnx(case_of("residual").signature)
+    _, graph = exported("residual", seed)
     sized = SizedGraph(graph, 8)
     memory = sized.footprint(way_to_rewrite(sized, 16))
     names = {buffer.name for buffer in memory.alive}
