@@ -23,16 +23,19 @@ import torch
 
 from device_agent.formats.protocol import Preparation
 from device_agent.log_format import quieten_others
-from profiles.errors import EdgeTailorError, LimitError
+from profiles.cost_model.prediction import predict_memory
+from profiles.documents.calibration_record import MemoryOverhead
+from profiles.errors import LimitError
 from profiles.text_formatting import counted, format_bytes
 from toolkit.planning.candidate_specs import specs
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
-from toolkit.splitting import split
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
 
 logger = logging.getLogger(__name__)
 
+TENSORS_ALONE = MemoryOverhead(idle_bytes=0, session_bytes=0, node_bytes=0)
+"""No device needs less than this in addition to its tensors."""
 LOOK_S = 0.2
 """How often the search checks for a request to stop, in seconds."""
 
@@ -52,7 +55,7 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A submodel whose parameters alone (`bytes`) exceed the memory of every device."""
+    """A submodel that needs at least `bytes` of memory, more than any device may use."""
 
     submodel: str
     bytes: int
@@ -71,8 +74,8 @@ class Search:
 
     Attributes:
         source: The model.
-        limit_bytes: The largest memory that any device may use. Submodels with more bytes of
-            parameters are not exported. None for no limit.
+        limit_bytes: The largest memory that any device may use. Submodels whose tensors need more
+            are not exported. None for no limit.
         progress: Called when the export of a submodel begins.
         stopping: Set it from another thread to end the search.
         candidates: The submodels to look at. None means all that `candidate_specs` lists.
@@ -121,7 +124,7 @@ class Search:
         impossible += [
             Impossible(
                 submodel=result.submodel,
-                reason=f"its parameters alone take {format_bytes(result.bytes)}, "
+                reason=f"it needs at least {format_bytes(result.bytes)} of memory, "
                 "more than any device may use",
             )
             for result in results.values()
@@ -238,14 +241,13 @@ def _remembered(
 
 
 def _examined(source: ModelSource, spec: str, limit_bytes: int | None) -> Outcome:
-    """The workload of `spec`. Exports it only if its parameters are within the limit."""
+    """The workload of `spec`. Exports it only if its tensors may be within the limit."""
     workloads = _workloads(source)
     if limit_bytes is not None:
-        try:
-            with workloads.recording:
-                submodel = split(workloads.model, spec, source.sample_shape, source.training)
-        except EdgeTailorError:
-            return workloads.of(spec)  # records the reason in its result
-        if submodel.bytes > limit_bytes:
-            return TooLarge(spec, submodel.bytes)
+        least = workloads.at_least(spec)
+        if isinstance(least, Impossible):
+            return least
+        needed = predict_memory(least.work, TENSORS_ALONE).value
+        if needed > limit_bytes:
+            return TooLarge(spec, round(needed))
     return workloads.of(spec)

@@ -97,7 +97,8 @@ class Workloads:
     def remembered(self, spec: str) -> Known | Impossible | None:
         """The cached result of `spec`, or None. Raises SpecError if `spec` is wrong."""
         family_named(parse_spec(spec).family)
-        return self.read(self.file_of(spec))
+        known, estimate = self.read(self.file_of(spec)), self.remembered_estimate(spec)
+        return estimate if known is None and isinstance(estimate, Impossible) else known
 
     def of(self, spec: str) -> Known | Impossible:
         """Read the workload of `spec` from the cache, or export its training graphs.
