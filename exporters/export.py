@@ -220,7 +220,7 @@ def export(
     store = default_cache() if cache else None
     units = compile_units(program, report, format, store)
     compiled = {name: graph for unit in units for name, graph in unit.graphs.items()}
-    graphs = with_constants(program, with_forms(program, compiled), values)
+    graphs = with_constants(program, with_forms(program, compiled, store), values)
     files = bundle_files(program, graphs, values, base)
     earlier = [None if check else earlier_verdict(unit, store) for unit in units]
     verdicts = [verdict for verdict in earlier if verdict is not None]
@@ -256,7 +256,9 @@ def export(
     )
 
 
-def with_forms(program: Program, graphs: Graphs) -> dict[str, Graph]:
+def with_forms(
+    program: Program, graphs: Graphs, store: GraphCache | None = None
+) -> dict[str, Graph]:
     """Add the other forms of each ONNX graph (blocked layouts, Winograd's method), and its figures.
 
     Graphs that will hold constants get neither: no weight is sent twice, and `with_constants`
@@ -265,22 +267,29 @@ def with_forms(program: Program, graphs: Graphs) -> dict[str, Graph]:
     Args:
         program: The program of a submodel.
         graphs: The graphs of its signatures, as `compile_graphs` returns them.
+        store: The cache that may have forms and figures, and keeps new ones.
     """
     constants = read_alone(program)
     return {
         name: graph
         if graph.runtime == "onnx" and constants[name]
-        else completed(graph, program.largest_batch)
+        else completed(graph, program.largest_batch, store)
         for name, graph in graphs.items()
     }
 
 
-def completed(graph: Graph, batch: int) -> Graph:
+def completed(graph: Graph, batch: int, store: GraphCache | None) -> Graph:
     """Return `graph` with its other forms and its figures for `batch` samples."""
     if graph.runtime != "onnx":
         return replace(graph, figures=figures_of(graph, batch))
+    known = None if store is None else store.with_figures(graph, batch)
+    if known is not None:
+        return known
     sized = SizedGraph(graph.data, batch)
-    return replace(graph, forms=dict(forms(sized)), figures=onnx_figures(sized))
+    complete = replace(graph, forms=dict(forms(sized)), figures=onnx_figures(sized))
+    if store is not None:
+        store.keep_figures(complete)
+    return complete
 
 
 def earlier_verdict(unit: GraphUnit, store: GraphCache | None) -> Verdict | None:

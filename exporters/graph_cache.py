@@ -1,9 +1,10 @@
 """A folder of exported graphs, so that the second export of a program only writes weights.
 
 An entry is one file, `<key>.graphs`: the SHA-256 of the rest, then the graphs as MessagePack. A
-verdict, `<key>.verdict`, says that exactly these graphs passed verification. The key (see
-`program_identity.py`) covers everything that determines the graphs, so an entry never expires.
-The least recently used entries are deleted when the folder grows beyond LIMIT_BYTES.
+verdict, `<key>.verdict`, says that exactly these graphs passed verification. `<key>.figures` has
+what follows from one ONNX graph for batches of one size: its other forms and its figures. The keys
+(see `program_identity.py`) cover everything that determines the contents, so an entry never
+expires. The least recently used files are deleted when the folder grows beyond LIMIT_BYTES.
 
 Several processes can share the folder: files are replaced in one step. A file that is damaged or of
 another version counts as absent and is written again. The hash detects damage, not tampering: keep
@@ -13,7 +14,7 @@ the folder as private as the sources.
 import hashlib
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,15 +25,15 @@ from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Runtime
 from exporters.memory import onnx_footprint, tflite_footprint
 from exporters.memory.tflite_footprint import MemoryPlan
-from exporters.programs.program_identity import digest
-from exporters.runtime_graph import Graph, Graphs
+from exporters.programs.program_identity import digest, figures_key
+from exporters.runtime_graph import Figures, Form, Graph, Graphs
 from exporters.verification.verdict import Verdict
 
 VARIABLE = "EDGETAILOR_CACHE"
 LIMIT_BYTES = 1_000_000_000
 HASH_BYTES = 32
 T = TypeVar("T")
-ENTRY, VERDICT = ".graphs", ".verdict"
+ENTRY, FIGURES, VERDICT = ".graphs", ".figures", ".verdict"
 
 
 class StoredGraph(msgspec.Struct, frozen=True):
@@ -56,6 +57,13 @@ class Entry(msgspec.Struct, frozen=True):
     runtime: Runtime
     files: dict[str, bytes]
     graphs: dict[str, StoredGraph]
+
+
+class StoredFigures(msgspec.Struct, frozen=True):
+    """The other forms and the figures of one ONNX graph."""
+
+    forms: dict[str, Form]
+    figures: Figures
 
 
 class StoredVerdict(msgspec.Struct, frozen=True):
@@ -91,7 +99,22 @@ class GraphCache:
             },
         )
         self.write(key + ENTRY, entry)
-        self.shrink()
+
+    def with_figures(self, graph: Graph, batch: int) -> Graph | None:
+        """Add the stored forms and figures for `batch` samples to an ONNX `graph`, or return None.
+
+        None means that there are none.
+        """
+        stored = self.read(figures_key(graph.data, batch) + FIGURES, StoredFigures)
+        if stored is None:
+            return None
+        return replace(graph, forms=stored.forms, figures=stored.figures)
+
+    def keep_figures(self, graph: Graph) -> None:
+        """Keep the other forms and the figures of an ONNX `graph`."""
+        assert graph.figures is not None
+        stored = StoredFigures(dict(graph.forms), graph.figures)
+        self.write(figures_key(graph.data, graph.figures.batch) + FIGURES, stored)
 
     def verdict(self, key: str, graphs: Graphs) -> Verdict | None:
         """The verdict of an earlier export on exactly these `graphs`, or None."""
@@ -120,11 +143,15 @@ class GraphCache:
             os.utime(path)
         return value
 
-    def write(self, name: str, value: Entry | StoredVerdict) -> None:
-        """Replace the file `name` in one step. Errors of the disk are ignored."""
+    def write(self, name: str, value: Entry | StoredFigures | StoredVerdict) -> None:
+        """Replace the file `name` in one step, and keep the folder within its limit.
+
+        Errors of the disk are ignored.
+        """
         content = msgspec.msgpack.encode(value)
         with suppress(OSError):
             write_file(self.folder / name, hashlib.sha256(content).digest() + content)
+        self.shrink()
 
     def shrink(self) -> None:
         """Delete the least recently used files until the folder is within its limit."""

@@ -83,6 +83,12 @@ def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format:
     return digest([format, repr(limits), environment(), *sources, *parts])
 
 
+def figures_key(graph: bytes, batch: int) -> str:
+    """The key of what follows from a serialized graph alone, for batches of `batch` samples."""
+    sources = [sources_digest(package) for package in ALWAYS]
+    return digest([hashlib.sha256(graph).hexdigest(), str(batch), environment(), *sources])
+
+
 class Walk:
     """Describes all objects that a function can reach, as text.
 

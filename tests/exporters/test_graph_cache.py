@@ -20,7 +20,7 @@ from commands import environment
 from device_agent.formats.manifest import MANIFEST
 from edgetailor import TrainingConfig, split
 from exporters import export as exporting
-from exporters.export import Format, compile_graphs, export
+from exporters.export import Format, compile_graphs, export, with_forms
 from exporters.graph_cache import GraphCache, cache_folder, default_cache
 from exporters.memory.onnx_footprint import Footprint
 from exporters.programs import program_identity
@@ -252,10 +252,10 @@ def test_a_cached_export_writes_the_same_bundle(
     assert (fresh.reused, fresh.verified_earlier) == (frozenset(), False)
 
     def never(*arguments: object) -> None:
-        raise AssertionError("a cached export neither lowers nor verifies")
+        raise AssertionError("a cached export computes nothing that follows from the graphs")
 
-    monkeypatch.setattr(exporting, "lower", never)
-    monkeypatch.setattr(exporting, "verify", never)
+    for name in ("lower", "verify", "SizedGraph", "forms"):
+        monkeypatch.setattr(exporting, name, never)
     again = export(program, values, tmp_path / "b", base="", format=format)
     assert again.reused == {signature.name for signature in program.signatures}
     assert again.verified_earlier
@@ -263,7 +263,12 @@ def test_a_cached_export_writes_the_same_bundle(
     assert bundle(tmp_path / "a") == bundle(tmp_path / "b")
     assert MANIFEST in bundle(tmp_path / "a")
     for name, graph in fresh.graphs.items():
-        assert graph == again.graphs[name]
+        twin = again.graphs[name]
+        assert graph == twin
+        assert (graph.forms, graph.figures) == (twin.forms, twin.figures)
+        assert [form.footprint for form in graph.forms.values()] == [
+            form.footprint for form in twin.forms.values()
+        ]
         assert [graph.footprint(n) for n in (1, 7)] == [
             again.graphs[name].footprint(n) for n in (1, 7)
         ]
@@ -286,6 +291,64 @@ def stages(program: Program) -> list[str]:
     heard: list[str] = []
     compile_graphs(program, heard.append)
     return heard
+
+
+@pytest.fixture
+def step() -> tuple[Program, dict[str, Graph]]:
+    """A training step that has other forms, for batches of 5 samples, and its plain graph."""
+    net = nn.Sequential(nn.Conv2d(1, 16, 3), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.Linear(64, 3))
+    whole = split(net, "full", SAMPLE_SHAPE, TrainingConfig(batch_size=5)).program
+    program = replace(whole, signatures=whole.signatures[:1])
+    return program, compile_graphs(program)
+
+
+def test_forms_and_figures_are_kept_for_each_batch_size(
+    step: tuple[Program, dict[str, Graph]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, plain = step
+    cache = GraphCache(folder)
+    fresh = with_forms(program, plain, cache)["train"]
+    assert fresh.forms
+    assert fresh.figures is not None
+    assert cache.with_figures(plain["train"], 6) is None
+    changed = replace(plain["train"], data=plain["train"].data + b" ")
+    assert cache.with_figures(changed, 5) is None
+    again = cache.with_figures(plain["train"], 5)
+    assert again is not None
+    assert (again.forms, again.figures) == (fresh.forms, fresh.figures)
+    for name, value in (
+        ("library_versions", lambda: (("onnx", "0"),)),
+        ("sources_digest", lambda package: f"another {package}"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(program_identity, name, value)
+            assert cache.with_figures(plain["train"], 5) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None], ids=["empty", "short", "changed"])
+def test_damaged_figures_are_computed_again(
+    damage: bytes | None, step: tuple[Program, dict[str, Graph]], folder: Path
+) -> None:
+    program, plain = step
+    cache = GraphCache(folder)
+    fresh = with_forms(program, plain, cache)["train"]
+    [file] = folder.glob("*.figures")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if damage is None else damage)
+    again = with_forms(program, plain, cache)["train"]
+    assert (again.forms, again.figures) == (fresh.forms, fresh.figures)
+    assert file.read_bytes() == whole
+
+
+def test_figures_count_towards_the_limit(
+    step: tuple[Program, dict[str, Graph]], folder: Path
+) -> None:
+    program, plain = step
+    with_forms(program, plain, GraphCache(folder))
+    assert {path.suffix for path in folder.iterdir()} == {".graphs", ".figures"}
+    complete = with_forms(program, plain)["train"]
+    GraphCache(folder, limit_bytes=1).keep_figures(complete)
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", None], ids=["empty", "short", "changed"])

@@ -68,6 +68,20 @@ def test_what_an_export_returns_is_short_to_print(tmp_path: Path) -> None:
     assert (tmp_path / "bundle" / "manifest.json").is_file()
 
 
+def test_an_export_verifies_what_no_earlier_one_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGETAILOR_CACHE", str(tmp_path / "cache"))  # no graph is in it
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    state = edgetailor.GlobalModel(model.state_dict())
+    submodel = split(model, "full", (2, 2))
+    kept = [
+        edgetailor.export(submodel, state, tmp_path / str(number), verify=verify).verified_earlier
+        for number, verify in enumerate([None, None, True])
+    ]
+    assert kept == [False, True, False]
+
+
 FLEET = """
 model = "toolkit.models:digits_cnn"
 input_shape = [1, 8, 8]

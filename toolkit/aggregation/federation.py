@@ -15,6 +15,7 @@ from device_agent.formats.preprocessing import Preprocessing
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
 from exporters.export import compile_graphs, with_forms
+from exporters.graph_cache import default_cache
 from exporters.programs.program import with_preprocessing
 from exporters.runtime_graph import Graphs
 from profiles.errors import InputError, UpdateError
@@ -113,7 +114,9 @@ class Federation:
         """The files of the bundle for `spec` in round `round_` (from 1), names to contents."""
         submodel = in_round(self.submodel(spec), round_)
         if spec not in self._graphs:
-            self._graphs[spec] = with_forms(submodel.program, compile_graphs(submodel.program))
+            program = submodel.program
+            compiled = compile_graphs(program)
+            self._graphs[spec] = with_forms(program, compiled, default_cache())
         program = scale_learning_rates(submodel.program, self.training.rate_factor(round_))
         values = submodel.cut(self.model)
         graphs = with_constants(program, self._graphs[spec], values)

@@ -15,21 +15,23 @@ def export(
     out: str | Path,
     *,
     format: Format = "onnx",
-    verify: bool = True,
+    verify: bool | None = None,
     force: bool = False,
     progress: Report = silent,
 ) -> ExportedBundle:
     """Write `submodel` with its part of the global weights as a bundle that a device trains.
 
     Use it in every round, once for each submodel, if bundles go to devices as files. A coordinator
-    (`edgetailor serve`) exports by itself.
+    (`edgetailor serve`) exports by itself. Graphs and what follows from them come from the cache,
+    so from the second round on, only weights are written.
 
     Args:
         submodel: The result of `split`.
         state: The global model's weights.
         out: The folder to write.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
-        verify: Compare operators and training steps with PyTorch in float64 first.
+        verify: Whether to compare operators and training steps with PyTorch in float64 first. By
+            default, graphs from the cache that passed in an earlier export are not compared again.
         force: Replace an earlier bundle at `out`.
         progress: Called with the name of each stage when it begins; `print` shows them.
 
