@@ -105,8 +105,8 @@ def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
     whose names are in `overwriting` take no memory of their own.
     """
     order = execution_order(graph)
-    own = {value for node in order for value in node.outputs}
     results = set(graph.outputs)
+    inner = {value for node in order for value in node.outputs} - results
     # An operator may overwrite a buffer only if it is the last reader, so count all reads.
     unread = Counter(value for node in order for value in reads(node))
     root: dict[Value, Value] = {}
@@ -120,7 +120,7 @@ def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
         end = start + steps - 1
         for value, step in zip(node.outputs, born, strict=True):
             source = buffer_shared_with(node, root)
-            writable = source in own - results and unread[source] == 1
+            writable = source in inner and unread[source] == 1
             if source is not None and value not in results and (is_view(node) or writable):
                 root[value] = source
                 unread[source] += unread[value]

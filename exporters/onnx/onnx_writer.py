@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx_ir.passes import Sequential
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
@@ -103,6 +104,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     graph = shorten(trace(signature, forms))
     traced = in_double_precision(graph)
     lowered = translated(graph, signature)
+    forget_origins(lowered.model.graph)
     fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
     # Subexpressions count as common only if they read the same values. So identities and
     # duplicates of constants are removed first.
@@ -124,6 +126,17 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     model = lowered.model_proto
     data = finish(model, signature, overwritten)
     return data, TracedGraph(traced, places_of(traced, model, signature), exposed_values, forms)
+
+
+def forget_origins(graph: ir.Graph) -> None:
+    """Remove torch.onnx's notes on where each node of `graph` comes from.
+
+    The file does not hold them, but each copy of the graph would.
+    """
+    for node in graph.all_nodes():
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
 
 
 def finish(

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir
@@ -17,6 +18,7 @@ from torch._decomp import decomposition_table
 
 from exporters.decompositions import table
 from exporters.decompositions.decomposition import Decomposition
+from exporters.programs.torch_internals import replaced
 
 aten = torch.ops.aten
 onnx: Any = opset18
@@ -32,10 +34,14 @@ def operators() -> dict[Any, list[Any]]:
     torch.onnx builds its tables as usual.
     """
     try:
+        from onnxscript._internal.values import TracedOnnxFunction
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         build = cache(ONNXRegistry.from_torchlib)
-        known: dict[Any, list[Any]] = build(OPSET).functions
+        # The table needs only the domain of a function. onnxscript would parse its source for it.
+        domain = property(lambda function: SimpleNamespace(domain=function.opset.domain))
+        with replaced([(TracedOnnxFunction, "function_ir", domain)]):
+            known: dict[Any, list[Any]] = build(OPSET).functions
     except (ImportError, AttributeError):
         return {}
 

@@ -29,6 +29,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from exporters.onnx.operator_table import OPSET, TRANSLATIONS
+from exporters.onnx.translation_shortcuts import shortcuts
 from exporters.programs import source_lines
 from exporters.programs.loop_bodies import BACKWARD, to_scans
 from exporters.programs.operator_support import suggest_alternative
@@ -44,7 +45,7 @@ def translated(graph: GraphModule, signature: ProgramSignature) -> ONNXProgram:
     ExportError if an operator has no ONNX form.
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), shortcuts():
             warnings.simplefilter("ignore")
             lowered = torch.onnx.export(
                 exported(graph),
@@ -122,7 +123,6 @@ def exported(graph: GraphModule) -> ExportedProgram:
     outputs = graph.graph.output_node()
     results = tuple(cast(list[Node], outputs.args[0]))
     outputs.args = (results,)
-    graph.recompile()
     return Decomposed(
         root=graph,
         graph=graph.graph,

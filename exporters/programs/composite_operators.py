@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+
+from exporters.recurrence.replacements import Replacement, Replacements
 
 aten = torch.ops.aten
 POOLS = {
@@ -16,22 +17,6 @@ POOLS = {
     aten.adaptive_avg_pool3d.default: 3,
 }
 """Adaptive average poolings, and the number of axes that each pools."""
-
-
-class Composites(TorchFunctionMode):
-    """Replaces composite operators that PyTorch implements with in-place writes or strides."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Replace circular padding, cosine similarity and global average pooling."""
-        if func in (aten.pad.default, torch.nn.functional.pad):
-            return functional_pad(func, *args, **(kwargs or {}))
-        if func in (aten.cosine_similarity.default, torch.cosine_similarity):
-            return cosine_similarity(*args, **(kwargs or {}))
-        if func in POOLS:
-            return average_pool(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 def average_pool(func: Any, x: Tensor, output_size: Any) -> Any:
@@ -61,10 +46,29 @@ def functional_pad(
     return x
 
 
-def cosine_similarity(first: Tensor, second: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+def cosine_similarity(
+    func: Any, first: Tensor, second: Tensor, dim: int = 1, eps: float = 1e-8
+) -> Tensor:
     """Sum over `dim` of a * b / (max(|a|, eps) * max(|b|, eps)), with |.| the norm over `dim`."""
     pair: list[Tensor] = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
     norms = [torch.linalg.vector_norm(x, dim=dim, keepdim=True) for x in pair]
     a, b = (x / torch.where(n > eps, n, eps) for x, n in zip(pair, norms, strict=True))
     total: Tensor = (a * b).sum(dim)
     return total
+
+
+COMPOSITES: dict[Any, Replacement] = {
+    aten.pad.default: functional_pad,
+    torch.nn.functional.pad: functional_pad,
+    aten.cosine_similarity.default: cosine_similarity,
+    torch.cosine_similarity: cosine_similarity,
+    **dict.fromkeys(POOLS, average_pool),
+}
+"""Operators that PyTorch implements with in-place writes or strides, and their other forms."""
+
+
+class Composites(Replacements):
+    """Context that replaces circular padding, cosine similarity and global average pooling."""
+
+    def __init__(self) -> None:
+        super().__init__(COMPOSITES)

@@ -54,11 +54,13 @@ def to_scans(module: GraphModule, decompositions: Decompositions | None = None) 
     """
     # Otherwise unused nodes would count as readers of a loop's outputs.
     module.graph.eliminate_dead_code()
-    for number, node in enumerate(module.graph.find_nodes(op="call_function", target=loop)):
+    loops = module.graph.find_nodes(op="call_function", target=loop)
+    for number, node in enumerate(loops):
         *_, reverse = node.args
         name = f"{BACKWARD if reverse else 'step'}_{number}"
         replace_loop(module, node, name, decompositions or {})
-    module.recompile()
+    if loops:
+        module.recompile()
 
 
 def replace_loop(

@@ -19,17 +19,18 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.node import map_aggregate
-from torch.overrides import TorchFunctionMode
 
 from device_agent.formats.manifest import Port
 from exporters.decompositions import table
 from exporters.decompositions.decomposition import Decompositions
 from exporters.programs import source_lines
-from exporters.programs.composite_operators import Composites
+from exporters.programs.composite_operators import COMPOSITES
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import ProgramSignature
-from exporters.recurrence.recurrent_layers import RecurrenceLoops
+from exporters.programs.torch_internals import TRACING, without_layouts
+from exporters.recurrence.recurrent_layers import LOOPS
+from exporters.recurrence.replacements import Replacements
 from profiles.errors import EdgeTailorError, ExportError
 
 EXAMPLE_BATCH = 3
@@ -117,11 +118,12 @@ def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModul
         return [results[port.name] for port in signature.outputs]
 
     try:
-        with mode, enable_python_dispatcher(), UnfusedLinear(), RecurrenceLoops(), Composites():
+        with mode, enable_python_dispatcher(), Replacements(REPLACEMENTS), without_layouts():
             graph = make_fx(
                 functionalize(flat),
                 decomposition_table=forms,
                 _allow_non_fake_inputs=True,
+                **TRACING,
             )(*inputs)
     except EdgeTailorError:
         raise
@@ -143,32 +145,29 @@ def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModul
             signature=signature.name,
             batch=EXAMPLE_BATCH,
         )
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
+    if graph.graph.eliminate_dead_code():
+        graph.recompile()
     return graph
 
 
-class UnfusedLinear(TorchFunctionMode):
-    """Computes linear layers over sequences as a product and a separate addition of the bias.
+def unfused_linear(linear: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """Call `linear`; add the bias separately if the input has more than two axes.
 
     ATen's fused operator compares the batch size with the size of the example. The graph would then
     run only for this batch size.
     """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Replace linear layers with a bias over sequences; run other functions unchanged."""
-        if func in (torch.nn.functional.linear, torch.ops.aten.linear.default):
-            return unfused_linear(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def unfused_linear(linear: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """Call `linear`; add the bias separately if the input has more than two axes."""
     if bias is None or input.dim() <= 2:
         return linear(input, weight, bias)
     return linear(input, weight) + bias
+
+
+REPLACEMENTS = {
+    torch.nn.functional.linear: unfused_linear,
+    torch.ops.aten.linear.default: unfused_linear,
+    **LOOPS,
+    **COMPOSITES,
+}
+"""Functions of torch that are traced in another form, with these forms."""
 
 
 def fake_inputs(ports: tuple[Port, ...], mode: FakeTensorMode, batch: SymInt) -> list[Tensor]:

@@ -26,6 +26,7 @@ from exporters.programs.recorded_graph import (
     input_node,
     output_node,
 )
+from exporters.programs.torch_internals import without_layouts
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.functional_form import make_functional
@@ -226,7 +227,13 @@ def record_current_mode(
     try:
         example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
         # torch prints the unfinished graph to stderr when it fails.
-        with warnings.catch_warnings(), lstm_shapes_only(), redirect_stderr(StringIO()), draws:
+        with (
+            warnings.catch_warnings(),
+            lstm_shapes_only(),
+            redirect_stderr(StringIO()),
+            without_layouts(),
+            draws,
+        ):
             warnings.simplefilter("ignore")
             program = torch.export.export(
                 model, (example,), dynamic_shapes=({0: batch},), strict=False

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from exporters.recurrence.loop_operator import loop
 from exporters.recurrence.recurrent_steps import GRU, LSTM, RELU, TANH
+from exporters.recurrence.replacements import Replacement, Replacements
 from profiles.errors import ExportError
 
 aten = torch.ops.aten
@@ -20,18 +20,6 @@ STEPS = {
     aten.rnn_relu.input: RELU,
 }
 RECURRENT = tuple(STEPS)
-
-
-class RecurrenceLoops(TorchFunctionMode):
-    """Context that runs recurrent layers as loops. Tracing would unroll PyTorch's own operators."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Replace recurrent layers; run other functions unchanged."""
-        if func in STEPS:
-            return run_recurrent_layers(STEPS[func], *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,7 @@ class Cell:
 
 
 def run_recurrent_layers(
-    step: str,
+    layer: Any,
     x: Tensor,
     hx: Tensor | Sequence[Tensor],
     params: Sequence[Tensor],
@@ -70,9 +58,9 @@ def run_recurrent_layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Compute `aten::lstm`, `aten::gru` or `aten::rnn_*` with loops of the step `step`.
+    """Compute `layer`: `aten::lstm`, `aten::gru` or `aten::rnn_*`, with loops over time.
 
-    Arguments and results are those of the ATen operator: x is (T, B, i), or (B, T, i) if
+    Other arguments and results are those of the ATen operator: x is (T, B, i), or (B, T, i) if
     `batch_first`; each state is (layers * directions, B, n).
 
     Raises:
@@ -93,15 +81,25 @@ def run_recurrent_layers(
     # Loops run on (T, features, batch); see recurrent_steps.py for the reason.
     x = x.permute(1, 2, 0) if batch_first else x.transpose(1, 2)
     last = []
-    for layer in range(num_layers):
+    for depth in range(num_layers):
         sequences = []
-        for number in range(layer * directions, (layer + 1) * directions):
+        for number in range(depth * directions, (depth + 1) * directions):
             # PyTorch orders parameters by layer, then direction: forward before backward.
             w_x, w_h, *biases = params[per_cell * number : per_cell * (number + 1)]
-            cell = Cell(step, w_x, w_h, biases, reverse=number % directions == 1)
+            cell = Cell(STEPS[layer], w_x, w_h, biases, reverse=number % directions == 1)
             sequence, final = cell.run(x, [state[number].t() for state in states])
             sequences.append(sequence)
             last.append(final)
         x = sequences[0] if directions == 1 else torch.cat(sequences, 1)
     x = x.permute(2, 0, 1) if batch_first else x.transpose(1, 2)
     return x, *(torch.stack(column).transpose(1, 2) for column in zip(*last, strict=True))
+
+
+LOOPS: dict[Any, Replacement] = dict.fromkeys(STEPS, run_recurrent_layers)
+
+
+class RecurrenceLoops(Replacements):
+    """Context that runs recurrent layers as loops. Tracing would unroll PyTorch's own operators."""
+
+    def __init__(self) -> None:
+        super().__init__(LOOPS)

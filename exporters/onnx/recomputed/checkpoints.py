@@ -93,10 +93,9 @@ class Search:
         """
         self.signature, self.metrics = signature, metrics_of(signature)
         self.most_work = wanted.most_work
-        sized = at_batch(model, wanted.batch)
-        separate_outputs(sized.graph, [port.name for port in signature.outputs])
-        self.sized = ir.to_proto(sized)  # each trial changes a copy
-        graph = ir.from_proto(self.sized).graph
+        self.sized = at_batch(model, wanted.batch)
+        graph = self.sized.graph
+        separate_outputs(graph, [port.name for port in signature.outputs])
         self.inputs = sum(map(size_of, graph.inputs))
         self.work = sum(map(effort, graph))
         self.forward = ForwardPass(graph, self.metrics)
@@ -140,7 +139,7 @@ class Search:
 
     def liveness(self, names: Collection[str]) -> tuple[int, Liveness]:
         """The number of nodes and the liveness of the graph if `names` are computed twice."""
-        model = ir.from_proto(self.sized)
+        model = self.sized.clone()  # a trial changes its graph
         repeat(ForwardPass(model.graph, self.metrics), names)
         for metric in self.metrics:
             RecomputeActivations(metric)(model)

@@ -215,6 +215,6 @@ def shorten(graph: GraphModule) -> GraphModule:
     for change in PASSES:
         change(graph)
         graph.graph.eliminate_dead_code()
-        graph.graph.lint()
+    graph.graph.lint()
     graph.recompile()
     return graph

@@ -1,0 +1,30 @@
+"""A context that replaces functions of torch."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+Replacement = Callable[..., Any]
+"""Takes the replaced function, then its arguments."""
+
+
+class Replacements(TorchFunctionMode):
+    """Context that calls other functions in place of some functions of torch.
+
+    Use one context for all replacements: torch passes every call through each active context.
+    """
+
+    def __init__(self, replacements: Mapping[Any, Replacement]) -> None:
+        """`replacements` has the replacement of each function."""
+        super().__init__()
+        self.replacements = replacements
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the replacement of `func`, or `func` itself."""
+        replacement = self.replacements.get(func)
+        if replacement is None:
+            return func(*args, **(kwargs or {}))
+        return replacement(func, *args, **(kwargs or {}))
