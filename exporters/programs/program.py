@@ -6,7 +6,8 @@ and one export serves every round because weights are stored separately from the
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -38,6 +39,20 @@ class Recomputation:
     most_work: float | None = None
 
 
+@dataclass(eq=False)
+class JointTrace:
+    """Signatures that begin with the same computation, and so are traced at once.
+
+    Attributes:
+        signature: Its inputs and outputs include those of all these signatures.
+        waiting: Graphs that were traced for one signature and wait for the next, with the
+            decompositions that they were traced with.
+    """
+
+    signature: "ProgramSignature"
+    waiting: list[tuple[Mapping[Any, Any], GraphModule]] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class ProgramSignature:
     """A pure function to export, with named inputs and outputs.
@@ -52,6 +67,7 @@ class ProgramSignature:
             the user's line that an operator comes from.
         recompute: How the backward pass computes activations again instead of keeping those of the
             forward pass; None if it keeps all. Only ONNX graphs can compute them again.
+        joint: The trace that this signature shares with others, if any.
 
     Raises:
         ModelError: Two ports have the same name, for example because a parameter of the model is
@@ -64,6 +80,7 @@ class ProgramSignature:
     function: Function
     source: GraphModule | None = None
     recompute: Recomputation | None = None
+    joint: JointTrace | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # A shared name would feed one value to both ports, for example the parameter `rate` as

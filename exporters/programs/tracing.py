@@ -15,7 +15,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.node import map_aggregate
@@ -106,7 +106,44 @@ def trace_for_torch(signature: ProgramSignature, device: str = "cpu") -> GraphMo
 
 
 def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModule:
-    """Trace `signature` with the decompositions `forms` alone. Raises ExportError like `trace`."""
+    """Trace `signature` with the decompositions `forms` alone. Raises ExportError like `trace`.
+
+    The graphs of signatures that share a trace (see `JointTrace`) are those of separate traces,
+    with the same names of nodes: torch names the nodes in the order of the computation.
+    """
+    if signature.joint is None:
+        return traced_alone(signature, forms)
+    joint, waiting = signature.joint.signature, signature.joint.waiting
+    for number, (known, graph) in enumerate(waiting):
+        if known == forms:
+            del waiting[number]
+            return part_of(graph, joint, signature)
+    try:
+        graph = traced_alone(joint, forms)
+    except ExportError:  # the message must name the signature that cannot be traced
+        return traced_alone(signature, forms)
+    waiting.append((forms, graph))
+    return part_of(graph, joint, signature)
+
+
+def part_of(
+    whole: GraphModule, joint: ProgramSignature, signature: ProgramSignature
+) -> GraphModule:
+    """Copy what `signature` needs of the graph `whole` of `joint`."""
+    graph, copies = Graph(), dict[Node, Node]()
+    results: Any = graph.graph_copy(whole.graph, copies)
+    inputs, outputs = ([port.name for port in ports] for ports in (joint.inputs, joint.outputs))
+    graph.output([results[outputs.index(port.name)] for port in signature.outputs])
+    graph.eliminate_dead_code()
+    read = {port.name for port in signature.inputs}
+    for name, node in zip(inputs, whole.graph.find_nodes(op="placeholder"), strict=True):
+        if name not in read:
+            graph.erase_node(copies[node])
+    return GraphModule(whole, graph)
+
+
+def traced_alone(signature: ProgramSignature, forms: Decompositions) -> GraphModule:
+    """Trace `signature` without others. Raises ExportError like `trace`."""
     # Constants of the recorded graph are real tensors: allow them among the fake ones.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     batch = symbolic_batch(mode)

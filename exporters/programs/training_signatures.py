@@ -5,17 +5,19 @@ Each signature runs a recorded graph and replaces its tensors by those of the de
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
-from device_agent.formats.manifest import Dtype, Port, TensorEntry
+from device_agent.formats.manifest import PREDICT, Dtype, Port, TensorEntry
 from exporters.programs.dropout import SeededDropout, has_dropout
 from exporters.programs.losses import objective
 from exporters.programs.optimizers import Optimizer, select
 from exporters.programs.program import (
+    JointTrace,
     ProgramSignature,
     Tensors,
     labels_port,
@@ -205,18 +207,19 @@ def forward_signature(
     )
 
 
-def evaluation_signature(
+def prediction_signatures(
     graph: GraphModule,
     sample_shape: tuple[int, ...],
     reads: Sequence[TensorEntry],
     loss: str = "cross-entropy",
     *,
     names: Names = same_name,
-) -> ProgramSignature:
-    """Build an evaluation: (x, y, state) -> (loss, correct), both float32.
+) -> tuple[ProgramSignature, ProgramSignature]:
+    """Build a prediction and an evaluation: (x, y, state) -> (loss, correct), both float32.
 
-    The loss is the mean over the labels that are not IGNORED; `correct` is the number of correct
-    predictions among them. Regression and CTC have no output `correct`.
+    The prediction is that of `forward_signature`. Both are traced at once. The loss is the mean
+    over the labels that are not IGNORED; `correct` is the number of correct predictions among
+    them. Regression and CTC have no output `correct`.
 
     Args:
         graph: The recorded inference graph.
@@ -226,11 +229,12 @@ def evaluation_signature(
         names: Maps the graph's names of tensors to those in the device's state.
 
     Returns:
-        The signature.
+        The signatures `predict` and `evaluate`.
 
     Raises:
         ModelError: The loss does not fit the model's output.
     """
+    predict = forward_signature(PREDICT, graph, sample_shape, reads, names=names)
     target = objective(loss, output_shape(graph))
     measures = {"loss": target.loss, "correct": target.correct}
     known = {key: measure for key, measure in measures.items() if measure is not None}
@@ -239,11 +243,19 @@ def evaluation_signature(
         output = run(graph, feeds, feeds["x"], names)
         return {key: measure(output, feeds["y"]) for key, measure in known.items()}
 
-    inputs = (samples_port(sample_shape, dtype=sample_dtype(graph)), labels_port(target.labels))
-    return ProgramSignature(
+    def both(feeds: Tensors) -> dict[str, Tensor]:
+        output = run(graph, feeds, feeds["x"], names)
+        measured = {key: measure(output, feeds["y"]) for key, measure in known.items()}
+        return {**measured, "output": output}
+
+    x, *state = predict.inputs
+    evaluate = ProgramSignature(
         name="evaluate",
-        inputs=(*inputs, *map(state_in, reads)),
+        inputs=(x, labels_port(target.labels), *state),
         outputs=tuple(map(metric_port, known)),
         function=function,
         source=graph,
     )
+    outputs = (*evaluate.outputs, *predict.outputs)
+    joint = JointTrace(replace(evaluate, outputs=outputs, function=both))
+    return replace(predict, joint=joint), replace(evaluate, joint=joint)

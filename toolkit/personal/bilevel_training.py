@@ -23,7 +23,13 @@ from exporters.programs.program import (
     state_out,
 )
 from exporters.programs.recorded_graph import input_node, output_node
-from exporters.programs.training_signatures import Names, run, sample_dtype, train_signature
+from exporters.programs.training_signatures import (
+    Names,
+    prediction_signatures,
+    run,
+    sample_dtype,
+    train_signature,
+)
 from exporters.recording.captured import Captured
 from toolkit.personal.tensorized_model import Tensorized, distance, personal_name
 from toolkit.submodels.global_model import GlobalModel
@@ -31,7 +37,6 @@ from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.one_step_submodel import (
     counts_of,
     make_optimizer,
-    prediction_signatures,
     program_of,
     training_instruction,
 )
@@ -235,8 +240,8 @@ def bilevel_submodel(
             captured.inference,
             captured.sample_shape,
             (*tensorized.personal, *others),
-            training,
-            personal_names(captured),
+            training.loss,
+            names=personal_names(captured),
         ),
     ]
     if compressed is not None:

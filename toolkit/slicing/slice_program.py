@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from device_agent.formats.manifest import SAMPLES, Instruction, Record, TensorEntry
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import output_node
-from exporters.programs.training_signatures import forward_signature, train_signature
+from exporters.programs.training_signatures import (
+    forward_signature,
+    prediction_signatures,
+    train_signature,
+)
 from exporters.recording.captured import Captured
 from toolkit.cutting.cut_points import tensors_read
 from toolkit.slicing.cut_model import CutModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.one_step_submodel import (
     make_optimizer,
-    prediction_signatures,
     program_of,
     training_instruction,
     without_gradient,
@@ -137,7 +140,7 @@ def slice_program(
         signatures=(
             *recording.signatures,
             train_step,
-            *prediction_signatures(cut.predicting, shape, tensors.read_in_training, training),
+            *prediction_signatures(cut.predicting, shape, tensors.read_in_training, training.loss),
         ),
         tensors=(*tensors.received, *optimizer.state(tensors.parameters)),
         schedule=(*recording.schedule, training_instruction(recording.output, training)),

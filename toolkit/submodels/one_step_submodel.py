@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from device_agent.formats.manifest import (
-    PREDICT,
     SAMPLES,
     Instruction,
     Step,
@@ -19,11 +18,8 @@ from exporters.programs.optimizers import SGD, Adam, Optimizer, Proximal
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import attributes_with_gradient
 from exporters.programs.training_signatures import (
-    Names,
     Penalty,
-    evaluation_signature,
-    forward_signature,
-    same_name,
+    prediction_signatures,
     train_signature,
 )
 from exporters.recording.capture import capture
@@ -99,23 +95,6 @@ def without_gradient(graph: GraphModule, parameters: Iterable[TensorEntry]) -> f
     """Names of parameters without gradient: PyTorch's optimizers do not change or decay these."""
     trained = attributes_with_gradient(graph)
     return frozenset(entry.name for entry in parameters if entry.name not in trained)
-
-
-def prediction_signatures(
-    graph: GraphModule,
-    shape: tuple[int, ...],
-    reads: Sequence[TensorEntry],
-    training: TrainingConfig,
-    names: Names = same_name,
-) -> tuple[ProgramSignature, ProgramSignature]:
-    """Make the signatures that predict and evaluate with `graph`, for samples of `shape`.
-
-    `names` maps each tensor that the graph reads to its state name.
-    """
-    return (
-        forward_signature(PREDICT, graph, shape, reads, names=names),
-        evaluation_signature(graph, shape, reads, training.loss, names=names),
-    )
 
 
 def program_of(
@@ -200,7 +179,7 @@ def one_step_submodel(
         captured,
         signatures=(
             step,
-            *prediction_signatures(captured.inference, shape, tensor_entries, training),
+            *prediction_signatures(captured.inference, shape, tensor_entries, training.loss),
         ),
         tensors=(*tensor_entries, *optimizer.state(parameters)),
         schedule=(training_instruction(SAMPLES, training),),
