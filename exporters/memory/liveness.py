@@ -104,11 +104,12 @@ def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
     A loop takes as many positions as its body has nodes, because all iterations are alike. Outputs
     whose names are in `overwriting` take no memory of their own.
     """
-    order = execution_order(graph)
+    read = {node: tuple(reads(node)) for node in graph}
+    order = execution_order(graph, read)
     results = set(graph.outputs)
     inner = {value for node in order for value in node.outputs} - results
     # An operator may overwrite a buffer only if it is the last reader, so count all reads.
-    unread = Counter(value for node in order for value in reads(node))
+    unread = Counter(value for node in order for value in read[node])
     root: dict[Value, Value] = {}
     birth: dict[Value, int] = {}
     death: dict[Value, int] = {}
@@ -127,7 +128,7 @@ def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
             else:
                 root[value], birth[value] = value, start + step
             death[root[value]] = end
-        for value in reads(node):
+        for value in read[node]:
             holder = root.get(value, value)
             death[holder] = end
             unread[holder] -= 1
@@ -170,17 +171,22 @@ def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
     return [*carried, *inside], [0] * states + [born[r] for r in results[states:]], steps
 
 
-def execution_order(graph: Graph) -> list[Node]:
+def execution_order(
+    graph: Graph, read: Mapping[Node, Collection[Value]] | None = None
+) -> list[Node]:
     """The nodes of `graph` in the order in which ONNX Runtime runs them.
+
+    `read` has the values that each node `reads`, if they are known.
 
     The order comes from a depth-first search that starts at the final nodes, the last one first.
     Of the nodes that produce a node's inputs, the search visits the last one in the file first.
     """
     # ONNX Runtime turns Constant nodes into initializers before it orders the other nodes.
+    read = read or {node: tuple(reads(node)) for node in graph}
     nodes = [node for node in graph if node.op_type != "Constant"]
     number = {node: n for n, node in enumerate(nodes)}
     ahead = {
-        node: sorted({number[p] for v in reads(node) if (p := v.producer()) in number})
+        node: sorted({number[p] for v in read[node] if (p := v.producer()) in number})
         for node in nodes
     }
     used = {n for numbers in ahead.values() for n in numbers}

@@ -36,6 +36,7 @@ from exporters.onnx.state_in_place import update_in_place
 from exporters.onnx.torch_translation import finish_scans, quieten, separate_outputs, translated
 from exporters.onnx.traced_passes.graph_passes import shorten
 from exporters.programs import source_lines
+from exporters.programs.garbage_collection import rare_collections
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.tracing import Place, TracedGraph, in_double_precision, trace
@@ -80,6 +81,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     return lower(signature)[0]
 
 
+@rare_collections()
 def lower(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     """Return the ONNX file of a signature and the traced graph. Raises ExportError as `to_onnx`."""
     try:

@@ -54,13 +54,11 @@ def to_scans(module: GraphModule, decompositions: Decompositions | None = None) 
     """
     # Otherwise unused nodes would count as readers of a loop's outputs.
     module.graph.eliminate_dead_code()
-    loops = module.graph.find_nodes(op="call_function", target=loop)
-    for number, node in enumerate(loops):
+    for number, node in enumerate(module.graph.find_nodes(op="call_function", target=loop)):
         *_, reverse = node.args
         name = f"{BACKWARD if reverse else 'step'}_{number}"
         replace_loop(module, node, name, decompositions or {})
-    if loops:
-        module.recompile()
+    module.recompile()
 
 
 def replace_loop(

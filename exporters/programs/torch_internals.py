@@ -4,10 +4,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
 from threading import RLock
+from types import SimpleNamespace
 from typing import Any
 
+import torch.fx
+from torch.fx import GraphModule
 from torch.fx.experimental import proxy_tensor
 
+LAZY: Any = getattr(torch.fx, "_lazy_graph_module", SimpleNamespace())
+LazyGraphModule: type[GraphModule] = getattr(LAZY, "_LazyGraphModule", GraphModule)
+"""Generates the Python code of its graph when it runs, because many graphs are only read."""
 LOCK = RLock()
 """Held while functions are replaced, because all threads would call the replacements."""
 TRACING: dict[str, Any] = {
@@ -36,9 +42,17 @@ def replaced(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
                 setattr(owner, name, old)
 
 
+WITHOUT_LAYOUTS = (proxy_tensor, "_extract_tensor_metadata", lambda value: None)
+
+
 def without_layouts() -> AbstractContextManager[None]:
     """Let torch trace without noting how each value lies in memory, which its `val` says as well.
 
     For sizes that depend on the batch, these notes take a fifth of the time of tracing.
     """
-    return replaced([(proxy_tensor, "_extract_tensor_metadata", lambda value: None)])
+    return replaced([WITHOUT_LAYOUTS])
+
+
+def lean_tracing() -> AbstractContextManager[None]:
+    """Like `without_layouts`, and make a `LazyGraphModule` of each traced graph."""
+    return replaced([WITHOUT_LAYOUTS, (LAZY, "_use_lazy_graph_module_flag", True)])

@@ -28,7 +28,7 @@ from exporters.programs.composite_operators import COMPOSITES
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import ProgramSignature
-from exporters.programs.torch_internals import TRACING, without_layouts
+from exporters.programs.torch_internals import TRACING, LazyGraphModule, lean_tracing
 from exporters.recurrence.recurrent_layers import LOOPS
 from exporters.recurrence.replacements import Replacements
 from profiles.errors import EdgeTailorError, ExportError
@@ -139,7 +139,7 @@ def part_of(
     for name, node in zip(inputs, whole.graph.find_nodes(op="placeholder"), strict=True):
         if name not in read:
             graph.erase_node(copies[node])
-    return GraphModule(whole, graph)
+    return LazyGraphModule(whole, graph)
 
 
 def traced_alone(signature: ProgramSignature, forms: Decompositions) -> GraphModule:
@@ -155,7 +155,7 @@ def traced_alone(signature: ProgramSignature, forms: Decompositions) -> GraphMod
         return [results[port.name] for port in signature.outputs]
 
     try:
-        with mode, enable_python_dispatcher(), Replacements(REPLACEMENTS), without_layouts():
+        with mode, enable_python_dispatcher(), Replacements(REPLACEMENTS), lean_tracing():
             graph = make_fx(
                 functionalize(flat),
                 decomposition_table=forms,
@@ -182,8 +182,8 @@ def traced_alone(signature: ProgramSignature, forms: Decompositions) -> GraphMod
             signature=signature.name,
             batch=EXAMPLE_BATCH,
         )
-    if graph.graph.eliminate_dead_code():
-        graph.recompile()
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
     return graph
 
 
@@ -267,7 +267,7 @@ def in_double_precision(module: GraphModule) -> GraphModule:
     for node in graph.nodes:
         node.meta = {}
         node.args, node.kwargs = map_aggregate((node.args, node.kwargs), double_type)
-    return GraphModule(module, graph)
+    return LazyGraphModule(module, graph)
 
 
 def double_type(argument: Any) -> Any:

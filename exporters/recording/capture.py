@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from device_agent.formats.manifest import Dtype
 from exporters.programs import source_lines
+from exporters.programs.garbage_collection import rare_collections
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.recorded_graph import (
     MINIMUM_BATCH,
@@ -122,6 +123,7 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     return record_and_check(model, sample_shape)
 
 
+@rare_collections()
 def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     """Record and check `model`. Raises ModelError like `capture`."""
     check_parameters(model)
