@@ -19,9 +19,9 @@ SPECS = ("full", "low-rank:0.5", "slice:residual")
 ROUNDS, SITES = 3, 2
 
 
-def made(seed: int) -> Federation:
+def made(seed: int, model: str = "smooth_cnn") -> Federation:
     training = TrainingConfig(batch_size=8, round_decay=0.5)
-    return Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
+    return Federation(f"models_for_tests:{model}", INPUT_SHAPE, training, seed=seed)
 
 
 def taken(above: Federation, partials: list[dict[str, bytes]]) -> None:
@@ -135,7 +135,7 @@ def test_a_dense_round_gives_the_own_model(tmp_path: Path, seed: int) -> None:
 
 def test_kept_factors_follow_the_model_from_above(tmp_path: Path, seed: int) -> None:
     """A site's factors stay its own, stand for the new model, and survive a restart."""
-    federation = made(2)
+    federation = made(2, "relu_cnn")
     site = SiteModel(federation, tmp_path)
     for round_ in (1, 2):
         task = SiteTask(name=f"run-{round_}", round=round_, dense=True)
@@ -154,7 +154,7 @@ def test_kept_factors_follow_the_model_from_above(tmp_path: Path, seed: int) -> 
     assert gap
     for name, far in gap.items():
         assert composition_gap(federation, name, moved) < far
-    again = made(3)
+    again = made(3, "relu_cnn")
     SiteModel(again, tmp_path).load(before)
     assert again.model.fingerprint() == federation.model.fingerprint()
 
