@@ -1,8 +1,6 @@
 """The device needs no training framework: these tests check the modules that its process loads."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from bundles import FAMILIES, BundleOf, write_data
-from commands import ROOT, command, environment
+from commands import environment
+from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_setup import federation
+from vector_fleet import running
 
 FORBIDDEN = {"torch", "onnx", "onnx_ir", "onnxscript", "toolkit", "exporters", "sklearn", "rich"}
 LIMIT_S = 180
@@ -73,27 +74,11 @@ submodel = "full"
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """Run a coordinator in another process, with its state under `folder`; yield its URL."""
+    """Run a coordinator in this process, with its state under `folder`; yield its URL."""
     (folder / "fleet.toml").write_text(CONFIG)
-    process = subprocess.Popen(
-        command("edgetailor", "serve", "fleet.toml"),
-        cwd=folder,
-        env=environment(PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")])),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        said = iter(process.stderr.readline, "")
-        line = next((line for line in said if line.startswith("Coordinator at http://")), "")
-        assert line
-        yield line.removeprefix("Coordinator at ").rstrip()
-        process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=60)
-        assert process.returncode == 130, rest
-    finally:
-        process.kill()
-        process.wait()
+    config = load_config(folder / "fleet.toml")
+    with running(config, federation(config)) as server:
+        yield server.url
 
 
 def test_a_device_never_loads_a_training_framework(bundle_of: BundleOf, tmp_path: Path) -> None:
