@@ -142,8 +142,24 @@ def part_of(
     return LazyGraphModule(whole, graph)
 
 
-def traced_alone(signature: ProgramSignature, forms: Decompositions) -> GraphModule:
-    """Trace `signature` without others. Raises ExportError like `trace`."""
+def autograd_graph(signature: ProgramSignature) -> GraphModule:
+    """Trace `signature` into PyTorch's own operators, as its autograd runs them.
+
+    Raises ExportError like `trace`.
+    """
+    return traced_alone(signature, {}, LINEAR)
+
+
+def traced_alone(
+    signature: ProgramSignature,
+    forms: Decompositions,
+    replacements: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
+) -> GraphModule:
+    """Trace `signature` without others. Raises ExportError like `trace`.
+
+    `replacements` are functions of torch that are traced in another form, REPLACEMENTS by default.
+    """
+    replaced = REPLACEMENTS if replacements is None else replacements
     # Constants of the recorded graph are real tensors: allow them among the fake ones.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     batch = symbolic_batch(mode)
@@ -155,7 +171,7 @@ def traced_alone(signature: ProgramSignature, forms: Decompositions) -> GraphMod
         return [results[port.name] for port in signature.outputs]
 
     try:
-        with mode, enable_python_dispatcher(), Replacements(REPLACEMENTS), lean_tracing():
+        with mode, enable_python_dispatcher(), Replacements(replaced), lean_tracing():
             graph = make_fx(
                 functionalize(flat),
                 decomposition_table=forms,
@@ -198,12 +214,11 @@ def unfused_linear(linear: Any, input: Tensor, weight: Tensor, bias: Tensor | No
     return linear(input, weight) + bias
 
 
-REPLACEMENTS = {
+LINEAR = {
     torch.nn.functional.linear: unfused_linear,
     torch.ops.aten.linear.default: unfused_linear,
-    **LOOPS,
-    **COMPOSITES,
 }
+REPLACEMENTS = {**LINEAR, **LOOPS, **COMPOSITES}
 """Functions of torch that are traced in another form, with these forms."""
 
 

@@ -1,11 +1,13 @@
-"""Computes the values of a traced graph in float64, one node at a time."""
+"""Computes values of a traced graph in float64: outputs one by one, or one value from others."""
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, map_arg
 
 from exporters.programs.recorded_graph import attribute
@@ -14,102 +16,170 @@ from exporters.verification.double_precision import doubled
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default)
 
+Values = Mapping[Node, Any]
+"""The values of nodes: tensors or numbers, or several of them."""
+Judge = Callable[[Node, Values], None]
+"""Takes an operator that was computed, and the values that are known by then."""
+
 
 @dataclass(frozen=True)
-class Result:
-    """The result of a node.
+class Cone:
+    """The operators that compute the value of one node from the values of other nodes.
 
     Attributes:
-        value: A tensor or a number, or several of them.
-        nudged: Computes the value again, with rounding errors added to the inputs.
-        read: Number of elements of the operator's largest input.
+        nodes: The operators in the order of the graph. The last one is the node.
+        leaves: The nodes whose values they read.
     """
 
-    value: Any
-    nudged: Callable[[], Any]
-    read: int = 0
+    nodes: tuple[Node, ...]
+    leaves: tuple[Node, ...]
 
 
-Judge = Callable[[Node, Result], Result]
-"""Takes a node and its result; returns the result that later nodes read."""
+def cone_of(node: Node, is_known: Callable[[Node], bool], number: Mapping[Node, int]) -> Cone:
+    """The cone of `node` over the inputs of the graph and the nodes for which `is_known` is true.
 
-
-def run_graph(
-    module: GraphModule,
-    inputs: Sequence[Tensor],
-    judge: Judge,
-    nudge: Callable[[Tensor], Tensor] = lambda value: value,
-    keep_outputs: bool = True,
-) -> list[Tensor]:
-    """Run a traced graph; a value is released after the last node that reads it.
-
-    Args:
-        module: A traced graph in float64.
-        inputs: The values of its placeholders, in order.
-        judge: Called after each operator.
-        nudge: Adds rounding errors to an input, for `Result.nudged`.
-        keep_outputs: Whether to return the outputs. They take twice the memory of the model.
-
-    Returns:
-        The graph's outputs, after `judge`; none if they are not kept.
+    `number` has the place of each node in the graph.
     """
-    known: dict[Node, Result] = {}
-    released = last_reads(module, keep_outputs)
-    ahead = iter(inputs)
-    results: list[Tensor] = []
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            known[node] = leaf(next(ahead), nudge)
-        elif node.op == "get_attr":
-            known[node] = leaf(attribute(module, str(node.target)), lambda value: value)
-        elif node.op == "call_function":
-            known[node] = judge(node, computed(node, known))
-        elif keep_outputs:
-            results = [known[source].value for source in node.args[0]]
-        for source in released.get(node, ()):
-            del known[source]
-    return results
+    inside, leaves, waiting = {node}, set[Node](), [node]
+    while waiting:
+        for source in waiting.pop().all_input_nodes:
+            if source.op == "placeholder" or is_known(source):
+                leaves.add(source)
+            elif source not in inside:
+                inside.add(source)
+                waiting.append(source)
+    return Cone(*(tuple(sorted(part, key=number.__getitem__)) for part in (inside, leaves)))
 
 
-def leaf(value: Tensor, nudge: Callable[[Tensor], Tensor]) -> Result:
-    """Wrap `value` as a result that depends on no other node."""
-    return Result(value, lambda: nudge(value))
+def evaluated(module: GraphModule, cone: Cone, leaves: Values) -> tuple[Tensor, int]:
+    """Compute the value of a cone in float64 from those of its leaves.
 
-
-def computed(node: Node, known: Mapping[Node, Result]) -> Result:
-    """Call the operator `node` on the results of its inputs."""
-    sources = {source: known[source] for source in node.all_input_nodes}
-
-    def call(read: Callable[[Result], Any]) -> Any:
-        # The inputs of the graph are float32 until an operator reads them, to save memory.
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: doubled(read(sources[n])))
-        # A float64 result may have another memory layout than while tracing, where a view fails.
-        target = aten.reshape.default if node.target in VIEWS else node.target
-        value = cast(Callable[..., Any], target)(*args, **kwargs)
-        # Operators that make a tensor choose float32 by default.
-        return doubled(value) if isinstance(value, Tensor) else value
-
-    tensors = [result.value for result in sources.values() if isinstance(result.value, Tensor)]
-    return Result(
-        call(lambda result: result.value),
-        lambda: call(lambda result: result.nudged()),
-        max((tensor.numel() for tensor in tensors), default=0),
-    )
-
-
-def last_reads(module: GraphModule, keep_outputs: bool) -> dict[Node, list[Node]]:
-    """Map each node to the nodes whose values can be released after it has run.
-
-    With `keep_outputs`, the outputs are needed until the end of the graph.
+    Returns the value, and the number of elements of the largest tensor that an operator reads.
     """
-    seen: set[Node] = set()
-    readers: dict[Node, list[Node]] = {}
-    for node in reversed(module.graph.nodes):
-        if node.op == "output" and not keep_outputs:
+    values = {node: leaves[node] for node in cone.leaves}
+    for node in cone.nodes:
+        values[node] = computed(module, node, values)
+    read = {source: values[source] for node in cone.nodes for source in node.all_input_nodes}
+    largest = max((v.numel() for v in read.values() if isinstance(v, Tensor)), default=0)
+    return values[cone.nodes[-1]], largest
+
+
+def computed(module: GraphModule, node: Node, known: Values) -> Any:
+    """The value of `node`, a constant or an operator whose inputs are `known`."""
+    if node.op == "get_attr":
+        return attribute(module, str(node.target))
+    # The inputs of the graph are float32 until an operator reads them, to save memory.
+    args, kwargs = map_arg((node.args, node.kwargs), lambda source: doubled(known[source]))
+    # A float64 result may have another memory layout than while tracing, where a view fails.
+    target = aten.reshape.default if node.target in VIEWS else node.target
+    value = cast(Callable[..., Any], target)(*args, **kwargs)
+    # Operators that make a tensor choose float32 by default.
+    return doubled(value) if isinstance(value, Tensor) else value
+
+
+def computes_tensor(step: Node | int) -> bool:
+    """Whether `step` is an operator of a traced graph whose value is one tensor."""
+    if not isinstance(step, Node) or step.op != "call_function":
+        return False
+    if step.target is operator.getitem:
+        return isinstance(cast(Node, step.args[0]).target, OpOverload)
+    if not isinstance(step.target, OpOverload):
+        return False  # arithmetic with sizes
+    returns = step.target._schema.returns
+    return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
+
+
+def results_of(module: GraphModule) -> list[Node]:
+    """The nodes whose values a traced graph returns, in the order of its outputs."""
+    return list(cast(Sequence[Node], module.graph.output_node().args[0]))
+
+
+def by_effort(module: GraphModule) -> list[int]:
+    """The numbers of the outputs of `module`, those that need the fewest operators first.
+
+    In this order, the last layers are updated first, so no gradient waits for all others.
+    """
+    bits: dict[Node, int] = {}
+    for number, node in enumerate(module.graph.nodes):
+        needed = 1 << number if node.op == "call_function" else 0
+        for source in node.all_input_nodes:
+            needed |= bits[source]
+        bits[node] = needed
+    results = results_of(module)
+    return sorted(range(len(results)), key=lambda n: bits[results[n]].bit_count())
+
+
+class LazyOutputs:
+    """Computes the outputs of a traced graph one by one; a value is released after its last reader.
+
+    Attributes:
+        steps: The nodes in the order in which they are computed, and the numbers of the outputs,
+            each behind the last node that it needs.
+    """
+
+    def __init__(self, module: GraphModule, outputs: Sequence[int]) -> None:
+        """Take the graph, and the numbers of its outputs in the order in which they are wanted."""
+        self.module = module
+        self._results = results_of(module)
+        self.steps = list[Node | int]()
+        known = set[Node]()
+        for output in outputs:
+            self.steps += needed(self._results[output], known)
+            self.steps.append(output)
+
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        judge: Judge | None = None,
+        also_read: Mapping[Node, Collection[Node]] | None = None,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number and the value of each output.
+
+        Args:
+            inputs: The values of the graph's placeholders, in order.
+            judge: Called after each operator.
+            also_read: The nodes whose values `judge` reads, for each operator.
+        """
+        released = self._released(also_read or {})
+        given = dict(zip(self.module.graph.find_nodes(op="placeholder"), inputs, strict=True))
+        known: dict[Node, Any] = {}
+        for number, step in enumerate(self.steps):
+            if isinstance(step, int):
+                yield step, known[self._results[step]]
+            elif step.op == "placeholder":
+                known[step] = given[step]
+            else:
+                known[step] = computed(self.module, step, known)
+                if judge is not None and step.op == "call_function":
+                    judge(step, known)
+            for source in released[number]:
+                del known[source]
+
+    def _released(self, also_read: Mapping[Node, Collection[Node]]) -> list[list[Node]]:
+        """List the nodes whose values no step reads after each of the steps."""
+        last: dict[Node, int] = {}
+        for number, step in enumerate(self.steps):
+            if isinstance(step, int):
+                last[self._results[step]] = number
+            else:
+                read = (step, *step.all_input_nodes, *also_read.get(step, ()))
+                last |= dict.fromkeys(read, number)
+        released: list[list[Node]] = [[] for _ in self.steps]
+        for node, number in last.items():
+            released[number].append(node)
+        return released
+
+
+def needed(result: Node, known: set[Node]) -> Iterator[Node]:
+    """Yield the nodes that `result` needs and `result`, unless `known`; they become known."""
+    waiting = [result]
+    while waiting:
+        node = waiting[-1]
+        missing = [source for source in node.all_input_nodes if source not in known]
+        if missing:
+            waiting += reversed(missing)
             continue
-        last = [source for source in node.all_input_nodes if source not in seen]
-        if node not in seen and node.op != "output":
-            last.append(node)
-        seen.update(last)
-        readers[node] = last
-    return readers
+        waiting.pop()
+        if node not in known:
+            known.add(node)
+            yield node

@@ -1,8 +1,7 @@
-"""Compares each operator that a runtime executes with PyTorch's in float64, on the same inputs.
+"""Compares single operators in a runtime with PyTorch's in float64, on the same inputs.
 
-The runtime returns the values inside the graph. Each operator is computed again from the runtime's
-own values of its inputs. So rounding does not add up from operator to operator, and masks that
-depend on the sign of a value are equal on both sides.
+Both sides compute an operator from the same values of its inputs. So rounding does not add up from
+operator to operator, and masks that depend on the sign of a value are equal on both sides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import Place, TracedGraph
 from exporters.runtime_graph import Graph
 from exporters.verification.errors import distance
-from exporters.verification.graph_values import Result, leaf, run_graph
+from exporters.verification.graph_values import Cone, Values, cone_of, evaluated
 
 TOLERANCE = 1e-5
 """Largest error of an operator's result relative to its norm: sums of 10^5 float32 products are off
@@ -43,111 +41,132 @@ RUN_BYTES = 2**26
 
 @dataclass(frozen=True)
 class OperatorError:
-    """The relative error of the result of `node`."""
+    """The relative error of the result of `node`, and the form of the graph that computed it."""
 
     node: Node
     error: float
+    form: str | None = None
 
 
-class OperatorCheck:
-    """Compares the operators of one graph while `run_graph` computes them one by one.
+class Comparison:
+    """Compares operators of the traced graph `module` with their results in a runtime.
 
     Attributes:
         worst: The operator with the largest error; None before the first comparison.
     """
 
-    def __init__(
-        self,
-        signature: ProgramSignature,
-        graph: Graph,
-        traced: TracedGraph,
-        feeds: Mapping[str, Tensor],
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, module: GraphModule, generator: torch.Generator) -> None:
         self.worst: OperatorError | None = None
-        self._signature, self._graph, self._traced = signature, graph, traced
-        self._feeds, self._generator = feeds, generator
-        self._ahead: list[list[str]] = []
-        self._values: dict[str, np.ndarray] = {}
+        self._module, self._generator = module, generator
 
-    def run(self, sizes: Mapping[str, int]) -> OperatorError | None:
-        """Compare all operators.
+    def add(
+        self, cone: Cone, leaves: Values, actual: Tensor | None, form: str | None = None
+    ) -> None:
+        """Compare `actual`, which a runtime computed from `leaves`.
 
         Args:
-            sizes: Number of elements of each tensor in the traced graph, by its node's name.
-
-        Returns:
-            The worst operator; None if the runtime returns no value that can be compared.
+            cone: The operators that compute the same value in the traced graph.
+            leaves: The values of the cone's leaves.
+            actual: The runtime's value; None if it has not the right shape.
+            form: The form of the graph that the runtime computed.
         """
-        names = [name for name in sizes if self._place(name) is not None]
-        self._ahead = batches(names, sizes)
-        inputs = [self._feeds[port.name] for port in self._signature.inputs]
-        run_graph(self._traced.module, inputs, self._judge, self._nudge, keep_outputs=False)
-        return self.worst
+        error = float("inf") if actual is None else self._error(cone, leaves, actual)
+        if self.worst is None or error > self.worst.error:
+            self.worst = OperatorError(cone.nodes[-1], error, form)
 
-    def _judge(self, node: Node, result: Result) -> Result:
-        """Compare the runtime's value of `node`, if there is one; later nodes read that value."""
-        place = self._place(node.name)
-        if place is None or not isinstance(result.value, Tensor):
-            return result
-        if self._ahead and node.name == self._ahead[0][0]:
-            self._values.clear()  # before the next ones are in memory
-            self._values = self._returned(self._ahead.pop(0))
-        actual = as_traced(self._values[place.name], place, result.value.shape)
-        if actual is None:
-            error = OperatorError(node, float("inf"))
-        else:
-            error = self._compared(node, actual, result)
-        if self.worst is None or error.error > self.worst.error:
-            self.worst = error
-        if actual is None:
-            return result
-        dtype = result.value.dtype
-        return leaf(actual.to(dtype), self._nudge)
-
-    def _place(self, name: str) -> Place | None:
-        """The runtime's tensor with the value of the node called `name`; None if there is none."""
-        place = self._traced.places.get(name)
-        return None if place is None or place.name in self._graph.dropped else place
-
-    def _compared(self, node: Node, actual: Tensor, result: Result) -> OperatorError:
-        """The error of `actual`, which a runtime computed for the float64 `result`."""
-        difference, size = distance(actual, result.value)
+    def _error(self, cone: Cone, leaves: Values, actual: Tensor) -> float:
+        """The error of `actual` relative to what rounding explains."""
+        right, read = evaluated(self._module, cone, leaves)
+        if actual.shape != right.shape:
+            return float("inf")
+        difference, size = distance(actual, right)
         scale = max(size, TINY * max(1, actual.numel()) ** 0.5)
         if difference <= TOLERANCE * scale:
-            return OperatorError(node, difference / scale)
+            return difference / scale
         # A single number may move by almost nothing by chance, so a small result is drawn often.
         draws = DRAWS if actual.numel() < DRAWS**2 else 1
-        moved = max(distance(result.nudged(), result.value)[0] for _ in range(draws))
-        summed = max(SUMMED, result.read / max(1, actual.numel()))
+        moved = max(self._moved(cone, leaves, right) for _ in range(draws))
+        summed = max(SUMMED, read / max(1, actual.numel()))
         explained = scale + summed / TOLERANCE * moved
         passes = difference <= TOLERANCE * explained
-        return OperatorError(node, difference / (explained if passes else scale))
+        return difference / (explained if passes else scale)
 
-    def _nudge(self, value: Tensor) -> Tensor:
+    def _moved(self, cone: Cone, leaves: Values, right: Tensor) -> float:
+        """How far random rounding errors in the leaves of a cone move its value."""
+        nudged = {node: self._nudge(value) for node, value in leaves.items()}
+        return distance(evaluated(self._module, cone, nudged)[0], right)[0]
+
+    def _nudge(self, value: object) -> object:
         """Add random rounding errors to `value`."""
-        if not value.is_floating_point():
+        if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         noise = torch.randn(value.shape, generator=self._generator, dtype=torch.float64)
         return value * (1 + NUDGE * noise)
 
-    def _returned(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """The runtime's values of the nodes called `names`, by the runtime's tensor name."""
-        wanted = list(dict.fromkeys(self._traced.places[name].name for name in names))
-        given = {n: t.numpy() for n, t in self._feeds.items() if n not in self._graph.held}
-        return self._traced.values(self._graph.data, given, wanted)
+
+def compare_exposed(
+    comparison: Comparison,
+    graph: Graph,
+    traced: TracedGraph,
+    feeds: Sequence[Tensor],
+    names: Sequence[str],
+    shapes: Mapping[Node, torch.Size],
+) -> None:
+    """Compare all operators of a graph whose runtime returns the values inside the graph.
+
+    Each operator is computed again from the runtime's own values of its inputs.
+
+    Args:
+        comparison: Compares each operator.
+        graph: The graph in the runtime.
+        traced: The traced graph.
+        feeds: The inputs of both graphs, in order.
+        names: Their names.
+        shapes: The shape of each tensor in the traced graph.
+    """
+    places = {
+        node: place
+        for node in traced.module.graph.nodes
+        if node in shapes and (place := traced.places.get(node.name)) is not None
+        if place.name not in graph.dropped
+    }
+    order = {node: number for number, node in enumerate(traced.module.graph.nodes)}
+    cones = [cone_of(node, places.__contains__, order) for node in places]
+    last_reader = {leaf: cone for cone in cones for leaf in cone.leaves}
+    given = {
+        name: value.numpy()
+        for name, value in zip(names, feeds, strict=True)
+        if name not in graph.held
+    }
+    known = dict(zip(traced.module.graph.find_nodes(op="placeholder"), feeds, strict=True))
+    for part in batches(cones, shapes):
+        wanted = list(dict.fromkeys(places[cone.nodes[-1]].name for cone in part))
+        returned = traced.values(graph.data, given, wanted)
+        for cone in part:
+            node = cone.nodes[-1]
+            actual = as_traced(returned[places[node].name], places[node], shapes[node])
+            leaves = {leaf: known[leaf] for leaf in cone.leaves}
+            comparison.add(cone, leaves, actual)
+            if actual is None:
+                return
+            if node in last_reader:
+                known[node] = actual
+            for leaf in cone.leaves:
+                if last_reader[leaf] is cone:
+                    del known[leaf]
 
 
-def batches(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
-    """Divide `names`, in order, into parts whose values take at most RUN_BYTES."""
-    parts: list[list[str]] = []
+def batches(cones: Sequence[Cone], shapes: Mapping[Node, torch.Size]) -> list[list[Cone]]:
+    """Divide `cones`, in order, into parts whose values take at most RUN_BYTES."""
+    parts: list[list[Cone]] = []
     left = 0
-    for name in names:
-        if not parts or sizes[name] * 4 > left:
+    for cone in cones:
+        size = 4 * shapes[cone.nodes[-1]].numel()
+        if not parts or size > left:
             parts.append([])
             left = RUN_BYTES
-        parts[-1].append(name)
-        left -= sizes[name] * 4
+        parts[-1].append(cone)
+        left -= size
     return parts
 
 

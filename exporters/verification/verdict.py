@@ -18,6 +18,7 @@ class Verdict:
         steps: The number of consecutive steps that ran.
         operator: The operator that computed the value, if it is known.
         place: Where the model's source calls the operator, as ` (module 'head', ...)`, or empty.
+        form: The form of the graph that computed the value; None for the plain graph.
     """
 
     error: float
@@ -29,6 +30,7 @@ class Verdict:
     steps: int = 1
     operator: str | None = None
     place: str = ""
+    form: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -46,10 +48,11 @@ class Verdict:
     @property
     def worst(self) -> str:
         """The location of the error: the operator, or the output and step."""
+        form = f" (form {self.form})" if self.form else ""
         if self.operator is not None:
             near = f" near {self.output!r}" if self.output else ""
-            return f"worst operator: {self.operator}{near} in {self.signature!r}{self.place}"
-        place = f"worst tensor: {self.output!r} of {self.signature!r}"
+            return f"worst operator: {self.operator}{near} in {self.signature!r}{form}{self.place}"
+        place = f"worst tensor: {self.output!r} of {self.signature!r}{form}"
         return place if self.steps == 1 else f"{place}, step {self.step} of {self.steps}"
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
-"""Compares whole runs of a signature in a runtime with PyTorch's autograd in float64.
+"""Runs whole signatures in a runtime, and compares them with PyTorch's autograd in float64.
 
 Rounding adds up over a whole step, so the tolerance is wide. `operators.py` compares closely.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,6 @@ from device_agent.formats.graph_forms import form_file
 from device_agent.runtime.runtime_choice import open_session
 from exporters.programs.program import Program, ProgramSignature
 from exporters.runtime_graph import Graph
-from exporters.verification.double_precision import reference
 from exporters.verification.errors import relative_error
 from exporters.verification.example_inputs import examples
 
@@ -29,90 +28,147 @@ THREADS = 0
 
 NUDGE = 1e-6
 NUDGES = 4
-"""If a tensor misses the tolerance, PyTorch's float64 step runs NUDGES times on inputs with errors
-of about NUDGE. Four times the change of the result is added to the tolerance, because rounding
-inside the step has a similar effect."""
+"""If a tensor misses the tolerance, the step runs NUDGES times on inputs with errors of about
+NUDGE. Four times the change of the result is added to the tolerance, because rounding inside the
+step has a similar effect."""
 
 BATCHES = (5, 3)
 """Samples of each consecutive step: the last batch of local data may be smaller."""
+
 CHOICE = b"then_branch"
 """Text in the file of a graph that computes full batches in another way: an ONNX `If`."""
 
 Tensors = Mapping[str, Tensor]
+Output = tuple[int, Tensor]
+"""The number of an output of a signature, and its value."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run of a signature in a runtime: inputs and outputs by name."""
+class Step:
+    """One run of a signature in a runtime.
+
+    Attributes:
+        feeds: The inputs by name.
+        outputs: The outputs by name.
+        number: Which of the consecutive steps this is, from 1.
+        steps: The number of consecutive steps.
+        form: The form of the graph that ran; None for the plain graph.
+    """
 
     feeds: dict[str, Tensor]
     outputs: dict[str, Tensor]
+    number: int
+    steps: int
+    form: str | None
 
 
-def run_steps(
-    signature: ProgramSignature,
-    graph: Graph,
-    program: Program,
-    values: Tensors,
-    generator: torch.Generator,
-    form: str | None = None,
-) -> list[Run]:
-    """Run a signature in its runtime on random samples: once, or twice if it trains.
+class GraphRunner:
+    """Runs one graph, or one of its forms, in its runtime."""
 
-    The second step runs on new samples and on the state after the first. If `form` is given, the
-    runtime opens this form of `graph`. Some forms compute full batches in a special way; for these,
-    the first batch is full.
-    """
-    state = {port.name for port in signature.inputs if port.state is not None}
-    batches = BATCHES if signature.trains else BATCHES[:1]
-    data = graph.forms[form].data if form else graph.data
-    if form and CHOICE in data:
-        batches = (program.largest_batch, *batches[1:])
-    with TemporaryDirectory() as folder:
-        file = Path(folder, form_file(graph.file, form) if form else graph.file)
-        file.write_bytes(data)
-        session = open_session(graph.runtime, file, signature.name, THREADS)
-    runs: list[Run] = []
-    feeds: dict[str, Tensor] = {}
-    for batch in batches:
-        # For the first step, the state is drawn, too.
-        ports = [port for port in signature.inputs if port.name not in state or not runs]
-        feeds = {**feeds, **examples(ports, program, values, generator, batch)}
-        given = {name: value.numpy() for name, value in feeds.items() if name not in graph.held}
-        actual = {name: torch.from_numpy(np.asarray(v)) for name, v in session.run(given).items()}
-        runs.append(Run(feeds, actual))
-        feeds = feeds | {
-            str(port.state): actual[port.name] for port in signature.outputs if port.state in state
+    def __init__(self, signature: ProgramSignature, graph: Graph, form: str | None = None) -> None:
+        """Open the file of `graph`, or of its `form`."""
+        self._signature, self._held = signature, graph.held
+        with TemporaryDirectory() as folder:
+            file = Path(folder, form_file(graph.file, form) if form else graph.file)
+            file.write_bytes(graph.forms[form].data if form else graph.data)
+            self._session = open_session(graph.runtime, file, signature.name, THREADS)
+
+    def run(self, feeds: Tensors) -> dict[str, Tensor]:
+        """The outputs for these inputs, by name."""
+        given = {name: value.numpy() for name, value in feeds.items() if name not in self._held}
+        outputs = self._session.run(given)
+        return {name: torch.from_numpy(np.asarray(value)) for name, value in outputs.items()}
+
+    def outputs(self, feeds: Tensors) -> Iterator[Output]:
+        """Yield the number and the value of each output for these inputs."""
+        outputs = self.run(feeds)
+        for number, port in enumerate(self._signature.outputs):
+            yield number, outputs[port.name]
+
+
+class ExampleInputs:
+    """Draws random inputs of a signature for one step after the other."""
+
+    def __init__(
+        self,
+        signature: ProgramSignature,
+        program: Program,
+        values: Tensors,
+        generator: torch.Generator,
+    ) -> None:
+        """Take a signature of `program`, and the stored tensors by name."""
+        self._signature, self._program = signature, program
+        self._values, self._generator = values, generator
+
+    def first(self, batch: int) -> dict[str, Tensor]:
+        """Inputs for the first step, with random optimizer state."""
+        return examples(self._signature.inputs, self._program, self._values, self._generator, batch)
+
+    def samples(self, feeds: Tensors, batch: int) -> dict[str, Tensor]:
+        """New samples, and the state in `feeds`."""
+        ports = [port for port in self._signature.inputs if port.state is None]
+        drawn = examples(ports, self._program, self._values, self._generator, batch)
+        return {**feeds, **drawn}
+
+    def after(self, outputs: Tensors, feeds: Tensors, batch: int) -> dict[str, Tensor]:
+        """New samples, and the state after a step that turned `feeds` into `outputs`."""
+        read = {port.state for port in self._signature.inputs if port.state is not None}
+        changed = {
+            str(port.state): outputs[port.name]
+            for port in self._signature.outputs
+            if port.state in read
         }
-    return runs
+        return {**self.samples(feeds, batch), **changed}
+
+
+def batches_of(signature: ProgramSignature, program: Program, data: bytes) -> list[int]:
+    """The samples of each step of a file; the first batch is full if the file has `CHOICE`."""
+    batches = list(BATCHES if signature.trains else BATCHES[:1])
+    if CHOICE in data:
+        batches[0] = program.largest_batch
+    return batches
 
 
 def errors(
-    signature: ProgramSignature, actual: Tensors, right: Tensors, feeds: Tensors
-) -> list[float]:
-    """The relative error of each output in `actual`."""
-    return [
-        relative_error(actual[port.name], right[port.name], feeds.get(str(port.state)))
-        for port in signature.outputs
-    ]
+    signature: ProgramSignature, actual: Tensors, right: Iterable[Output], feeds: Tensors
+) -> dict[int, float]:
+    """The relative error of each output in `actual`, by the number of the output."""
+    return {number: error(signature, number, actual, value, feeds) for number, value in right}
+
+
+def error(
+    signature: ProgramSignature, number: int, actual: Tensors, right: Tensor, feeds: Tensors
+) -> float:
+    """The relative error of one output; for new state, relative to its change."""
+    port = signature.outputs[number]
+    return relative_error(actual[port.name], right, feeds.get(str(port.state)))
 
 
 def tolerances(
     signature: ProgramSignature,
-    relative_errors: Sequence[float],
-    right: Tensors,
+    relative_errors: Mapping[int, float],
+    right: Callable[[Tensors], Iterable[Output]],
     feeds: Tensors,
     generator: torch.Generator,
-) -> list[float]:
+) -> dict[int, float]:
     """The largest allowed error of each output.
 
-    `relative_errors` are the measured errors of the outputs, in the same order.
+    Args:
+        signature: The signature.
+        relative_errors: The measured error of each output.
+        right: Computes the right outputs for given inputs, always in the same order.
+        feeds: The inputs for which the errors were measured.
+        generator: Draws rounding errors.
     """
-    allowed = [TOLERANCE] * len(relative_errors)
-    if max(relative_errors) > TOLERANCE:
+    allowed = dict.fromkeys(relative_errors, TOLERANCE)
+    if max(relative_errors.values()) > TOLERANCE:
         for _ in range(NUDGES):
-            moved = errors(signature, reference(signature, nudged(feeds, generator)), right, feeds)
-            allowed = [max(old, TOLERANCE + 4 * e) for old, e in zip(allowed, moved, strict=True)]
+            outputs = zip(right(feeds), right(nudged(feeds, generator)), strict=True)
+            for (number, value), (_, moved) in outputs:
+                change = error(
+                    signature, number, {signature.outputs[number].name: moved}, value, feeds
+                )
+                allowed[number] = max(allowed[number], TOLERANCE + 4 * change)
     return allowed
 
 

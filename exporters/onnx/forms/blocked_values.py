@@ -14,6 +14,11 @@ FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
 
 
+def blocked_name(name: str | None) -> str:
+    """The name of the blocked form of the value `name`, if its plain form is not computed."""
+    return f"{name}_blocked"
+
+
 class BlockedValues(GraphRewriting):
     """The state and operations that the rules of the blocked layout share for one graph.
 
@@ -110,6 +115,7 @@ class BlockedValues(GraphRewriting):
 
     def computed(self, value: Value, image: Value) -> bool:
         """Note that `image` is the blocked form of `value`, whose plain form is not computed."""
+        image.name = blocked_name(value.name)
         self.images[value] = image
         self.dropped.add(value)
         return True

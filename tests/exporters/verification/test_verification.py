@@ -226,8 +226,9 @@ def verdicts(program: Program, graphs: Graphs, values: Tensors, seed: int) -> li
     """All verdicts on the only signature of `program`."""
     (signature,) = program.signatures
     generator = torch.Generator().manual_seed(seed)
-    check = SignatureCheck(signature, graphs[signature.name], program, generator, seed)
-    return list(check.verdicts(values, partial(traced, "onnx")))
+    graph = graphs[signature.name]
+    check = SignatureCheck(signature, graph, program, values, generator, seed, set())
+    return list(check.verdicts(partial(traced, "onnx")))
 
 
 def with_scaled_value(graphs: Graphs, name: str, factor: float) -> Graphs:

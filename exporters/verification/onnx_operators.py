@@ -1,0 +1,233 @@
+"""Compares each operator of an ONNX file and of its other forms with PyTorch's in float64.
+
+The traced graph gives the values that a piece of a file reads. The piece runs in the runtime, and
+the same operators run in float64 on the same values. A piece that was compared before is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node, map_arg
+
+from device_agent.formats.graph_forms import BLOCKS, blocked_form
+from exporters.onnx.forms.blocked_values import blocked_name
+from exporters.programs.recorded_graph import attribute
+from exporters.programs.tracing import TracedGraph
+from exporters.runtime_graph import Graph
+from exporters.verification.graph_values import Cone, Values, cone_of
+from exporters.verification.onnx_pieces import OnnxFile, Piece, hashed
+from exporters.verification.operators import Comparison
+
+BLOCK = {blocked_form(block): block for block in BLOCKS}
+"""The number of channels in a block of each blocked form."""
+
+
+class ComparedFile:
+    """A file of a graph, with a piece for each value that it shares with the traced graph.
+
+    Attributes:
+        form: The form in the file; None for the plain graph.
+        names: The name in the file of each node of the traced graph, if the file has its value.
+        pieces: For each of these nodes but inputs: the piece of the file that computes it, and the
+            operators of the traced graph that compute it from values that the file has as well.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        form: str | None,
+        traced: TracedGraph,
+        inputs: Mapping[str, Node],
+        order: Mapping[Node, int],
+    ) -> None:
+        """Find the pieces of a file.
+
+        Args:
+            graph: The graph.
+            form: One of its forms, or None.
+            traced: The traced graph of both.
+            inputs: The inputs of the traced graph by name.
+            order: The order in which the tensors of the traced graph are computed.
+        """
+        self.form = form
+        self.file = OnnxFile(graph.data if form is None else graph.forms[form].data)
+        self.names = {node: name for name, node in inputs.items() if name not in graph.held}
+        self._nodes = {name: node for node, name in self.names.items()}
+        self._blocked = set[Node]()
+        self._order = order
+        for node in order:
+            place = traced.places.get(node.name)
+            if place is None:
+                continue
+            name = next(
+                (n for n in (place.name, blocked_name(place.name)) if n in self.file.makers), None
+            )
+            if name is not None:
+                self.names[node] = name
+                self._nodes[name] = node
+                if name != place.name:
+                    self._blocked.add(node)
+        self._twins = {
+            self.file.numbers[name]: node
+            for node, name in self.names.items()
+            if node.op != "placeholder"
+        }
+        number = {node: index for index, node in enumerate(traced.module.graph.nodes)}
+        self.pieces: dict[Node, tuple[Piece, Cone]] = {}
+        for node, name in self.names.items():
+            if node.op != "placeholder":
+                piece = self.file.piece(name, lambda read, node=node: self._known(read, node))
+                self.pieces[node] = piece, cone_of(node, self.names.__contains__, number)
+
+    def _known(self, read: str, node: Node) -> Node | None:
+        """The node with the value of the tensor `read`, if it is computed before `node`."""
+        known = self._nodes.get(read)
+        if known is None:
+            known = self._twins.get(self.file.numbers.get(read, b""))
+        if known is None or known.op == "placeholder":
+            return known
+        return known if self._order[known] < self._order[node] else None
+
+    def leaves(self, node: Node) -> list[Node]:
+        """The nodes whose values the piece of `node`, or the same operators, read."""
+        piece, cone = self.pieces[node]
+        return list(dict.fromkeys((*cone.leaves, *piece.reads.values())))
+
+    def key(self, module: GraphModule, node: Node, leaves: Mapping[Node, Tensor]) -> bytes:
+        """A number for the comparison of the piece of `node`; equal comparisons have the same."""
+        piece, cone = self.pieces[node]
+        known = {
+            leaf: hashed(repr((index, value.dtype, tuple(value.shape))).encode())
+            for index, (leaf, value) in enumerate(leaves.items())
+        }
+        read = {
+            name: known[leaf] + (b"blocked" if leaf in self._blocked else b"")
+            for name, leaf in piece.reads.items()
+        }
+        blocked = b"blocked" if node in self._blocked else b""
+        return hashed(self.file.key(piece, read), blocked, cone_key(module, cone, known))
+
+    def run(self, node: Node, leaves: Mapping[Node, Tensor], batch: int) -> Tensor:
+        """Compute the value of `node` in the runtime from those of its leaves."""
+        piece, _ = self.pieces[node]
+        block = BLOCK.get(self.form or "", 1)
+        values = {}
+        for name, leaf in piece.reads.items():
+            value = leaves[leaf].contiguous().numpy()
+            values[name] = in_blocks(value, block) if leaf in self._blocked else value
+        result = self.file.run(piece, values, batch)
+        if node in self._blocked:
+            result = out_of_blocks(result, block)
+        return torch.from_numpy(result)
+
+
+class OnnxComparison:
+    """Compares the pieces of the files of one graph.
+
+    `LazyOutputs.run` takes `judge` and `also_read`.
+
+    Attributes:
+        also_read: For each node, the nodes whose values a comparison reads.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        files: Sequence[ComparedFile],
+        module: GraphModule,
+        batch: int,
+        compared: set[bytes],
+    ) -> None:
+        """Take the files of a graph.
+
+        Args:
+            comparison: Compares each piece.
+            files: The files.
+            module: The traced graph.
+            batch: The number of samples in its inputs.
+            compared: The keys of earlier comparisons; new ones are added.
+        """
+        self._comparison, self._files, self._module = comparison, files, module
+        self._batch, self._compared = batch, compared
+        self.also_read: dict[Node, set[Node]] = {}
+        for file in files:
+            for node in file.pieces:
+                self.also_read.setdefault(node, set()).update(file.leaves(node))
+
+    def judge(self, node: Node, known: Values) -> None:
+        """Compare the pieces that compute `node`."""
+        for file in self._files:
+            if node in file.pieces:
+                leaves = {leaf: single(known[leaf]) for leaf in file.leaves(node)}
+                self._compare(file, node, leaves, self._batch)
+
+    def compare_full_batches(
+        self, graph: Graph, traced: TracedGraph, feeds: Mapping[Node, Tensor], batch: int
+    ) -> None:
+        """Compare the pieces that compute a full batch in another way.
+
+        Args:
+            graph: The graph; its plain file gives the values that pieces read.
+            traced: Its traced graph.
+            feeds: A full batch and the state, as the inputs of the traced graph.
+            batch: The number of samples in a full batch.
+        """
+        chosen = [
+            (file, node)
+            for file in self._files
+            for node, (piece, _) in file.pieces.items()
+            if piece.chooses
+        ]
+        if not chosen:
+            return
+        [plain] = [file for file in self._files if file.form is None]
+        leaves = {leaf for file, node in chosen for leaf in file.leaves(node)} - feeds.keys()
+        given = {plain.names[node]: v.numpy() for node, v in feeds.items() if node in plain.names}
+        returned = traced.values(graph.data, given, [plain.names[leaf] for leaf in leaves])
+        known = {leaf: torch.from_numpy(returned[plain.names[leaf]]) for leaf in leaves}
+        known |= feeds
+        for file, node in chosen:
+            self._compare(file, node, {leaf: known[leaf] for leaf in file.leaves(node)}, batch)
+
+    def _compare(
+        self, file: ComparedFile, node: Node, leaves: Mapping[Node, Tensor], batch: int
+    ) -> None:
+        """Compare the piece of `node` in `file`, unless an equal piece was compared before."""
+        key = file.key(self._module, node, leaves)
+        if key not in self._compared:
+            self._compared.add(key)
+            actual = file.run(node, leaves, batch)
+            self._comparison.add(file.pieces[node][1], leaves, actual, file.form)
+
+
+def cone_key(module: GraphModule, cone: Cone, leaves: Mapping[Node, bytes]) -> bytes:
+    """A number for what `cone` computes from `leaves`."""
+    known = dict(leaves)
+    for node in cone.nodes:
+        if node.op == "get_attr":
+            known[node] = hashed(attribute(module, str(node.target)).numpy())
+        else:
+            call = map_arg((node.args, node.kwargs), lambda source: known[source])
+            known[node] = hashed(str(node.target).encode(), repr(call).encode())
+    return known[cone.nodes[-1]]
+
+
+def single(value: Tensor) -> Tensor:
+    """`value` in float32, if it is in float64."""
+    return value.float() if value.dtype == torch.float64 else value
+
+
+def in_blocks(value: np.ndarray, block: int) -> np.ndarray:
+    """Bring an array (N, C, H, W) into the order of (N, C / block, H, W, block)."""
+    n, channels, *sizes = value.shape
+    apart = value.reshape(n, channels // block, block, *sizes)
+    return np.ascontiguousarray(np.moveaxis(apart, 2, -1)).reshape(value.shape)
+
+
+def out_of_blocks(value: np.ndarray, block: int) -> np.ndarray:
+    """The inverse of `in_blocks`."""
+    n, channels, *sizes = value.shape
+    apart = value.reshape(n, channels // block, *sizes, block)
+    return np.ascontiguousarray(np.moveaxis(apart, -1, 2)).reshape(value.shape)
