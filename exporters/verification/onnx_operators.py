@@ -130,6 +130,7 @@ class OnnxComparison:
 
     Attributes:
         also_read: For each node, the nodes whose values a comparison reads.
+        depends_on_batch: Whether a piece computes full batches in another way.
     """
 
     def __init__(
@@ -151,45 +152,33 @@ class OnnxComparison:
         """
         self._comparison, self._files, self._module = comparison, files, module
         self._batch, self._compared = batch, compared
+        self._full, self._shapes = 0, dict[Node, torch.Size]()
         self.also_read: dict[Node, set[Node]] = {}
+        self.depends_on_batch = False
         for file in files:
-            for node in file.pieces:
+            for node, (piece, _) in file.pieces.items():
+                self.depends_on_batch |= piece.chooses
                 self.also_read.setdefault(node, set()).update(file.leaves(node))
+
+    def compare_full_batches(self, batch: int, shapes: Mapping[Node, torch.Size]) -> None:
+        """Compare the pieces that compute full batches in another way for these as well.
+
+        Args:
+            batch: The number of samples in a full batch.
+            shapes: The shapes of all tensors of the traced graph for a full batch.
+        """
+        self._full, self._shapes = batch, dict(shapes)
 
     def judge(self, node: Node, known: Values) -> None:
         """Compare the pieces that compute `node`."""
         for file in self._files:
-            if node in file.pieces:
-                leaves = {leaf: single(known[leaf]) for leaf in file.leaves(node)}
-                self._compare(file, node, leaves, self._batch)
-
-    def compare_full_batches(
-        self, graph: Graph, traced: TracedGraph, feeds: Mapping[Node, Tensor], batch: int
-    ) -> None:
-        """Compare the pieces that compute a full batch in another way.
-
-        Args:
-            graph: The graph; its plain file gives the values that pieces read.
-            traced: Its traced graph.
-            feeds: A full batch and the state, as the inputs of the traced graph.
-            batch: The number of samples in a full batch.
-        """
-        chosen = [
-            (file, node)
-            for file in self._files
-            for node, (piece, _) in file.pieces.items()
-            if piece.chooses
-        ]
-        if not chosen:
-            return
-        [plain] = [file for file in self._files if file.form is None]
-        leaves = {leaf for file, node in chosen for leaf in file.leaves(node)} - feeds.keys()
-        given = {plain.names[node]: v.numpy() for node, v in feeds.items() if node in plain.names}
-        returned = traced.values(graph.data, given, [plain.names[leaf] for leaf in leaves])
-        known = {leaf: torch.from_numpy(returned[plain.names[leaf]]) for leaf in leaves}
-        known |= feeds
-        for file, node in chosen:
-            self._compare(file, node, {leaf: known[leaf] for leaf in file.leaves(node)}, batch)
+            if node not in file.pieces:
+                continue
+            leaves = {leaf: single(known[leaf]) for leaf in file.leaves(node)}
+            self._compare(file, node, leaves, self._batch)
+            if file.pieces[node][0].chooses:
+                full = {leaf: repeated(v, self._shapes[leaf]) for leaf, v in leaves.items()}
+                self._compare(file, node, full, self._full)
 
     def _compare(
         self, file: ComparedFile, node: Node, leaves: Mapping[Node, Tensor], batch: int
@@ -212,6 +201,14 @@ def cone_key(module: GraphModule, cone: Cone, leaves: Mapping[Node, bytes]) -> b
             call = map_arg((node.args, node.kwargs), lambda source: known[source])
             known[node] = hashed(str(node.target).encode(), repr(call).encode())
     return known[cone.nodes[-1]]
+
+
+def repeated(value: Tensor, shape: torch.Size) -> Tensor:
+    """Repeat the samples of `value`, so that it gets this shape."""
+    for axis, size in enumerate(shape):
+        if value.shape[axis] != size:
+            value = value.index_select(axis, torch.arange(size) % value.shape[axis])
+    return value
 
 
 def single(value: Tensor) -> Tensor:

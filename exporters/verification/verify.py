@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from device_agent.formats.graph_forms import WINOGRAD, blocked_form
 from device_agent.runtime.blocked_probe import block_size
 from exporters.programs.program import Program, ProgramSignature
-from exporters.programs.tracing import TracedGraph
+from exporters.programs.tracing import DTYPES, TracedGraph
 from exporters.runtime_graph import Graph, Graphs
 from exporters.verification.decomposition_check import wrong_decomposition
 from exporters.verification.expected_outputs import ExpectedOutputs
@@ -35,15 +36,15 @@ from exporters.verification.operators import (
 )
 from exporters.verification.verdict import Verdict, worst
 from exporters.verification.whole_step import (
-    CHOICE,
+    BATCHES,
     ExampleInputs,
-    GraphRunner,
     Output,
     Step,
     Tensors,
-    batches_of,
     error,
     errors,
+    numbered,
+    run,
     tolerances,
 )
 
@@ -112,42 +113,45 @@ class SignatureCheck:
         """Yield the verdicts of all comparisons."""
         traced = self.graph.traced or trace(self.signature)
         forms = sorted({blocked_form(block_size() or 0), WINOGRAD}.intersection(self.graph.forms))
-        plain = GraphRunner(self.signature, self.graph)
-        for form in forms:
-            yield from self.form(form, plain)
         order = by_effort(traced.module)
         expected = ExpectedOutputs(self.signature, order)
-        for step in self.steps(plain):
+        for step in self.steps():
+            for form in forms:
+                yield self.form(step, form)
             if step.number < step.steps:
                 right = expected.of(step.feeds)
                 by_output = errors(self.signature, step.outputs, right, step.feeds)
                 yield self.whole_step(step, by_output, expected.of)
-        del plain
-        yield from self.last_step(step, traced, forms, LazyOutputs(traced.module, order), expected)
+        lazy = LazyOutputs(traced.module, order)
+        yield from self.last_step(step, traced, forms, lazy, expected)
 
-    def steps(self, runner: GraphRunner, form: str | None = None) -> Iterator[Step]:
-        """Run and yield consecutive steps of the graph, or of its `form`."""
-        data = self.graph.forms[form].data if form else self.graph.data
-        batches = batches_of(self.signature, self.program, data)
+    def steps(self) -> Iterator[Step]:
+        """Run and yield consecutive steps of the graph."""
+        batches = BATCHES if self.signature.trains else BATCHES[-1:]
         feeds, outputs = self.inputs.first(batches[0]), dict[str, Tensor]()
         for number, batch in enumerate(batches, 1):
             if number > 1:
                 feeds = self.inputs.after(outputs, feeds, batch)
-            outputs = runner.run(feeds)
-            yield Step(feeds, outputs, number, len(batches), form)
+            outputs = run(self.signature, self.graph, feeds)
+            yield Step(feeds, outputs, number, len(batches))
 
-    def form(self, form: str, plain: GraphRunner) -> Iterator[Verdict]:
-        """Yield the verdict on each step of a form, compared with the plain graph."""
-        for step in self.steps(GraphRunner(self.signature, self.graph, form), form):
-            right = plain.outputs(step.feeds)
-            by_output = errors(self.signature, step.outputs, right, step.feeds)
-            yield self.whole_step(step, by_output, plain.outputs)
+    def form(self, step: Step, form: str) -> Verdict:
+        """The verdict on a step of a form, compared with the plain graph."""
+        outputs = run(self.signature, self.graph, step.feeds, form)
+        right = numbered(self.signature, step.outputs)
+        by_output = errors(self.signature, outputs, right, step.feeds)
+        return self.whole_step(step, by_output, self.plain_outputs, form)
+
+    def plain_outputs(self, feeds: Tensors) -> list[Output]:
+        """The outputs of the plain graph."""
+        return numbered(self.signature, run(self.signature, self.graph, feeds))
 
     def whole_step(
         self,
         step: Step,
         by_output: Mapping[int, float],
         right: Callable[[Tensors], Iterable[Output]],
+        form: str | None = None,
     ) -> Verdict:
         """The verdict on the worst output of one step.
 
@@ -155,6 +159,7 @@ class SignatureCheck:
             step: The step.
             by_output: The error of each output.
             right: Computes the right outputs for given inputs.
+            form: The form of the graph that ran; None for the plain graph.
         """
         allowed = tolerances(self.signature, by_output, right, step.feeds, self.generator)
         return worst(
@@ -164,7 +169,7 @@ class SignatureCheck:
                 allowed[number],
                 step=step.number,
                 steps=step.steps,
-                form=step.form,
+                form=form,
             )
             for number, error in by_output.items()
         )
@@ -195,9 +200,7 @@ class SignatureCheck:
             formulas[number] = error(self.signature, number, {name: value}, right, step.feeds)
         yield self.whole_step(step, by_output, expected.of)
         yield self.formulas(step, traced, formulas)
-        if pieces is not None:
-            self.full_batch(step, pieces, traced)
-        else:
+        if pieces is None:
             names = [port.name for port in self.signature.inputs]
             compare_exposed(comparison, self.graph, traced, feeds, names, shapes)
         if comparison.worst is not None:
@@ -212,26 +215,32 @@ class SignatureCheck:
         comparison: Comparison,
     ) -> OnnxComparison:
         """The comparison of the operators of an ONNX graph and of its `forms`."""
-        inputs = self.placeholders(traced)
+        nodes = traced.module.graph.find_nodes(op="placeholder")
+        inputs = {p.name: node for p, node in zip(self.signature.inputs, nodes, strict=True)}
         order = {node: n for n, node in enumerate(filter(computes_tensor, lazy.steps))}
         files = [ComparedFile(self.graph, form, traced, inputs, order) for form in (None, *forms)]
         batch = len(step.feeds[self.signature.inputs[0].name])
-        return OnnxComparison(comparison, files, traced.module, batch, self.compared)
+        pieces = OnnxComparison(comparison, files, traced.module, batch, self.compared)
+        if pieces.depends_on_batch:
+            full = self.program.largest_batch
+            pieces.compare_full_batches(full, self.shapes(lazy, full))
+        return pieces
 
-    def placeholders(self, traced: TracedGraph) -> dict[str, Node]:
-        """The inputs of the traced graph by the names of the signature's inputs."""
-        nodes = traced.module.graph.find_nodes(op="placeholder")
-        return {port.name: node for port, node in zip(self.signature.inputs, nodes, strict=True)}
-
-    def full_batch(self, step: Step, pieces: OnnxComparison, traced: TracedGraph) -> None:
-        """Compare the operators that compute a full batch in another way."""
-        if not any(CHOICE in form.data for form in self.graph.forms.values()):
-            return
-        batch = self.program.largest_batch
-        feeds = self.inputs.samples(step.feeds, batch)
-        inputs = self.placeholders(traced)
-        by_node = {inputs[name]: value for name, value in feeds.items()}
-        pieces.compare_full_batches(self.graph, traced, by_node, batch)
+    def shapes(self, lazy: LazyOutputs, batch: int) -> dict[Node, torch.Size]:
+        """The shapes of all tensors in the traced graph for this number of samples."""
+        shapes = dict[Node, torch.Size]()
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            inputs = [
+                torch.empty(
+                    [batch if size is None else size for size in port.shape],
+                    dtype=DTYPES[port.dtype],
+                )
+                for port in self.signature.inputs
+            ]
+            for _ in lazy.run(inputs, partial(note_shape, shapes)):
+                pass
+        nodes = lazy.module.graph.find_nodes(op="placeholder")
+        return shapes | {node: x.shape for node, x in zip(nodes, inputs, strict=True)}
 
     def formulas(self, step: Step, traced: TracedGraph, by_output: Mapping[int, float]) -> Verdict:
         """The verdict on the traced graph's worst output; it names a wrong decomposition."""

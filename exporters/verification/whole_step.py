@@ -3,7 +3,7 @@
 Rounding adds up over a whole step, so the tolerance is wide. `operators.py` compares closely.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,9 +35,6 @@ step has a similar effect."""
 BATCHES = (5, 3)
 """Samples of each consecutive step: the last batch of local data may be smaller."""
 
-CHOICE = b"then_branch"
-"""Text in the file of a graph that computes full batches in another way: an ONNX `If`."""
-
 Tensors = Mapping[str, Tensor]
 Output = tuple[int, Tensor]
 """The number of an output of a signature, and its value."""
@@ -52,38 +49,25 @@ class Step:
         outputs: The outputs by name.
         number: Which of the consecutive steps this is, from 1.
         steps: The number of consecutive steps.
-        form: The form of the graph that ran; None for the plain graph.
     """
 
     feeds: dict[str, Tensor]
     outputs: dict[str, Tensor]
     number: int
     steps: int
-    form: str | None
 
 
-class GraphRunner:
-    """Runs one graph, or one of its forms, in its runtime."""
-
-    def __init__(self, signature: ProgramSignature, graph: Graph, form: str | None = None) -> None:
-        """Open the file of `graph`, or of its `form`."""
-        self._signature, self._held = signature, graph.held
-        with TemporaryDirectory() as folder:
-            file = Path(folder, form_file(graph.file, form) if form else graph.file)
-            file.write_bytes(graph.forms[form].data if form else graph.data)
-            self._session = open_session(graph.runtime, file, signature.name, THREADS)
-
-    def run(self, feeds: Tensors) -> dict[str, Tensor]:
-        """The outputs for these inputs, by name."""
-        given = {name: value.numpy() for name, value in feeds.items() if name not in self._held}
-        outputs = self._session.run(given)
-        return {name: torch.from_numpy(np.asarray(value)) for name, value in outputs.items()}
-
-    def outputs(self, feeds: Tensors) -> Iterator[Output]:
-        """Yield the number and the value of each output for these inputs."""
-        outputs = self.run(feeds)
-        for number, port in enumerate(self._signature.outputs):
-            yield number, outputs[port.name]
+def run(
+    signature: ProgramSignature, graph: Graph, feeds: Tensors, form: str | None = None
+) -> dict[str, Tensor]:
+    """Run the file of `graph`, or of its `form`, in its runtime; return the outputs by name."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, form_file(graph.file, form) if form else graph.file)
+        file.write_bytes(graph.forms[form].data if form else graph.data)
+        session = open_session(graph.runtime, file, signature.name, THREADS)
+    given = {name: value.numpy() for name, value in feeds.items() if name not in graph.held}
+    outputs = session.run(given)
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in outputs.items()}
 
 
 class ExampleInputs:
@@ -121,12 +105,9 @@ class ExampleInputs:
         return {**self.samples(feeds, batch), **changed}
 
 
-def batches_of(signature: ProgramSignature, program: Program, data: bytes) -> list[int]:
-    """The samples of each step of a file; the first batch is full if the file has `CHOICE`."""
-    batches = list(BATCHES if signature.trains else BATCHES[:1])
-    if CHOICE in data:
-        batches[0] = program.largest_batch
-    return batches
+def numbered(signature: ProgramSignature, outputs: Tensors) -> list[Output]:
+    """The number and the value of each of `outputs`, which are given by name."""
+    return [(number, outputs[port.name]) for number, port in enumerate(signature.outputs)]
 
 
 def errors(
