@@ -23,7 +23,8 @@ class ExpectedOutputs:
         """Take a signature, and the order in which its outputs are wanted, as their numbers."""
         self._signature, self._order = signature, order
         self._lazy: LazyOutputs | None = None
-        state = sum(4 * math.prod(port.shape) for port in signature.outputs if port.state)
+        shapes = [port.shape for port in signature.outputs if port.state is not None]
+        state = sum(4 * math.prod(size or 1 for size in shape) for shape in shapes)
         if signature.trains and state > LARGE:
             try:
                 graph = in_double_precision(autograd_graph(signature))

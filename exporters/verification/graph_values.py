@@ -77,15 +77,15 @@ def computed(module: GraphModule, node: Node, known: Values) -> Any:
     return doubled(value) if isinstance(value, Tensor) else value
 
 
-def computes_tensor(step: Node | int) -> bool:
-    """Whether `step` is an operator of a traced graph whose value is one tensor."""
-    if not isinstance(step, Node) or step.op != "call_function":
+def computes_tensor(node: Node) -> bool:
+    """Whether `node` is an operator whose value is one tensor."""
+    if node.op != "call_function":
         return False
-    if step.target is operator.getitem:
-        return isinstance(cast(Node, step.args[0]).target, OpOverload)
-    if not isinstance(step.target, OpOverload):
+    if node.target is operator.getitem:
+        return isinstance(cast(Node, node.args[0]).target, OpOverload)
+    if not isinstance(node.target, OpOverload):
         return False  # arithmetic with sizes
-    returns = step.target._schema.returns
+    returns = node.target._schema.returns
     return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
 
 
@@ -113,8 +113,8 @@ class LazyOutputs:
     """Computes the outputs of a traced graph one by one; a value is released after its last reader.
 
     Attributes:
-        steps: The nodes in the order in which they are computed, and the numbers of the outputs,
-            each behind the last node that it needs.
+        nodes: The nodes in the order in which they are computed.
+        steps: The same with the numbers of the outputs, each behind the last node that it needs.
     """
 
     def __init__(self, module: GraphModule, outputs: Sequence[int]) -> None:
@@ -122,10 +122,12 @@ class LazyOutputs:
         self.module = module
         self._results = results_of(module)
         self.steps = list[Node | int]()
+        self.nodes = list[Node]()
         known = set[Node]()
         for output in outputs:
-            self.steps += needed(self._results[output], known)
-            self.steps.append(output)
+            nodes = list(needed(self._results[output], known))
+            self.nodes += nodes
+            self.steps += [*nodes, output]
 
     def run(
         self,

@@ -5,6 +5,7 @@ the same operators run in float64 on the same values. A piece that was compared 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -78,10 +79,10 @@ class ComparedFile:
         self.pieces: dict[Node, tuple[Piece, Cone]] = {}
         for node, name in self.names.items():
             if node.op != "placeholder":
-                piece = self.file.piece(name, lambda read, node=node: self._known(read, node))
+                piece = self.file.piece(name, partial(self._known, node))
                 self.pieces[node] = piece, cone_of(node, self.names.__contains__, number)
 
-    def _known(self, read: str, node: Node) -> Node | None:
+    def _known(self, node: Node, read: str) -> Node | None:
         """The node with the value of the tensor `read`, if it is computed before `node`."""
         known = self._nodes.get(read)
         if known is None:

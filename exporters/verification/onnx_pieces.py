@@ -91,10 +91,8 @@ class OnnxFile:
                 self._contents[name] = hashed(*operation(constant, []))
         return self._contents[name]
 
-    def piece(self, output: str, known: Known) -> Piece | None:
-        """The piece that computes `output` from `known` values; None if no node computes it."""
-        if output not in self.makers:
-            return None
+    def piece(self, output: str, known: Known) -> Piece:
+        """The piece that computes `output`, a result of a node, from `known` values."""
         nodes, waiting = {self.makers[output]}, [self.makers[output]]
         reads: dict[str, Node] = {}
         constants: dict[str, None] = {}
@@ -114,10 +112,10 @@ class OnnxFile:
         """A number for what `piece` computes; `reads` has one for each tensor that it reads."""
         local = dict(reads)
         for number in piece.nodes:
-            node, reads = self.nodes[number], self.reads[number]
-            read = [local.get(name) or self.content(name) for name in reads]
+            node, names = self.nodes[number], self.reads[number]
+            values = [local.get(name) or self.content(name) for name in names]
             for index, name in enumerate(node.output):
-                local[name] = hashed(*operation(node, reads), *read, str(index).encode())
+                local[name] = hashed(*operation(node, names), *values, str(index).encode())
         return local[piece.output]
 
     def run(self, piece: Piece, values: Mapping[str, np.ndarray], batch: int) -> np.ndarray:

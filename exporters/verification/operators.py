@@ -82,14 +82,14 @@ class Comparison:
         difference, size = distance(actual, right)
         scale = max(size, TINY * max(1, actual.numel()) ** 0.5)
         if difference <= TOLERANCE * scale:
-            return difference / scale
+            return float(difference / scale)
         # A single number may move by almost nothing by chance, so a small result is drawn often.
         draws = DRAWS if actual.numel() < DRAWS**2 else 1
         moved = max(self._moved(cone, leaves, right) for _ in range(draws))
         summed = max(SUMMED, read / max(1, actual.numel()))
         explained = scale + summed / TOLERANCE * moved
         passes = difference <= TOLERANCE * explained
-        return difference / (explained if passes else scale)
+        return float(difference / (explained if passes else scale))
 
     def _moved(self, cone: Cone, leaves: Values, right: Tensor) -> float:
         """How far random rounding errors in the leaves of a cone move its value."""

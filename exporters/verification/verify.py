@@ -217,7 +217,7 @@ class SignatureCheck:
         """The comparison of the operators of an ONNX graph and of its `forms`."""
         nodes = traced.module.graph.find_nodes(op="placeholder")
         inputs = {p.name: node for p, node in zip(self.signature.inputs, nodes, strict=True)}
-        order = {node: n for n, node in enumerate(filter(computes_tensor, lazy.steps))}
+        order = {node: n for n, node in enumerate(filter(computes_tensor, lazy.nodes))}
         files = [ComparedFile(self.graph, form, traced, inputs, order) for form in (None, *forms)]
         batch = len(step.feeds[self.signature.inputs[0].name])
         pieces = OnnxComparison(comparison, files, traced.module, batch, self.compared)
