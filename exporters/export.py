@@ -28,6 +28,8 @@ from profiles.errors import EdgeTailorError, ExportError, InputError, Verificati
 from profiles.progress import Report, silent
 
 Format = Literal["onnx", "tflite"]
+VERIFIED = set[bytes]()
+"""Operators that this process has verified, so that submodels of one model share the work."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,8 @@ def export(
         base: Fingerprint of the global model that `values` were cut from.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
         check: Whether to compare every signature with PyTorch on new random inputs first. By
-            default, graphs from the cache that passed in an earlier export are not compared again.
+            default, graphs from the cache that passed in an earlier export are not compared again,
+            nor operators that passed in an earlier export of this process.
         force: Whether to replace a bundle at `out`.
         report: Called with the name of each stage.
         cache: Whether to use the cache of graphs; see `compile_graphs`.
@@ -227,7 +230,8 @@ def export(
     fresh = [unit for unit, verdict in zip(units, earlier, strict=True) if verdict is None]
     if check is not False and fresh:
         report("verifying against PyTorch")
-        new_verdicts = verify_units(fresh, graphs, values, format)
+        known = set[bytes]() if check else VERIFIED
+        new_verdicts = verify_units(fresh, graphs, values, format, known)
         verdict = worst(new_verdicts)
         if not verdict.passed:
             write_bundle(kept, files, force=True)
@@ -309,10 +313,23 @@ def keep_verdicts(
 
 
 def verify_units(
-    units: Sequence[GraphUnit], graphs: Graphs, values: Mapping[str, Tensor], file_format: Format
+    units: Sequence[GraphUnit],
+    graphs: Graphs,
+    values: Mapping[str, Tensor],
+    file_format: Format,
+    known: set[bytes],
 ) -> list[Verdict]:
-    """Verify each of `units` and return its verdict; `graphs` hold the bundle's constants."""
-    return [verify(unit.program, graphs, values, partial(traced, file_format)) for unit in units]
+    """Verify each of `units` and return its verdict.
+
+    Args:
+        units: The units.
+        graphs: The graphs of all units, with the bundle's constants.
+        values: Every stored tensor of the program, by name.
+        file_format: The format of the graphs.
+        known: See `compared` of `verify`.
+    """
+    trace = partial(traced, file_format)
+    return [verify(u.program, graphs, values, trace, compared=known) for u in units]
 
 
 def traced(file_format: Format, signature: ProgramSignature) -> TracedGraph:

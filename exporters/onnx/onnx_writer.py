@@ -4,11 +4,10 @@
 machine, and gives the same bytes for the same program.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import cast
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import Sequential
@@ -21,7 +20,6 @@ from onnx_ir.passes.common import (
 from onnxscript.optimizer import fold_constants
 from torch.fx import GraphModule, Node
 
-from device_agent.runtime.onnx_runtime import open_model
 from exporters.decompositions.activation import GELU, HARD_SIGMOID
 from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
@@ -127,7 +125,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     overwritten = update_in_place(lowered.model, signature)
     model = lowered.model_proto
     data = finish(model, signature, overwritten)
-    return data, TracedGraph(traced, places_of(traced, model, signature), exposed_values, forms)
+    return data, TracedGraph(traced, places_of(traced, model, signature), forms)
 
 
 def forget_origins(graph: ir.Graph) -> None:
@@ -225,18 +223,6 @@ def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
                 kind=kind,
                 issues_url=issues_url(),
             )
-
-
-def exposed_values(
-    data: bytes, feeds: Mapping[str, np.ndarray], names: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Run a serialized graph and return the values with these `names`: outputs or inner values."""
-    model = onnx.load_from_string(data)
-    del model.graph.output[:]
-    # ONNX Runtime infers the types.
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    session = open_model(model.SerializeToString(), 0)
-    return dict(zip(names, session.run(list(names), dict(feeds)), strict=True))
 
 
 def places_of(

@@ -53,6 +53,9 @@ class Place(NamedTuple):
     axes: tuple[int, ...] | None = None
 
 
+ExposedValues = Callable[[bytes, Mapping[str, np.ndarray], Sequence[str]], dict[str, np.ndarray]]
+
+
 @dataclass(frozen=True)
 class TracedGraph:
     """The graph that a writer lowered. Verification compares it with the written file.
@@ -62,15 +65,15 @@ class TracedGraph:
             outputs are the signature's, in order.
         places: Maps the name of a node of `module` to the runtime's tensor that holds the node's
             value. Nodes that the writer merged with others are missing.
-        values: A function that runs a file. It takes the file's content, the inputs and the names
-            of the wanted values, and returns these values by name.
         forms: The decompositions that the graph was traced with.
+        values: A function that runs a TFLite file. It takes the file's content, the inputs and the
+            names of the wanted values, and returns these values by name. None for ONNX.
     """
 
     module: GraphModule
     places: Mapping[str, Place]
-    values: Callable[[bytes, Mapping[str, np.ndarray], Sequence[str]], dict[str, np.ndarray]]
     forms: Decompositions
+    values: ExposedValues | None = None
 
 
 def trace(signature: ProgramSignature, decompositions: Decompositions | None = None) -> GraphModule:

@@ -54,7 +54,7 @@ def to_subgraph(signature: ProgramSignature) -> tuple[Subgraph, TracedGraph]:
     traced = in_double_precision(graph)
     to_scans(graph, forms)
     subgraph, places = lower_signature(graph, signature, FORMS)
-    return subgraph, TracedGraph(traced, places, partial(exposed_values, signature.name), forms)
+    return subgraph, TracedGraph(traced, places, forms, partial(exposed_values, signature.name))
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:

@@ -149,7 +149,7 @@ class OnnxComparison:
             files: The files.
             module: The traced graph.
             batch: The number of samples in its inputs.
-            compared: The keys of earlier comparisons; new ones are added.
+            compared: The keys of pieces that are known to be right; new ones are added.
         """
         self._comparison, self._files, self._module = comparison, files, module
         self._batch, self._compared = batch, compared
@@ -184,12 +184,12 @@ class OnnxComparison:
     def _compare(
         self, file: ComparedFile, node: Node, leaves: Mapping[Node, Tensor], batch: int
     ) -> None:
-        """Compare the piece of `node` in `file`, unless an equal piece was compared before."""
+        """Compare the piece of `node` in `file`, unless an equal piece is known to be right."""
         key = file.key(self._module, node, leaves)
         if key not in self._compared:
-            self._compared.add(key)
             actual = file.run(node, leaves, batch)
-            self._comparison.add(file.pieces[node][1], leaves, actual, file.form)
+            if self._comparison.add(file.pieces[node][1], leaves, actual, file.form):
+                self._compared.add(key)
 
 
 def cone_key(module: GraphModule, cone: Cone, leaves: Mapping[Node, bytes]) -> bytes:

@@ -61,8 +61,8 @@ class Comparison:
 
     def add(
         self, cone: Cone, leaves: Values, actual: Tensor | None, form: str | None = None
-    ) -> None:
-        """Compare `actual`, which a runtime computed from `leaves`.
+    ) -> bool:
+        """Compare `actual`, which a runtime computed from `leaves`; return whether it is right.
 
         Args:
             cone: The operators that compute the same value in the traced graph.
@@ -73,6 +73,7 @@ class Comparison:
         error = float("inf") if actual is None else self._error(cone, leaves, actual)
         if self.worst is None or error > self.worst.error:
             self.worst = OperatorError(cone.nodes[-1], error, form)
+        return error <= TOLERANCE
 
     def _error(self, cone: Cone, leaves: Values, actual: Tensor) -> float:
         """The error of `actual` relative to what rounding explains."""
@@ -124,6 +125,7 @@ def compare_exposed(
         names: Their names.
         shapes: The shape of each tensor in the traced graph.
     """
+    assert traced.values is not None
     places = {
         node: place
         for node in traced.module.graph.nodes

@@ -73,8 +73,8 @@ def verify(
         trace: Called to trace a signature again if its graph came from the cache and has no
             `traced`.
         seed: Fixes the random inputs. By default, a new seed is drawn; the verdict names it.
-        compared: Which operators earlier calls compared; see `OnnxComparison`. They are not
-            compared again, and new ones are added.
+        compared: Which operators of ONNX graphs earlier calls found to be right; see
+            `OnnxComparison`. They are not compared again, and new ones are added.
 
     Returns:
         The verdict on the worst value: the largest error relative to its tolerance.
