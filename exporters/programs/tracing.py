@@ -156,7 +156,7 @@ def autograd_graph(signature: ProgramSignature) -> GraphModule:
 def traced_alone(
     signature: ProgramSignature,
     forms: Decompositions,
-    replacements: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
+    replacements: Mapping[object, Callable[..., Any]] | None = None,
 ) -> GraphModule:
     """Trace `signature` without others. Raises ExportError like `trace`.
 
