@@ -143,14 +143,13 @@ class LazyOutputs:
             also_read: The nodes whose values `judge` reads, for each operator.
         """
         released = self._released(also_read or {})
-        given = dict(zip(self.module.graph.find_nodes(op="placeholder"), inputs, strict=True))
-        known: dict[Node, Any] = {}
+        # `judge` may read an input before the graph does, or one that the graph does not read.
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        known: dict[Node, Any] = dict(zip(placeholders, inputs, strict=True))
         for number, step in enumerate(self.steps):
             if isinstance(step, int):
                 yield step, known[self._results[step]]
-            elif step.op == "placeholder":
-                known[step] = given[step]
-            else:
+            elif step.op != "placeholder":
                 known[step] = computed(self.module, step, known)
                 if judge is not None and step.op == "call_function":
                     judge(step, known)

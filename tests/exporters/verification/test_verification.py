@@ -261,6 +261,19 @@ def test_a_wrong_operator_in_a_deep_net_is_found_and_named(seed: int) -> None:
     assert "aten::convolution near '6.0." in str(operator)
 
 
+def test_an_operator_that_reads_an_input_of_later_ones_is_found_and_named() -> None:
+    layers = nn.Flatten(), nn.Linear(36, 3)
+    program, values = training(nn.Sequential(*layers), momentum=0.9)
+    (graph,) = compile_graphs(program).values()
+    model = onnx.load_from_string(graph.data)
+    first = next(node for node in model.graph.node if "1.weight" in node.input)
+    first.input[list(first.input).index("1.weight")] = "momentum:1.weight"
+    wrong = {"train": replace(graph, data=model.SerializeToString())}
+    verdict = verify(program, wrong, values)
+    assert not verdict.passed
+    assert (verdict.operator or "").startswith("aten::")
+
+
 def test_a_wrong_decomposition_is_found_and_named(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
