@@ -45,11 +45,14 @@ class JointTrace:
 
     Attributes:
         signature: Its inputs and outputs include those of all these signatures.
+        functions: The functions of these signatures. A signature with another function is traced
+            alone.
         waiting: Graphs that were traced for one signature and wait for the next, with the
             decompositions that they were traced with.
     """
 
     signature: "ProgramSignature"
+    functions: tuple[Function, ...]
     waiting: list[tuple[Mapping[Any, Any], GraphModule]] = field(default_factory=list)
 
 

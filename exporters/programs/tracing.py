@@ -114,7 +114,7 @@ def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModul
     The graphs of signatures that share a trace (see `JointTrace`) are those of separate traces,
     with the same names of nodes: torch names the nodes in the order of the computation.
     """
-    if signature.joint is None:
+    if signature.joint is None or signature.function not in signature.joint.functions:
         return traced_alone(signature, forms)
     joint, waiting = signature.joint.signature, signature.joint.waiting
     for number, (known, graph) in enumerate(waiting):

@@ -257,5 +257,7 @@ def prediction_signatures(
         source=graph,
     )
     outputs = (*evaluate.outputs, *predict.outputs)
-    joint = JointTrace(replace(evaluate, outputs=outputs, function=both))
+    joint = JointTrace(
+        replace(evaluate, outputs=outputs, function=both), (predict.function, evaluate.function)
+    )
     return replace(predict, joint=joint), replace(evaluate, joint=joint)
