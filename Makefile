@@ -92,8 +92,8 @@ test-pythons: ## run the tests on each Python of PYTHONS="3.11 3.12 3.13 3.14" t
 COVERAGE := .cache/coverage
 coverage: setup ## run the tests and print the coverage of lines and branches by module; ARGS
 	rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
-	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal $(ARGS) ; result=$$?; \
-	$(BIN)/coverage combine --quiet && $(BIN)/coverage report --sort=cover; exit $$result
+	COVERAGE_FILE=$(CURDIR)/$(COVERAGE)/data OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+	  -n $(WORKERS) --dist worksteal --cov --cov-report=term $(ARGS)
 
 # The agent's tests that need no bundles and no other part of the project.
 TORCH_FREE := tests/profiles $(addprefix tests/device_agent/, client system test_log_format.py \
