@@ -4,7 +4,6 @@
 Parameters keep the names that they have in the model.
 """
 
-import copy
 import logging
 import re
 import warnings
@@ -42,6 +41,7 @@ from exporters.recording.model_checks import (
     check_writes,
     name_batch,
 )
+from exporters.recording.model_copies import twin_of
 from exporters.recording.model_output import return_trained_output
 from exporters.recording.random_draws import (
     RandomDraws,
@@ -199,14 +199,8 @@ def record(
     Raises:
         ModelError: The model cannot be copied or recorded.
     """
-    # A copy, because `train` would change the mode of the user's model.
-    parameters = {
-        id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad)
-        for parameter in model.parameters()
-        if type(parameter) is nn.Parameter
-    }
     try:
-        twin = copy.deepcopy(model, memo=dict(parameters))
+        twin = twin_of(model)
     except RuntimeError as error:
         raise ModelError(
             "The model cannot be copied ({reason}). If it uses torch.nn.utils.weight_norm, use "

@@ -1,6 +1,5 @@
 """Compares the outputs and gradients of a recording with those of the recorded model."""
 
-import copy
 import math
 from collections.abc import Iterable
 
@@ -15,6 +14,7 @@ from exporters.programs.dropout import SeededBernoulli
 from exporters.programs.recorded_graph import MINIMUM_BATCH
 from exporters.recording.captured import Captured
 from exporters.recording.model_checks import check_output_type
+from exporters.recording.model_copies import twin_of
 from exporters.recording.model_output import trained_output
 from profiles.errors import ModelError
 
@@ -61,7 +61,7 @@ def original_results(
     These are the gradients of the sum of all output numbers, each times a random weight.
     """
     # A copy: running the model updates the statistics of its batch norms.
-    original = copy.deepcopy(model).train(training)
+    original = twin_of(model).train(training)
     output = run_original(original, x)
     if not training:
         return output.detach(), []
@@ -74,7 +74,8 @@ def recorded_results(
     graph: GraphModule, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, list[Tensor]]:
     """The output and the gradients of the recording; see `original_results`."""
-    tensors = {n: v.detach().clone() for n, v in captured.tensors.items()}
+    tensors = {n: v.detach() for n, v in captured.tensors.items()}
+    tensors |= {n: v.clone() for n, v in tensors.items() if n in captured.buffers}
     leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
     # The same seed in both runs, so that dropouts use the same masks.
     with SeededBernoulli(0):

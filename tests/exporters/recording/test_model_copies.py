@@ -1,0 +1,32 @@
+"""A twin shares the numbers of the parameters, but running it leaves the model as it was."""
+
+import torch
+from torch import nn
+
+from exporters.recording.model_copies import twin_of
+
+
+def test_a_twin_copies_only_buffers() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    model[2].weight.requires_grad_(False)
+    model[0].bias.grad = torch.ones(4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    twin = twin_of(model)
+    for name, value in twin.named_parameters():
+        own = model.get_parameter(name)
+        assert value is not own
+        assert value.data_ptr() == own.data_ptr()
+        assert value.requires_grad == own.requires_grad
+    twin.train()(torch.randn(8, 3)).sum().backward()
+    assert not torch.equal(twin[1].running_mean, before["1.running_mean"])
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert model[0].weight.grad is None
+    assert torch.equal(model[0].bias.grad, torch.ones(4))
+
+
+def test_parameters_with_two_names_stay_one() -> None:
+    model = nn.ModuleDict({"first": nn.Linear(3, 3), "second": nn.Linear(3, 3)})
+    model["second"].weight = model["first"].weight
+    twin = twin_of(model)
+    assert twin["second"].weight is twin["first"].weight
