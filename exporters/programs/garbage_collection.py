@@ -12,7 +12,8 @@ NEW_OBJECTS = 50_000
 def rare_collections() -> Iterator[None]:
     """Let Python look for garbage rarely, which otherwise takes a fifth of the time of tracing.
 
-    Tracing makes millions of objects, and most of them stay. Also usable as a decorator.
+    Tracing and loading libraries make millions of objects, and most of them stay. Also usable as a
+    decorator.
     """
     before = gc.get_threshold()
     if before[0]:  # 0 means never

@@ -8,6 +8,7 @@ from typing import Literal
 
 import click
 
+from exporters.programs.garbage_collection import rare_collections
 from toolkit.cli.early_checks import check_model, check_specs
 from toolkit.cli.options import (
     JSON_HELP,
@@ -120,8 +121,9 @@ def export(options: ExportOptions) -> None:
     show_stages()
     logger.info("loading PyTorch")
 
-    from toolkit.cli.printed import export_table
-    from toolkit.exporting import model_export, tiers
+    with rare_collections():
+        from toolkit.cli.printed import export_table
+        from toolkit.exporting import model_export, tiers
 
     request = model_export.Request(
         model=options.model,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import click
 
+from exporters.programs.garbage_collection import rare_collections
 from profiles.errors import SpecError
 from toolkit.cli.early_checks import check_model, check_some_spec
 from toolkit.cli.options import JSON_HELP, ModelOptions, option, takes
@@ -43,10 +44,11 @@ def inspect(options: InspectOptions) -> None:
     show_stages()
     logger.info("loading PyTorch")
 
-    from exporters.recording.capture import SharedRecording, capture
-    from toolkit import inspection
-    from toolkit.cli.printed import inspect_table
-    from toolkit.submodels.model_loading import load_model
+    with rare_collections():
+        from exporters.recording.capture import SharedRecording, capture
+        from toolkit import inspection
+        from toolkit.cli.printed import inspect_table
+        from toolkit.submodels.model_loading import load_model
 
     logger.info("loading the model")
     model, shape = load_model(options.model, options.weights, options.seed), options.input_shape
