@@ -76,8 +76,8 @@ def test_an_export_verifies_what_no_earlier_one_did(
     state = edgetailor.GlobalModel(model.state_dict())
     submodel = split(model, "full", (2, 2))
     kept = [
-        edgetailor.export(submodel, state, tmp_path / str(number), verify=verify).verified_earlier
-        for number, verify in enumerate([None, None, True])
+        edgetailor.export(submodel, state, tmp_path / str(number), **options).verified_earlier
+        for number, options in enumerate([{}, {}, {"verify": True}])
     ]
     assert kept == [False, True, False]
 

@@ -40,6 +40,15 @@ def keeps_order(model: ir.Model) -> bool:
     )
 
 
+def typed_attribute(name: str, value: object) -> object:
+    """Return `value` as an attribute if it is a sequence of integers, and otherwise unchanged.
+
+    onnx_ir infers the type of a sequence slowly: it compares it with protocols first.
+    """
+    integers = isinstance(value, Sequence) and all(isinstance(item, int) for item in value)
+    return ir.AttrInt64s(name, value) if integers else value  # type: ignore[arg-type]
+
+
 class GraphRewriting(ABC):
     """Rewrites one graph; the bodies of loops stay as they are.
 
@@ -76,8 +85,7 @@ class GraphRewriting(ABC):
         for node in nodes:
             if not results.isdisjoint(node.outputs) or not self.convert(node):
                 self.keep(node)
-        for node in nodes:
-            self.graph.remove(node)
+        self.graph.remove(nodes)
         self.graph.extend([*self.constants.values(), *self.nodes])
         for node in nodes:
             if node.graph is None:  # it must not count as a reader of its inputs any more
@@ -96,7 +104,8 @@ class GraphRewriting(ABC):
         domain: str = "",
     ) -> Value:
         """Add a node and return its output."""
-        node = ir.node(operator, inputs, attributes, domain=domain)  # type: ignore[arg-type]
+        typed = {name: typed_attribute(name, given) for name, given in (attributes or {}).items()}
+        node = ir.node(operator, inputs, typed, domain=domain)  # type: ignore[arg-type]
         (value,) = node.outputs
         assert dtype is not None
         value.name, value.type = self.new_name(), ir.TensorType(dtype)
