@@ -16,6 +16,7 @@ from exporters.graph_cache import GraphCache, default_cache
 from exporters.graph_figures import figures_of, forms, onnx_figures
 from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx import onnx_writer
+from exporters.programs.garbage_collection import rare_collections
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.program_identity import graphs_key
@@ -260,6 +261,7 @@ def export(
     )
 
 
+@rare_collections()
 def with_forms(
     program: Program, graphs: Graphs, store: GraphCache | None = None
 ) -> dict[str, Graph]:
