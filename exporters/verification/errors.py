@@ -1,5 +1,7 @@
 """Measures the difference between the results of a graph and the correct results."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,9 @@ ROUNDING = 1e-4
 """Tensors below this size, and changes below this share of their tensor, may be rounding alone:
 errors are relative to at least this size. It is a typical rounding error divided by the tolerance.
 """
+
+PART = 2**18
+"""Elements of a tensor that are converted to float64 at once."""
 
 HUGE = 1e30
 """Numbers above this stand for infinity, for example where attention is masked."""
@@ -20,16 +25,15 @@ def relative_error(actual: Tensor, expected: Tensor, before: Tensor | None = Non
     small. An absolute bound (ROUNDING) applies to tensors and changes that are zero except for
     rounding, such as the gradient of a bias before a batch norm.
     """
-    right = expected.double()
-    difference: float = (actual.double() - right).norm().item()
+    difference = norm_of_difference(actual, expected)
     if not difference < float("inf"):
         return float("inf")
-    size: float = right.norm().item()
+    size = norm(expected)
     # The norm of a tensor whose elements are all as large as ROUNDING.
     floor: float = ROUNDING * max(1.0, expected.numel()) ** 0.5
     if before is None:
         return difference / max(size, floor)
-    change: float = (right - before.double()).norm().item()
+    change = norm_of_difference(expected, before)
     return difference / max(change, ROUNDING * size, floor)
 
 
@@ -39,8 +43,7 @@ def distance(actual: Tensor, expected: Tensor) -> tuple[float, float]:
     Elements that are huge or nan in both tensors count as equal. If an element is huge or nan in
     only one of them, the difference is infinite.
     """
-    right = expected.double()
-    difference, size = (actual.double() - right).norm().item(), right.norm().item()
+    difference, size = norm_of_difference(actual, expected), norm(expected)
     if difference < HUGE and size < HUGE:
         return difference, size
     # Convert both to float32, so that values that overflow or vanish there do so on both sides.
@@ -51,3 +54,24 @@ def distance(actual: Tensor, expected: Tensor) -> tuple[float, float]:
         return float("inf"), 1.0
     left, right = left.masked_fill(right_huge, 0), right.masked_fill(right_huge, 0)
     return (left - right).norm().item(), right.norm().item()
+
+
+def norm(value: Tensor) -> float:
+    """The norm of `value`, summed in float64."""
+    numbers = value if value.is_floating_point() else value.double()
+    return float(torch.linalg.vector_norm(numbers, dtype=torch.float64))
+
+
+def norm_of_difference(left: Tensor, right: Tensor) -> float:
+    """The norm of `left` - `right` in float64, computed in parts to save memory.
+
+    It is infinite if the number of elements differs.
+    """
+    if left.numel() != right.numel():
+        return float("inf")
+    total = 0.0
+    for part, other in zip(
+        left.reshape(-1).split(PART), right.reshape(-1).split(PART), strict=True
+    ):
+        total += float((part.double() - other.double()).square().sum())
+    return math.sqrt(total)
