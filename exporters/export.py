@@ -225,7 +225,8 @@ def export(
     units = compile_units(program, report, format, store)
     compiled = {name: graph for unit in units for name, graph in unit.graphs.items()}
     graphs = with_constants(program, with_forms(program, compiled, store), values)
-    files = bundle_files(program, graphs, values, base)
+    # Made late, because the files hold the weights a second time.
+    files = partial(bundle_files, program, graphs, values, base)
     earlier = [None if check else earlier_verdict(unit, store) for unit in units]
     verdicts = [verdict for verdict in earlier if verdict is not None]
     fresh = [unit for unit, verdict in zip(units, earlier, strict=True) if verdict is None]
@@ -235,7 +236,7 @@ def export(
         new_verdicts = verify_units(fresh, graphs, values, format, known)
         verdict = worst(new_verdicts)
         if not verdict.passed:
-            write_bundle(kept, files, force=True)
+            write_bundle(kept, files(), force=True)
             raise VerificationError(
                 "{verdict}. The bundle is kept as {kept}; do not deploy it.",
                 code="verification.failed",
@@ -251,7 +252,7 @@ def export(
             )
         keep_verdicts(fresh, new_verdicts, store)
         verdicts += new_verdicts
-    write_bundle(out, files, force)
+    write_bundle(out, files(), force)
     return ExportedBundle(
         out,
         worst(verdicts) if verdicts and check is not False else None,

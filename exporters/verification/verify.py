@@ -20,6 +20,7 @@ from torch.fx import Node
 
 from device_agent.formats.graph_forms import WINOGRAD, blocked_form
 from device_agent.runtime.blocked_probe import block_size
+from device_agent.system.process_memory import release_unused
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.tracing import DTYPES, TracedGraph
 from exporters.runtime_graph import Graph, Graphs
@@ -121,6 +122,7 @@ class SignatureCheck:
             if step.number < step.steps:
                 right = expected.of(step.feeds)
                 by_output = errors(self.signature, step.outputs, right, step.feeds)
+                release_unused()
                 yield self.whole_step(step, by_output, expected.of)
         lazy = LazyOutputs(traced.module, order)
         yield from self.last_step(step, traced, forms, lazy, expected)
@@ -193,11 +195,11 @@ class SignatureCheck:
         else:
             computed = lazy.run(feeds, partial(note_shape, shapes))
         by_output, formulas = dict[int, float](), dict[int, float]()
-        outputs = dict(step.outputs)
         for (number, value), (_, right) in zip(computed, expected.of(step.feeds), strict=True):
             name = self.signature.outputs[number].name
-            by_output[number] = error(self.signature, number, outputs, right, step.feeds)
+            by_output[number] = error(self.signature, number, step.outputs, right, step.feeds)
             formulas[number] = error(self.signature, number, {name: value}, right, step.feeds)
+            del step.outputs[name]  # the outputs are twice as large as the model
         yield self.whole_step(step, by_output, expected.of)
         yield self.formulas(step, traced, formulas)
         if pieces is None:

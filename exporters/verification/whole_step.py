@@ -14,6 +14,7 @@ from torch import Tensor
 
 from device_agent.formats.graph_forms import form_file
 from device_agent.runtime.runtime_choice import open_session
+from device_agent.system.process_memory import release_unused
 from exporters.programs.program import Program, ProgramSignature
 from exporters.runtime_graph import Graph
 from exporters.verification.errors import relative_error
@@ -67,6 +68,8 @@ def run(
         session = open_session(graph.runtime, file, signature.name, THREADS)
     given = {name: value.numpy() for name, value in feeds.items() if name not in graph.held}
     outputs = session.run(given)
+    del session
+    release_unused()  # the session's memory, before values in float64 need it
     return {name: torch.from_numpy(np.asarray(value)) for name, value in outputs.items()}
 
 
