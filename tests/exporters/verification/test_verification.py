@@ -15,10 +15,19 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from bundles import tiny_model
+from device_agent.formats.manifest import TensorEntry
 from edgetailor import TrainingConfig, split
 from exporters.decompositions import batch_norm
 from exporters.export import Format, compile_graphs, export, traced
-from exporters.programs.program import Program, ProgramSignature, Tensors, samples_port
+from exporters.programs.program import (
+    Program,
+    ProgramSignature,
+    Tensors,
+    samples_port,
+    scalar_port,
+    state_in,
+    state_out,
+)
 from exporters.runtime_graph import Graphs
 from exporters.verification import verify as verification
 from exporters.verification.operators import TOLERANCE
@@ -125,6 +134,15 @@ class LongSum(nn.Module):
 def test_the_rounding_of_a_long_sum_is_allowed() -> None:
     program, values = predicting(LongSum())
     assert verify(program, compile_graphs(program), values).passed
+
+
+def test_a_step_without_samples_is_verified() -> None:
+    """As the step of `cp` that trains the global factors; its first input is a number."""
+    weight = TensorEntry(name="w", role="parameter", dtype="float32", shape=(7, 2))
+    ports = (scalar_port("rate"), state_in(weight)), (state_out(weight),)
+    step = ProgramSignature("step", *ports, lambda feeds: {"w+": feeds["w"] * (1 - feeds["rate"])})
+    program = Program("step", (1,), 2, (step,), (weight,), ())
+    assert verify(program, compile_graphs(program, cache=False), {"w": torch.randn(7, 2)}).passed
 
 
 def test_a_wrong_graph_with_a_float32_constant_does_not_pass() -> None:
