@@ -61,5 +61,7 @@ class Verdict:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict with the largest error relative to its tolerance."""
-    return max(verdicts, key=lambda verdict: verdict.error / verdict.tolerance)
+    """The verdict with the largest error relative to its tolerance; a wrong operator if any is."""
+    return max(
+        verdicts, key=lambda v: (not v.passed and v.operator is not None, v.error / v.tolerance)
+    )

@@ -152,7 +152,8 @@ def tolerances(
                 change = error(
                     signature, number, {signature.outputs[number].name: moved}, value, feeds
                 )
-                allowed[number] = max(allowed[number], TOLERANCE + 4 * change)
+                if change < float("inf"):  # else the outputs to compare with are not finite
+                    allowed[number] = max(allowed[number], TOLERANCE + 4 * change)
     return allowed
 
 

@@ -4,17 +4,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import onnx
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from device_agent.formats.graph_forms import WINOGRAD, blocked_form
 from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
 from exporters.export import compile_graphs, traced, with_forms
 from exporters.onnx.forms import blocked_depthwise_gradient, blocked_sums
-from exporters.runtime_graph import Form
+from exporters.programs.program import Program
+from exporters.runtime_graph import Form, Graph
 from exporters.verification.verify import verify
 from form_cases import tail, with_negative_kernels
 from models_for_tests import INPUT_SHAPE, wide_cnn
@@ -54,6 +56,25 @@ def test_a_wrong_form_does_not_pass(form: str, spoil: Callable[[bytes], bytes], 
     check_that_it_fails(wide_cnn(), INPUT_SHAPE, form, spoil)
 
 
+def with_loss_nan(data: bytes) -> bytes:
+    """The graph `data` with a loss that is not a number."""
+    model = onnx.load_from_string(data)
+    (loss,) = [node for node in model.graph.node if "loss" in node.output]
+    loss.output[0] = "right"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(np.nan), "nan"))
+    model.graph.node.append(onnx.helper.make_node("Mul", ["right", "nan"], ["loss"]))
+    return model.SerializeToString()
+
+
+def test_a_plain_graph_whose_results_are_no_numbers_does_not_pass(seed: int) -> None:
+    """Its forms differ from it as much as it differs from itself."""
+    torch.manual_seed(seed)
+    program, values, graphs = step_with_forms(wide_cnn(), INPUT_SHAPE)
+    wrong = replace(graphs["train"], data=with_loss_nan(graphs["train"].data))
+    verdict = verify(program, {"train": wrong}, values, partial(traced, "onnx"))
+    assert not verdict.passed
+
+
 @pytest.mark.skipif(block is None, reason="this ONNX Runtime has no blocked convolutions")
 def test_what_only_full_batches_compute_is_verified(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +101,16 @@ def test_a_small_gradient_shows_beside_the_velocity(
     check_that_it_fails(model, (3, 33, 33), form, with_negative_branches, momentum=0.9)
 
 
+def step_with_forms(
+    model: nn.Module, shape: tuple[int, ...], momentum: float = 0
+) -> tuple[Program, dict[str, Tensor], dict[str, Graph]]:
+    """The program of the training step of `model`, its weights, and its graph with all forms."""
+    submodel = split(model, "full", shape, TrainingConfig(batch_size=4, momentum=momentum))
+    [train] = [s for s in submodel.program.signatures if s.name == "train"]
+    program = replace(submodel.program, signatures=(train,))
+    return program, submodel.cut(from_model(model)), with_forms(program, compile_graphs(program))
+
+
 def check_that_it_fails(
     model: nn.Module,
     shape: tuple[int, ...],
@@ -88,11 +119,7 @@ def check_that_it_fails(
     momentum: float = 0,
 ) -> None:
     """The training step of `model` passes, and does not when its `form` is spoiled."""
-    submodel = split(model, "full", shape, TrainingConfig(batch_size=4, momentum=momentum))
-    [train] = [s for s in submodel.program.signatures if s.name == "train"]
-    program = replace(submodel.program, signatures=(train,))
-    graphs = with_forms(program, compile_graphs(program))
-    values = submodel.cut(from_model(model))
+    program, values, graphs = step_with_forms(model, shape, momentum)
     check = partial(verify, program, values=values, trace=partial(traced, "onnx"))
     assert check(graphs).passed
     right = graphs["train"].forms[form]
