@@ -69,9 +69,8 @@ def norm_of_difference(left: Tensor, right: Tensor) -> float:
     """
     if left.numel() != right.numel():
         return float("inf")
-    total = 0.0
-    for part, other in zip(
-        left.reshape(-1).split(PART), right.reshape(-1).split(PART), strict=True
-    ):
-        total += float((part.double() - other.double()).square().sum())
+    total, flat, other = 0.0, left.reshape(-1), right.reshape(-1)
+    for start in range(0, flat.numel(), PART):
+        part = slice(start, start + PART)
+        total += float((flat[part].double() - other[part].double()).square().sum())
     return math.sqrt(total)
