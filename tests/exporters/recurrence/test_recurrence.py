@@ -321,9 +321,12 @@ def test_a_litert_call_has_the_same_size_for_a_longer_sequence() -> None:
     assert counted[0] == counted[1]
 
 
+@pytest.mark.parametrize("bidirectional", some_long([False, True], True))
 @pytest.mark.parametrize("write", some_long([to_onnx, tflite], tflite))
-def test_the_same_layer_gives_the_same_bytes(write: Callable[[ProgramSignature], bytes]) -> None:
-    model = Layer("rnn", "last")
+def test_the_same_layer_gives_the_same_bytes(
+    write: Callable[[ProgramSignature], bytes], bidirectional: bool
+) -> None:
+    model = Layer("rnn", "last", bidirectional=bidirectional)
     assert write(case_of(model).signature) == write(case_of(model).signature)
 
 
