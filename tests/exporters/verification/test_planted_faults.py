@@ -39,9 +39,9 @@ from toolkit.submodels.global_model import from_model
 
 FACTOR = 1e-4
 """A scaled value is this much too large, relative to itself."""
-CHANGED = 3e-5
+CHANGED = 5e-5
 """A value that changes less than this, relative to its norm, is not wrong."""
-ROUNDING = 100
+ROUNDING = 200
 """A value that changes less than this many times its rounding errors is not wrong: the result of a
 sum that almost cancels."""
 BATCHES = (5, 3)
