@@ -139,6 +139,13 @@ class Subject:
         self.feeds = [
             {n: v.numpy() for n, v in feeds.items() if n not in self.graph.held} for feeds in drawn
         ]
+        if self.graph.runtime == "onnx":  # the last step reads the state behind the first one
+            names = list(self.signature.replacing)
+            after = exposed(self.graph.data, self.feeds[0], names)
+            states = {port.state: port.name for port in self.signature.inputs}
+            ports = {port.name: port.state for port in self.signature.outputs}
+            for feeds in self.feeds[1:]:
+                feeds.update((states[ports[name]], value) for name, value in after.items())
 
     @cached_property
     def named(self) -> dict[str, Node]:
