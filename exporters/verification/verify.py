@@ -117,13 +117,13 @@ class SignatureCheck:
         order = by_effort(traced.module)
         expected = ExpectedOutputs(self.signature, order)
         for step in self.steps():
-            for form in forms:
-                yield self.form(step, form)
             if step.number < step.steps:
                 right = expected.of(step.feeds)
                 by_output = errors(self.signature, step.outputs, right, step.feeds)
                 release_unused()
                 yield self.whole_step(step, by_output, expected.of)
+        for form in forms:
+            yield self.form(step, form)
         lazy = LazyOutputs(traced.module, order)
         yield from self.last_step(step, traced, forms, lazy, expected)
 
