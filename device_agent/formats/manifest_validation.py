@@ -268,7 +268,7 @@ def _missing_inputs(step: Step, signature: Signature, origin: Path) -> Iterator[
     for port in signature.inputs:
         if port.kind == "scalar" and not math.isfinite(step.inputs.get(port.name, math.nan)):
             yield BundleError(
-                "{origin} gives {signature!r} no number for {input!r}. {repair}",
+                "{origin} has no number for the input {input!r} of {signature!r}. {repair}",
                 code="bundle.missing-input",
                 signature=step.signature,
                 input=port.name,

@@ -25,7 +25,7 @@ def use_first_names(graph: GraphModule, first: Mapping[str, str]) -> None:
 
 
 def clean_up(graph: GraphModule) -> None:
-    """Remove guards, checks, batch counters, dropouts of rate 0, and empty tensors to concatenate.
+    """Remove guards, checks, batch counters, dropouts of rate 0 and empty parts of concatenations.
 
     Zero states of recurrent layers take the type of the weights, so that the graph also runs in
     float64. Dropout between recurrent layers becomes a separate operator. Stochastic depth, as the

@@ -62,13 +62,16 @@ class Comparison:
     def add(
         self, cone: Cone, leaves: Values, actual: Tensor | None, form: str | None = None
     ) -> bool:
-        """Compare `actual`, which a runtime computed from `leaves`; return whether it is right.
+        """Compare `actual`, which a runtime computed from `leaves`, with PyTorch in float64.
 
         Args:
-            cone: The operators that compute the same value in the traced graph.
+            cone: The operators of the traced graph that compute the same value from `leaves`.
             leaves: The values of the cone's leaves.
             actual: The runtime's value; None if it has not the right shape.
             form: The form of the graph that the runtime computed.
+
+        Returns:
+            Whether `actual` is right.
         """
         error = float("inf") if actual is None else self._error(cone, leaves, actual)
         if self.worst is None or error > self.worst.error:

@@ -124,8 +124,8 @@ class FactorMean:
         for entry in factors:
             if entry.name not in old or tuple(old[entry.name].shape) != entry.shape:
                 raise UpdateError(
-                    "The updates of {submodel!r} have other factors of {stands_for!r} than the "
-                    "global model. Train them from this model.",
+                    "The factors of {stands_for!r} in the updates of {submodel!r} differ from "
+                    "those of the global model. Train new updates from the global model.",
                     code="update.different-factors",
                     submodel=key,
                     stands_for=entry.stands_for,

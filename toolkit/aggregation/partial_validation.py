@@ -155,7 +155,8 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
     held |= {e.stands_for or "" for factors in record.factors for e in factors.tensors}
     if not held:
         raise UpdateError(
-            "{origin} has no sum. It must have the sums of at least one update.",
+            "{origin} has no sum of any tensor. It must have the sums of the tensors of at least "
+            "one update.",
             code="partial.empty",
             origin=origin,
         )

@@ -41,7 +41,8 @@ class Units:
     def new_repeated_axis(self, size: int) -> Axis:
         """A new axis along which values repeat.
 
-        It gets the channels of the tensors with which its tensor is combined later.
+        If a tensor with this axis is combined with another tensor later, the axis takes the
+        channels of that tensor.
         """
         axis = self.new_axis(size)
         self.repeated.update(axis.tolist())

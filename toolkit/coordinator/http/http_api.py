@@ -193,7 +193,7 @@ def problem(
     device: Caller,
     service: Service,
 ) -> Fallback:
-    """Note that a device cannot train its submodel."""
+    """Record that a device cannot train its submodel."""
     return service.submodel_failed(device, body)
 
 
@@ -208,7 +208,7 @@ def problem(
 def stopped(
     body: Annotated[Stopped, Depends(body_of(Stopped))], device: Caller, service: Service
 ) -> None:
-    """Note that a device stops."""
+    """Record that a device stops."""
     service.stopped(device, body)
 
 

@@ -31,7 +31,7 @@ CheckUpdate = Callable[[Update, str], None]
 HEADROOM = 64 << 10
 """Bytes that the header of a tensor file may take in addition to the tensors."""
 RECORD_BYTES = 256 << 10
-"""The most bytes of an update's record, without its list of tensors."""
+"""The most bytes of an update's record, not counting its list of tensors."""
 
 
 def is_finite(*values: float) -> bool:
@@ -75,7 +75,8 @@ def read_record(body: bytes) -> UpdateRecord:
     size = len(encode(replace(record, tensors=())))
     if size > RECORD_BYTES:
         raise unusable(
-            "{record} may have {limit:,} bytes without its list of tensors; it has {size:,}.",
+            "{record} must have at most {limit:,} bytes, not counting its list of tensors; it "
+            "has {size:,}.",
             code="update.too-long-record",
             record=RECORD,
             limit=RECORD_BYTES,
