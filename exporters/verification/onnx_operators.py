@@ -197,7 +197,9 @@ def cone_key(module: GraphModule, cone: Cone, leaves: Mapping[Node, bytes]) -> b
     known = dict(leaves)
     for node in cone.nodes:
         if node.op == "get_attr":
-            known[node] = hashed(attribute(module, str(node.target)).numpy())
+            constant = attribute(module, str(node.target))
+            kind = repr((constant.dtype, tuple(constant.shape)))
+            known[node] = hashed(kind.encode(), constant.numpy())
         else:
             call = map_arg((node.args, node.kwargs), lambda source: known[source])
             known[node] = hashed(str(node.target).encode(), repr(call).encode())
