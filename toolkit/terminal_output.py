@@ -22,7 +22,8 @@ class StageHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print `record` as one line."""
         elapsed = time.monotonic() - self._start
-        self.console.print(f"[{elapsed:6.1f} s] {record.getMessage()}", markup=False)
+        line = f"[{elapsed:6.1f} s] {record.getMessage()}"
+        self.console.print(line, markup=False, soft_wrap=True)  # long paths stay whole
 
 
 def show_stages() -> Console:

@@ -5,6 +5,7 @@ the same operators run in float64 on the same values. A piece that was compared 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -82,6 +83,11 @@ class ComparedFile:
                 piece = self.file.piece(name, partial(self._known, node))
                 self.pieces[node] = piece, cone_of(node, self.names.__contains__, number)
 
+    @property
+    def depends_on_batch(self) -> bool:
+        """Whether a piece computes full batches in another way."""
+        return any(piece.chooses for piece, _ in self.pieces.values())
+
     def _known(self, node: Node, read: str) -> Node | None:
         """The node with the value of the tensor `read`, if it is computed before `node`."""
         known = self._nodes.get(read)
@@ -124,6 +130,14 @@ class ComparedFile:
         return torch.from_numpy(result)
 
 
+@dataclass(frozen=True)
+class FullBatch:
+    """The number of samples in a full batch, and the shapes of all tensors of the traced graph."""
+
+    samples: int
+    shapes: Mapping[Node, torch.Size]
+
+
 class OnnxComparison:
     """Compares the pieces of the files of one graph.
 
@@ -131,7 +145,6 @@ class OnnxComparison:
 
     Attributes:
         also_read: For each node, the nodes whose values a comparison reads.
-        depends_on_batch: Whether a piece computes full batches in another way.
     """
 
     def __init__(
@@ -140,6 +153,7 @@ class OnnxComparison:
         files: Sequence[ComparedFile],
         module: GraphModule,
         batch: int,
+        full: FullBatch | None,
         compared: set[bytes],
     ) -> None:
         """Take the files of a graph.
@@ -149,26 +163,16 @@ class OnnxComparison:
             files: The files.
             module: The traced graph.
             batch: The number of samples in its inputs.
+            full: For files of which pieces compute full batches in another way. These pieces are
+                compared for a full batch as well.
             compared: The keys of pieces that are known to be right; new ones are added.
         """
         self._comparison, self._files, self._module = comparison, files, module
-        self._batch, self._compared = batch, compared
-        self._full, self._shapes = 0, dict[Node, torch.Size]()
+        self._batch, self._full, self._compared = batch, full, compared
         self.also_read: dict[Node, set[Node]] = {}
-        self.depends_on_batch = False
         for file in files:
-            for node, (piece, _) in file.pieces.items():
-                self.depends_on_batch |= piece.chooses
+            for node in file.pieces:
                 self.also_read.setdefault(node, set()).update(file.leaves(node))
-
-    def compare_full_batches(self, batch: int, shapes: Mapping[Node, torch.Size]) -> None:
-        """Compare the pieces that compute full batches in another way for these as well.
-
-        Args:
-            batch: The number of samples in a full batch.
-            shapes: The shapes of all tensors of the traced graph for a full batch.
-        """
-        self._full, self._shapes = batch, dict(shapes)
 
     def judge(self, node: Node, known: Values) -> None:
         """Compare the pieces that compute `node`."""
@@ -177,9 +181,10 @@ class OnnxComparison:
                 continue
             leaves = {leaf: single(known[leaf]) for leaf in file.leaves(node)}
             self._compare(file, node, leaves, self._batch)
-            if file.pieces[node][0].chooses:
-                full = {leaf: repeated(v, self._shapes[leaf]) for leaf, v in leaves.items()}
-                self._compare(file, node, full, self._full)
+            if self._full is not None and file.pieces[node][0].chooses:
+                shapes = self._full.shapes
+                full = {leaf: repeated(value, shapes[leaf]) for leaf, value in leaves.items()}
+                self._compare(file, node, full, self._full.samples)
 
     def _compare(
         self, file: ComparedFile, node: Node, leaves: Mapping[Node, Tensor], batch: int

@@ -4,7 +4,7 @@
 2. Each operator in the runtime is compared with the same operator of the traced graph. This tests
    the file and the runtime.
 3. Whole steps in the runtime are compared with autograd, with a wide tolerance. This tests the file
-   as a device runs it, in each form that this machine's runtime computes.
+   as a device runs it. Each other form that this machine's runtime computes is compared with it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from exporters.verification.decomposition_check import wrong_decomposition
 from exporters.verification.expected_outputs import ExpectedOutputs
 from exporters.verification.graph_values import LazyOutputs, Values, by_effort, computes_tensor
 from exporters.verification.locations import nearest_parameter, operator_name, place_in_source
-from exporters.verification.onnx_operators import ComparedFile, OnnxComparison
+from exporters.verification.onnx_operators import ComparedFile, FullBatch, OnnxComparison
 from exporters.verification.operators import (
     TOLERANCE,
     Comparison,
@@ -42,9 +42,9 @@ from exporters.verification.whole_step import (
     Output,
     Step,
     Tensors,
-    error,
     errors,
     numbered,
+    output_error,
     run,
     tolerances,
 )
@@ -117,13 +117,14 @@ class SignatureCheck:
         order = by_effort(traced.module)
         expected = ExpectedOutputs(self.signature, order)
         for step in self.steps():
+            if step.number == 1:  # operators are compared for the samples of the last step
+                for form in forms:
+                    yield self.form(step, form)
             if step.number < step.steps:
                 right = expected.of(step.feeds)
                 by_output = errors(self.signature, step.outputs, right, step.feeds)
                 release_unused()
                 yield self.whole_step(step, by_output, expected.of)
-        for form in forms:
-            yield self.form(step, form)
         lazy = LazyOutputs(traced.module, order)
         yield from self.last_step(step, traced, forms, lazy, expected)
 
@@ -167,13 +168,13 @@ class SignatureCheck:
         return worst(
             self.verdict(
                 self.signature.outputs[number].name,
-                error,
+                measured,
                 allowed[number],
                 step=step.number,
                 steps=step.steps,
                 form=form,
             )
-            for number, error in by_output.items()
+            for number, measured in by_output.items()
         )
 
     def last_step(
@@ -196,10 +197,11 @@ class SignatureCheck:
             computed = lazy.run(feeds, partial(note_shape, shapes))
         by_output, formulas = dict[int, float](), dict[int, float]()
         for (number, value), (_, right) in zip(computed, expected.of(step.feeds), strict=True):
+            # Each output is released once it is compared: together they are as large as two models.
             name = self.signature.outputs[number].name
-            by_output[number] = error(self.signature, number, step.outputs, right, step.feeds)
-            formulas[number] = error(self.signature, number, {name: value}, right, step.feeds)
-            del step.outputs[name]  # the outputs are twice as large as the model
+            output, before = self.signature.outputs[number], step.feeds
+            by_output[number] = output_error(output, step.outputs.pop(name), right, before)
+            formulas[number] = output_error(output, value, right, before)
         yield self.whole_step(step, by_output, expected.of)
         yield self.formulas(step, traced, formulas)
         if pieces is None:
@@ -221,11 +223,11 @@ class SignatureCheck:
         inputs = {p.name: node for p, node in zip(self.signature.inputs, nodes, strict=True)}
         order = {node: n for n, node in enumerate(filter(computes_tensor, lazy.nodes))}
         files = [ComparedFile(self.graph, form, traced, inputs, order) for form in (None, *forms)]
-        pieces = OnnxComparison(comparison, files, traced.module, BATCHES[-1], self.compared)
-        if pieces.depends_on_batch:
-            full = self.program.largest_batch
-            pieces.compare_full_batches(full, self.shapes(lazy, full))
-        return pieces
+        full = None
+        if any(file.depends_on_batch for file in files):
+            batch = self.program.largest_batch
+            full = FullBatch(batch, self.shapes(lazy, batch))
+        return OnnxComparison(comparison, files, traced.module, BATCHES[-1], full, self.compared)
 
     def shapes(self, lazy: LazyOutputs, batch: int) -> dict[Node, torch.Size]:
         """The shapes of all tensors in the traced graph for this number of samples."""
@@ -246,8 +248,8 @@ class SignatureCheck:
     def formulas(self, step: Step, traced: TracedGraph, by_output: Mapping[int, float]) -> Verdict:
         """The verdict on the traced graph's worst output; it names a wrong decomposition."""
         number = max(by_output, key=by_output.__getitem__)
-        output, error = self.signature.outputs[number].name, by_output[number]
-        verdict = self.verdict(output, error, TRACED_TOLERANCE)
+        output = self.signature.outputs[number].name
+        verdict = self.verdict(output, by_output[number], TRACED_TOLERANCE)
         if verdict.passed:
             return verdict
         wrong = wrong_decomposition(self.signature, traced.forms, step.feeds, TRACED_TOLERANCE)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from device_agent.formats.graph_forms import form_file
+from device_agent.formats.manifest import Port
 from device_agent.runtime.runtime_choice import open_session
 from device_agent.system.process_memory import release_unused
 from exporters.programs.program import Program, ProgramSignature
@@ -117,15 +118,16 @@ def errors(
     signature: ProgramSignature, actual: Tensors, right: Iterable[Output], feeds: Tensors
 ) -> dict[int, float]:
     """The relative error of each output in `actual`, by the number of the output."""
-    return {number: error(signature, number, actual, value, feeds) for number, value in right}
+    ports = signature.outputs
+    return {
+        number: output_error(ports[number], actual[ports[number].name], value, feeds)
+        for number, value in right
+    }
 
 
-def error(
-    signature: ProgramSignature, number: int, actual: Tensors, right: Tensor, feeds: Tensors
-) -> float:
-    """The relative error of one output; for new state, relative to its change."""
-    port = signature.outputs[number]
-    return relative_error(actual[port.name], right, feeds.get(str(port.state)))
+def output_error(port: Port, actual: Tensor, right: Tensor, feeds: Tensors) -> float:
+    """The relative error of the output `port`; for new state, relative to its change."""
+    return relative_error(actual, right, feeds.get(str(port.state)))
 
 
 def tolerances(
@@ -149,9 +151,7 @@ def tolerances(
         for _ in range(NUDGES):
             outputs = zip(right(feeds), right(nudged(feeds, generator)), strict=True)
             for (number, value), (_, moved) in outputs:
-                change = error(
-                    signature, number, {signature.outputs[number].name: moved}, value, feeds
-                )
+                change = output_error(signature.outputs[number], moved, value, feeds)
                 if change < float("inf"):  # else the outputs to compare with are not finite
                     allowed[number] = max(allowed[number], TOLERANCE + 4 * change)
     return allowed

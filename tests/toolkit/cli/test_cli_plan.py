@@ -68,8 +68,7 @@ def plan(desk: Path, *budgets: str, specs: tuple[str, ...] = SPECS) -> Done:
 def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
     done = plan(desk, "--memory", "88MB", "--step-time", "0.0004")
     assert (done.code, done.stdout) == (0, CHOSEN)
-    # Libraries may print a line of their own.
-    *looked, last = [text for line in done.stderr.splitlines() if (text := line.partition("] ")[2])]
+    *looked, last = [line.partition("] ")[2] for line in done.stderr.splitlines()]
     assert looked[:3] == LOADING
     assert looked[3].startswith("results are kept in")
     assert looked[4:] == ["estimating full", "estimating slice:classifier"]
