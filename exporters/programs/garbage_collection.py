@@ -3,9 +3,15 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 NEW_OBJECTS = 50_000
 """Python looks after so many new objects. Its own default is 700 (2,000 from Python 3.13 on)."""
+
+
+LOCK = Lock()
+settings: list[tuple[int, int, int]] = []
+"""For each active context, the setting that the first one found; all threads share one setting."""
 
 
 @contextmanager
@@ -13,12 +19,16 @@ def rare_collections() -> Iterator[None]:
     """Let Python look for garbage rarely, which otherwise takes a fifth of the time of tracing.
 
     Tracing and loading libraries make millions of objects, and most of them stay. Also usable as a
-    decorator.
+    decorator. The last context that ends, in any thread, restores the setting of the first.
     """
-    before = gc.get_threshold()
-    if before[0]:  # 0 means never
-        gc.set_threshold(max(before[0], NEW_OBJECTS), *before[1:])
+    with LOCK:
+        settings.append(settings[0] if settings else gc.get_threshold())
+        if settings[0][0]:  # 0 means never
+            gc.set_threshold(max(settings[0][0], NEW_OBJECTS), *settings[0][1:])
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        with LOCK:
+            before = settings.pop()
+            if not settings:
+                gc.set_threshold(*before)

@@ -30,3 +30,14 @@ def test_the_callers_setting_returns_even_after_an_error(own: int, meanwhile: in
         with pytest.raises(ZeroDivisionError):
             fail()
         assert gc.get_threshold() == (own, 5, 6)
+
+
+def test_contexts_that_overlap_restore_the_first_setting() -> None:
+    gc.set_threshold(700, 5, 6)
+    first, second = rare_collections(), rare_collections()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold() == (NEW_OBJECTS, 5, 6)
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == (700, 5, 6)
