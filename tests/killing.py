@@ -25,8 +25,9 @@ from commands import ROOT, environment
 class Job:
     """A training of `bundle` on `data` to `out`, with a checkpoint every `checkpoint_s` seconds.
 
-    If `stop` is given, the process is killed before or after its write with that number. Flushes
-    to disk, renames and deletions count as writes.
+    With `evaluation`, a federation asks for counts by class. If `stop` is given, the process is
+    killed before or after its write with that number. Flushes to disk, renames and deletions count
+    as writes.
     """
 
     bundle: str
@@ -34,6 +35,7 @@ class Job:
     out: str
     personal: str | None = None
     checkpoint_s: float = 120.0
+    evaluation: bool = False
     stop: int | None = None
     before: bool = True
 
@@ -116,11 +118,18 @@ def die_at(job: Job) -> None:
 
 
 def _do(job: Job) -> None:
+    from device_agent.formats.protocol import EvaluationRequest
     from device_agent.training import schedule_interpreter
+    from device_agent.training.bundle_training import train_bundle
     from device_agent.training.standalone_training import train
+    from device_agent.training.training_options import TrainingOptions
 
     schedule_interpreter.CHECKPOINT_S = job.checkpoint_s  # type: ignore[attr-defined]
     die_at(job)
+    if job.evaluation:
+        asked = EvaluationRequest(share=0.2, by_class=True)
+        train_bundle(job.bundle, job.data, job.out, TrainingOptions(threads=1, evaluation=asked))
+        return
     personal = Path(job.personal) if job.personal else None
     train(job.bundle, job.data, job.out, personal=personal, threads=1)
 

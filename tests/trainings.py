@@ -9,6 +9,7 @@ import numpy as np
 from device_agent.data.data_source import Data
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.manifest import Initialise, Record
+from device_agent.formats.protocol import EvaluationRequest
 from device_agent.formats.update import Evaluation
 from device_agent.training import bundle_training
 from device_agent.training.bundle_training import Trained, local_data
@@ -28,11 +29,16 @@ def train_bundle(
     seed: int = 0,
     validation: float = 0.0,
     max_memory: int | None = None,
+    evaluation: EvaluationRequest | None = None,
     **more: Any,
 ) -> Trained:
     """Train as `bundle_training.train_bundle` does; `more` are its other arguments."""
     options = TrainingOptions(
-        threads=threads, seed=seed, validation=validation, max_memory=max_memory
+        threads=threads,
+        seed=seed,
+        validation=validation,
+        max_memory=max_memory,
+        evaluation=evaluation,
     )
     return bundle_training.train_bundle(folder, data, out, options, **more)
 
@@ -60,4 +66,4 @@ def evaluate_bundle(folder: str | Path, data: Data, threads: int = 0) -> Evaluat
                 run.record(instruction)
             elif isinstance(instruction, Initialise):
                 run.initialise(instruction)
-        return run.evaluate(training_of(bundle), np.arange(len(local)))
+        return run.evaluate(training_of(bundle), np.arange(len(local))).means()

@@ -116,6 +116,12 @@ OWNER_OPTIONS = (
     ),
     click.option("--quiet-hours", type=Hours(), help="Pause at this time every day: 22:00-07:00."),
     click.option(
+        "--report-classes",
+        is_flag=True,
+        help="If the federation is judged by its devices and asks for it, also report how well the "
+        "model recognises each class of this device's samples.",
+    ),
+    click.option(
         "--nice",
         default=0,
         type=click.IntRange(0, 19),

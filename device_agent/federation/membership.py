@@ -19,7 +19,12 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.state_folder import Identity
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.preprocessing import Images
-from device_agent.formats.protocol import NEEDS_PROFILE, Invitation, JoinReply
+from device_agent.formats.protocol import (
+    NEEDS_PROFILE,
+    EvaluationRequest,
+    Invitation,
+    JoinReply,
+)
 from device_agent.formats.signed_work import (
     check_invitation,
     check_key,
@@ -183,7 +188,19 @@ def _introduce(invitation: Invitation | None, coordinator_key: str | None, url: 
         if line:
             # The operator writes this text: control characters in it could move the cursor.
             log.info("%s: %s", name, one_line(line, LONGEST_LINE))
+    if invitation.evaluation is not None:
+        log.info("Evaluation: %s", consent(invitation.evaluation))
     return True
+
+
+def consent(asked: EvaluationRequest) -> str:
+    """What a federation that is judged by its devices keeps apart and what it receives."""
+    classes = " Counts of each class are sent only with `run --report-classes`."
+    return (
+        f"{asked.share:.0%} of this device's samples are kept apart and never trained. In each "
+        "round the device sends how many of them the model predicts correctly, before and after "
+        f"its training, and the sums of the losses.{classes if asked.by_class else ''}"
+    )
 
 
 def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) -> Identity:

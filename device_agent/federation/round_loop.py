@@ -14,6 +14,7 @@ from device_agent.client.replies import RefusedError
 from device_agent.client.retries import Outage
 from device_agent.federation.default_state import default_state
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.membership import consent
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
 from device_agent.federation.round_log import NOT_KEPT, kept_log
@@ -175,6 +176,7 @@ class _Rounds:
         self._skipped: tuple[int, str] | None = None
         self._skipped_at = 0.0
         self._told_inputs: str | None = None
+        self._told_evaluation = False
         self._progress = Progress(state="waiting")
         self.current, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
         self.failed: TrainingFailedError | None = None
@@ -275,10 +277,15 @@ class _Rounds:
     def _train(self, work: Work) -> None:
         round_ = work.round
         log.info("Round %d: training", round_, extra=fields(round=round_))
+        self._say_what_is_kept_apart(work)
         self._tell(Progress(state="training"))
         self._round_check = IntervalTimer(ROUND_CHECK_S)
         training = self._options.training
-        options = replace(training, seed=round_seed(training.seed, round_))
+        options = replace(
+            training,
+            seed=round_seed(training.seed, round_),
+            evaluation=self._options.evaluation(work.evaluation),
+        )
         with self._attempts.attempt(self._folder.submodel(), round_):
             self._hooks.train(
                 self._folder.bundle,
@@ -294,6 +301,12 @@ class _Rounds:
                 idle=self._idle,
                 form_checks=self._folder.form_checks,
             )
+
+    def _say_what_is_kept_apart(self, work: Work) -> None:
+        """Tell the owner once that the federation is judged by its devices."""
+        if work.evaluation is not None and not self._told_evaluation:
+            self._told_evaluation = True
+            log.info("Evaluation: %s", consent(work.evaluation))
 
     def _on_batch(self) -> None:
         self._hooks.alive()

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from device_agent.federation.owner_limits import NO_LIMITS, OwnerLimits
+from device_agent.formats.protocol import EvaluationRequest
 from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOptions
 from profiles.errors import InputError
 from profiles.text_formatting import did_you_mean
 
 log = logging.getLogger(__name__)
 TEXT_OPTIONS = {"data", "state", "quiet_hours"}
-SWITCHES = {"only_when_charging", "log_json"}
+SWITCHES = {"only_when_charging", "log_json", "report_classes"}
 NUMBER_LIMIT = 2**63
 """Numbers in an options file must be below this: larger ones overflow in click and in C code."""
 
@@ -31,6 +32,7 @@ class RunOptions:
         state: The device's state folder. None means the default folder.
         training: Options of the training in every round.
         limits: When to pause.
+        report_classes: If the federation asks for it, also report the evaluation of each class.
         nice: Niceness of the process, 0 to 19.
         log_json: Write the log as JSON lines.
     """
@@ -39,6 +41,7 @@ class RunOptions:
     state: Path | None = None
     training: TrainingOptions = DEFAULT_OPTIONS
     limits: OwnerLimits = NO_LIMITS
+    report_classes: bool = False
     nice: int = 0
     log_json: bool = False
 
@@ -51,10 +54,16 @@ class RunOptions:
         )
         return cls(**values, training=TrainingOptions(**training), limits=OwnerLimits(**limits))
 
+    def evaluation(self, asked: EvaluationRequest | None) -> EvaluationRequest | None:
+        """What this device reports of what the federation asks for: classes only if allowed."""
+        if asked is None:
+            return None
+        return dataclasses.replace(asked, by_class=asked.by_class and self.report_classes)
+
     def to_flat(self) -> dict[str, Any]:
         """The options by their names on the command line, with _ instead of -."""
-        own = {name: getattr(self, name) for name in _names(RunOptions)}
-        return own | vars(self.training) | vars(self.limits)
+        groups = (self, self.training, self.limits)
+        return {name: getattr(group, name) for group in groups for name in _names(type(group))}
 
     def toml(self) -> str:
         """Write the options that are set as a TOML file, which `read_options` can read."""
@@ -64,9 +73,9 @@ class RunOptions:
 
 
 def _names(group: type) -> list[str]:
-    """The names of the fields of a group of options, without fields that are groups."""
+    """The names of the fields of a group that are options, without fields that are groups."""
     names = [field.name for field in dataclasses.fields(group)]
-    return [name for name in names if name not in ("training", "limits")]
+    return [name for name in names if name not in ("training", "limits", "evaluation")]
 
 
 OPTION_NAMES = [*_names(RunOptions), *_names(TrainingOptions), *_names(OwnerLimits)]

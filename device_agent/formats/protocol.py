@@ -91,13 +91,27 @@ code, the model is the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """The federation is judged by its devices (federated evaluation).
+
+    Each device keeps the `share` of its samples apart and never trains on them. It evaluates models
+    on these samples and sends counts only, see `update.EvaluationCounts`. With `by_class` it also
+    sends the counts of each class, if its owner agrees.
+    """
+
+    share: Annotated[float, Meta(gt=0, le=0.5)]
+    by_class: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Invitation:
     """The description of a federation for the holder of a join token.
 
     `title`, `purpose` and `contact` are lines that the operator wrote. A round takes at most
     `round_s` seconds. A device receives and sends `first_bytes` in its first round and
-    `round_bytes` in each later round; both are 0 while they are not known. `signature` is the
-    coordinator's signature of `signed_work.invitation_text`; the public key `key` verifies it.
+    `round_bytes` in each later round; both are 0 while they are not known. `evaluation` is None
+    unless the devices judge the models. `signature` is the coordinator's signature of
+    `signed_work.invitation_text`; the public key `key` verifies it.
     """
 
     title: str = ""
@@ -107,6 +121,7 @@ class Invitation:
     round_s: float = 0
     first_bytes: int = 0
     round_bytes: int = 0
+    evaluation: EvaluationRequest | None = None
     key: str = ""
     signature: str = ""
 
@@ -186,7 +201,8 @@ class Work:
     base64. A device that waits asks again after `ask_again_s` seconds; with 0 the device chooses
     the time. `inputs` summarises the coordinator's own samples. A device that gets it sends a
     summary of its own samples, and warns its owner if they differ much. The signature does not
-    cover `inputs`, because nothing else depends on it.
+    cover `inputs`, because nothing else depends on it. With `evaluation` the update's record also
+    holds counts, see EvaluationRequest.
     """
 
     state: Literal["train", "wait", "finished"]
@@ -199,6 +215,7 @@ class Work:
     signature: str = ""
     ask_again_s: float = 0
     inputs: InputSummary | None = None
+    evaluation: EvaluationRequest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import re
 
-from device_agent.formats.protocol import Invitation, Work
+from device_agent.formats.protocol import EvaluationRequest, Invitation, Work
 from profiles.errors import TrustError
 
 _WITH_FINGERPRINT = re.compile(r"(.+)\.([A-Za-z0-9_-]{22})")
@@ -24,6 +24,7 @@ def work_text(work: Work) -> bytes:
     # Because of the first line, a signature of another message cannot be used for work.
     lines = ["edgetailor-work-1", str(work.issued), str(work.round), work.submodel]
     lines += [f"{offer.sha256} {offer.size} {offer.name}" for offer in work.files]
+    lines += _evaluation_lines(work.evaluation)
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -38,7 +39,17 @@ def invitation_text(invitation: Invitation) -> bytes:
     numbers = (invitation.rounds, int(invitation.round_s))
     lines = ["edgetailor-invitation-1", *said, *map(str, numbers)]
     lines += [str(invitation.first_bytes), str(invitation.round_bytes)]
+    lines += _evaluation_lines(invitation.evaluation)
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _evaluation_lines(request: EvaluationRequest | None) -> list[str]:
+    """The signed line of `request`. Without one there is no line, as for earlier versions."""
+    if request is None:
+        return []
+    # In millionths: programs in other languages format a fraction differently.
+    by_class = " by class" if request.by_class else ""
+    return [f"evaluation {round(request.share * 1e6)}{by_class}"]
 
 
 def key_fingerprint(key: str) -> str:

@@ -36,6 +36,8 @@ TENSORS = "update.safetensors"
 DIVERGED = "The loss is not finite: training diverged. Lower the learning rate."
 MOST_SAMPLES = 10**12
 """No device has more samples. The bound keeps sums that are weighted by samples within float32."""
+MOST_EVALUATED = 10**9
+"""No device evaluates more samples in a round: that would take years."""
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
@@ -61,6 +63,45 @@ class Evaluation(Struct, frozen=True, kw_only=True):
         return f"loss {loss_figure(self.loss)}{accuracy}"
 
 
+class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a model predicts samples on which its device never trains.
+
+    Counts can be added up over devices, and say nothing about a single sample.
+
+    Attributes:
+        samples: Number of evaluated samples.
+        counted: Number of labels that count: samples, or positions that are not ignored.
+        correct: How many of these labels are predicted correctly. None for a regression and for
+            label sequences (CTC).
+        loss_sum: Sum of the loss over these labels. In a regression the loss of a sample is its
+            mean squared error. There is no absolute error, because bundles do not compute it.
+        classes: For each class, its number of labels and how many of them are predicted correctly.
+            None unless the federation asks for it and the owner agrees.
+    """
+
+    samples: Count
+    counted: Count
+    correct: Count | None = None
+    loss_sum: float
+    classes: tuple[tuple[Count, Count], ...] | None = None
+
+    def means(self) -> Evaluation:
+        """The mean loss, with the counts."""
+        return Evaluation(
+            samples=self.samples,
+            loss=self.loss_sum / max(self.counted, 1),
+            correct=self.correct,
+            counted=self.counted,
+        )
+
+
+class LocalEvaluation(Struct, frozen=True, kw_only=True):
+    """The received model on the device's held-out samples, and its own model after training."""
+
+    before: EvaluationCounts
+    after: EvaluationCounts
+
+
 class UpdateRecord(Struct, frozen=True, kw_only=True):
     """The content of `update.json`.
 
@@ -83,6 +124,8 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
             masked loss.
         inputs: A coarse summary of the inputs, if the coordinator sent a summary of its samples.
             Otherwise the field is absent, because coordinators before 0.2 refuse it.
+        evaluation: The counts of a federated evaluation, if the coordinator asked for them and the
+            device has enough samples. Otherwise the field is absent.
     """
 
     version: int = UPDATE_VERSION
@@ -99,6 +142,7 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     validation: tuple[Evaluation, ...] = ()
     classes: tuple[Count, ...] | None = None
     inputs: InputSummary | UnsetType = UNSET
+    evaluation: LocalEvaluation | UnsetType = UNSET
 
     def losses(self, digits: int) -> str:
         """Format the losses of the first and last epoch; only one number if both are equal.
@@ -166,6 +210,42 @@ def check_record(record: UpdateRecord, origin: str) -> None:
                 correct=evaluation.correct,
                 counted=evaluation.counted,
             )
+    if not isinstance(record.evaluation, UnsetType):
+        check_counts(record.evaluation.before, origin)
+        check_counts(record.evaluation.after, origin)
+
+
+def check_counts(counts: EvaluationCounts, origin: str) -> None:
+    """Raise UpdateError unless an evaluation of samples can have given `counts`."""
+    if not math.isfinite(counts.loss_sum):
+        raise UpdateError(DIVERGED, code="update.diverged")
+    problem = _impossible(counts)
+    if problem is not None:
+        raise UpdateError(
+            "{origin} reports counts of its evaluation that are impossible: {problem}. Train the "
+            "bundle again.",
+            code="update.unusable-evaluation",
+            origin=origin,
+            problem=problem,
+        )
+
+
+def _impossible(counts: EvaluationCounts) -> str | None:
+    """Why no evaluation can have given `counts`; None if one can."""
+    if not 1 <= counts.samples <= MOST_EVALUATED:
+        return f"{counts.samples:,} samples, where 1 to {MOST_EVALUATED:,} are possible"
+    if counts.correct is not None and counts.correct > counts.counted:
+        return f"{counts.correct:,} of {counts.counted:,} labels are correct"
+    if counts.loss_sum < 0:
+        return f"a sum of losses below zero, {counts.loss_sum:g}"
+    if counts.classes is None:
+        return None
+    labels, correct = (sum(pair[column] for pair in counts.classes) for column in (0, 1))
+    if (labels, correct) != (counts.counted, counts.correct):
+        return "the counts of the classes do not add up to those of all"
+    if any(right > of for of, right in counts.classes):
+        return "a class has more correct labels than labels"
+    return None
 
 
 def _shown(number: int) -> str:

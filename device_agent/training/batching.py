@@ -1,11 +1,16 @@
 """Chooses samples by index: those held out for validation, and those of each batch."""
 
+import logging
+
 import numpy as np
 
 from device_agent.data.array_files import row_slices
 from device_agent.data.data_checks import MIN_SAMPLES
+from device_agent.training.training_options import TrainingOptions
 from profiles.errors import DataError
 from profiles.text_formatting import counted
+
+log = logging.getLogger(__name__)
 
 
 def held_out(samples: int, share: float) -> np.ndarray:
@@ -40,6 +45,23 @@ def held_out(samples: int, share: float) -> np.ndarray:
     return np.sort(np.random.default_rng(samples).permutation(samples)[:count])
 
 
+def held_out_for(samples: int, options: TrainingOptions) -> np.ndarray:
+    """Choose the samples that a training with `options` does not train on, see `held_out`.
+
+    A device with too few samples for a federated evaluation trains on all of them instead.
+
+    Raises:
+        DataError: The owner asks for a validation, and there are too few samples.
+    """
+    try:
+        return held_out(samples, options.held_out)
+    except DataError as error:
+        if options.validation:
+            raise
+        log.warning("%s So this device does not evaluate models for the federation.", error)
+        return np.empty(0, np.int64)
+
+
 def batches(samples: int, size: int, order: np.random.Generator | None) -> list[np.ndarray]:
     """Split `samples` samples into batches.
 
@@ -58,7 +80,8 @@ def batches(samples: int, size: int, order: np.random.Generator | None) -> list[
     starts = list(range(0, samples, size))
     if len(starts) > 1 and samples - starts[-1] == 1:
         starts.pop()
-    return [indices[a:b] for a, b in zip(starts, [*starts[1:], samples], strict=True)]
+    # Without samples there is no batch: `zip` then ends at once.
+    return [indices[a:b] for a, b in zip(starts, [*starts[1:], samples], strict=False)]
 
 
 def classes_in(y: np.ndarray, samples: np.ndarray, classes: int) -> np.ndarray:

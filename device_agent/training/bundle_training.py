@@ -16,11 +16,17 @@ from device_agent.formats.input_summary import summary_of
 from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import FileEntry, Train, uploaded
 from device_agent.formats.protocol import InputSummary
-from device_agent.formats.update import UpdateRecord, check_place, check_trained, write_update
+from device_agent.formats.update import (
+    LocalEvaluation,
+    UpdateRecord,
+    check_place,
+    check_trained,
+    write_update,
+)
 from device_agent.runtime.runtime_choice import runtime_of
 from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
-from device_agent.training.batching import held_out
+from device_agent.training.batching import held_out_for
 from device_agent.training.checkpoint import Checkpoints, training_key
 from device_agent.training.execution_plan import plan_execution
 from device_agent.training.form_check import with_checked_form
@@ -79,7 +85,7 @@ def train_bundle(
         folder: The bundle.
         data: Local data: a path, `module:callable`, or the arrays x and y.
         out: The update's folder. It must not exist, unless `force` is set.
-        options: Threads, seed, validation and memory limit.
+        options: Threads, seed, validation, memory limit and the federation's evaluation.
         personal: Personal tensors of earlier rounds, by name.
         keep: Stores the new personal tensors; see `KeepPersonal`.
         on_epoch: Called after each epoch.
@@ -112,7 +118,7 @@ def train_bundle(
             local = local_data(plan.bundle, data, scratch / UNPACKED)
             for remark in local.remarks:
                 log.warning("%s", remark)
-            validated = held_out(len(local), options.validation)
+            validated = held_out_for(len(local), options)
             _say_if_few(plan.bundle, len(local) - len(validated))
             checked = with_checked_form(plan, form_checks or default_checks(), scratch, on_batch)
             run = ScheduleRun(
@@ -226,6 +232,7 @@ def resume(run: ScheduleRun) -> bool:
         options.threads,
         options.validation,
         runtime_of(run.bundle.manifest.runtime).description(),
+        *(() if options.evaluation is None else (options.evaluation,)),
     )
     run.checkpoints = Checkpoints(run.scratch, training_key(about), run.personal)
     checkpoint = run.checkpoints.load()
@@ -291,6 +298,9 @@ def trained_update(
         validation=tuple(run.position.validation),
         classes=classes_to_report(run),
         inputs=inputs or UNSET,
+        evaluation=UNSET
+        if run.position.before is None or run.position.after is None
+        else LocalEvaluation(before=run.position.before, after=run.position.after),
     )
     tensors = {entry.name: run.state[entry.name] for entry in record.tensors}
     check_trained(record, tensors)

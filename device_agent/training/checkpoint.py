@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from device_agent.formats.tensor_files import read_tensors, write_tensors
-from device_agent.formats.update import Evaluation
+from device_agent.formats.update import Evaluation, EvaluationCounts
 from device_agent.system.disk_space import Written
 from device_agent.training.training_folder import CHECKPOINT, UNPACKED, remove
 from profiles.json_decoding import decode_json
@@ -32,6 +32,8 @@ class Position(msgspec.Struct, kw_only=True):
         loss_count: Number of losses in `loss_sum`.
         losses: Mean loss of each finished epoch.
         validation: Evaluation after each finished epoch.
+        before: Counts of the received model on held-out samples, for a federated evaluation.
+        after: Counts of this device's own model after the last epoch, likewise.
         recorded: Recordings that are complete on disk, by name.
         recording: Name of the recording that is being written.
         begun: Size and digest of the part of this recording that is on disk.
@@ -46,6 +48,8 @@ class Position(msgspec.Struct, kw_only=True):
     loss_count: int = 0
     losses: list[float] = []
     validation: list[Evaluation] = []
+    before: EvaluationCounts | None = None
+    after: EvaluationCounts | None = None
     recorded: dict[str, Written] = {}
     recording: str | None = None
     begun: Written | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from device_agent.formats.manifest import LOSS, SAMPLES, Initialise, Record, Train
-from device_agent.formats.update import DIVERGED
+from device_agent.formats.update import DIVERGED, EvaluationCounts
 from device_agent.log_format import fields
 from device_agent.runtime.runtime_choice import Session
 from device_agent.system.interval_timer import IntervalTimer
@@ -146,20 +146,50 @@ class ScheduleRun(ResumableRun):
         self.save_checkpoint()
 
     def train(self, instruction: Train) -> None:
-        """Run the remaining epochs of a training."""
+        """Run the remaining epochs of a training.
+
+        For a federated evaluation, the received model is judged before and the trained one after.
+        """
+        request = self.options.evaluation if len(self.held_out) else None
+        if request is not None and self.position.before is None:
+            self.position.before = self.judge_received(instruction)
         sessions: dict[str, Session] = {}
         while self.position.epoch < self.epochs(instruction):
             sessions = sessions or self.open_sessions(instruction)
             self.train_epoch(instruction, sessions)
-            if len(self.held_out):
+            if self.options.validation and len(self.held_out):
                 # Close the training sessions to free memory for the evaluation.
                 sessions.clear()
-                self.position.validation.append(self.evaluate(instruction, self.held_out))
+                counts = self.evaluate(instruction, self.held_out)
+                self.position.validation.append(counts.means())
             if self.position.epoch < self.epochs(instruction):
                 self.save_checkpoint()
             self.report_epoch(instruction)
+        if request is not None:
+            sessions.clear()
+            self.position.after = self.evaluate(instruction, self.held_out, request.by_class)
         self.advance()
         self.save_checkpoint()
+
+    def judge_received(self, instruction: Train) -> EvaluationCounts:
+        """Evaluate the received model on the held-out samples, see `evaluate`.
+
+        A personal model of an earlier round is not the received model. In its place, the personal
+        tensors get the values with which they start in a first round.
+        """
+        assert self.options.evaluation is not None
+        for first in self.bundle.manifest.schedule:
+            if isinstance(first, Initialise):
+                signature = self.bundle.manifest.signatures[first.signature]
+                session = self.open(first.signature)
+                feeds = self.feeds(signature, SAMPLES, np.empty(0, int), {})
+                initial = session.run(feeds)
+                del session
+                self.release()
+                self.update_state(signature, initial)
+        counts = self.evaluate(instruction, self.held_out, self.options.evaluation.by_class)
+        self.release()
+        return counts
 
     def epochs(self, instruction: Train) -> int:
         """The number of epochs. The last epoch may end early, see `Train`."""

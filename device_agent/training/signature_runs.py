@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.data.array_files import row_slices
 from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle
-from device_agent.formats.label_rule import count_labels
+from device_agent.formats.label_rule import IGNORED, LabelRule, count_labels
 from device_agent.formats.manifest import (
     EVALUATE,
     LOSS,
@@ -20,7 +21,7 @@ from device_agent.formats.manifest import (
     Train,
 )
 from device_agent.formats.manifest_validation import REPAIR
-from device_agent.formats.update import Evaluation
+from device_agent.formats.update import EvaluationCounts
 from device_agent.runtime.runtime_choice import Session, open_session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.batching import batches, classes_in
@@ -190,16 +191,20 @@ class SignatureRuns:
             if port.state is not None:
                 self.state[port.state] = results[port.name]
 
-    def evaluate(self, instruction: Train, samples: np.ndarray) -> Evaluation:
+    def evaluate(
+        self, instruction: Train, samples: np.ndarray, by_class: bool = False
+    ) -> EvaluationCounts:
         """Evaluate the current state with the signature `evaluate`.
 
         Args:
             instruction: The training instruction. Its batch size and data set are used.
             samples: Indices of the samples to evaluate.
+            by_class: Also count each class, if the signature counts correct predictions. Each class
+                is then evaluated separately.
 
         Returns:
-            Mean loss of the labels that count and, for a classification, the number of correct
-            predictions.
+            The sum of the losses of the labels that count and, for a classification, the number of
+            correct predictions.
 
         Raises:
             BundleError: The bundle has no such signature.
@@ -212,20 +217,53 @@ class SignatureRuns:
                 path=str(self.bundle.folder),
                 signature=EVALUATE,
             )
+        counts = any(port.name == CORRECT for port in signature.outputs)
         session = self.open(EVALUATE)
+        if not (by_class and counts):
+            return self._evaluate(session, instruction, samples, None)
+        highest = LabelRule(self.bundle.manifest.classes).highest or 0
+        parts = [
+            self._evaluate(session, instruction, self.with_label(samples, label), label)
+            for label in range(highest + 1)
+        ]
+        return EvaluationCounts(
+            samples=len(samples),
+            counted=sum(part.counted for part in parts),
+            correct=sum(part.correct or 0 for part in parts),
+            loss_sum=sum(part.loss_sum for part in parts),
+            classes=tuple((part.counted, part.correct or 0) for part in parts),
+        )
+
+    def _evaluate(
+        self, session: Session, instruction: Train, samples: np.ndarray, label: int | None
+    ) -> EvaluationCounts:
+        """Evaluate `samples`, see `evaluate`. If `label` is given, only this label counts."""
+        signature = self.bundle.manifest.signatures[EVALUATE]
+        name = next(port.name for port in signature.inputs if port.kind == "labels")
         loss, correct, counted = 0.0, 0, 0
         for indices in batches(len(samples), instruction.batch_size, None):
             self.on_batch()
             feeds = self.feeds(signature, instruction.source, samples[indices], {})
+            if label is not None:
+                feeds[name] = np.where(feeds[name] == label, label, IGNORED)
             results = session.run(feeds)
             # The loss of a batch is a mean, and batches may have different numbers of labels.
-            labels = count_labels(self.local.labels(samples[indices]))
+            labels = count_labels(feeds[name])
             loss, counted = loss + float(results[LOSS]) * labels, counted + labels
             correct += int(results.get(CORRECT, 0))
         counts = any(port.name == CORRECT for port in signature.outputs)
-        return Evaluation(
+        return EvaluationCounts(
             samples=len(samples),
-            loss=loss / max(counted, 1),
-            correct=correct if counts else None,
             counted=counted,
+            correct=correct if counts else None,
+            loss_sum=loss,
         )
+
+    def with_label(self, samples: np.ndarray, label: int) -> np.ndarray:
+        """Those of `samples` (indices) that have `label`, at any position."""
+        # Read in pieces: the labels of images may be as large as their samples.
+        parts = [
+            (self.local.labels(samples[rows]) == label).reshape(len(samples[rows]), -1).any(axis=1)
+            for rows in row_slices(samples)
+        ]
+        return np.asarray(samples[np.concatenate(parts)])

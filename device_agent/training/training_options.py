@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from device_agent.formats.protocol import EvaluationRequest
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
@@ -15,17 +17,29 @@ class TrainingOptions:
             after each epoch.
         max_memory: Bytes of memory that this process may use. None means that the owner sets no
             limit.
+        evaluation: What the federation asks for; None if it does not evaluate on devices. It is no
+            option of the command line.
     """
 
     threads: int = 0
     seed: int = 0
     validation: float = 0.0
     max_memory: int | None = None
+    evaluation: EvaluationRequest | None = None
+
+    @property
+    def held_out(self) -> float:
+        """The share of the samples on which this device does not train.
+
+        A larger share includes the samples of a smaller one, so that the samples of a federated
+        evaluation are never trained, whatever the owner holds out in addition.
+        """
+        return max(self.validation, 0.0 if self.evaluation is None else self.evaluation.share)
 
     @property
     def validating(self) -> bool:
         """Whether samples are held out and evaluated."""
-        return self.validation > 0
+        return self.held_out > 0
 
 
 DEFAULT_OPTIONS = TrainingOptions()

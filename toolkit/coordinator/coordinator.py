@@ -101,7 +101,12 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         if offer is None or offer.bundle is not bundle or offer.work.issued != int(now):
             files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
             work = Work(
-                state="train", round=round_, files=files, submodel=submodel, inputs=self.inputs
+                state="train",
+                round=round_,
+                files=files,
+                submodel=submodel,
+                inputs=self.inputs,
+                evaluation=self.config.evaluation.request,
             )
             offer = self._offers[submodel] = _Offer(bundle, self.key.signed(work, now))
         self.activity[device.id].round = round_

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from device_agent.formats.preprocessing import Images, Series, misfit
+from device_agent.formats.protocol import EvaluationRequest
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.errors import InputError
 from profiles.text_formatting import counted
@@ -146,6 +147,23 @@ class DeviceKind(Tier):
         return Budgets(memory=self.memory, step=self.step_time, traffic=self.bandwidth)
 
 
+class EvaluationTable(Table):
+    """The table [evaluation]: devices judge the models (federated evaluation).
+
+    Each device keeps the `share` of its samples apart, never trains on them, and sends counts of
+    its evaluations. The share 0 is off. With `by_class` devices whose owners agree also send the
+    counts of each class.
+    """
+
+    share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    by_class: bool = False
+
+    @property
+    def request(self) -> EvaluationRequest | None:
+        """What devices are asked for; None if they do not evaluate."""
+        return EvaluationRequest(share=self.share, by_class=self.by_class) if self.share else None
+
+
 PATHS = ("weights", "held_out", "statistics", "state", "tls_cert", "tls_key")
 """Keys whose relative paths start from the folder of the file."""
 
@@ -195,6 +213,7 @@ class FederationConfig(Table):
     data: Annotated[Images | Series | None, PlainValidator(preprocessing_of)] = None
     training: TrainingConfig = TrainingConfig()
     aggregation: AggregationPolicy = AggregationPolicy()
+    evaluation: EvaluationTable = EvaluationTable()
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
 
     @field_validator("training", "aggregation", mode="wrap")
@@ -323,6 +342,7 @@ def _known_keys(key_path: KeyPath) -> list[str]:
     known: dict[str, Iterable[str]] = {
         "training": TrainingConfig.__dataclass_fields__,
         "aggregation": AggregationPolicy.__dataclass_fields__,
+        "evaluation": EvaluationTable.model_fields,
         "devices": DeviceKind.model_fields,
         "simulation": SimulationTable.model_fields,
     }

@@ -61,6 +61,7 @@ class Membership(FederationState):
                 contact=config.contact,
                 rounds=config.rounds,
                 round_s=config.deadline_s,
+                evaluation=config.evaluation.request,
                 **round_traffic(bundle, self.store.blobs),
             )
         )

@@ -21,6 +21,8 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
         "seed": config.seed,
         "training": asdict(config.training),
         "data": config.data and json.loads(msgspec.json.encode(config.data)),
+        # Samples that were trained under a smaller share would flatter later models.
+        "evaluation": {"share": config.evaluation.share} if config.evaluation.share else None,
         "devices": [
             kind.model_dump(exclude={"fallback", *SIMULATED}, exclude_none=True)
             for kind in config.devices

@@ -134,7 +134,7 @@ class TorchExecutor:
         Raises:
             UpdateError: The training diverged.
         """
-        options = TrainingOptions(seed=seed)
+        options = TrainingOptions(seed=seed, validation=validation)
         run = TorchRun(bundle, local, NOWHERE, options, dict(personal))
         with suppress(DataError):
             run.held_out = held_out(len(local), validation)

@@ -45,7 +45,11 @@ def jobs(bundle_of: BundleOf, tmp_path_factory: pytest.TempPathFactory) -> dict[
         by_family[family] = Job(str(longer), str(data), "", checkpoint_s=OFTEN_S)
     half = shutil.copytree(by_family["slice"].bundle, folder / "half")
     rewrite(half, lambda manifest: [s.update(dtype="float16") for s in manifest["schedule"][:-1]])
-    return by_family | {"float16": replace(by_family["slice"], bundle=str(half))}
+    judged = replace(by_family["slice"], evaluation=True)
+    return by_family | {
+        "float16": replace(by_family["slice"], bundle=str(half)),
+        "evaluated": judged,
+    }
 
 
 def shorten(training: dict[str, Any]) -> None:
@@ -114,6 +118,7 @@ def test_killed_at_a_hundred_random_moments(
     ("family", "before", "step"),
     [
         ("slice", True, 5),
+        ("evaluated", True, 7),
         long_one(("slice", True, 1)),
         long_one(("float16", True, 1)),
         long_one(("cp", True, 1)),

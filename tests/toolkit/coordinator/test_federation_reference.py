@@ -12,9 +12,15 @@ from pydantic.fields import FieldInfo
 
 from device_agent.formats.preprocessing import Images, Series
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind, load_config
+from toolkit.coordinator.federation_config import (
+    CoordinatorConfig,
+    DeviceKind,
+    EvaluationTable,
+    load_config,
+)
 from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.toml_files import Table
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 REFERENCE = (DOCS / "reference" / "federation-file.md").read_text()
@@ -25,6 +31,7 @@ TABLES: dict[str, type] = {
     SERIES: Series,
     "[training]": TrainingConfig,
     "[aggregation]": AggregationPolicy,
+    "[evaluation]": EvaluationTable,
     "[simulation]": SimulationTable,
     "[[devices]]": DeviceKind,
 }
@@ -39,7 +46,7 @@ def rows(heading: str) -> dict[str, list[str]]:
 
 def defaults(table: type) -> dict[str, Any]:
     """The keys that the reader accepts, with their defaults; MISSING where one is needed."""
-    if issubclass(table, CoordinatorConfig | DeviceKind | SimulationTable):
+    if issubclass(table, Table):
         found: dict[str, FieldInfo] = table.model_fields
         return {k: MISSING if f.is_required() else f.default for k, f in found.items()}
     if issubclass(table, msgspec.Struct):
@@ -61,7 +68,7 @@ def test_every_key_is_there_with_its_default(heading: str) -> None:
             assert written == "required"
         elif default is None:
             assert written == "none"
-        elif isinstance(default, TrainingConfig | AggregationPolicy):
+        elif isinstance(default, TrainingConfig | AggregationPolicy | EvaluationTable):
             assert written == "all defaults"
         else:
             read = tomllib.loads(f"x = {written.strip('`')}")["x"]

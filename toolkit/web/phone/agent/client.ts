@@ -38,7 +38,14 @@ export interface FileOffer {
   size: number;
   sha256: string;
 }
+/** What a federation asks of devices that judge its models. */
+export interface EvaluationRequest {
+  share: number;
+  by_class: boolean;
+}
 export interface Work {
+  /** Set if devices judge the models. */
+  evaluation?: EvaluationRequest | null;
   /** The summary of the coordinator's own samples. */
   inputs?: InputSummary | null;
   state: "train" | "wait" | "finished";

@@ -3,7 +3,7 @@
  * the key of the coordinator that this page has joined, and must be recent.
  */
 
-import type { CoordinatorClient, Work } from "./client.js";
+import type { CoordinatorClient, EvaluationRequest, Work } from "./client.js";
 import { Failure } from "./faults.js";
 import type { Invitation } from "./messages.js";
 import type { Bytes, Values } from "./storage.js";
@@ -30,8 +30,15 @@ export async function checkKey(key: string, fingerprint: string | null): Promise
 }
 
 export interface SignedInvitation extends Invitation {
+  evaluation?: EvaluationRequest | null;
   key: string;
   signature: string;
+}
+
+/** The signed line of a request for a federated evaluation; none without a request. This page sends no counts. */
+function evaluationLines(asked: EvaluationRequest | null | undefined): string[] {
+  if (!asked) return [];
+  return [`evaluation ${Math.round(asked.share * 1e6)}${asked.by_class ? " by class" : ""}`];
 }
 
 /** Fetches and checks the invitation of a join token, which is the secret of `client`. */
@@ -57,6 +64,7 @@ async function checkInvitation(given: SignedInvitation, fingerprint: string | nu
   const said = [given.title, given.purpose, given.contact];
   const numbers = [given.rounds, Math.trunc(given.round_s), given.first_bytes, given.round_bytes];
   const lines = ["edgetailor-invitation-1", ...said, ...numbers.map((number) => `${number}`)];
+  lines.push(...evaluationLines(given.evaluation));
   if (!(await isSigned(lines, given.key, given.signature))) throw new Failure("trust.forged-invitation", {});
 }
 
@@ -70,6 +78,7 @@ async function isSigned(lines: readonly string[], key: string, signature: string
 export async function checkWork(work: Work, key: string, values: Values): Promise<void> {
   const lines = ["edgetailor-work-1", `${work.issued}`, `${work.round}`, work.submodel];
   for (const { sha256, size, name } of work.files) lines.push(`${sha256} ${size} ${name}`);
+  lines.push(...evaluationLines(work.evaluation));
   if (!(await isSigned(lines, key, work.signature))) {
     throw new Failure("trust.forged-work", {});
   }
