@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from device_agent.formats.manifest import Dtype, Manifest, Port
+from device_agent.formats.manifest import Dtype, Manifest, Output, Port
 
 IGNORED = -100
 """The label of a position that is left out of the loss and the accuracy, as in PyTorch."""
@@ -53,6 +53,15 @@ def rule_of(port: Port | None, classes: int) -> LabelRule:
     # In the shape of a port, only the batch size is None.
     shape = tuple(size for size in port.shape[1:] if size is not None)
     return LabelRule(classes, shape, port.dtype, port.sequence)
+
+
+def output_of(labels: LabelRule) -> Output:
+    """What turns the output of a model with these labels into probabilities."""
+    if labels.dtype == "float32":
+        return "numbers"
+    if labels.sequence:
+        return "ctc"
+    return "sigmoid" if labels.classes == 1 else "softmax"
 
 
 def count_labels(y: np.ndarray) -> int:

@@ -33,6 +33,8 @@ Runtime = Literal["onnx", "litert"]
 Dtype = Literal["float32", "int64"]
 RecordedDtype = Literal["float32", "float16"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
+Output = Literal["softmax", "sigmoid", "numbers", "ctc"]
+"""What turns a model's output into probabilities; `numbers` are a regression's results."""
 UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
 
 
@@ -189,6 +191,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
     `Runtime`. `classes` is the size of the output's class axis; with size 1 the labels are 0 and 1.
     Samples of type int64 are at least 0 and, if `sample_limit` is given, below it. `preprocessing`
     defines how pictures or CSV files become samples.
+
+    A bundle with `output` only predicts: its single graph holds the weights. Bundles that train
+    leave `output` out, because older agents refuse fields that they do not know.
     """
 
     version: int
@@ -200,6 +205,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     sample_dtype: Dtype = "float32"
     sample_limit: AtLeastOne | None = None
     preprocessing: Preprocessing | None = None
+    output: Output | msgspec.UnsetType = msgspec.UNSET
     signatures: dict[str, Signature]
     tensors: tuple[TensorEntry, ...]
     schedule: tuple[Instruction, ...]

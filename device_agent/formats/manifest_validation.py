@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from msgspec import UNSET
+
 from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import (
     EVALUATE,
@@ -33,7 +35,8 @@ MOST_NUMBERS = 2**40
 def check_consistent(manifest: Manifest, origin: Path) -> None:
     """Raise BundleError for the first contradiction in the manifest of the file `origin`."""
     # The order matters: `_training` looks up signatures after `_schedule` has checked they exist.
-    for check in (_files, _tensors, _ports, _schedule, _training, _preprocessing):
+    train_or_predict = _training if manifest.output is UNSET else _prediction
+    for check in (_files, _tensors, _ports, _schedule, train_or_predict, _preprocessing):
         for error in check(manifest, origin):
             raise error
 
@@ -49,7 +52,8 @@ def _files(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                 origin=origin,
                 repair=REPAIR,
             )
-    for name in (*(s.graph for s in manifest.signatures.values()), WEIGHTS):
+    weights = (WEIGHTS,) if manifest.output is UNSET else ()
+    for name in (*(s.graph for s in manifest.signatures.values()), *weights):
         if name not in manifest.files:
             yield BundleError(
                 "{origin} uses the file {file!r}, but does not list it in `files`. {repair}",
@@ -261,6 +265,26 @@ def _training(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                 origin=origin,
                 repair=REPAIR,
             )
+
+
+def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
+    """Yield an error unless the bundle only predicts: one input, one output, and no state."""
+    predict = manifest.signatures.get(PREDICT)
+    ports = (*predict.inputs, *predict.outputs) if predict is not None else ()
+    if (
+        len(manifest.signatures) != 1
+        or [port.kind for port in ports] != ["samples", "samples"]
+        or manifest.tensors
+        or manifest.schedule
+    ):
+        yield BundleError(
+            "{origin} has `output`, so it must have the single signature {signature!r} with one "
+            "input and one output, and neither tensors nor a schedule. {repair}",
+            code="bundle.not-for-inference",
+            signature=PREDICT,
+            origin=origin,
+            repair=REPAIR,
+        )
 
 
 def _missing_inputs(step: Step, signature: Signature, origin: Path) -> Iterator[BundleError]:
