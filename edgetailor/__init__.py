@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from toolkit.aggregation.partial import write_partial as write_partial
     from toolkit.aggregation.recover import recover as recover
     from toolkit.aggregation.running_aggregation import Aggregation as Aggregation
+    from toolkit.deployment.deploy import Deployed as Deployed
+    from toolkit.deployment.deploy import deploy as deploy
     from toolkit.exporting.submodel_export import export as export
     from toolkit.inspection import inspect as inspect
     from toolkit.model_evaluation import evaluate as evaluate
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 HOMES = {
     "Aggregation": "toolkit.aggregation.running_aggregation",
     "AggregationPolicy": "toolkit.aggregation.aggregation_policy",
+    "Deployed": "toolkit.deployment.deploy",
     "DeviceProfile": "profiles.documents.device_profile",
     "EdgeTailorError": "profiles.errors",
     "ExportedBundle": "exporters.export",
@@ -53,6 +56,7 @@ HOMES = {
     "TrainingConfig": "toolkit.submodels.hyperparameters",
     "UpdateRecord": "device_agent.formats.update",
     "aggregate": "toolkit.aggregation.aggregate",
+    "deploy": "toolkit.deployment.deploy",
     "evaluate": "toolkit.model_evaluation",
     "export": "toolkit.exporting.submodel_export",
     "inspect": "toolkit.inspection",
@@ -74,6 +78,7 @@ HOMES = {
 __all__ = [
     "Aggregation",
     "AggregationPolicy",
+    "Deployed",
     "DeviceProfile",
     "EdgeTailorError",
     "ExportedBundle",
@@ -83,6 +88,7 @@ __all__ = [
     "TrainingConfig",
     "UpdateRecord",
     "aggregate",
+    "deploy",
     "evaluate",
     "export",
     "inspect",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from msgspec import UNSET
 from safetensors.torch import save
 from torch import Tensor
 
@@ -68,7 +69,8 @@ def bundle_files(
     files = {graph.file: graph.data for graph in graphs.values()}
     for graph in graphs.values():
         files |= {form_file(graph.file, name): form.data for name, form in graph.forms.items()}
-    files[WEIGHTS] = save(stored)
+    if program.output is None:  # otherwise the graph holds the weights
+        files[WEIGHTS] = save(stored)
     batch = program.largest_batch
     manifest = Manifest(
         version=FORMAT_VERSION,
@@ -80,6 +82,7 @@ def bundle_files(
         sample_dtype=program.sample_dtype,
         sample_limit=program.sample_limit,
         preprocessing=program.preprocessing,
+        output=program.output or UNSET,
         signatures={
             s.name: Signature(
                 graph=graphs[s.name].file,

@@ -147,8 +147,16 @@ def compile_unit(
     return GraphUnit(part, key, graphs, reused=False)
 
 
-def lower(program: Program, report: Report, file_format: Format) -> dict[str, Graph]:
-    """Lower every signature of `program` without the cache. Raises like `compile_graphs`."""
+def lower(
+    program: Program,
+    report: Report,
+    file_format: Format,
+    values: Mapping[str, Tensor] | None = None,
+) -> dict[str, Graph]:
+    """Lower every signature of `program` without the cache. Raises like `compile_graphs`.
+
+    With `values`, the TFLite graph of the only signature holds these tensors.
+    """
     if file_format == "onnx":
         return onnx_writer.compile_graphs(program, report)
     try:  # the writer needs packages of the extra `tflite`
@@ -161,6 +169,9 @@ def lower(program: Program, report: Report, file_format: Format) -> dict[str, Gr
             reason=str(error),
         ) from error
     try:
+        if values is not None:
+            graph = tflite_writer.inference_graph(program, values, report)
+            return {program.signatures[0].name: graph}
         return tflite_writer.compile_graphs(program, report)
     except EdgeTailorError:
         raise
@@ -216,17 +227,71 @@ def export(
         >>> export(submodel.program, submodel.cut(base), "bundle", base=base.fingerprint())
     """
     out = Path(out)
-    # Check both paths before lowering, which can take minutes.
+    check_places(out, check=check, force=force)
+    compiled = verified_graphs(
+        program, values, out, base=base, format=format, check=check, report=report, cache=cache
+    )
+    write_bundle(out, bundle_files(program, compiled.graphs, values, base), force)
+    return ExportedBundle(
+        out,
+        compiled.verdict,
+        compiled.graphs,
+        reused=compiled.reused,
+        verified_earlier=compiled.verified_earlier,
+    )
+
+
+def check_places(out: Path, *, check: bool | None = None, force: bool = False) -> None:
+    """Raise InputError unless a bundle can be written to `out`, or kept if verification fails.
+
+    Check this before lowering, which can take minutes.
+    """
     check_bundle_place(out, force)
-    kept = out.with_name(f"{out.name}.failed-verification")
     if check is not False:
-        check_bundle_place(kept, force=True)
+        check_bundle_place(failed_place(out), force=True)
+
+
+def failed_place(out: Path) -> Path:
+    """The folder that keeps a bundle for `out` that failed verification."""
+    return out.with_name(f"{out.name}.failed-verification")
+
+
+@dataclass(frozen=True)
+class VerifiedGraphs:
+    """The graphs of a program, ready for a bundle; see `ExportedBundle` for the attributes."""
+
+    graphs: Graphs
+    verdict: Verdict | None
+    reused: frozenset[str]
+    verified_earlier: bool
+
+
+def verified_graphs(
+    program: Program,
+    values: Mapping[str, Tensor],
+    out: Path,
+    *,
+    base: str,
+    format: Format,
+    check: bool | None = None,
+    report: Report = silent,
+    cache: bool = True,
+) -> VerifiedGraphs:
+    """Compile a program and compare its graphs with PyTorch. Arguments are those of `export`.
+
+    Nothing is written to `out`. If graph and PyTorch disagree, the bundle is kept beside it.
+
+    Raises:
+        ExportError: A signature cannot be lowered, or the format cannot hold the program.
+        VerificationError: Graph and PyTorch disagree.
+    """
     store = default_cache() if cache else None
-    units = compile_units(program, report, format, store)
+    if program.schedule or format == "onnx":
+        units = compile_units(program, report, format, store)
+    else:  # its weights are in the graph, so no other export has the same
+        units = [GraphUnit(program, None, lower(program, report, format, values), reused=False)]
     compiled = {name: graph for unit in units for name, graph in unit.graphs.items()}
     graphs = with_constants(program, with_forms(program, compiled, store), values)
-    # Made late, because the files hold the weights a second time.
-    files = partial(bundle_files, program, graphs, values, base)
     earlier = [None if check else earlier_verdict(unit, store) for unit in units]
     verdicts = [verdict for verdict in earlier if verdict is not None]
     fresh = [unit for unit, verdict in zip(units, earlier, strict=True) if verdict is None]
@@ -236,7 +301,8 @@ def export(
         new_verdicts = verify_units(fresh, graphs, values, format, known)
         verdict = worst(new_verdicts)
         if not verdict.passed:
-            write_bundle(kept, files(), force=True)
+            kept = failed_place(out)
+            write_bundle(kept, bundle_files(program, graphs, values, base), force=True)
             raise VerificationError(
                 "{verdict}. The bundle is kept as {kept}; do not deploy it.",
                 code="verification.failed",
@@ -252,11 +318,9 @@ def export(
             )
         keep_verdicts(fresh, new_verdicts, store)
         verdicts += new_verdicts
-    write_bundle(out, files(), force)
-    return ExportedBundle(
-        out,
-        worst(verdicts) if verdicts and check is not False else None,
+    return VerifiedGraphs(
         graphs,
+        worst(verdicts) if verdicts and check is not False else None,
         reused=frozenset(name for unit in units if unit.reused for name in unit.graphs),
         verified_earlier=check is not False and not fresh,
     )

@@ -20,13 +20,20 @@ sys.path.insert(0, str(DOCS))
 import generate  # noqa: E402
 
 PUBLIC = [
-    *("Aggregation", "AggregationPolicy", "DeviceProfile", "EdgeTailorError", "ExportedBundle"),
+    *("Aggregation", "AggregationPolicy", "Deployed", "DeviceProfile", "EdgeTailorError"),
+    "ExportedBundle",
     *("Federation", "GlobalModel", "Submodel", "TrainingConfig", "UpdateRecord"),
-    *("aggregate", "evaluate"),
+    *("aggregate", "deploy", "evaluate"),
     *("export", "inspect", "join_inputs", "load_device", "load_model", "plan", "profile"),
     *("read_partial", "read_update", "recover", "simulate", "split", "train", "write_partial"),
 ]
-RESULTS = ("DeviceProfile", "ExportedBundle", "Submodel", "UpdateRecord")  # returned, not made
+RESULTS = (
+    "Deployed",
+    "DeviceProfile",
+    "ExportedBundle",
+    "Submodel",
+    "UpdateRecord",
+)  # returned, not made
 
 
 @pytest.mark.parametrize("name", generate.PAGES_BY_NAME)

@@ -2,7 +2,9 @@
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +83,18 @@ def evaluate(
         >>> evaluate(mnist_dnn(), x, np.zeros(8, np.int64), "zeros").samples
         8
     """
-    shape = tuple(_output(module.eval(), torch.from_numpy(x[:1])).shape[1:])
+    return evaluate_outputs(partial(_output, module.eval()), x, y, origin, loss)
+
+
+def evaluate_outputs(
+    predict: Callable[[torch.Tensor], torch.Tensor],
+    x: np.ndarray,
+    y: np.ndarray,
+    origin: str = "The data",
+    loss: Loss = "cross-entropy",
+) -> Evaluation:
+    """Evaluate a function from a batch of samples to outputs, like `evaluate` a model."""
+    shape = tuple(predict(torch.from_numpy(x[:1])).shape[1:])
     goal = objective(loss, shape)
     _check_labels(y, goal.labels, origin)
     total, right, counted = 0.0, 0, count_labels(y)
@@ -90,7 +103,7 @@ def evaluate(
         own = y[start : start + chunk]
         target = torch.from_numpy(own)
         # float64, so that the mean over many samples does not lose digits.
-        output = _output(module, torch.from_numpy(x[start : start + chunk])).double()
+        output = predict(torch.from_numpy(x[start : start + chunk])).double()
         total += float(goal.loss(output, target)) * count_labels(own)
         right += int(goal.correct(output, target)) if goal.correct else 0
     accuracy = right / counted if goal.correct else None

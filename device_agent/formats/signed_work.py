@@ -52,6 +52,11 @@ def _evaluation_lines(request: EvaluationRequest | None) -> list[str]:
     return [f"evaluation {round(request.share * 1e6)}{by_class}"]
 
 
+def card_text(card: bytes) -> bytes:
+    """The text that is signed for a model card; `card` is the content of `card.json`."""
+    return b"edgetailor-card-1\n" + card
+
+
 def key_fingerprint(key: str) -> str:
     """The first 16 bytes of a public key's SHA-256, in URL-safe base64 without padding."""
     digest = hashlib.sha256(_decoded(key)).digest()[:16]

@@ -9,11 +9,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 from torch import Tensor
 from torch.fx import GraphModule
 
-from device_agent.formats.label_rule import LabelRule, rule_of
-from device_agent.formats.manifest import Dtype, Instruction, Port, TensorEntry, Train
+from device_agent.formats.label_rule import LabelRule, output_of, rule_of
+from device_agent.formats.manifest import (
+    PREDICT,
+    Dtype,
+    Instruction,
+    Output,
+    Port,
+    TensorEntry,
+    Train,
+)
 from device_agent.formats.preprocessing import Preprocessing, misfit
 from profiles.errors import InputError, ModelError
 
@@ -127,6 +136,7 @@ class Program:
         preprocessing: How pictures or CSV files become samples; None if devices have arrays.
         int8: Names of frozen tensors that are 8-bit integers in graphs that hold them as constants;
             see `int8_quantization.py`. Their values have to be `rounded`.
+        output: What turns the model's output into probabilities, in a program that only predicts.
     """
 
     submodel: str
@@ -139,6 +149,7 @@ class Program:
     sample_limit: int | None = None
     preprocessing: Preprocessing | None = None
     int8: frozenset[str] = frozenset()
+    output: Output | None = None
 
     @property
     def labels(self) -> LabelRule:
@@ -163,6 +174,23 @@ def with_recomputation(program: Program, most_work: float | None) -> Program:
     again = Recomputation(batch, most_work)
     signatures = tuple(replace(s, recompute=again) if s.trains else s for s in program.signatures)
     return replace(program, signatures=signatures)
+
+
+def inference_program(program: Program) -> Program:
+    """Return the program that only predicts: the signature `predict`, with frozen weights.
+
+    `predict` must take samples, which it does unless the model is cut into stages.
+    """
+    (predict,) = (s for s in program.signatures if s.name == PREDICT)
+    read = {port.state for port in predict.inputs}
+    tensors = (entry for entry in program.tensors if entry.name in read)
+    return replace(
+        program,
+        signatures=(replace(predict, joint=None),),
+        tensors=tuple(msgspec.structs.replace(entry, role="frozen") for entry in tensors),
+        schedule=(),
+        output=output_of(program.labels),
+    )
 
 
 def with_preprocessing(program: Program, preprocessing: Preprocessing | None) -> Program:

@@ -181,10 +181,15 @@ def erf(lowering: Lowering, x: Value) -> Value:
     return apply(lowering, "DIV", [above, polynomial(ERF_BELOW)], "DivOptions")
 
 
+RANGES: dict[tuple[Number | None, Number | None], str] = {(-1, 1): "RELU_N1_TO_1", (0, 6): "RELU6"}
+
+
 def clamp(
     lowering: Lowering, x: Value, low: Number | None = None, high: Number | None = None
 ) -> Value:
-    """`x` clamped to [low, high]; None means no limit."""
+    """`x` clamped to [low, high]; None means no limit. TFLite has operators for some ranges."""
+    if x.tensor.dtype == "float32" and (low, high) in RANGES:
+        return apply(lowering, RANGES[low, high], [x])
     for code, bound in (("MAXIMUM", low), ("MINIMUM", high)):
         if bound is not None:
             limit = lowering.scalar(bound, x.tensor.dtype)
@@ -202,9 +207,7 @@ def relu(lowering: Lowering, x: Value) -> Value:
 
 
 def hardtanh(lowering: Lowering, x: Value, low: Number = -1, high: Number = 1) -> Value:
-    """`x` clamped to [low, high]; TFLite has an operator for [-1, 1]."""
-    if (low, high) == (-1, 1):
-        return apply(lowering, "RELU_N1_TO_1", [x])
+    """`x` clamped to [low, high]."""
     return clamp(lowering, x, low, high)
 
 

@@ -4,7 +4,7 @@ Each module of operators has a dict `FORMS` from ATen operator to the function t
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import ProgramSignature
 from exporters.programs.source_lines import place_of_operator
 from exporters.programs.tracing import Place
+from exporters.tflite.constant_weights import FoldingSubgraph, merge_operators
 from exporters.tflite.exposed_values import exposed_name
 from exporters.tflite.flatbuffer import TYPES, Size, Subgraph, Tensor, open_size
 from exporters.tflite.tensor_layouts import Layouts, UnsupportedError, Value
@@ -66,7 +67,11 @@ class Lowering(Layouts):
 
     def constant(self, values: torch.Tensor) -> Value:
         """Add a constant of the traced graph."""
-        return Value.plain(self.graph.constant(values.numpy()))
+        return Value.plain(self.graph.constant(values.detach().contiguous().numpy()))
+
+    def is_constant(self, value: Value) -> bool:
+        """Whether `value` is a constant of the graph."""
+        return self.graph.data[value.tensor.index] is not None
 
     def scalar(self, number: "Number | SymInt | SymFloat | Value", dtype: str) -> Value:
         """A number as a tensor without axes."""
@@ -90,22 +95,30 @@ class Lowering(Layouts):
 
 
 def lower_signature(
-    graph: GraphModule, signature: ProgramSignature, forms: LoweringRules
+    graph: GraphModule,
+    signature: ProgramSignature,
+    forms: LoweringRules,
+    held: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Subgraph, dict[str, Place]]:
-    """Lower a traced signature.
+    """Lower a traced signature. With `held`, these inputs are constants of the subgraph.
 
     Returns the subgraph, and a map from the name of a node to the place of its value: the tensor
     and its layout. Raises ExportError if an operator has no TFLite form.
     """
     check_forms(graph, forms, signature)
-    lowering = Lowering(Subgraph(signature.name), forms, signature)
+    kind = Subgraph if held is None else FoldingSubgraph
+    lowering = Lowering(kind(signature.name), forms, signature)
     examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     inputs = [
-        lowering.input(port.name, dtype_of(value), shape_of(value))
+        lowering.constant(held[port.name])
+        if held is not None and port.name in held
+        else Value.plain(lowering.input(port.name, dtype_of(value), shape_of(value)))
         for port, value in zip(signature.inputs, examples, strict=True)
     ]
-    results = lower(lowering, graph, [Value.plain(tensor) for tensor in inputs])
+    results = lower(lowering, graph, inputs)
     finish(lowering, results)
+    if held is not None:
+        merge_operators(lowering.graph)
     subgraph, index = lowering.graph.pruned()
     computed = {n for _, operator in subgraph.operators for n in operator.outputs.tolist()}
     places = {

@@ -28,6 +28,8 @@ def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
     are adjacent in memory; after a loop over time they are not.
     """
     a, b = lowering.materialized(a), lowering.materialized(b)
+    if len(b.shape) == 2 and lowering.is_constant(b):
+        return dense_layer(lowering, a, b, zeros(lowering, int(b.shape[1])))
     columns = a.shape[-1]
     if len(a.shape) == 2 and open_size(columns) and not a.in_order:
         each, samples = sympy.sympify(columns).as_coeff_Mul()
@@ -64,7 +66,21 @@ def addmm(lowering: Lowering, bias: Value, a: Value, b: Value, **options: object
     """bias + a b."""
     if options:
         raise UnsupportedError("scaled terms of addmm")
+    if lowering.is_constant(b) and lowering.is_constant(bias) and len(bias.shape) == 1:
+        return dense_layer(lowering, lowering.materialized(a), b, lowering.dense(bias))
     return elementwise.ADD(lowering, matmul(lowering, a, b), bias)
+
+
+def dense_layer(lowering: Lowering, a: Value, b: Value, bias: Tensor) -> Value:
+    """a b + bias, with constant weights `b`."""
+    weights = lowering.dense(b.permuted([1, 0]))
+    tensor = lowering.emit(
+        "FULLY_CONNECTED",
+        [lowering.dense(a), weights, bias],
+        (a.shape[0], b.shape[1]),
+        "FullyConnectedOptions",
+    )
+    return Value.plain(tensor)
 
 
 def convolution(
@@ -82,7 +98,8 @@ def convolution(
     """A convolution with one or two spatial dimensions.
 
     It has one group, or one group per input channel: `grouped_convolutions.py` rewrites others.
-    Padding is a separate operator, because TFLite's SAME and VALID do not express ATen's padding.
+    Padding is a separate operator, unless TFLite's SAME is the same padding and the weights are
+    constants.
     """
     if transposed or len(x.shape) not in (3, 4):
         raise UnsupportedError("a transposed or three-dimensional convolution")
@@ -93,10 +110,19 @@ def convolution(
         stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
         whole = (*result[:2], 1, result[2])
     x = Value(lowering.dense(x, IMAGE), x.shape, IMAGE)
-    widths = [[0, 0], [padding[0]] * 2, [padding[1]] * 2, [0, 0]]
+    held = lowering.is_constant(weight)
+    same = held and all(
+        is_same(int(x.shape[2 + a]), int(weight.shape[2 + a]), stride[a], dilation[a], padding[a])
+        for a in (0, 1)
+    )
+    sides = [0, 0] if same else padding
+    widths = [[0, 0], [sides[0]] * 2, [sides[1]] * 2, [0, 0]]
     image = shape.padded(lowering, x, widths, 0).tensor
+    scheme = schema.Padding.SAME if same else schema.Padding.VALID
     if groups > 1:
-        convolved = depthwise(lowering, image, weight, stride, dilation, whole)
+        convolved = depthwise(lowering, image, weight, stride, dilation, whole, scheme)
+    elif held:
+        convolved = constant_convolution(lowering, image, weight, stride, dilation, whole, scheme)
     else:
         # (kh, kw, I, O): the first axis is the row that `convolution_by_rows` takes.
         filters = lowering.dense(weight.permuted([2, 3, 1, 0]))
@@ -109,6 +135,41 @@ def convolution(
     return lowering.reshaped(value, result)
 
 
+def is_same(size: int, kernel: int, stride: int, dilation: int, padding: int) -> bool:
+    """Whether `padding` on both sides of an axis of `size` pixels gives what TFLite's SAME gives.
+
+    SAME gives ceil(size / stride) results. It pads only as much as they need, half of it in front.
+    """
+    span = (kernel - 1) * dilation + 1
+    count = -(-size // stride)
+    needed = max((count - 1) * stride + span - size, 0)
+    return (size + 2 * padding - span) // stride + 1 == count and needed // 2 == padding
+
+
+def constant_convolution(
+    lowering: Lowering,
+    image: Tensor,
+    weight: Value,
+    stride: list[int],
+    dilation: list[int],
+    result: Sequence[Size],
+    scheme: int,
+) -> Tensor:
+    """The convolution of an image with constant weights; `scheme` is TFLite's padding."""
+    outputs = int(result[1])
+    return lowering.emit(
+        "CONV_2D",
+        [image, lowering.dense(weight.permuted([0, 2, 3, 1])), zeros(lowering, outputs)],
+        (result[0], *result[2:], outputs),
+        "Conv2DOptions",
+        padding=scheme,
+        strideH=stride[0],
+        strideW=stride[1],
+        dilationHFactor=dilation[0],
+        dilationWFactor=dilation[1],
+    )
+
+
 def depthwise(
     lowering: Lowering,
     image: Tensor,
@@ -116,8 +177,9 @@ def depthwise(
     stride: list[int],
     dilation: list[int],
     result: Sequence[Size],
+    scheme: int,
 ) -> Tensor:
-    """The convolution of a padded image with one input channel per group."""
+    """The convolution of an image with one input channel per group."""
     outputs = int(result[1])
     # Filters are (1, kh, kw, outputs), sorted by input channel.
     filters = lowering.dense(weight.permuted([1, 2, 3, 0]))
@@ -126,7 +188,7 @@ def depthwise(
         [image, filters, zeros(lowering, outputs)],
         (result[0], *result[2:], outputs),
         "DepthwiseConv2DOptions",
-        padding=schema.Padding.VALID,
+        padding=scheme,
         strideH=stride[0],
         strideW=stride[1],
         dilationHFactor=dilation[0],

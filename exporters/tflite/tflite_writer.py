@@ -4,8 +4,10 @@ The file has only TFLite's own operators, without Flex. This package writes them
 litert-torch cannot leave the batch size open. Weights are inputs, as in the ONNX graphs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+
+from torch import Tensor
 
 from exporters.memory.tflite_footprint import footprint
 from exporters.programs.loop_bodies import to_scans
@@ -44,8 +46,12 @@ FORMS: LoweringRules = {
 }
 
 
-def to_subgraph(signature: ProgramSignature) -> tuple[Subgraph, TracedGraph]:
+def to_subgraph(
+    signature: ProgramSignature, held: Mapping[str, Tensor] | None = None
+) -> tuple[Subgraph, TracedGraph]:
     """Lower one signature; return its subgraph and the traced graph.
+
+    With `held`, the inputs with these names are constants of the subgraph.
 
     Raises ExportError if an operator has no TFLite form.
     """
@@ -53,7 +59,7 @@ def to_subgraph(signature: ProgramSignature) -> tuple[Subgraph, TracedGraph]:
     graph = trace(signature, forms)
     traced = in_double_precision(graph)
     to_scans(graph, forms)
-    subgraph, places = lower_signature(graph, signature, FORMS)
+    subgraph, places = lower_signature(graph, signature, FORMS, held)
     return subgraph, TracedGraph(traced, places, forms, partial(exposed_values, signature.name))
 
 
@@ -85,6 +91,27 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
             traced=traced[name],
         )
     return graphs
+
+
+def inference_graph(program: Program, values: Mapping[str, Tensor], report: Report) -> Graph:
+    """Lower the only signature of `program` to a file that holds `values`, all of its tensors."""
+    (signature,) = program.signatures
+    report(f"lowering {signature.name}")
+    held = {port.name: values[port.state] for port in signature.inputs if port.state is not None}
+    subgraph, traced = to_subgraph(signature, held)
+    data = serialize({signature.name: subgraph}, DESCRIPTION)
+    plan = plan_of(subgraph, len(subgraph.operators), held=True)
+    return Graph(
+        "litert",
+        FILE,
+        data,
+        operators=len(subgraph.operators),
+        size=len(data),
+        footprint=partial(footprint, plan),
+        held=frozenset(held),
+        plan=plan,
+        traced=traced,
+    )
 
 
 def to_tflite(signatures: Sequence[ProgramSignature]) -> bytes:

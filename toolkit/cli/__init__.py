@@ -15,6 +15,7 @@ from toolkit.cli.aggregate_command import aggregate
 from toolkit.cli.backup_commands import backup, restore
 from toolkit.cli.compare_command import compare
 from toolkit.cli.demo_command import demo
+from toolkit.cli.deploy_command import deploy
 from toolkit.cli.evaluate_command import evaluate
 from toolkit.cli.export_command import export
 from toolkit.cli.inspect_command import inspect
@@ -54,7 +55,8 @@ def main_group() -> None:
 
 
 for command in (
-    *(aggregate, compare, demo, evaluate, export, inspect, plan, report, serve, simulate),
+    *(aggregate, compare, demo, deploy, evaluate, export, inspect, plan, report),
+    *(serve, simulate),
     *(tls, tokens),
     *(backup, restore, rounds, export_model, rollback),
 ):

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_agent.formats.protocol import Invitation, Work
-from device_agent.formats.signed_work import invitation_text, key_fingerprint, work_text
+from device_agent.formats.signed_work import card_text, invitation_text, key_fingerprint, work_text
 
 KEY = "coordinator.key"
 """Name of its file in the state folder."""
@@ -54,6 +54,10 @@ class CoordinatorKey:
         """Return `invitation` with the public key and a signature."""
         signature = self._signature(invitation_text(invitation))
         return replace(invitation, key=self.public, signature=signature)
+
+    def card_signature(self, card: bytes) -> str:
+        """The signature of a model card, in base64; `card` is the content of `card.json`."""
+        return self._signature(card_text(card))
 
     def _signature(self, text: bytes) -> str:
         return base64.b64encode(self._private.sign(text)).decode()

@@ -73,6 +73,21 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
     ]
 
 
+def best_round(folder: Path) -> int:
+    """The number of the best round that is over.
+
+    Raises InputError if `folder` is not a state folder, or if no round is over.
+    """
+    best = next((saved.round for saved in saved_rounds(folder) if saved.best), None)
+    if best is None:
+        raise InputError(
+            "{folder}: no round is over, so there is no model yet.",
+            code="round.none",
+            folder=str(folder),
+        )
+    return best
+
+
 def export_model(folder: Path, round_: int, out: Path, force: bool = False) -> None:
     """Write the global model after `round_` to `out`, a .safetensors file.
 

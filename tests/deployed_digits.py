@@ -1,0 +1,94 @@
+"""A federation of digits whose rounds are over, made without devices: trained in plain PyTorch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bundles import once
+from device_agent.formats.protocol import RoundResult
+from edgetailor import load_model
+from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
+from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.simulation.digits import digits
+from toolkit.submodels.global_model import from_model
+
+MODEL = "toolkit.models:digits_cnn"
+HELD_OUT = 360
+FILE = "federation.toml"
+CONFIG = f"""
+model = "{MODEL}"
+input_shape = [1, 8, 8]
+rounds = 2
+held_out = "held_out.npz"
+
+[[devices]]
+name = "desktop"
+submodel = "full"
+
+[[devices]]
+name = "board"
+submodel = "low-rank:0.5"
+
+[[devices]]
+name = "sensor"
+submodel = "slice:units.2"
+count = 2
+
+[[devices]]
+name = "phone"
+submodel = "cp:2.0"
+
+[[devices]]
+name = "planned"
+submodel = "auto"
+memory = "61MB"
+"""
+
+
+def train(model: nn.Module, x: np.ndarray, y: np.ndarray, epochs: int = 4) -> nn.Module:
+    """Train a model in plain PyTorch; the batches do not depend on the seed of the run."""
+    order = np.random.default_rng(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model.train()
+    for _ in range(epochs):
+        for batch in np.array_split(order.permutation(len(y)), len(y) // 32):
+            loss = nn.functional.cross_entropy(
+                model(torch.from_numpy(x[batch])), torch.from_numpy(y[batch])
+            )
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return model.eval()
+
+
+def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """The digits to train on, and those that are held out, as (x, y)."""
+    x, y = digits()
+    order = np.random.default_rng(0).permutation(len(y))
+    held_out, rest = order[:HELD_OUT], order[HELD_OUT:]
+    return (x[rest], y[rest]), (x[held_out], y[held_out])
+
+
+def write_federation(folder: Path) -> None:
+    """Write the federation's file, its held-out samples and its state after two rounds."""
+    folder.mkdir()
+    (x, y), (held_x, held_y) = split_digits()
+    np.savez(folder / "held_out.npz", x=held_x, y=held_y)
+    (folder / FILE).write_text(CONFIG)
+    store = Store(folder / "state", 1)
+    model = load_model(MODEL, seed=1)
+    first = from_model(model).save()
+    trained = from_model(train(model, x, y)).save()
+    for round_, accuracy, content in ((0, 0.1, first), (1, 0.97, trained), (2, 0.1, first)):
+        result = RoundResult(round=round_, accuracy=accuracy, loss=1.0, updates=3 * (round_ > 0))
+        store.add_result(result, content)
+    store.close()
+    (folder / "state" / KEY).write_bytes(CoordinatorKey().pem())
+
+
+def federation(factory: pytest.TempPathFactory) -> Path:
+    """The folder of the federation; read it only. Round 1 is the best."""
+    return once(factory, "digits-federation", write_federation)

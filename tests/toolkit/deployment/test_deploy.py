@@ -1,0 +1,342 @@
+"""Deployed bundles predict what PyTorch predicts, and their cards say how well."""
+
+import base64
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec.structs import replace
+from torch import nn
+
+import deployed_digits
+import edgetailor as et
+from device_agent.formats.atomic_files import fingerprint_file
+from device_agent.formats.bundle import open_bundle
+from device_agent.formats.manifest import Record, TensorEntry
+from device_agent.formats.manifest_validation import check_consistent
+from device_agent.formats.preprocessing import Series
+from refusals import refused
+from toolkit.coordinator.devices.coordinator_key import KEY
+from toolkit.coordinator.federation_config import load_config
+from toolkit.deployment.deploy import Deployed
+from toolkit.deployment.deploy_targets import deploy_targets
+from toolkit.deployment.targets import kind_targets
+from toolkit.deployment.trained_model import from_federation
+
+SHAPE = (1, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return deployed_digits.federation(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def deployed(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Deployed]:
+    """The bundles of all kinds, for the best round."""
+    config = load_config(federation / deployed_digits.FILE)
+    out = tmp_path_factory.mktemp("deployed") / "out"
+    outcomes = deploy_targets(from_federation(config, 1), kind_targets(config, [], out))
+    return {o.target.name: o.deployed for o in outcomes if o.deployed is not None}
+
+
+@pytest.fixture(scope="module")
+def trained(federation: Path) -> nn.Module:
+    """The model of the best round."""
+    (model,) = (
+        file
+        for file in (federation / "state" / "files").iterdir()
+        if file.name != json.loads((federation / "state/federation.json").read_bytes())["model"]
+    )
+    return et.load_model(deployed_digits.MODEL, model).eval()
+
+
+def held_out() -> tuple[np.ndarray, np.ndarray]:
+    return deployed_digits.split_digits()[1]
+
+
+def by_card(folder: Path, x: np.ndarray) -> np.ndarray:
+    """The outputs of stock ONNX Runtime or LiteRT, run with what the card says."""
+    card = json.loads((folder / "card.json").read_bytes())
+    if card["format"] == "tflite":
+        from ai_edge_litert.interpreter import Interpreter
+
+        runner = Interpreter(str(folder / card["graph"])).get_signature_runner("predict")
+        return np.asarray(runner(**{card["input"]["name"]: x})[card["output"]["name"]])
+    session = onnxruntime.InferenceSession(folder / card["graph"])
+    (output,) = session.run([card["output"]["name"]], {card["input"]["name"]: x})
+    return np.asarray(output)
+
+
+def in_torch(module: nn.Module, x: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return module.eval()(torch.from_numpy(x)).numpy()  # type: ignore[no-any-return]
+
+
+def composed(module: nn.Module, ratio: float) -> nn.Module:
+    """The model with the truncated SVD of each 3 x 3 kernel but the first (FedHM, eq. 1)."""
+    module = copy.deepcopy(module)
+    units = module.units
+    for unit in list(units)[1:]:
+        weight = unit.conv.weight.detach()
+        n, m, kh, kw = weight.shape
+        # Rows are (input channel, height), columns (width, output channel), as in the paper.
+        matrix = weight.permute(1, 2, 3, 0).reshape(m * kh, kw * n)
+        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+        rank = max(1, round(ratio * n))
+        small = (u[:, :rank] * s[:rank]) @ v[:rank]
+        unit.conv.weight.data = small.reshape(m, kh, kw, n).permute(3, 0, 1, 2)
+    return module
+
+
+def test_predictions_are_those_of_pytorch(
+    deployed: dict[str, Deployed], trained: nn.Module
+) -> None:
+    """One session of stock ONNX Runtime with one input predicts what the model predicts."""
+    x, _ = held_out()
+    right = in_torch(trained, x)
+    for kind in ("desktop", "sensor", "phone", "planned"):
+        np.testing.assert_allclose(by_card(deployed[kind].out, x), right, rtol=1e-5, atol=1e-5)
+    right = in_torch(composed(trained, 0.5), x)
+    np.testing.assert_allclose(by_card(deployed["board"].out, x), right, rtol=1e-4, atol=1e-4)
+
+
+def test_the_card_has_the_figures_of_this_file(
+    deployed: dict[str, Deployed], trained: nn.Module
+) -> None:
+    x, y = held_out()
+    log_p = nn.functional.log_softmax(torch.from_numpy(in_torch(trained, x)), 1)
+    whole = float((log_p.argmax(1).numpy() == y).mean())
+    assert whole > 0.9
+    for kind, bundle in deployed.items():
+        card = json.loads((bundle.out / "card.json").read_bytes())
+        logits = by_card(bundle.out, x).astype(np.float64)
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        assert card["quality"]["accuracy"] == pytest.approx((p.argmax(1) == y).mean())
+        assert card["quality"]["loss"] == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean())
+        assert card["quality"]["samples"] == card["quality"]["labels"] == len(y)
+        assert card["global_quality"]["accuracy"] == pytest.approx(whole)
+        assert card["global_quality"]["loss"] == pytest.approx(
+            float(nn.functional.nll_loss(log_p, torch.from_numpy(y))), abs=1e-6
+        )
+        assert (card["kind"], card["round"]) == (kind, 1)
+        assert card["input"]["shape"] == [None, *SHAPE]
+        assert card["output"] | {"name": ""} == {
+            "name": "", "shape": [None, 10], "probabilities": "softmax", "class_axis": 1
+        }  # fmt: skip
+        assert card["bundle_sha256"] == fingerprint_file(bundle.out / "manifest.json").sha256
+        assert card["graph_bytes"] == (bundle.out / card["graph"]).stat().st_size
+        text = (bundle.out / "CARD.md").read_text()
+        assert f"accuracy {card['quality']['accuracy']:.2%}" in text
+        assert card["bundle_sha256"] in text
+
+
+def test_the_bundle_predicts_only(deployed: dict[str, Deployed]) -> None:
+    for bundle in deployed.values():
+        opened = open_bundle(bundle.out)
+        manifest = opened.manifest
+        assert (list(manifest.signatures), manifest.schedule, manifest.tensors) == (
+            ["predict"], (), ()
+        )  # fmt: skip
+        assert manifest.output == "softmax"
+        assert {path.name for path in bundle.out.iterdir()} == {
+            "manifest.json", "predict.onnx", "card.json", "CARD.md", "card.sig"
+        }  # fmt: skip
+        assert bundle.verdict is not None
+        assert bundle.verdict.passed
+
+
+def test_a_bundle_that_trains_is_not_for_inference(deployed: dict[str, Deployed]) -> None:
+    """A manifest with `output` must have what every program expects that only predicts."""
+    manifest = open_bundle(deployed["board"].out).manifest
+    predict = manifest.signatures["predict"]
+    (x,) = predict.inputs
+    entry = TensorEntry(name="w", role="frozen", dtype="float32", shape=(1,))
+    for change in (
+        {"signatures": {"predict": predict, "more": predict}},
+        {"signatures": {"predict": replace(predict, inputs=(x, replace(x, name="z")))}},
+        {"signatures": {"forward": predict}},
+        {"tensors": (entry,)},
+        {"schedule": (Record(signature="predict", source="x", target="y"),)},
+    ):
+        with refused("bundle.not-for-inference"):
+            check_consistent(replace(manifest, **change), Path("manifest.json"))
+
+
+def test_each_kind_gets_what_it_can_predict_with(deployed: dict[str, Deployed]) -> None:
+    chosen = {kind: bundle.card.submodel for kind, bundle in deployed.items()}
+    assert chosen == {
+        "desktop": "full", "board": "low-rank:0.5", "sensor": "full", "phone": "full",
+        "planned": "full",
+    }  # fmt: skip
+    assert "frozen layers" in deployed["sensor"].card.reason
+    assert "personal" in deployed["phone"].card.reason
+    # The budget of 61 MB is below the idle agent's 60 MB and the runtime's code.
+    assert [kind for kind, bundle in deployed.items() if bundle.card.notes] == ["planned"]
+    assert "budget of 61.0 MB" in deployed["planned"].card.notes[0]
+
+
+def test_the_coordinator_signs_the_card(deployed: dict[str, Deployed], federation: Path) -> None:
+    folder = deployed["board"].out
+    content = (folder / "card.json").read_bytes()
+    signer = json.loads(content)["signer"]
+    key = Ed25519PublicKey.from_public_bytes(base64.b64decode(signer["key"]))
+    signature = base64.b64decode((folder / "card.sig").read_text())
+    key.verify(signature, b"edgetailor-card-1\n" + content)
+    with pytest.raises(InvalidSignature):
+        key.verify(signature, b"edgetailor-card-1\n" + content.replace(b"0.5", b"0.6"))
+    assert (federation / "state" / KEY).is_file()
+
+
+def wide() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(6 * 4 * 4, 10),
+    )  # fmt: skip
+
+
+def narrowed(model: nn.Sequential) -> nn.Sequential:
+    """The network of the first half of the channels, with the weights of these."""
+    narrow = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(3 * 4 * 4, 10),
+    )  # fmt: skip
+    state = model.state_dict()
+    narrow.load_state_dict(
+        {name: state[name][tuple(slice(n) for n in value.shape)]
+         for name, value in narrow.state_dict().items()}
+    )  # fmt: skip
+    return narrow
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.conv(x))
+
+
+def deep() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Sequential(*(Residual() for _ in range(4))), nn.Flatten(), nn.Linear(64, 10)
+    )
+
+
+def shallow(model: nn.Sequential) -> nn.Sequential:
+    """The network of the first two of four blocks."""
+    return nn.Sequential(model[0][:2], *model[1:])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("build", "spec", "reduced"), [(wide, "width:0.5", narrowed), (deep, "depth:0.5", shallow)]
+)
+def test_reduced_models_are_the_small_networks(
+    build: Callable[[], nn.Sequential],
+    spec: str,
+    reduced: Callable[[nn.Sequential], nn.Module],
+    tmp_path: Path,
+) -> None:
+    """From Python: a model without data and without a coordinator's key."""
+    model = build()
+    x = np.random.default_rng(0).random((5, *SHAPE), dtype=np.float32)
+    done = et.deploy(model, spec, SHAPE, tmp_path / "out")
+    assert (done.card.quality, done.card.signer, done.card.round) == (None, None, None)
+    assert not (done.out / "card.sig").exists()
+    assert by_card(done.out, x).shape == (5, 10)
+    np.testing.assert_allclose(
+        by_card(done.out, x), in_torch(reduced(model), x), rtol=1e-5, atol=1e-5
+    )
+
+
+class Mobile(nn.Module):
+    """A depthwise convolution, convolutions with other paddings, and ReLU6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU6()
+        )
+        self.each = nn.Sequential(
+            nn.Conv2d(6, 6, 3, stride=2, padding=1, groups=6), nn.BatchNorm2d(6), nn.ReLU6()
+        )
+        self.wide = nn.Conv2d(6, 6, 3, padding=2, dilation=2)
+        self.last = nn.Sequential(nn.Flatten(), nn.Linear(96, 5), nn.BatchNorm1d(5), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.each(self.first(x))
+        return self.last(torch.relu(x + self.wide(x)))  # type: ignore[no-any-return]
+
+
+def test_tflite_predicts_the_same(tmp_path: Path, trained: nn.Module) -> None:
+    """Batch norms and activations are parts of the convolutions before them."""
+    model = Mobile()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.running_mean.normal_()  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+            module.weight.data.normal_()
+            module.bias.data.normal_()
+    x, y = held_out()
+    for name, net, most in (("mobile", model, 10), ("digits", trained, 9)):
+        done = et.deploy(net, "full", SHAPE, tmp_path / name, data=(x, y % 5), format="tflite")
+        np.testing.assert_allclose(by_card(done.out, x), in_torch(net, x), rtol=1e-5, atol=1e-5)
+        assert done.card.quality is not None
+        accuracy = (in_torch(net, x).argmax(1) == y % 5).mean()
+        assert done.card.quality.accuracy == pytest.approx(accuracy)
+        assert operators(done.out / "model.tflite") <= most
+        assert open_bundle(done.out).manifest.runtime == "litert"
+
+
+def operators(file: Path) -> int:
+    """The number of operators in a TFLite file."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    return int(schema.Model.GetRootAs(file.read_bytes()).Subgraphs(0).OperatorsLength())
+
+
+def test_regressions_and_their_preparation(tmp_path: Path) -> None:
+    """Numbers have no accuracy; the card has the rule by which a CSV file becomes samples."""
+    rule = Series(columns=("a", "b", "c"), label="sold", mean=(1.0, 2.0, 3.0))
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    x, y = np.random.default_rng(0).random((2, 9, 3), dtype=np.float32)
+    y = y[:, :1]
+    done = et.deploy(
+        model, "full", (3,), tmp_path / "out",
+        training=et.TrainingConfig(loss="mse"), data=(x, y), preprocessing=rule,
+    )  # fmt: skip
+    assert (done.card.output.probabilities, done.card.output.class_axis) == ("numbers", None)
+    assert done.card.quality is not None
+    assert done.card.quality.accuracy is None
+    right = float(np.mean((in_torch(model, x) - y) ** 2))
+    assert done.card.quality.loss == pytest.approx(right, rel=1e-5)
+    card = json.loads((done.out / "card.json").read_bytes())
+    assert card["preprocessing"] | {"mean": []} == {
+        "kind": "series", "columns": ["a", "b", "c"], "label": "sold", "classes": [],
+        "channels": "last", "step": 0, "mean": [], "std": [],
+    }  # fmt: skip
+
+
+def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    model = wide()
+    x, y = np.zeros((3, 1, 9, 9), np.float32), np.zeros(3, np.int64)
+    with refused("data.wrong-shape"):
+        et.deploy(model, "full", SHAPE, tmp_path / "out", data=(x, y))
+    with refused("data.label-out-of-range"):
+        et.deploy(model, "full", SHAPE, tmp_path / "out", data=(x[..., :8, :8], y + 10))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    with refused("file.exists"):
+        et.deploy(model, "full", SHAPE, tmp_path / "out")
+    with refused("file.not-replaceable"):
+        et.deploy(model, "full", SHAPE, tmp_path / "out", force=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]

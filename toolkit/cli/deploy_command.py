@@ -1,0 +1,186 @@
+"""`edgetailor deploy`: write a trained model as inference bundles."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from toolkit.cli.early_checks import check_data, check_model, check_specs
+from toolkit.cli.options import JSON_HELP, LOSS_HELP, Shape, argument, option, takes
+from toolkit.deployment.model_card import Format
+from toolkit.submodels.hyperparameters import Loss, TrainingConfig
+from toolkit.terminal_output import show_stages
+
+if TYPE_CHECKING:
+    from toolkit.deployment.targets import Target
+    from toolkit.deployment.trained_model import TrainedModel
+
+logger = logging.getLogger(__name__)
+
+BEST = "best"
+
+
+class Round(click.ParamType[int | str]):
+    """The number of a round, or `best`."""
+
+    name = "round"
+
+    def convert(
+        self, value: int | str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Read a whole number of at least 0, or the word."""
+        text = str(value)
+        if text == BEST:
+            return BEST
+        if not (text.isascii() and text.isdigit()):
+            self.fail(f"Invalid round {text!r}: write its number, or {BEST}.", param, ctx)
+        return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions:
+    """The options of `deploy`."""
+
+    source: str = argument()
+    out: Path = option(
+        "Folder to write; with a federation's file, the folder for a bundle of each kind.",
+        required=True,
+    )
+    round: int | str | None = option(
+        "Round of the federation whose model is deployed, or best.  [default: best]", type=Round()
+    )
+    kinds: tuple[str, ...] = option(
+        "Kind of devices; repeatable.  [default: all of the federation]", "--kind"
+    )
+    format: Format = option("onnx for ONNX Runtime, tflite for LiteRT.", default="onnx")
+    data: str | None = option(
+        "Held-out data for the accuracy in the card.  [default: held_out of the federation]"
+    )
+    profile: str | None = option(
+        "Device profile whose time is predicted: a FILE from `edgetailor-agent calibrate --out`, "
+        "or a built-in NAME."
+    )
+    weights: Path | None = option("Weights of a MODEL (.safetensors).")
+    input_shape: tuple[int, ...] | None = option(
+        "Shape of one sample of a MODEL, like 3,32,32.", type=Shape()
+    )
+    specs: tuple[str, ...] = option(
+        "Submodel SPEC of a MODEL; repeatable.  [default: full]", "--submodel"
+    )
+    loss: Loss | None = option(LOSS_HELP + " Of a MODEL.")
+    data_table: Path | None = option(
+        "TOML file with a table [data] for a MODEL: how pictures or CSV files become samples."
+    )
+    force: bool = option("Replace existing bundles.")
+    as_json: bool = option(JSON_HELP, "--json")
+
+
+@click.command()
+@takes(DeployOptions)
+def deploy(options: DeployOptions) -> None:
+    """Write a trained model as inference bundles that devices and other programs run.
+
+    SOURCE is the file of a federation: each kind of devices gets a bundle, with the global model or
+    the kind's reduction of it. SOURCE may also be a MODEL with --weights and --input-shape.
+
+    A bundle has one graph with the weights inside, verified against PyTorch, and a model card:
+    card.json for programs, CARD.md for people. A federation's card is signed with its coordinator's
+    key. If one bundle fails, the others are still written, and the exit code is the highest of all.
+
+    \b
+        edgetailor deploy federation.toml --out deployed
+        edgetailor deploy toolkit.models:resnet20 --input-shape 3,32,32 \\
+            --weights global.safetensors --submodel width:0.5 --out deployed
+    """
+    from profiles.documents.device_profile import load_device
+    from toolkit.deployment.targets import with_options
+
+    of_federation = Path(options.source).is_file()
+    targets, load = (federation_model if of_federation else referenced_model)(options)
+    if options.data is not None:
+        check_data(options.data)
+    profile = None if options.profile is None else load_device(options.profile)
+    wanted = with_options(targets, options.format, "float32", profile, options.force)
+
+    show_stages()
+    logger.info("loading PyTorch")
+
+    from toolkit.cli.printed.deploy_table import show_deployed
+    from toolkit.deployment import deploy_targets
+
+    outcomes = deploy_targets.deploy_targets(load(), wanted)
+    if options.as_json:
+        click.echo(json.dumps(deploy_targets.as_json(outcomes), indent=1))
+    else:
+        show_deployed(outcomes)
+    raise click.exceptions.Exit(deploy_targets.exit_code(outcomes))
+
+
+def federation_model(
+    options: DeployOptions,
+) -> tuple[list["Target"], Callable[[], "TrainedModel"]]:
+    """The targets of a federation's file, and a function that loads its model."""
+    from toolkit.coordinator.federation_config import load_config
+    from toolkit.coordinator.storage.saved_rounds import best_round, model_file
+    from toolkit.deployment.targets import kind_targets
+
+    refuse(
+        "A federation's file has the model: leave out {options}.",
+        weights=options.weights,
+        input_shape=options.input_shape,
+        submodel=options.specs,
+        loss=options.loss,
+        data_table=options.data_table,
+    )
+    config = load_config(Path(options.source))
+    targets = kind_targets(config, options.kinds, options.out)
+    check_model(config.model)
+    asked = options.round in (None, BEST)
+    round_ = best_round(config.state) if asked else int(options.round or 0)
+    model_file(config.state, round_)
+
+    def load() -> "TrainedModel":
+        from toolkit.deployment.trained_model import from_federation
+
+        return from_federation(config, round_, options.data)
+
+    return targets, load
+
+
+def referenced_model(
+    options: DeployOptions,
+) -> tuple[list["Target"], Callable[[], "TrainedModel"]]:
+    """The targets for the submodels of a MODEL, and a function that loads it."""
+    from toolkit.data_table import read_data_table
+    from toolkit.deployment.targets import spec_targets
+
+    refuse(
+        "{options} needs a federation's file as SOURCE.", round=options.round, kind=options.kinds
+    )
+    shape, weights = options.input_shape, options.weights
+    if shape is None or weights is None:
+        raise click.UsageError("A MODEL needs --weights and --input-shape.")
+    targets = spec_targets(check_specs(options.specs), options.out)
+    check_model(options.source, weights)
+    preprocessing = None if options.data_table is None else read_data_table(options.data_table)
+    training = TrainingConfig(loss=options.loss or TrainingConfig.loss)
+
+    def load() -> "TrainedModel":
+        from toolkit.deployment.trained_model import from_reference
+
+        return from_reference(options.source, weights, shape, training, preprocessing, options.data)
+
+    return targets, load
+
+
+def refuse(message: str, **values: object) -> None:
+    """Raise UsageError if one of the options, by their names, has a value."""
+    given = [
+        f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, ())
+    ]
+    if given:
+        raise click.UsageError(message.format(options=" and ".join(given)))

@@ -1,0 +1,55 @@
+"""Prints the result of `edgetailor deploy`: a row for each bundle, then why it has its submodel."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from profiles.text_formatting import format_bytes, format_seconds
+from toolkit.deployment.deploy_targets import Outcome
+from toolkit.deployment.model_card import ModelCard, Quality
+from toolkit.terminal_output import filled, table
+
+
+def show_deployed(outcomes: Sequence[Outcome]) -> None:
+    """Print a row for each bundle, the decisions, and the errors of those that failed."""
+    rows = table("bundle", "submodel", "graph", "accuracy", "loss", "memory", "time")
+    rows.columns[1].justify = "left"
+    cards = [outcome.deployed.card for outcome in outcomes if outcome.deployed is not None]
+    for outcome in outcomes:
+        card = None if outcome.deployed is None else outcome.deployed.card
+        rows.add_row(outcome.target.name, *(("failed",) if card is None else cells(card)))
+    console = Console(highlight=False)
+    console.print(rows)
+    if cards:
+        print("memory: predicted for one sample, above the idle agent")
+        if (whole := cards[0].global_quality) is not None:
+            print(f"the whole model in PyTorch, float32: {' accuracy, loss '.join(figures(whole))}")
+    for outcome in outcomes:
+        if outcome.deployed is not None:
+            card = outcome.deployed.card
+            text = f"{outcome.target.name}: {outcome.deployed.out} has {card.reason}"
+            print(filled(text, console.width, indent="  "))
+            for note in card.notes:
+                print(filled(f"  note: {note}", console.width, indent="  "))
+        if outcome.error is not None:
+            print(filled(f"{outcome.target.name}: {outcome.error}", console.width, indent="  "))
+
+
+def cells(card: ModelCard) -> tuple[str, ...]:
+    """The cells of a bundle's row after its name."""
+    memory, seconds = card.cost.memory_bytes, card.cost.seconds
+    return (
+        card.submodel,
+        format_bytes(card.graph_bytes),
+        *figures(card.quality),
+        "unknown" if memory is None else format_bytes(memory),
+        "" if seconds is None else format_seconds(seconds),
+    )
+
+
+def figures(quality: Quality | None) -> tuple[str, str]:
+    """Accuracy and loss; empty if they are not known."""
+    if quality is None:
+        return "", ""
+    accuracy = "" if quality.accuracy is None else f"{quality.accuracy:.2%}"
+    return accuracy, f"{quality.loss:.4f}"

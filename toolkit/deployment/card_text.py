@@ -1,0 +1,88 @@
+"""Writes a model card as Markdown, for people."""
+
+from collections.abc import Iterator
+
+from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.preprocessing import Images
+from profiles.text_formatting import counted, format_bytes, format_seconds
+from toolkit.deployment.model_card import CARD, CARD_SIGNATURE, ModelCard, Quality
+
+PROBABILITIES = {
+    "softmax": "logits; softmax gives the probabilities of the classes",
+    "sigmoid": "one logit; sigmoid gives the probability of class 1",
+    "numbers": "the predicted numbers",
+    "ctc": "logits for each step; softmax gives the probabilities of the symbols, 0 is the blank",
+}
+
+
+def card_markdown(card: ModelCard) -> str:
+    """The content of CARD.md."""
+    return "\n".join(_lines(card)) + "\n"
+
+
+def _lines(card: ModelCard) -> Iterator[str]:
+    yield f"# {card.model}"
+    yield ""
+    after = "" if card.round is None else f", after round {card.round}"
+    yield f"The submodel `{card.submodel}`{after}: {card.reason}."
+    for note in card.notes:
+        yield ""
+        yield f"**Note:** {note}"
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    for title, text in _rows(card):
+        yield f"| {title} | {text} |"
+    yield ""
+    yield f"`{CARD}` has the same for programs."
+
+
+def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
+    if card.kind is not None:
+        yield "devices", f"kind `{card.kind}`, which trains `{card.trained}`"
+    yield (
+        "graph",
+        f"`{card.graph}`, {card.format}, {card.precision}, {format_bytes(card.graph_bytes)}",
+    )
+    shape = _shape(card.input.shape)
+    limit = "" if card.input.limit is None else f", from 0 to {card.input.limit - 1}"
+    yield "input", f"`{card.input.name}`: {card.input.dtype} {shape}{limit}"
+    meaning = PROBABILITIES[card.output.probabilities]
+    yield "output", f"`{card.output.name}`: float32 {_shape(card.output.shape)}; {meaning}"
+    if card.preprocessing is not None:
+        what = "pictures" if isinstance(card.preprocessing, Images) else "CSV files"
+        yield "preprocessing", f"of {what}: see `preprocessing` in `{CARD}`"
+    if card.class_names:
+        yield (
+            "classes",
+            ", ".join(f"{number} {name}" for number, name in enumerate(card.class_names)),
+        )
+    elif card.output.class_axis is not None:
+        yield "classes", str(max(card.classes, 2))
+    if card.quality is not None:
+        yield "this file", _quality(card.quality)
+    if card.global_quality is not None:
+        yield "the whole model in PyTorch, float32", _quality(card.global_quality)
+    if card.cost.memory_bytes is not None:
+        yield "memory", f"{format_bytes(card.cost.memory_bytes)} above the idle agent, predicted"
+    if card.cost.seconds is not None:
+        yield (
+            "time",
+            f"{format_seconds(card.cost.seconds)} a sample on {card.cost.profile}, predicted",
+        )
+    yield f"SHA-256 of `{MANIFEST}`", f"`{card.bundle_sha256}`"
+    if card.signer is not None:
+        yield (
+            "signed",
+            f"by the coordinator with the key `{card.signer.fingerprint}`, in `{CARD_SIGNATURE}`",
+        )
+    yield "written by", f"EdgeTailor {card.edgetailor}"
+
+
+def _shape(shape: tuple[int | None, ...]) -> str:
+    return f"({', '.join('n' if size is None else str(size) for size in shape)})"
+
+
+def _quality(quality: Quality) -> str:
+    accuracy = "" if quality.accuracy is None else f"accuracy {quality.accuracy:.2%}, "
+    return f"{accuracy}loss {quality.loss:.4f} on {counted(quality.samples, 'held-out sample')}"

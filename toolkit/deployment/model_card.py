@@ -1,0 +1,122 @@
+"""The model card of an inference bundle: `card.json` for programs, `CARD.md` for people.
+
+The card lies beside the bundle's manifest and has the manifest's hash. It describes inputs and
+outputs so that a program can run the graph with the card alone.
+"""
+
+from typing import Literal
+
+from device_agent.formats.manifest import Dtype, Output, Struct
+from device_agent.formats.preprocessing import Preprocessing
+
+CARD_VERSION = 1
+CARD, CARD_TEXT, CARD_SIGNATURE = "card.json", "CARD.md", "card.sig"
+
+Format = Literal["onnx", "tflite"]
+Precision = Literal["float32", "float16", "int8"]
+
+
+class GraphInput(Struct, frozen=True, kw_only=True):
+    """The samples that the graph takes. In `shape`, None is the number of samples.
+
+    int64 samples are at least 0 and, if `limit` is given, below it.
+    """
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int | None, ...]
+    limit: int | None
+
+
+class GraphOutput(Struct, frozen=True, kw_only=True):
+    """The output of the graph. In `shape`, None is the number of samples.
+
+    `probabilities` says what turns the output into probabilities along `class_axis`; `numbers` are
+    the results of a regression, which has no class axis.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    probabilities: Output
+    class_axis: int | None
+
+
+class Quality(Struct, frozen=True, kw_only=True):
+    """Accuracy (None for a regression) and mean loss on held-out samples.
+
+    `labels` are those that count: a sample has one, or one for each position with a class.
+    """
+
+    samples: int
+    labels: int
+    accuracy: float | None
+    loss: float
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """What a prediction of one sample needs.
+
+    `memory_bytes` is the predicted peak above the idle agent; None if shapes depend on the data.
+    `seconds` is the predicted time on the device `profile`; None without a profile or a prediction.
+    """
+
+    memory_bytes: int | None
+    profile: str | None
+    seconds: float | None
+
+
+class Signer(Struct, frozen=True, kw_only=True):
+    """The coordinator's public key, base64 of 32 raw Ed25519 bytes, and its fingerprint."""
+
+    key: str
+    fingerprint: str
+
+
+class ModelCard(Struct, frozen=True, kw_only=True):
+    """The content of `card.json`.
+
+    Attributes:
+        model: Name of the model.
+        submodel: The submodel in the graph.
+        kind: The kind of devices; None if the model does not come from a federation.
+        trained: The submodel that the kind's devices train.
+        reason: Why the kind gets `submodel`.
+        notes: What the operator should know before using the bundle.
+        round: The round after which the model was taken; None if it is not known.
+        format: The format of the graph.
+        precision: The precision of the weights.
+        graph: File name of the graph. A TFLite file has the signature `predict`.
+        preprocessing: How pictures or CSV files become samples; None if the model takes arrays.
+        classes: Size of the class axis; 1 stands for two classes.
+        class_names: In the order of the output; empty if they are not known.
+        quality: Of this file, run by its runtime; None without held-out data.
+        global_quality: Of the whole float32 model in PyTorch, on the same data.
+        graph_bytes: Size of the graph's file.
+        bundle_sha256: SHA-256 of the manifest, which has the hashes of all files.
+        edgetailor: The version that wrote the bundle.
+        signer: Whose signature is in `card.sig`; None if the card is not signed.
+    """
+
+    version: int = CARD_VERSION
+    model: str
+    submodel: str
+    kind: str | None
+    trained: str | None
+    reason: str
+    notes: tuple[str, ...]
+    round: int | None
+    format: Format
+    precision: Precision
+    graph: str
+    input: GraphInput
+    output: GraphOutput
+    preprocessing: Preprocessing | None
+    classes: int
+    class_names: tuple[str, ...]
+    quality: Quality | None
+    global_quality: Quality | None
+    graph_bytes: int
+    cost: Cost
+    bundle_sha256: str
+    edgetailor: str
+    signer: Signer | None

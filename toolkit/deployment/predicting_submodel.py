@@ -1,0 +1,54 @@
+"""Which submodel the devices of a kind predict with. Needs no torch."""
+
+from dataclasses import dataclass
+
+from toolkit.families import check_spec
+
+WHOLE = "full"
+REDUCING = ("low-rank", "width", "depth")
+"""Families whose submodel predicts alone, from weights of the global model."""
+PERSONAL = ("cp", "pfedme")
+
+
+@dataclass(frozen=True)
+class PredictingSubmodel:
+    """A submodel to predict with, and the reason.
+
+    Attributes:
+        spec: The submodel.
+        reason: Why the devices get it, as a clause.
+    """
+
+    spec: str
+    reason: str
+
+
+def predicting_submodel(trained: str) -> PredictingSubmodel:
+    """The submodel with which devices predict that train the submodel `trained`.
+
+    Raises SpecError if the spec is wrong.
+
+    Examples:
+        >>> predicting_submodel("slice:0.42").spec
+        'full'
+    """
+    spec = check_spec(trained)
+    if spec.family in REDUCING:
+        return PredictingSubmodel(
+            str(spec), f"the global model, reduced to the devices' {spec.family} submodel"
+        )
+    if spec.family in PERSONAL:
+        return PredictingSubmodel(
+            WHOLE, "the whole global model, because the personal ones never leave their devices"
+        )
+    if spec.family == "slice":
+        return PredictingSubmodel(
+            WHOLE, "the whole model, because a slice predicts with its frozen layers, too"
+        )
+    return PredictingSubmodel(WHOLE, "the whole model, as the devices train it")
+
+
+PLANNED = PredictingSubmodel(
+    WHOLE, "the whole model, because predicting needs less than any training"
+)
+"""For kinds whose submodels are planned."""

@@ -1,0 +1,117 @@
+"""For which devices inference bundles are made, and where they are written. Needs no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from device_agent.formats.bundle_place import check_bundle_place
+from profiles.documents.device_profile import DeviceProfile
+from profiles.errors import InputError
+from profiles.text_formatting import did_you_mean
+from toolkit.coordinator.federation_config import FederationConfig
+from toolkit.deployment.model_card import Format, Precision
+from toolkit.deployment.predicting_submodel import (
+    PLANNED,
+    PredictingSubmodel,
+    predicting_submodel,
+)
+from toolkit.exporting.tier_files import tiers_of
+
+
+@dataclass(frozen=True)
+class Target:
+    """An inference bundle to write.
+
+    Attributes:
+        out: The bundle's folder.
+        trained: The submodel that the devices train; `auto` if a plan chooses it for each device.
+        submodel: The submodel with which they predict, and why.
+        kind: The devices' kind; None outside a federation.
+        memory: The memory budget of their process in bytes; None without a budget.
+        format: The format of the graph.
+        precision: The precision of the weights.
+        profile: The device whose time is predicted.
+        force: Replace an existing bundle.
+    """
+
+    out: Path
+    trained: str
+    submodel: PredictingSubmodel
+    kind: str | None = None
+    memory: int | None = None
+    format: Format = "onnx"
+    precision: Precision = "float32"
+    profile: DeviceProfile | None = None
+    force: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the bundle in messages."""
+        return self.kind or self.out.name
+
+
+def kind_targets(config: FederationConfig, names: Sequence[str], out: Path) -> list[Target]:
+    """The targets for the kinds `names` of a federation, each in a folder of its own.
+
+    Args:
+        config: The federation's file.
+        names: Names of kinds; all if it is empty.
+        out: The folder for the folders of the bundles.
+
+    Raises:
+        InputError: The federation has no kind with such a name.
+    """
+    known = [kind.name for kind in config.devices]
+    for name in names:
+        if name not in known:
+            raise InputError(
+                "The federation has no kind {kind!r}{did_you_mean} Its kinds are {kinds}.",
+                code="deploy.unknown-kind",
+                kind=name,
+                kinds=known,
+                did_you_mean=did_you_mean(name, known),
+            )
+    return [
+        Target(
+            out / kind.name,
+            kind.submodel,
+            PLANNED if kind.planned else predicting_submodel(kind.submodel),
+            kind.name,
+            kind.memory,
+        )
+        for kind in config.devices
+        if not names or kind.name in names
+    ]
+
+
+def spec_targets(specs: Sequence[str], out: Path) -> list[Target]:
+    """The targets for submodels: `out` for a single one, folders in `out` for several.
+
+    Raises SpecError or InputError if a spec is wrong or is given twice.
+    """
+    tiers = tiers_of(specs or ["full"])
+    several = len(tiers) > 1
+    return [
+        Target(
+            out / tier.name if several else out,
+            tier.submodel,
+            predicting_submodel(tier.submodel),
+        )
+        for tier in tiers
+    ]
+
+
+def with_options(
+    targets: Sequence[Target],
+    format: Format,
+    precision: Precision,
+    profile: DeviceProfile | None,
+    force: bool,
+) -> list[Target]:
+    """Return `targets` with these attributes. Raises InputError if one cannot be written."""
+    for target in targets:
+        check_bundle_place(target.out, force)
+    return [
+        replace(target, format=format, precision=precision, profile=profile, force=force)
+        for target in targets
+    ]

@@ -1,0 +1,164 @@
+"""Reads the trained model that is deployed: of a federation's round, or from a weights file."""
+
+import logging
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from device_agent.data.local_data import load_data
+from device_agent.formats.preprocessing import Preprocessing
+from exporters.programs.program import Program, with_preprocessing
+from exporters.recording.capture import SharedRecording
+from profiles.errors import InputError
+from profiles.text_formatting import counted
+from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
+from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.storage.saved_rounds import model_file
+from toolkit.model_evaluation import Evaluation, evaluate
+from toolkit.splitting import split
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.submodels.model_loading import load_global
+from toolkit.submodels.submodel import Submodel
+
+logger = logging.getLogger(__name__)
+
+Samples = str | Path | tuple[np.ndarray, np.ndarray]
+"""Samples and labels, or where to read them; see `load_data`."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A model with trained weights, and what a model card says about it.
+
+    Attributes:
+        name: Its name in the card.
+        module: The PyTorch model; it has these weights.
+        weights: Its weights.
+        sample_shape: Shape of one sample, without the batch.
+        training: How it was trained; the loss gives the meaning of its output.
+        preprocessing: How pictures or CSV files become samples.
+        round: The round after which it was taken; None if it comes from no federation.
+        key: The coordinator's key, which signs cards; None if it comes from no federation.
+        data: Samples and labels, or where to read them; None for a card without accuracy.
+    """
+
+    name: str
+    module: nn.Module
+    weights: GlobalModel
+    sample_shape: tuple[int, ...]
+    training: TrainingConfig
+    preprocessing: Preprocessing | None = None
+    round: int | None = None
+    key: CoordinatorKey | None = None
+    data: Samples | None = None
+    recording: SharedRecording = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recording", SharedRecording(self.module, self.sample_shape))
+
+    def split(self, spec: str) -> Submodel:
+        """Cut the submodel `spec`. The model is recorded once for all submodels."""
+        with self.recording:
+            return split(self.module, spec, self.sample_shape, self.training)
+
+    @cached_property
+    def program(self) -> Program:
+        """The program of the whole model, with the preprocessing. Raises InputError on a misfit."""
+        return with_preprocessing(self.split("full").program, self.preprocessing)
+
+    @cached_property
+    def held_out(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The samples and labels of `data`. Raises DataError unless they fit the model."""
+        return None if self.data is None else self.samples(self.data)
+
+    def samples(self, source: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """Read samples and labels. Raises DataError unless they fit the model."""
+        program = self.program
+        local = load_data(
+            source,
+            self.sample_shape,
+            program.labels,
+            program.sample_dtype,
+            program.sample_limit,
+            least=1,
+            preprocessing=self.preprocessing,
+        )
+        return np.array(local.x), np.array(local.y)
+
+    @cached_property
+    def evaluation(self) -> Evaluation | None:
+        """Accuracy and loss of the model in PyTorch on the held-out data, if there are any."""
+        if self.held_out is None:
+            return None
+        logger.info(
+            "evaluating the model in PyTorch on %s", counted(len(self.held_out[0]), "sample")
+        )
+        x, y = self.held_out
+        return evaluate(self.module, x, y, "The held-out data", self.training.loss)
+
+
+def from_federation(
+    config: CoordinatorConfig, round_: int, data: str | Path | None = None
+) -> TrainedModel:
+    """Load the global model of a federation after a round.
+
+    Args:
+        config: The federation's file.
+        round_: The number of the round; see `round_of`.
+        data: Held-out data in place of the federation's.
+
+    Raises:
+        ModelError: The model cannot be loaded.
+        InputError: The round's model is not there, or is another model than that of the file.
+    """
+    file = model_file(config.state, round_)
+    logger.info("loading the model %s after round %d", config.model, round_)
+    module, weights = load_global(config.model, file, config.seed)
+    return TrainedModel(
+        config.model,
+        module,
+        weights,
+        config.input_shape,
+        config.training,
+        config.data,
+        round_,
+        read_key(config.state),
+        config.held_out if data is None else data,
+    )
+
+
+def read_key(state: Path) -> CoordinatorKey:
+    """The coordinator's key in a state folder. Raises InputError if it cannot be read."""
+    path = state / KEY
+    try:
+        key = CoordinatorKey.from_pem(path.read_bytes())
+    except OSError:
+        key = None
+    if key is None:
+        raise InputError(
+            "{path}, the coordinator's key, is missing or damaged, so the model card cannot be "
+            "signed. Restore it from a backup.",
+            code="deploy.no-key",
+            path=str(path),
+        )
+    return key
+
+
+def from_reference(
+    reference: str,
+    weights: Path,
+    sample_shape: tuple[int, ...],
+    training: TrainingConfig,
+    preprocessing: Preprocessing | None = None,
+    data: str | Path | None = None,
+) -> TrainedModel:
+    """Load a model from its reference and a weights file. Raises ModelError or InputError."""
+    logger.info("loading the model")
+    module, numbers = load_global(reference, weights)
+    return TrainedModel(
+        reference, module, numbers, sample_shape, training, preprocessing, data=data
+    )
