@@ -16,6 +16,7 @@ from device_agent import __version__ as __version__
 if TYPE_CHECKING:
     from device_agent.formats.update import UpdateRecord as UpdateRecord
     from device_agent.formats.update import read_update as read_update
+    from device_agent.inference.predictor import Predictor as Predictor
     from device_agent.profiling.profiler import profile_bundle as profile
     from device_agent.training.standalone_training import train as train
     from exporters.export import ExportedBundle as ExportedBundle
@@ -52,6 +53,7 @@ HOMES = {
     "ExportedBundle": "exporters.export",
     "Federation": "toolkit.aggregation.federation",
     "GlobalModel": "toolkit.submodels.global_model",
+    "Predictor": "device_agent.inference.predictor",
     "Submodel": "toolkit.submodels.submodel",
     "TrainingConfig": "toolkit.submodels.hyperparameters",
     "UpdateRecord": "device_agent.formats.update",
@@ -84,6 +86,7 @@ __all__ = [
     "ExportedBundle",
     "Federation",
     "GlobalModel",
+    "Predictor",
     "Submodel",
     "TrainingConfig",
     "UpdateRecord",

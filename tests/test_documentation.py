@@ -22,7 +22,7 @@ import generate  # noqa: E402
 PUBLIC = [
     *("Aggregation", "AggregationPolicy", "Deployed", "DeviceProfile", "EdgeTailorError"),
     "ExportedBundle",
-    *("Federation", "GlobalModel", "Submodel", "TrainingConfig", "UpdateRecord"),
+    *("Federation", "GlobalModel", "Predictor", "Submodel", "TrainingConfig", "UpdateRecord"),
     *("aggregate", "deploy", "evaluate"),
     *("export", "inspect", "join_inputs", "load_device", "load_model", "plan", "profile"),
     *("read_partial", "read_update", "recover", "simulate", "split", "train", "write_partial"),

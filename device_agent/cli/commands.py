@@ -19,6 +19,7 @@ COMMANDS = (
     "install-service",
     "join",
     "leave",
+    "predict",
     "profile",
     "run",
     "status",

@@ -60,6 +60,18 @@ def read_arrays(path: Path, unpack_to: Path | None = None) -> tuple[FileArray, F
         return _read_npz(path, unpack_to)
 
 
+def read_samples_array(path: Path) -> FileArray:
+    """Open samples without labels: an .npy file, or the array `x` of an .npz file.
+
+    Raises DataError like `read_arrays`.
+    """
+    with _data_errors(path):
+        if path.suffix == ".npy":
+            return open_npy(path)
+        with _open_archive(path, (SAMPLES,)) as archive:
+            return _read_array(path, archive, SAMPLES, None)
+
+
 def read_headers(path: Path) -> tuple[Header, Header]:
     """Read shape and type of `x` and `y` from `path` without reading their values.
 
@@ -130,11 +142,13 @@ def _read_folder(path: Path) -> tuple[MappedArray, MappedArray]:
 
 
 @contextmanager
-def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open the archive at `path`. Raises DataError if an array is missing."""
+def _open_archive(
+    path: Path, wanted: tuple[str, ...] = (SAMPLES, LABELS)
+) -> Iterator[zipfile.ZipFile]:
+    """Open the archive at `path`. Raises DataError if it lacks an array of `wanted`."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        missing = [name for name in (SAMPLES, LABELS) if f"{name}.npy" not in names]
+        missing = [name for name in wanted if f"{name}.npy" not in names]
         if missing:
             raise DataError(
                 "{path} has no array {array!r}. It must hold x (samples) and y (labels).",

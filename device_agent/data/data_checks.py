@@ -134,11 +134,55 @@ def check_arrays(
         remarks = check_classes(y, labels, origin, on_piece)
     else:
         check_finite(y, "y", origin, on_piece)
+    _check_values(x, origin, dtype, limit, on_piece)
+    return remarks
+
+
+def check_samples(
+    x: np.ndarray,
+    sample_shape: tuple[int, ...],
+    origin: str,
+    dtype: Dtype = "float32",
+    limit: int | None = None,
+) -> None:
+    """Check that samples without labels fit a model. The arguments are those of `check_arrays`.
+
+    Raises:
+        DataError: The type, the shape, the number of samples or a value does not fit.
+    """
+    if x.dtype != dtype:
+        raise DataError(
+            "{origin}: x must be {dtype}; it is {x_type}. Convert it: x.astype({dtype!r}). Prepare "
+            "samples as for the training.",
+            code="data.wrong-type",
+            x_type=str(x.dtype),
+            origin=origin,
+            dtype=dtype,
+        )
+    if x.ndim == 0 or x.shape[1:] != sample_shape:
+        advice = _shape_advice(x, "x", sample_shape)
+        if x.shape == sample_shape:
+            advice = " x[None] is a batch of this single sample."
+        raise DataError(
+            "{origin}: x must be {sample_shape}; it is {x_shape}.{advice}",
+            code="data.wrong-shape",
+            x_shape=x.shape,
+            origin=origin,
+            sample_shape=batch_shape(sample_shape),
+            advice=advice,
+        )
+    check_count(len(x), origin, least=1)
+    _check_values(x, origin, dtype, limit, ignore_piece)
+
+
+def _check_values(
+    x: np.ndarray, origin: str, dtype: Dtype, limit: int | None, on_piece: OnPiece
+) -> None:
+    """Raise DataError if a number in `x` is not finite or is outside the model's range."""
     if dtype == "int64":
         check_integers(x, limit, origin, on_piece)
     else:
         check_finite(x, "x", origin, on_piece)
-    return remarks
 
 
 def _shape_advice(array: np.ndarray, name: str, shape: tuple[int, ...] | None) -> str:

@@ -61,12 +61,7 @@ def prepare(
     """
     check_files(source)
     if preprocessing is None:
-        raise DataError(
-            "{path}: this bundle takes only arrays, such as an .npz file with x and y. Its "
-            "federation does not define how pictures or CSV files become samples.",
-            code="data.not-prepared",
-            path=str(source),
-        )
+        raise not_prepared(source)
     if isinstance(preprocessing, Images):
         if not source.is_dir():
             raise wrong_kind(source, "pictures, in a folder for each class")
@@ -92,6 +87,16 @@ def prepare(
         writer.append(piece)
     writer.close()
     return open_npy(writer.path), y
+
+
+def not_prepared(source: Path) -> DataError:
+    """The error for pictures or CSV files if the bundle has no rule for them."""
+    return DataError(
+        "{path}: this bundle takes only arrays, such as an .npz file with x and y. Its "
+        "federation does not define how pictures or CSV files become samples.",
+        code="data.not-prepared",
+        path=str(source),
+    )
 
 
 def wrong_kind(source: Path, wanted: str) -> DataError:

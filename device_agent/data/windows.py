@@ -64,16 +64,37 @@ def windows_of(
         )
     y = np.concatenate(ends).reshape(-1, *(labels.shape or ()))
     most = max(1, PIECE_BYTES // (4 * math.prod(sample_shape)))
+    pieces = (
+        cut_windows(numbers, starts[begin : begin + most], series, sample_shape)
+        for numbers, starts in read
+        for begin in range(0, len(starts), most)
+    )
+    return y, pieces
 
-    def pieces() -> Iterator[np.ndarray]:
-        for numbers, starts in read:
-            for begin in range(0, len(starts), most):
-                x = numbers[starts[begin : begin + most, None] + np.arange(length)]
-                if series.channels == "first":
-                    x = x.transpose(0, 2, 1)
-                yield x.reshape(-1, *sample_shape)
 
-    return y, pieces()
+def unlabelled_windows(file: Path, series: Series, sample_shape: tuple[int, ...]) -> np.ndarray:
+    """Read the samples (n, *sample_shape) of a CSV file, which needs no column of labels.
+
+    Raises:
+        DataError: The file cannot be read, or lacks a column or a number.
+    """
+    numbers, _ = read_series(file, series, None)
+    length = math.prod(sample_shape) // len(series.columns)
+    unlabelled = np.zeros(len(numbers))
+    starts = window_starts(unlabelled, length, series.step or length, runs=False)
+    values = normalised(numbers, series.mean, series.std)
+    return cut_windows(values, starts, series, sample_shape)
+
+
+def cut_windows(
+    numbers: np.ndarray, starts: np.ndarray, series: Series, sample_shape: tuple[int, ...]
+) -> np.ndarray:
+    """Cut the windows that begin at the lines `starts` out of `numbers` (lines, columns)."""
+    length = math.prod(sample_shape) // len(series.columns)
+    x = numbers[starts[:, None] + np.arange(length)]
+    if series.channels == "first":
+        x = x.transpose(0, 2, 1)
+    return x.reshape(-1, *sample_shape)
 
 
 def window_starts(label: np.ndarray, length: int, step: int, runs: bool) -> np.ndarray:
@@ -91,8 +112,10 @@ def window_starts(label: np.ndarray, length: int, step: int, runs: bool) -> np.n
     return np.concatenate(starts).astype(np.int64)
 
 
-def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+def read_series(file: Path, series: Series, dtype: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Read the numbers (lines, columns) in float64 and the label of each line of `file`.
+
+    `dtype` is the type of the labels. If it is None, no labels are read.
 
     Raises:
         DataError: The file cannot be read, or lacks a column, a number or the name of a class.
@@ -105,7 +128,8 @@ def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.
             delimiter = max(DELIMITERS, key=re.sub('"[^"]*"', "", head).count)
             rows = csv.reader(opened, delimiter=delimiter, strict=True)
             names = [composed(name.strip()) for name in next(rows, [])]
-            places = [column_place(file, names, n) for n in (*series.columns, series.label)]
+            wanted = (*series.columns, *([] if dtype is None else [series.label]))
+            places = [column_place(file, names, name) for name in wanted]
             number = Decimals(delimiter).number
             for row in rows:
                 if not row:
@@ -114,9 +138,10 @@ def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.
                 cells = [
                     row[position].strip() if position < len(row) else "" for position in places
                 ]
-                pairs = zip(series.columns, cells[:-1], strict=True)
+                pairs = zip(series.columns, cells, strict=False)
                 numbers.extend(number(where, column, text) for column, text in pairs)
-                labels.append(label_of(where, series, cells[-1], dtype, number))
+                if dtype is not None:
+                    labels.append(label_of(where, series, cells[-1], dtype, number))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             "{file} is not a CSV file in UTF-8: {reason}.",

@@ -68,7 +68,7 @@ class DeviceState(StateFolder):
         self.replacing_key = folder / "replacing.key"
         self.attempts = folder / "attempts.json"
         self.form_checks = folder / "forms.json"
-        self._personal = folder / "personal.safetensors"
+        self.personal_file = folder / "personal.safetensors"
         self._newest = folder / "newest-work"
 
     @contextmanager
@@ -165,7 +165,7 @@ class DeviceState(StateFolder):
         self.log.unlink(missing_ok=True)
         self._newest.unlink(missing_ok=True)
         if not keep_personal:
-            self._personal.unlink(missing_ok=True)
+            self.personal_file.unlink(missing_ok=True)
 
     def check_work(self, work: Work, key: str, clock: Clock = SYSTEM_CLOCK) -> None:
         """Check the signature of `work` with the coordinator's `key`, and its time. Store the time.
@@ -255,7 +255,7 @@ class DeviceState(StateFolder):
         from device_agent.training.personal_model import read_personal
 
         try:
-            return read_personal(self._personal, self._manifest())
+            return read_personal(self.personal_file, self._manifest())
         except InputError:
             return {}  # of another submodel, or damaged: start with a new personal model
 
@@ -263,7 +263,7 @@ class DeviceState(StateFolder):
         """Store the personal tensors for the next round of this submodel."""
         from device_agent.training.personal_model import write_personal
 
-        write_personal(self._personal, tensors, self._manifest())
+        write_personal(self.personal_file, tensors, self._manifest())
 
     def submodel(self) -> str:
         """The submodel of the current bundle."""

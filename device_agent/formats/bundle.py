@@ -196,9 +196,10 @@ def training_of(bundle: Bundle) -> Train:
         if isinstance(instruction, Train):
             return instruction
     raise BundleError(
-        "The schedule of {folder} has no training instruction, so it cannot be trained.",
+        "{folder} cannot be trained: it is an inference bundle, which only predicts. Give a bundle "
+        "that `edgetailor export` wrote.",
         code="bundle.no-training",
-        folder=bundle.folder,
+        folder=str(bundle.folder),
     )
 
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import UNSET
 
-from device_agent.formats.manifest import Dtype, Manifest, Output, Port
+from device_agent.formats.manifest import PREDICT, Dtype, Manifest, Output, Port
 
 IGNORED = -100
 """The label of a position that is left out of the loss and the accuracy, as in PyTorch."""
@@ -41,9 +42,21 @@ class LabelRule:
 
 
 def label_rule(manifest: Manifest) -> LabelRule:
-    """The labels that the bundle of `manifest` takes."""
+    """The labels that the bundle of `manifest` takes, or would take if it did not only predict."""
+    if manifest.output is not UNSET:
+        return predicted_labels(manifest, manifest.output)
     ports = (port for signature in manifest.signatures.values() for port in signature.inputs)
     return rule_of(next((port for port in ports if port.kind == "labels"), None), manifest.classes)
+
+
+def predicted_labels(manifest: Manifest, output: Output) -> LabelRule:
+    """The labels of a model that only predicts, from the shape of its output."""
+    shape = tuple(n for n in manifest.signatures[PREDICT].outputs[0].shape[1:] if n is not None)
+    if output == "numbers":
+        return LabelRule(None, shape, "float32")
+    axis = class_axis(1 + len(shape)) - 1
+    positions = (*shape[:axis], *shape[axis + 1 :])
+    return LabelRule(manifest.classes, positions, sequence=output == "ctc")
 
 
 def rule_of(port: Port | None, classes: int) -> LabelRule:
@@ -62,6 +75,14 @@ def output_of(labels: LabelRule) -> Output:
     if labels.sequence:
         return "ctc"
     return "sigmoid" if labels.classes == 1 else "softmax"
+
+
+def class_axis(axes: int) -> int:
+    """The class axis of a model's output with this number of axes, including the batch.
+
+    It is the second axis, but the last of (batch, t, classes), the output of models of sequences.
+    """
+    return 2 if axes == 3 else 1
 
 
 def count_labels(y: np.ndarray) -> int:

@@ -84,6 +84,7 @@ def profile_bundle(
         ('full', True)
     """
     bundle = in_device_form(open_bundle(Path(folder)))
+    training_of(bundle)  # an inference bundle has no training to profile
     before = sensors.conditions(sysfs)
     children = ChildProcesses(bundle, threads, runs, sysfs)
     phases = tuple(children.measure(task) for task in tasks(bundle))

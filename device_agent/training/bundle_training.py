@@ -44,8 +44,8 @@ from profiles.text_formatting import counted
 
 log = logging.getLogger(__name__)
 KeepPersonal = Callable[[Mapping[str, np.ndarray]], object]
-"""A function that stores the new personal tensors. It is called before the update is written, and
-again if the process was killed in between."""
+"""A function that stores the new personal tensors, with the statistics of the same training. It is
+called before the update is written, and again if the process was killed in between."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def finish(
         # After `keep`, a restart reads the new personal tensors. It must accept this checkpoint.
         run.checkpoints.accept_personal(kept)
         run.save_checkpoint()
-    keep(kept)
+    keep(kept | statistics(run) if kept else kept)
     return Trained(write_update(out, record, tensors, force, run.scratch), kept)
 
 
@@ -310,3 +310,8 @@ def trained_update(
 def personal_tensors(run: ScheduleRun) -> dict[str, np.ndarray]:
     """The personal tensors that a finished run leaves on the device."""
     return {e.name: run.state[e.name] for e in personal_entries(run.bundle.manifest)}
+
+
+def statistics(run: ScheduleRun) -> dict[str, np.ndarray]:
+    """The statistics of a finished run, such as those of batch norms."""
+    return {e.name: run.state[e.name] for e in run.bundle.manifest.tensors if e.role == "buffer"}

@@ -73,8 +73,10 @@ def plan_execution(bundle: Bundle, options: TrainingOptions, idle: Usage) -> Exe
         idle: Memory of this process before its first training.
 
     Raises:
+        BundleError: The bundle only predicts.
         DoesNotFitError: The training is predicted to exceed a memory limit.
     """
+    training_of(bundle)
     limits = ceilings(options.max_memory, idle)
     formed = in_device_form(bundle)
     if not fits(formed.manifest, options.validating, limits):

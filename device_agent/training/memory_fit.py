@@ -38,12 +38,24 @@ def check_fits(manifest: Manifest, validating: bool, limits: Sequence[Ceiling]) 
         DoesNotFitError: A limit is below the predicted peak. If there is no prediction, a limit is
             below the memory of the runtime's first session.
     """
-    if not limits:
-        return
+    if limits:
+        check_need(needed_bytes(manifest, validating), manifest, limits)
+
+
+def check_need(need: tuple[int, str] | None, manifest: Manifest, limits: Sequence[Ceiling]) -> None:
+    """Check that a predicted need of memory stays within all limits.
+
+    Args:
+        need: Bytes in addition to the idle agent, and what runs then; None if this is not known.
+        manifest: Manifest of the bundle.
+        limits: The limits as `ceilings` finds them, at least one.
+
+    Raises:
+        DoesNotFitError: See `check_fits`.
+    """
     # onnxruntime may abort the process if memory runs out while it opens its first session. So the
     # memory for this session must be free, even without a prediction.
-    need = needed_bytes(manifest, validating) or (session_bytes(manifest), "any graph")
-    peak, running = need
+    peak, running = need or (session_bytes(manifest), "any graph")
     tightest = min(limits, key=lambda ceiling: ceiling.left)
     if peak <= tightest.left:
         return

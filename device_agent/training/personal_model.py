@@ -1,4 +1,8 @@
-"""The file with the personal model, which stays on the device from round to round."""
+"""The file with the personal model, which stays on the device from round to round.
+
+It also holds the statistics of the device's last update, such as those of batch norms. The model
+predicts with them, because statistics of the global model do not fit it.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -33,13 +37,23 @@ def read_personal(path: Path, manifest: Manifest) -> Personal:
         manifest: The bundle's manifest.
 
     Returns:
-        The tensors by name; empty if there is no file yet.
+        The tensors by name, without statistics; empty if there is no file yet.
 
     Raises:
         InputError: The file is damaged or belongs to another submodel.
     """
     if not path.exists():
         return {}
+    names = {entry.name for entry in personal_entries(manifest)}
+    return {name: a for name, a in read_personal_model(path, manifest).items() if name in names}
+
+
+def read_personal_model(path: Path, manifest: Manifest) -> Personal:
+    """Read the personal tensors of a bundle and the statistics with which they predict.
+
+    A file of version 0.2 or earlier has no statistics. Raises InputError like `read_personal`, and
+    if there is no file.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
             if (file.metadata() or {}).get(KEY) != _key(manifest):
@@ -66,7 +80,8 @@ def write_personal(path: Path, tensors: Mapping[str, np.ndarray], manifest: Mani
 
     Args:
         path: The file, which is replaced atomically.
-        tensors: The tensors by name. If there are none, no file is written.
+        tensors: The personal tensors and the statistics of the same training, by name. If there
+            are none, no file is written.
         manifest: Manifest of the tensors' bundle.
     """
     if tensors:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from device_agent.formats.label_rule import IGNORED, LabelRule
+from device_agent.formats.label_rule import IGNORED, LabelRule, class_axis
 from profiles.errors import ModelError
 
 UNREACHED = -1e30
@@ -55,11 +55,6 @@ class Objective(Measures):
     """
 
     labels: LabelRule
-
-
-def class_axis(axes: int) -> int:
-    """The class axis of logits with this number of axes, including the batch."""
-    return 2 if axes == 3 else 1
 
 
 def class_count(shape: tuple[int, ...]) -> int:

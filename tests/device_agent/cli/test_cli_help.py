@@ -9,8 +9,8 @@ from commands import EXIT_CODES, Agent
 from device_agent.cli.commands import main_group
 
 COMMANDS = [
-    "bench", "calibrate", "doctor", "install-service", "join", "leave", "profile", "run", "status",
-    "train", "uninstall-service",
+    "bench", "calibrate", "doctor", "install-service", "join", "leave", "predict", "profile", "run",
+    "status", "train", "uninstall-service",
 ]  # fmt: skip
 
 

@@ -27,8 +27,14 @@ def test_a_personal_model_goes_from_round_to_round(
         assert re.fullmatch(
             rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n", done.stderr
         )
+        sent = load_file(tmp_path / out / "update.safetensors")
+        statistics = {name: array for name, array in sent.items() if ".running_" in name}
         own = load_file(tmp_path / "own" / "me.safetensors")
-        assert own.keys().isdisjoint(load_file(tmp_path / out / "update.safetensors"))
+        # The file has all statistics that the device predicts with, and nothing else that it sent.
+        shared = own.keys() & sent.keys()
+        assert statistics.keys() <= shared
+        assert same({n: own.pop(n) for n in shared}, {n: sent[n] for n in shared})
+        assert not any("weight" in name for name in shared)
         return own
 
     keep = ("--personal", "own/me.safetensors")

@@ -1,0 +1,116 @@
+"""Reads samples without labels, for predictions: arrays, pictures or CSV files of a sensor."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.data.array_files import SAMPLES, as_array, read_samples_array
+from device_agent.data.data_source import CSV
+from device_agent.data.pictures import check_pillow, read_picture, visible
+from device_agent.data.preparation import not_prepared, wrong_kind
+from device_agent.data.windows import unlabelled_windows
+from device_agent.formats.preprocessing import Images, Preprocessing, Series
+from profiles.errors import DataError
+
+ARRAYS = (".npy", ".npz")
+
+
+@dataclass(frozen=True)
+class UnlabelledFile:
+    """The samples of one file.
+
+    Attributes:
+        name: Name of the file.
+        x: The samples (n, *sample shape).
+        unit: What the samples of the file are, such as "sample" or "window".
+    """
+
+    name: str
+    x: np.ndarray
+    unit: str = "sample"
+
+    def title(self, index: int) -> str:
+        """The name of the sample `index`: the file's name, with a number if it has several."""
+        return self.name if len(self.x) == 1 else f"{self.name}, {self.unit} {index + 1}"
+
+
+def read_unlabelled(
+    source: Path, preprocessing: Preprocessing | None, sample_shape: tuple[int, ...]
+) -> Iterator[UnlabelledFile]:
+    """Read the samples of a file, or of all files in a folder and its subfolders' pictures.
+
+    Args:
+        source: An .npy file, an .npz file with `x`, or a folder with x.npy. With `preprocessing`
+            also a picture, a CSV file, or a folder of these.
+        preprocessing: The bundle's rule for pictures or CSV files; None if it has no rule.
+        sample_shape: Shape of one sample.
+
+    Yields:
+        One file at a time.
+
+    Raises:
+        DataError: There is no such file, or it cannot be read.
+        InputError: Pictures need a package that is not installed.
+    """
+    if not source.exists():
+        raise DataError("{path} does not exist.", code="data.missing-file", path=str(source))
+    array = source / f"{SAMPLES}.npy" if source.is_dir() else source
+    if array.suffix in ARRAYS and (array.is_file() or not source.is_dir()):
+        yield UnlabelledFile(source.name, as_array(read_samples_array(array)))
+    elif preprocessing is None:
+        raise not_prepared(source)
+    elif isinstance(preprocessing, Images):
+        yield from _pictures(source, preprocessing, sample_shape)
+    else:
+        yield from _windows(source, preprocessing, sample_shape)
+
+
+def _pictures(
+    source: Path, images: Images, sample_shape: tuple[int, ...]
+) -> Iterator[UnlabelledFile]:
+    check_pillow()
+    if not source.is_dir():
+        yield UnlabelledFile(source.name, read_picture(source, images, sample_shape)[None])
+        return
+    files = [file for file in visible(source) if not file.is_dir()]
+    folders = [folder for folder in visible(source) if folder.is_dir()]
+    files += [file for folder in folders for file in visible(folder) if not file.is_dir()]
+    if not files:
+        raise wrong_kind(source, "pictures")
+    for file in files:
+        name = str(file.relative_to(source))
+        yield UnlabelledFile(name, read_picture(file, images, sample_shape)[None])
+
+
+def _windows(
+    source: Path, series: Series, sample_shape: tuple[int, ...]
+) -> Iterator[UnlabelledFile]:
+    files = [source]
+    if source.is_dir():
+        files = [path for path in visible(source) if path.suffix.lower() == CSV]
+    if not files or any(file.suffix.lower() != CSV for file in files):
+        raise wrong_kind(source, "CSV files")
+    length = math.prod(sample_shape) // len(series.columns)
+    for file in files:
+        x = unlabelled_windows(file, series, sample_shape)
+        if not len(x):
+            raise DataError(
+                "{file} has fewer lines than a sample, which is a window of {window}.",
+                code="data.too-few-samples",
+                samples=0,
+                window=length,
+                file=file.name,
+            )
+        yield UnlabelledFile(file.name, x, "window")
+
+
+def suffix_of(content: bytes, preprocessing: Preprocessing | None) -> str:
+    """The suffix for a file with this content, which is an array, or what the bundle takes."""
+    if content.startswith(b"\x93NUMPY"):
+        return ".npy"
+    if content.startswith(b"PK"):
+        return ".npz"
+    return CSV if isinstance(preprocessing, Series) else ""

@@ -1,0 +1,44 @@
+"""The model with which a device of a federation predicts."""
+
+from pathlib import Path
+
+from device_agent.federation.default_state import default_state
+from device_agent.federation.device_state import DeviceState
+from device_agent.formats.manifest import MANIFEST
+from profiles.errors import InputError
+
+
+def newest_model(state: Path | None = None, *, personal: bool = False) -> Path:
+    """The folder of the newest bundle that a device has received.
+
+    Args:
+        state: The device's state folder (default: that of this user).
+        personal: Whether the bundle is for the device's personal model, which fits only the bundle
+            that it was trained with.
+
+    Raises:
+        InputError: The device has not joined, or has no bundle yet.
+    """
+    folder = DeviceState(state or default_state())
+    folder.member()
+    if not (folder.bundle / MANIFEST).is_file():
+        raise InputError(
+            "This device has not received a model yet. It gets one in its first round: see "
+            "`edgetailor-agent status`. Or give a bundle's folder.",
+            code="state.no-model",
+            path=str(folder.folder),
+        )
+    return folder.bundle
+
+
+def personal_model(state: Path | None = None) -> Path:
+    """The file of the device's personal model. Raises InputError if there is none."""
+    folder = DeviceState(state or default_state())
+    if not folder.personal_file.is_file():
+        raise InputError(
+            "This device has no personal model. Devices get one when they train a cp or pfedme "
+            "submodel.",
+            code="state.no-personal-model-yet",
+            path=str(folder.folder),
+        )
+    return folder.personal_file

@@ -1,0 +1,271 @@
+"""Predicts with a bundle: the public class `edgetailor.Predictor`."""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.data.data_checks import check_samples
+from device_agent.data.unlabelled import UnlabelledFile, read_unlabelled
+from device_agent.formats.bundle import open_bundle
+from device_agent.formats.label_rule import class_axis
+from device_agent.formats.manifest import (
+    PREDICT,
+    Initialise,
+    Manifest,
+    Record,
+    Signature,
+    Train,
+)
+from device_agent.inference.probabilities import (
+    class_names,
+    decode_sequence,
+    output_meaning,
+    probabilities,
+)
+from device_agent.runtime.runtime_choice import Session, open_session
+from device_agent.training.memory_estimate import batch_of, concurrent_peak_bytes
+from device_agent.training.memory_fit import check_need
+from device_agent.training.memory_limits import Ceiling, ceilings
+from device_agent.training.personal_model import personal_entries, read_personal_model
+from device_agent.training.signature_runs import check_ports
+from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES as RESERVE
+from profiles.errors import InputError
+
+log = logging.getLogger(__name__)
+CHUNK = 64
+"""The most samples that are predicted at once if no limit of memory is set."""
+SHOWN_NUMBERS = 8
+"""The most numbers of a sample that a text shows."""
+
+Tensors = dict[str, np.ndarray]
+OpenStage = tuple[Session, Signature, Tensors]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one sample of a file.
+
+    Attributes:
+        file: Name of the file, and for several samples of one file also which of them.
+        values: Probabilities (classes,), or the numbers of a regression.
+    """
+
+    file: str
+    values: np.ndarray
+
+
+class Predictor:
+    """A model that predicts on this device, without any training framework.
+
+    Use it in a program on a device, with a released model or with any other bundle. A training
+    bundle predicts with the model that it starts from, or with a personal model. The class may be
+    used from several threads: they wait for one another.
+
+    Attributes:
+        bundle: The opened bundle.
+        classes: Names of the classes, in the order of the probabilities; empty for a regression.
+        meaning: What the model's output is: `softmax`, `sigmoid`, `ctc` or `numbers`.
+        predicted_bytes: The predicted memory in bytes, in addition to the memory of this process;
+            None if the bundle has no prediction.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        personal: str | Path | None = None,
+        threads: int = 0,
+        max_memory: int | None = None,
+    ) -> None:
+        """Open the bundle in `folder`.
+
+        Args:
+            folder: An inference bundle or a training bundle.
+            personal: The file of the personal model that this device has trained with a `cp` or
+                `pfedme` bundle. It is predicted with in place of the global model.
+            threads: Threads of the runtime. 0 means one for each core.
+            max_memory: Bytes of memory that this process may use.
+
+        Raises:
+            BundleError: The bundle is incomplete, damaged or of another format version.
+            InputError: `personal` is not a personal model of this bundle.
+            LimitError: The model needs more memory than this process may use.
+
+        Examples:
+            >>> import tempfile
+            >>> import edgetailor as et
+            >>> model = et.load_model("toolkit.models:digits_cnn")
+            >>> submodel = et.split(model, "full", sample_shape=(1, 8, 8))
+            >>> folder = f"{tempfile.mkdtemp()}/bundle"
+            >>> _ = et.export(submodel, et.GlobalModel(model.state_dict()), folder, verify=False)
+            >>> predictor = Predictor(folder)
+            >>> predictor.predict(np.zeros((3, 1, 8, 8), np.float32)).shape
+            (3, 10)
+        """
+        self.bundle = open_bundle(Path(folder))
+        manifest = self.bundle.manifest
+        self.classes = class_names(manifest)
+        self.meaning = output_meaning(manifest)
+        self._has_personal = personal is not None
+        self._personal = {} if personal is None else self._read(Path(personal))
+        self._threads, self._lock = threads, threading.Lock()
+        self._stages = stages(manifest)
+        limits = ceilings(max_memory)
+        self._chunk = batch_of(manifest) if limits else max(batch_of(manifest), CHUNK)
+        self._keeps_open, self.predicted_bytes = self._fit(limits)
+        self._opened: dict[str, OpenStage] = {}
+
+    def _fit(self, limits: Sequence[Ceiling]) -> tuple[bool, int | None]:
+        """Decide whether all stages stay open, and predict the memory. Raises LimitError."""
+        manifest = self.bundle.manifest
+        single = (*self._stages, *initialising(manifest))
+        alone = [concurrent_peak_bytes(manifest, [name]) for name in single]
+        highest = None if None in alone else max(peak for peak in alone if peak is not None)
+        together = concurrent_peak_bytes(manifest, self._stages)
+        if not limits or (together is not None and self._fits(together, limits)):
+            return True, together
+        # A slice can predict with one stage in memory at a time.
+        need = None if highest is None else (highest + RESERVE, " or ".join(single))
+        check_need(need, manifest, limits)
+        return False, highest
+
+    def _fits(self, peak: int, limits: Sequence[Ceiling]) -> bool:
+        return all(peak + RESERVE <= limit.left for limit in limits)
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Predict samples.
+
+        Args:
+            x: Samples (n, *sample shape), prepared as for training: float32, or int64 for models
+                that look up embeddings.
+
+        Returns:
+            Probabilities (n, classes), or with more axes for positions; for a regression the
+            model's output.
+
+        Raises:
+            DataError: The samples do not fit the model.
+        """
+        manifest = self.bundle.manifest
+        check_samples(
+            x, manifest.sample_shape, "data", manifest.sample_dtype, manifest.sample_limit
+        )
+        with self._lock:
+            values = x
+            for name in self._stages:
+                stage = self._open(name)
+                parts = (
+                    self._run(stage, values[start : start + self._chunk])
+                    for start in range(0, len(x), self._chunk)
+                )
+                values = np.concatenate(list(parts))
+        return probabilities(values, self.meaning)
+
+    def predict_files(self, source: str | Path) -> Iterator[Prediction]:
+        """Predict the samples of a file or folder, which needs no labels.
+
+        Args:
+            source: An .npy file with samples, an .npz file with `x`, or a folder with x.npy. With
+                the `preprocessing` of the bundle also a picture, a folder of pictures, a CSV file
+                or a folder of CSV files.
+
+        Yields:
+            The prediction for each sample.
+
+        Raises:
+            DataError: A file cannot be read or does not fit the model.
+            InputError: Pictures need a package that is not installed.
+        """
+        for file in self.samples(Path(source)):
+            for index, values in enumerate(self.predict(file.x)):
+                yield Prediction(file.title(index), values)
+
+    def describe(self, values: np.ndarray) -> str:
+        """The prediction for one sample as text: its class and probability, or its numbers."""
+        if self.meaning == "numbers":
+            return " ".join(f"{number:.4g}" for number in values.reshape(-1)[:SHOWN_NUMBERS])
+        if self.meaning == "ctc":
+            return " ".join(self.classes[label] for label in decode_sequence(values))
+        if values.ndim > 1:
+            most = values.argmax(class_axis(values.ndim + 1) - 1).reshape(-1)[:SHOWN_NUMBERS]
+            return " ".join(self.classes[label] for label in most)
+        most_probable = int(values.argmax())
+        return f"{self.classes[most_probable]}  {values[most_probable]:.1%}"
+
+    def samples(self, source: Path) -> Iterator[UnlabelledFile]:
+        """Read the files at `source` as samples. Raises like `predict_files`."""
+        manifest = self.bundle.manifest
+        return read_unlabelled(source, manifest.preprocessing, manifest.sample_shape)
+
+    def _read(self, file: Path) -> Tensors:
+        if not personal_entries(self.bundle.manifest):
+            raise InputError(
+                "{folder} has no personal model: its submodel is {submodel!r}. Only cp and pfedme "
+                "bundles have one.",
+                code="state.no-personal-model",
+                folder=str(self.bundle.folder),
+                submodel=self.bundle.manifest.submodel,
+            )
+        return read_personal_model(file, self.bundle.manifest)
+
+    def _open(self, name: str) -> OpenStage:
+        """Open the stage `name` with the tensors that it reads, or return the open one."""
+        if name in self._opened:
+            return self._opened[name]
+        signature = self.bundle.manifest.signatures[name]
+        graph = self.bundle.graph(name)
+        session = open_session(self.bundle.manifest.runtime, graph, name, self._threads)
+        check_ports(session, signature, f"{graph}, signature {name!r}")
+        stage = session, signature, self._tensors(signature)
+        if self._keeps_open:
+            self._opened[name] = stage
+        return stage
+
+    def _tensors(self, signature: Signature) -> Tensors:
+        """The tensors that `signature` reads: personal ones, and others from the bundle."""
+        entries = {entry.name: entry for entry in self.bundle.manifest.tensors}
+        wanted = sorted({port.state for port in signature.inputs if port.state is not None})
+        # Without a personal model, one starts from the global model, as in the first round.
+        if any(not entries[name].stored and name not in self._personal for name in wanted):
+            for name in initialising(self.bundle.manifest):
+                session, first, tensors = self._open(name)
+                results = session.run({p.name: tensors[str(p.state)] for p in first.inputs})
+                self._personal |= {str(p.state): results[p.name] for p in first.outputs}
+                self._opened.pop(name, None)
+        own = {name: self._personal[name] for name in wanted if name in self._personal}
+        buffers = [name for name in wanted if entries[name].role == "buffer"]
+        if own and self._has_personal and any(name not in own for name in buffers):
+            log.warning(
+                "The personal model has no statistics of its own, because an earlier version wrote "
+                "it. It predicts with the global ones, less exactly, until it is trained again."
+            )
+        return own | self.bundle.load(name for name in wanted if name not in own)
+
+    def _run(self, stage: OpenStage, samples: np.ndarray) -> np.ndarray:
+        session, signature, tensors = stage
+        feeds = {
+            port.name: samples if port.state is None else tensors[port.state]
+            for port in signature.inputs
+        }
+        return session.run(feeds)[signature.outputs[0].name]
+
+
+def stages(manifest: Manifest) -> Sequence[str]:
+    """The signatures that predict, in order: the recordings of a slice, then the prediction."""
+    trains = [i for i in manifest.schedule if isinstance(i, Train)]
+    records = {i.target: i for i in manifest.schedule if isinstance(i, Record)}
+    names: list[str] = []
+    source = trains[0].source if trains else ""
+    while source in records:
+        names.insert(0, records[source].signature)
+        source = records[source].source
+    return (*names, PREDICT)
+
+
+def initialising(manifest: Manifest) -> Sequence[str]:
+    """The signatures that compute the first personal model from the global model."""
+    return [i.signature for i in manifest.schedule if isinstance(i, Initialise)]

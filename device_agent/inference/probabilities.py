@@ -1,0 +1,63 @@
+"""What the numbers of a model's output mean: probabilities of named classes, or a regression."""
+
+import numpy as np
+from msgspec import UNSET
+
+from device_agent.formats.label_rule import class_axis, label_rule, output_of
+from device_agent.formats.manifest import Manifest, Output
+
+
+def output_meaning(manifest: Manifest) -> Output:
+    """What turns the output of a bundle's `predict` into probabilities."""
+    return output_of(label_rule(manifest)) if manifest.output is UNSET else manifest.output
+
+
+def class_names(manifest: Manifest) -> tuple[str, ...]:
+    """The names of the classes, in the order of the probabilities; empty for a regression.
+
+    They are the names in the bundle's `preprocessing`, otherwise "0", "1" and so on.
+    """
+    if output_meaning(manifest) == "numbers":
+        return ()
+    named = () if manifest.preprocessing is None else manifest.preprocessing.classes
+    return named or tuple(map(str, range(max(manifest.classes, 2))))
+
+
+def probabilities(output: np.ndarray, meaning: Output) -> np.ndarray:
+    """Turn a model's output into probabilities, whose sum along the class axis is 1.
+
+    Args:
+        output: The output (n, classes), or with more axes for positions; see `class_axis`.
+        meaning: What the output is. For `numbers` it is returned unchanged.
+
+    Returns:
+        Float32 probabilities in the shape of the output. An output with one number for two classes
+        gets two: those of class 0 and of class 1.
+
+    Examples:
+        >>> probabilities(np.array([[0.0], [np.log(3)]], np.float32), "sigmoid").round(2)
+        array([[0.5 , 0.5 ],
+               [0.25, 0.75]], dtype=float32)
+    """
+    if meaning == "numbers":
+        return output
+    axis = class_axis(output.ndim)
+    logits = output.astype(np.float64)
+    if meaning == "sigmoid":  # the softmax of 0 and the logit
+        logits = np.concatenate((np.zeros_like(logits), logits), axis)
+    powers = np.exp(logits - logits.max(axis, keepdims=True))
+    return np.asarray(powers / powers.sum(axis, keepdims=True), np.float32)
+
+
+def decode_sequence(probabilities: np.ndarray) -> list[int]:
+    """Decode the probabilities (t, classes) of a CTC model to its most probable path.
+
+    Repeated classes are merged first, then the blank, class 0, is left out.
+
+    Examples:
+        >>> decode_sequence(np.eye(3)[[0, 2, 2, 0, 2, 1]])
+        [2, 2, 1]
+    """
+    path = probabilities.argmax(1)
+    changes = np.flatnonzero(np.diff(path, prepend=-1))
+    return [int(path[index]) for index in changes if path[index] != 0]

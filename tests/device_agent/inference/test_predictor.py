@@ -1,0 +1,217 @@
+"""Predictions on a device compared with plain PyTorch."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+import bundles
+from device_agent.formats.manifest import uploaded
+from device_agent.formats.preprocessing import Images, Series
+from device_agent.inference.predictor import Predictor
+from device_agent.training.standalone_training import train
+from exporters.export import Format, export
+from exporters.programs.program import with_preprocessing
+from log_messages import logged
+from refusals import refused
+from toolkit.families import family_named
+from toolkit.splitting import split
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.submodels.matrix_product import Product
+
+TOLERANCE = 1e-5
+
+
+def softmax_of(module: nn.Module, x: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return torch.softmax(module.eval()(torch.from_numpy(x)), 1).numpy()
+
+
+def dense_model(spec: str) -> nn.Module:
+    """The tiny model with the dense weights for which the tensors of a bundle stand."""
+    model, source = bundles.tiny_model()
+    submodel = split(model, spec, bundles.SAMPLE_SHAPE, bundles.TRAINING)
+    values = submodel.cut(source)
+    table = uploaded(submodel.program.tensors)
+    shapes = {name: tuple(value.shape) for name, value in source.tensors.items()}
+    tensors = {entry.name: values[entry.name] for entry in table}
+    held = family_named(submodel.spec.family).recover(tensors, table, shapes)
+    dense = {n: v.dense() if isinstance(v, Product) else v for n, v in held.items()}
+    model.load_state_dict({**source.tensors, **dense})
+    return model
+
+
+@pytest.mark.parametrize("family", bundles.FAMILIES)
+def test_every_family_predicts_as_pytorch(
+    family: str, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    predictor = Predictor(bundles.tiny_bundle(tmp_path_factory, family), threads=1)
+    x, _ = bundles.samples(70, seed)  # more than are predicted at once
+    expected = softmax_of(dense_model(bundles.FAMILIES[family]), x)
+    np.testing.assert_allclose(predictor.predict(x), expected, atol=TOLERANCE)
+    assert predictor.classes == tuple(map(str, range(bundles.CLASSES)))
+    assert predictor.predicted_bytes is not None
+    assert predictor.predicted_bytes > 0
+
+
+@pytest.mark.parametrize(("spec", "format"), [("pfedme", "onnx"), ("slice:classifier", "tflite")])
+def test_other_bundles_predict_as_pytorch(
+    spec: str, format: Format, tmp_path: Path, seed: int
+) -> None:
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    model, source = bundles.tiny_model()
+    submodel = split(model, spec, bundles.SAMPLE_SHAPE, bundles.TRAINING)
+    export(
+        submodel.program,
+        submodel.cut(source),
+        tmp_path / "b",
+        format=format,
+        base="0" * 64,
+        check=False,
+    )
+    x, _ = bundles.samples(9, seed)
+    np.testing.assert_allclose(
+        Predictor(tmp_path / "b").predict(x), softmax_of(model, x), atol=TOLERANCE
+    )
+
+
+def test_a_personal_model_predicts_with_its_own_statistics(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    bundle = bundles.tiny_bundle(tmp_path_factory, "cp")
+    data, own = bundles.write_data(tmp_path / "data.npz", seed=seed), tmp_path / "own.safetensors"
+    train(bundle, str(data), tmp_path / "update", personal=own)
+    file = load_file(own)
+    state = {name.removeprefix("personal:"): torch.from_numpy(a) for name, a in file.items()}
+    model, _ = bundles.tiny_model()
+    model.load_state_dict(state, strict=True)  # statistics, too
+    x, _ = bundles.samples(9, seed)
+    found = Predictor(bundle, personal=own).predict(x)
+    np.testing.assert_allclose(found, softmax_of(model, x), atol=TOLERANCE)
+    assert np.abs(found - Predictor(bundle).predict(x)).max() > 1e-3
+    trained = load_file(tmp_path / "update" / "update.safetensors")
+    for name, value in trained.items():
+        if name.endswith(("running_mean", "running_var")):
+            np.testing.assert_array_equal(value, file[name])
+
+
+def test_a_personal_model_without_statistics_predicts_with_those_of_the_bundle(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    """Files of earlier versions have none."""
+    bundle = bundles.tiny_bundle(tmp_path_factory, "cp")
+    data, own = bundles.write_data(tmp_path / "data.npz", seed=seed), tmp_path / "own.safetensors"
+    train(bundle, str(data), tmp_path / "update", personal=own)
+    with safe_open(own, framework="numpy") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    personal = {name: array for name, array in tensors.items() if name.startswith("personal:")}
+    save_file(personal, own, metadata=about)
+    x, _ = bundles.samples(9, seed)
+    model, source = bundles.tiny_model()
+    state = {name.removeprefix("personal:"): torch.from_numpy(a) for name, a in personal.items()}
+    model.load_state_dict({**source.tensors, **state})
+    with logged() as messages:
+        found = Predictor(bundle, personal=own).predict(x)
+    np.testing.assert_allclose(found, softmax_of(model, x), atol=TOLERANCE)
+    assert [m for m in messages if "no statistics of its own" in m]
+
+
+def picture_bundle(out: Path, preprocessing: Images | Series, shape: tuple[int, ...]) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 3))
+    submodel = split(model, "full", shape, TrainingConfig(batch_size=4))
+    program = with_preprocessing(submodel.program, preprocessing)
+    export(program, submodel.cut(from_model(model)), out, base="0" * 64, check=False)
+    return model
+
+
+def test_pictures_need_no_folders_of_classes(tmp_path: Path, seed: int) -> None:
+    names = ("ash", "birch", "cedar")
+    model = picture_bundle(
+        tmp_path / "b", Images(classes=names, mean=(0.5,), std=(0.25,)), (1, 4, 4)
+    )
+    grey = np.random.default_rng(seed).integers(0, 256, (2, 4, 4), np.uint8)
+    (tmp_path / "pictures" / "unsorted").mkdir(parents=True)
+    for number, place in enumerate(("b.png", "unsorted/a.png")):
+        Image.fromarray(grey[number]).save(tmp_path / "pictures" / place)
+    predictor = Predictor(tmp_path / "b")
+    found = list(predictor.predict_files(tmp_path / "pictures"))
+    expected = softmax_of(model, (grey[:, None] / np.float32(255) - 0.5) / np.float32(0.25))
+    assert [prediction.file for prediction in found] == ["b.png", "unsorted/a.png"]
+    np.testing.assert_allclose([p.values for p in found], expected, atol=TOLERANCE)
+    assert predictor.classes == names
+    assert predictor.describe(found[0].values).split()[0] == names[expected[0].argmax()]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_windows_of_a_csv_file_need_no_labels(tmp_path: Path, seed: int, labelled: bool) -> None:
+    series = Series(columns=("a", "b"), label="kind", mean=(1.0, 0.0), std=(2.0, 1.0))
+    model = picture_bundle(tmp_path / "b", series, (3, 2))
+    numbers = np.random.default_rng(seed).normal(size=(7, 2)).astype(np.float32)
+    head = "b,kind,a" if labelled else "b,a"
+    rows = [f"{b},{'?,' if labelled else ''}{a}" for a, b in numbers.tolist()]
+    (tmp_path / "data.csv").write_text("\n".join([head, *rows]) + "\n")
+    found = list(Predictor(tmp_path / "b").predict_files(tmp_path / "data.csv"))
+    windows = ((numbers - [1, 0]) / [2, 1]).astype(np.float32)[:6].reshape(2, 3, 2)
+    expected = softmax_of(model, windows)
+    assert [p.file for p in found] == ["data.csv, window 1", "data.csv, window 2"]
+    np.testing.assert_allclose([p.values for p in found], expected, atol=TOLERANCE)
+
+
+def test_threads_share_a_predictor(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    predictor = Predictor(bundles.tiny_bundle(tmp_path_factory, "full"), threads=1)
+    x, _ = bundles.samples(30, seed)
+    expected, found = predictor.predict(x), dict[int, np.ndarray]()
+    threads = [
+        threading.Thread(target=lambda i=i: found.update({i: predictor.predict(x[i : i + 5])}))
+        for i in range(0, 30, 5)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_allclose(
+        np.concatenate([found[i] for i in sorted(found)]), expected, atol=1e-6
+    )
+
+
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    bundle = bundles.tiny_bundle(tmp_path_factory, "full")
+    predictor = Predictor(bundle)
+    x, _ = bundles.samples(3, seed)
+    with refused("data.wrong-type", x_type="float64"):
+        predictor.predict(x.astype(np.float64))
+    with refused("data.wrong-shape", x_shape=[1, 6, 6]):
+        predictor.predict(x[0])
+    with refused("data.too-few-samples"):
+        predictor.predict(x[:0])
+    x[1, 0, 2, 2] = np.inf
+    with refused("data.not-finite", sample=1):
+        predictor.predict(x)
+    with refused("memory.does-not-fit"):
+        Predictor(bundle, max_memory=1 << 20)
+    with refused("state.no-personal-model", submodel="full"):
+        Predictor(bundle, personal=tmp_path / "own.safetensors")
+    with refused("state.unreadable-personal-model"):
+        Predictor(bundles.tiny_bundle(tmp_path_factory, "cp"), personal=tmp_path / "none")
+    with refused("data.missing-file"):
+        list(predictor.predict_files(tmp_path / "none.npy"))
+    Image.fromarray(np.zeros((6, 6), np.uint8)).save(tmp_path / "picture.png")
+    with refused("data.not-prepared"):
+        list(predictor.predict_files(tmp_path / "picture.png"))
+    (tmp_path / "damaged.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    with refused("data.unreadable-file"):
+        list(predictor.predict_files(tmp_path / "damaged.npy"))
+    np.savez(tmp_path / "y.npz", y=np.zeros(3))
+    with refused("data.missing-array", array="x"):
+        list(predictor.predict_files(tmp_path / "y.npz"))
