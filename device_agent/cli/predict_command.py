@@ -54,9 +54,9 @@ def predict(
     threads: int,
     as_json: bool,
 ) -> None:
-    """Predict with BUNDLE, or with the newest model of this device.
+    """Predict with BUNDLE or this device's model.
 
-    Without BUNDLE, this device must have joined a federation and received a model.
+    Without BUNDLE, the newest model that this device has received in its federation predicts.
 
     \b
         edgetailor-agent predict --data picture.png

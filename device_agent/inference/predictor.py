@@ -71,6 +71,18 @@ class Predictor:
         meaning: What the model's output is: `softmax`, `sigmoid`, `ctc` or `numbers`.
         predicted_bytes: The predicted memory in bytes, in addition to the memory of this process;
             None if the bundle has no prediction.
+
+    Examples:
+        >>> import tempfile
+        >>> import edgetailor as et
+        >>> import numpy as np
+        >>> model = et.load_model("toolkit.models:digits_cnn")
+        >>> submodel = et.split(model, "full", sample_shape=(1, 8, 8))
+        >>> folder = f"{tempfile.mkdtemp()}/bundle"
+        >>> _ = et.export(submodel, et.GlobalModel(model.state_dict()), folder, verify=False)
+        >>> predictor = et.Predictor(folder)
+        >>> predictor.predict(np.zeros((3, 1, 8, 8), np.float32)).shape
+        (3, 10)
     """
 
     def __init__(
@@ -94,17 +106,6 @@ class Predictor:
             BundleError: The bundle is incomplete, damaged or of another format version.
             InputError: `personal` is not a personal model of this bundle.
             LimitError: The model needs more memory than this process may use.
-
-        Examples:
-            >>> import tempfile
-            >>> import edgetailor as et
-            >>> model = et.load_model("toolkit.models:digits_cnn")
-            >>> submodel = et.split(model, "full", sample_shape=(1, 8, 8))
-            >>> folder = f"{tempfile.mkdtemp()}/bundle"
-            >>> _ = et.export(submodel, et.GlobalModel(model.state_dict()), folder, verify=False)
-            >>> predictor = Predictor(folder)
-            >>> predictor.predict(np.zeros((3, 1, 8, 8), np.float32)).shape
-            (3, 10)
         """
         self.bundle = open_bundle(Path(folder))
         manifest = self.bundle.manifest
