@@ -11,12 +11,12 @@ from torch import nn
 from device_agent import __version__
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.bundle import Bundle, open_bundle
+from device_agent.formats.label_rule import class_axis
 from device_agent.formats.manifest import PREDICT, encode
 from device_agent.formats.preprocessing import Preprocessing
 from exporters.export import Format, check_places, write_bundle
 from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.graph_workload import graph_work
-from exporters.programs.losses import class_axis
 from exporters.verification.verdict import Verdict
 from profiles.cost_model.memory_rule import UNCALIBRATED
 from profiles.cost_model.prediction import TimeModel
