@@ -102,7 +102,8 @@ def test_a_board_waits_until_its_clock_is_set(
     first, last = of_clocks(said)
     assert text in first
     assert first.endswith("; trying again")
-    assert re.fullmatch(r"Work that can be trusted comes again after 1\d min \d+ s\.", last)
+    # Waits are randomly longer or shorter, so the last request before 10 minutes may be the last.
+    assert re.fullmatch(r"Work that can be trusted comes again after (9|1\d) min \d+ s\.", last)
     assert any(note and note.startswith(first[:40]) for note in notes)
 
 
