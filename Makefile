@@ -183,7 +183,7 @@ check: setup ## lint, formatting, strict types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict $(PACKAGES:%=-p %)
 	$(BIN)/mypy --strict --no-warn-return-any --untyped-calls-exclude=torch \
-	  --untyped-calls-exclude=nbformat --follow-imports=silent --cache-dir=.mypy_cache/tests tests/*.py
+	  --untyped-calls-exclude=nbformat --follow-imports=silent --cache-dir=.mypy_cache/tests tests/*.py examples/*.py
 	$(BIN)/lint-imports --no-logo
 
 # The documentation's tools are an extra of their own: nothing else needs them.

@@ -244,7 +244,8 @@ class Predictor:
                 "The personal model has no statistics of its own, because an earlier version wrote "
                 "it. It predicts with the global ones, less exactly, until it is trained again."
             )
-        return own | self.bundle.load(name for name in wanted if name not in own)
+        stored = [name for name in wanted if name not in own]
+        return own | (self.bundle.load(stored) if stored else {})
 
     def _run(self, stage: OpenStage, samples: np.ndarray) -> np.ndarray:
         session, signature, tensors = stage

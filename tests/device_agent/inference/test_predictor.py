@@ -16,6 +16,7 @@ from device_agent.formats.manifest import uploaded
 from device_agent.formats.preprocessing import Images, Series
 from device_agent.inference.predictor import Predictor
 from device_agent.training.standalone_training import train
+from edgetailor import deploy
 from exporters.export import Format, export
 from exporters.programs.program import with_preprocessing
 from log_messages import logged
@@ -81,6 +82,21 @@ def test_other_bundles_predict_as_pytorch(
     np.testing.assert_allclose(
         Predictor(tmp_path / "b").predict(x), softmax_of(model, x), atol=TOLERANCE
     )
+
+
+@pytest.mark.parametrize("format", ["onnx", "tflite"])
+def test_an_inference_bundle_predicts_as_pytorch(format: Format, tmp_path: Path, seed: int) -> None:
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    model, _ = bundles.tiny_model()
+    deployed = deploy(
+        model, "slice:classifier", bundles.SAMPLE_SHAPE, tmp_path / "b", format=format
+    )
+    x, _ = bundles.samples(70, seed)
+    predictor = Predictor(deployed.out, threads=1)
+    np.testing.assert_allclose(predictor.predict(x), softmax_of(model, x), atol=TOLERANCE)
+    with refused("bundle.no-training"):
+        train(deployed.out, bundles.samples(9, seed), tmp_path / "update")
 
 
 def test_a_personal_model_predicts_with_its_own_statistics(
