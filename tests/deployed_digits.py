@@ -59,7 +59,7 @@ def train(model: nn.Module, x: np.ndarray, y: np.ndarray, epochs: int = 4) -> nn
                 model(torch.from_numpy(x[batch])), torch.from_numpy(y[batch])
             )
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
     return model.eval()
 
