@@ -224,7 +224,7 @@ $(RELEASE): $(STAMP)
 	@touch $@
 
 release-check: $(RELEASE) web ## build sdist and wheel, and try each extra in a fresh environment (minutes)
-	$(BIN)/python tests/release_check.py $(ARGS)
+	PYTHONPATH=. $(BIN)/python tests/release_check.py $(ARGS)
 
 format: setup ## format the code and apply the linter's safe fixes
 	$(BIN)/ruff format .
