@@ -120,6 +120,9 @@ class VectorModel:
     def scales(self, update: object) -> dict[str, Scale]:
         return {}
 
+    def check_weights(self) -> None:
+        pass
+
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
         pass
 

@@ -37,6 +37,7 @@ from device_agent.client.replies import (
 )
 from device_agent.client.retries import Outage
 from device_agent.client.transfers import Download, UploadOfFile
+from device_agent.formats.manifest import encode
 from device_agent.formats.protocol import (
     API,
     SKEWED_CLOCK,
@@ -53,6 +54,7 @@ from device_agent.formats.protocol import (
     SubmodelFailure,
     Work,
 )
+from device_agent.formats.update import Judgement
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.errors import AuthorisationError, ClientError
 from profiles.json_decoding import MalformedError, decode_json
@@ -242,6 +244,17 @@ class CoordinatorClient:
         """
         return self._with_retries(
             lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record)
+        )
+
+    def send_judgement(self, round_: int, judgement: Judgement) -> Receipt:
+        """Send how this device judges the model of the last round `round_`.
+
+        Raises:
+            RefusedError: The coordinator does not take the judgement.
+        """
+        body = encode(judgement)
+        return self._with_retries(
+            lambda: self._ask("POST", f"/rounds/{round_}/evaluation", Receipt, body)
         )
 
     def _with_retries(

@@ -54,8 +54,10 @@ def lines(status: Status) -> list[str]:
     if status.history:
         current = [result for result in status.history if result.round == status.model_round]
         last = (current or status.history)[-1]
-        accuracy = None if last.accuracy is None else f"accuracy {last.accuracy:.1%}"
-        head += f", global {accuracy or f'loss {loss_figure(last.loss)}'}"
+        if (judged := last.judgement()) is not None:
+            accuracy = None if judged[0] is None else f"accuracy {judged[0]:.1%}"
+            where = " on the devices" if last.loss is None else ""
+            head += f", global {accuracy or f'loss {loss_figure(judged[1])}'}{where}"
         if last is not status.history[-1]:
             head += f" (back to round {last.round})"
     warnings = (line for warning in status.warnings for line in wrapped("  ", warning))
@@ -63,10 +65,19 @@ def lines(status: Status) -> list[str]:
     closed = counted(status.closed_connections, "connection")
     too_many = [f"  closed {closed}, because there were too many"]
     return [
-        *(head, *warnings, *preparing),
+        *(head, *_judgement(status), *warnings, *preparing),
         *(too_many if status.closed_connections else []),
         *_rows(status.devices),
     ]
+
+
+def _judgement(status: Status) -> list[str]:
+    """The newest judgement of the devices, in lines; empty if there is none."""
+    judged = [result for result in status.history if result.devices is not None]
+    if not judged or judged[-1].devices is None:
+        return []
+    text = f"the devices judge the model of round {judged[-1].round}: {judged[-1].devices.text()}"
+    return wrapped("  ", text)
 
 
 def _rows(devices: list[DeviceStatus]) -> Iterator[str]:

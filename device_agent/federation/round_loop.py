@@ -30,13 +30,13 @@ from device_agent.federation.training_attempts import (
 from device_agent.formats.input_summary import far_off
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol import FileOffer, Progress, Work
-from device_agent.formats.update import RECORD, TENSORS, decode_record
+from device_agent.formats.update import RECORD, TENSORS, Judgement, decode_record
 from device_agent.log_format import fields
 from device_agent.runtime.runtime_packages import unverified
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.batching import round_seed
-from device_agent.training.bundle_training import train_bundle
+from device_agent.training.bundle_training import judge_bundle, train_bundle
 from device_agent.training.memory_limits import Usage
 from profiles.errors import EdgeTailorError, LimitError, TrustError, UpdateError
 from profiles.text_formatting import counted, have_joined, in_a_row
@@ -55,6 +55,7 @@ def run(
     options: RunOptions,
     *,
     train: Trainer = train_bundle,
+    judge: Callable[..., Judgement | None] = judge_bundle,
     patience_s: float = float("inf"),
     sleep: Callable[[float], None] = time.sleep,
     alive: Callable[[], None] = lambda: None,
@@ -69,6 +70,7 @@ def run(
     Args:
         options: Data, state folder, training options and the owner's limits.
         train: Trains a bundle, as `train_bundle` does.
+        judge: Evaluates a bundle, as `judge_bundle` does.
         patience_s: How long each request waits if the coordinator cannot be reached, and how long
             the agent waits for work that it can trust, in seconds.
         sleep: Waits for a number of seconds.
@@ -109,7 +111,9 @@ def run(
     alive()
     # Lock before any request: while another agent uses the folder, this agent must not report.
     with folder.locked(), kept_log(folder.log):
-        rounds = _Rounds(folder, client, options, _Hooks(train, rest, alive, clock, patience_s))
+        rounds = _Rounds(
+            folder, client, options, _Hooks(train, judge, rest, alive, clock, patience_s)
+        )
         try:
             sent = rounds.all_rounds()
         except BaseException as error:
@@ -146,6 +150,7 @@ class _Hooks:
     """The functions and values that a caller of `run` may replace."""
 
     train: Trainer
+    judge: Callable[..., Judgement | None]
     rest: Callable[[float], None]
     alive: Callable[[], None]
     clock: Clock
@@ -202,10 +207,13 @@ class _Rounds:
             self.current = 0
             if work.state == "finished":
                 return sent
-            if work.state != "train" or self._is_skipped(work):
+            if work.state == "wait" or self._is_skipped(work):
                 polling.wait(work.ask_again_s)
             elif self._is_trusted(work):
-                sent += self._take_part(work)
+                if work.state == "judge":
+                    self._judge(work)
+                else:
+                    sent += self._take_part(work)
                 polling.restart()
 
     def _no_distrust(self) -> Outage:
@@ -255,6 +263,37 @@ class _Rounds:
             return False
         log.info("Round %d: the update was accepted.", work.round, extra=about)
         return True
+
+    def _judge(self, work: Work) -> None:
+        """Evaluate the model of the last round, and send the counts. Skip it if that fails."""
+        self.current, self._manifest = work.round, _manifest(work)
+        log.info("Evaluating the model of round %d, the last", work.round)
+        try:
+            self._tell(Progress(state="downloading"))
+            self._folder.collect(work.files, self._fetch)
+            self._tell(Progress(state="evaluating"))
+            judgement = self._hooks.judge(
+                self._folder.bundle,
+                self._options.data,
+                self._folder.update,
+                replace(
+                    self._options.training, evaluation=self._options.evaluation(work.evaluation)
+                ),
+                on_batch=self._wait_if_paused,
+                idle=self._idle,
+            )
+            if judgement is not None:
+                self._client.send_judgement(work.round, judgement)
+                return
+        except (LimitError, UpdateError) as error:
+            if isinstance(error, RefusedError) and not error.round_over:
+                raise
+            log.warning("The model of the last round was not evaluated: %s", error)
+        self._skipped, self._skipped_at = (work.round, self._manifest), time.monotonic()
+
+    def _wait_if_paused(self) -> None:
+        self._hooks.alive()
+        self._pauses.between_batches(self._progress)
 
     def _fetch(self, offer: FileOffer, to: Path) -> None:
         log.info("Fetching %s (%d bytes)", offer.name, offer.size, extra=NOT_KEPT)
@@ -309,8 +348,7 @@ class _Rounds:
             log.info("Evaluation: %s", consent(work.evaluation))
 
     def _on_batch(self) -> None:
-        self._hooks.alive()
-        self._pauses.between_batches(self._progress)
+        self._wait_if_paused()
         if self._round_check.due() and self._round_has_closed():
             raise _RoundClosedError
 

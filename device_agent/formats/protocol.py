@@ -11,6 +11,7 @@ both sides always agree. All messages are JSON over HTTP, usable from a browser'
     GET  /v1/rounds/{round}/tensors/{sha256}  secret  -> Upload
     PUT  /v1/rounds/{round}/tensors/{sha256}  secret  bytes of update.safetensors ->
     POST /v1/rounds/{round}/update   secret       update.json -> Receipt
+    POST /v1/rounds/{round}/evaluation  secret    Judgement -> Receipt
     POST /v1/problems                secret       SubmodelFailure -> Fallback
     POST /v1/stopped                 secret       Stopped ->
     POST /v1/leave                   secret       ->
@@ -195,6 +196,9 @@ class InputSummary:
 class Work:
     """The next task of a device: `train` the offered files for `round`, `wait`, or stop.
 
+    After the last round, devices that have sent counts are asked once to `judge` the last model:
+    they evaluate the offered files and send a Judgement.
+
     The first round opens when `expected` devices have joined; `joined` is their number so far.
     Later both are 0. `issued` is the coordinator's time when it signed the work, in seconds since
     1970. `signature` is the coordinator's signature of `signed_work.work_text`: raw Ed25519 in
@@ -205,7 +209,7 @@ class Work:
     holds counts, see EvaluationRequest.
     """
 
-    state: Literal["train", "wait", "finished"]
+    state: Literal["train", "wait", "judge", "finished"]
     round: int
     files: list[FileOffer] = field(default_factory=list)
     joined: int = 0
@@ -222,7 +226,7 @@ class Work:
 class Progress:
     """The device's present activity, for the fleet's status. `note` is the reason for a pause."""
 
-    state: Literal["downloading", "training", "uploading", "waiting", "paused"]
+    state: Literal["downloading", "training", "evaluating", "uploading", "waiting", "paused"]
     loss: float | None = None
     note: str | None = None
 
@@ -299,23 +303,93 @@ class DeviceStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundResult:
-    """The quality of the global model on held-out data after `round` (0: before training).
+class KindEvaluation:
+    """How the devices of a kind judge the model that they received, and their own after training.
 
-    `accuracy` is None for a regression. `left_out` states why the updates of some devices were not
-    used, by device.
+    The figures are pooled: sums over the devices, divided once. `counted` is the number of labels
+    that count, `loss` the mean over them. `accuracy` and `correct` are None for a regression. The
+    figures of trained models are None if the devices did not train.
+    """
+
+    devices: int
+    samples: int
+    counted: int
+    correct: int | None
+    accuracy: float | None
+    loss: float
+    trained_accuracy: float | None
+    trained_loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedEvaluation(KindEvaluation):
+    """How all devices judge a global model, which they received in `round`.
+
+    In `mean_accuracy` and `mean_loss` each device counts once, whatever its number of samples.
+    `worst_accuracy` and `worst_loss` are means over the tenth of the devices with the worst figure.
+    `kinds` has the pooled figures of each kind of devices. A kind with a reduced submodel judges
+    the reduced model. `classes` has the number of labels and of correct predictions of each class,
+    over the `reporting_classes` devices that report them.
+    """
+
+    round: int
+    mean_accuracy: float | None
+    mean_loss: float | None
+    worst_accuracy: float | None
+    worst_loss: float | None
+    kinds: dict[str, KindEvaluation]
+    classes: list[tuple[int, int]] | None = None
+    reporting_classes: int = 0
+
+    def text(self) -> str:
+        """The main figures in one line."""
+        received = _figures(self.accuracy, self.loss)
+        worst = _figures(self.worst_accuracy, self.worst_loss or 0.0)
+        trained = ""
+        if self.trained_loss is not None:
+            trained = f"; after local training {_figures(self.trained_accuracy, self.trained_loss)}"
+        on = "1 device" if self.devices == 1 else f"{self.devices:,} devices"
+        return f"{received} on {on} (worst tenth: {worst}){trained}"
+
+
+def _figures(accuracy: float | None, loss: float) -> str:
+    return f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundResult:
+    """The quality of the global model after `round` (0: before training).
+
+    `accuracy` and `loss` are those on held-out data of the coordinator; `accuracy` is None for a
+    regression, and both are None without such data. `devices` is the judgement of the devices that
+    received this model; None before they have answered, and if they are not asked. `left_out`
+    states why the updates of some devices were not used, by device.
     """
 
     round: int
     accuracy: float | None
-    loss: float
+    loss: float | None
     updates: int
     left_out: dict[str, str] = field(default_factory=dict)
+    devices: FederatedEvaluation | None = None
+
+    def judgement(self) -> tuple[float | None, float] | None:
+        """Accuracy and loss that rounds are compared by; None if there are none yet.
+
+        They are those on held-out data, or else those on the devices.
+        """
+        if self.loss is not None:
+            return self.accuracy, self.loss
+        return None if self.devices is None else (self.devices.accuracy, self.devices.loss)
 
     def quality(self) -> str:
-        """Accuracy and loss as text."""
-        accuracy = "" if self.accuracy is None else f"accuracy {self.accuracy:.4f}, "
-        return f"{accuracy}loss {self.loss:.4f}"
+        """Accuracy and loss as text, and whether devices have judged."""
+        judged = self.judgement()
+        if judged is None:
+            return "not judged yet"
+        accuracy = "" if judged[0] is None else f"accuracy {judged[0]:.4f}, "
+        where = " on the devices" if self.loss is None else ""
+        return f"{accuracy}loss {judged[1]:.4f}{where}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +414,8 @@ class Status:
     """The whole fleet. `round` counts from 1; it is 0 while devices enrol.
 
     `kinds` is the number of kinds of devices. For `kinds_ready` of them the bundle of the next or
-    present round is ready. `preparing` lists the coordinator's present preparations. `warnings` are
+    present round is ready. In the state `judging` the rounds are over, and devices judge the last
+    model. `preparing` lists the coordinator's present preparations. `warnings` are
     sentences for the operator, for example that the model gets worse. `model_round` is the round
     that produced the global model: after a rollback it is not the last of `history`.
     `closed_connections` counts connections that the coordinator has closed since its start because
@@ -349,7 +424,7 @@ class Status:
     """
 
     version: int = 1
-    state: Literal["enrolling", "training", "aggregating", "finished"]
+    state: Literal["enrolling", "training", "aggregating", "judging", "finished"]
     round: int
     rounds: int
     expected_devices: int

@@ -25,6 +25,7 @@ def work_text(work: Work) -> bytes:
     lines = ["edgetailor-work-1", str(work.issued), str(work.round), work.submodel]
     lines += [f"{offer.sha256} {offer.size} {offer.name}" for offer in work.files]
     lines += _evaluation_lines(work.evaluation)
+    lines += ["judge"] if work.state == "judge" else []
     return "".join(f"{line}\n" for line in lines).encode()
 
 

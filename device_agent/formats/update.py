@@ -95,6 +95,16 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class Judgement(Struct, frozen=True, kw_only=True):
+    """How a device predicts its held-out samples with a model that it does not train.
+
+    `bundle` is the SHA-256 of the manifest of the evaluated bundle.
+    """
+
+    bundle: str
+    counts: EvaluationCounts
+
+
 class LocalEvaluation(Struct, frozen=True, kw_only=True):
     """The received model on the device's held-out samples, and its own model after training."""
 

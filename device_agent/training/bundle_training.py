@@ -17,8 +17,10 @@ from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import FileEntry, Train, uploaded
 from device_agent.formats.protocol import InputSummary
 from device_agent.formats.update import (
+    Judgement,
     LocalEvaluation,
     UpdateRecord,
+    check_counts,
     check_place,
     check_trained,
     write_update,
@@ -143,6 +145,62 @@ def train_bundle(
                     profile = measured.finish(checked.bundle, options.threads, run.batch_seconds)
                 inputs = summary_of(local.x, local.samples) if summarized else None
                 return finish(run, out, force or written_before, keep, profile, inputs)
+
+
+def judge_bundle(
+    folder: str | Path,
+    data: Data,
+    scratch_for: Path,
+    options: TrainingOptions,
+    *,
+    on_batch: OnBatch = at_once,
+    idle: Usage | None = None,
+) -> Judgement | None:
+    """Evaluate the model of a bundle on the samples that this device keeps apart.
+
+    Nothing is trained. A killed evaluation starts again and gives the same counts.
+
+    Args:
+        folder: The bundle.
+        data: Local data, see `train_bundle`.
+        scratch_for: The path of the update whose training folder takes recordings meanwhile.
+        options: As for a training; `evaluation` is set.
+        on_batch: Called before each batch.
+        idle: Memory that this process used before its first training (default: uses now).
+
+    Returns:
+        The counts; None if the device has too few samples to keep some apart.
+
+    Raises:
+        BundleError: The bundle cannot be used.
+        DataError: The data do not fit the bundle.
+        LimitError: The evaluation needs too much memory.
+        UpdateError: The loss is not finite.
+    """
+    with _explain_system_errors(scratch_for):
+        map_large_blocks()
+        # In plain form: the check of another form needs training steps.
+        plan = plan_execution(open_bundle(Path(folder)), options, idle or Usage.now())
+        plan = plan.in_plain_form()
+        with working_folder(scratch_for) as scratch:
+            local = local_data(plan.bundle, data, scratch / UNPACKED)
+            apart = held_out_for(len(local), options)
+            if not len(apart):
+                return None
+            run = ScheduleRun(
+                plan.bundle,
+                local,
+                scratch,
+                options,
+                {},
+                held_out=apart,
+                on_batch=on_batch,
+                spare_bytes=plan.spare_bytes,
+            )
+            with plan.limited_memory():
+                counts = run.judge()
+            check_counts(counts, "This device")
+            return Judgement(bundle=plan.bundle.sha256, counts=counts)
 
 
 @contextmanager

@@ -171,6 +171,15 @@ class ScheduleRun(ResumableRun):
         self.advance()
         self.save_checkpoint()
 
+    def judge(self) -> EvaluationCounts:
+        """Evaluate the received model on the held-out samples, without training it."""
+        for instruction in self.bundle.manifest.schedule:
+            if isinstance(instruction, Record):
+                self.record(instruction)
+            elif isinstance(instruction, Train):
+                return self.judge_received(instruction)
+        raise AssertionError("every schedule trains")
+
     def judge_received(self, instruction: Train) -> EvaluationCounts:
         """Evaluate the received model on the held-out samples, see `evaluate`.
 

@@ -189,10 +189,33 @@ class Federation:
         """
         self.model.lend_to(self.module)
         if self.training.batch_norm == "static":
-            take_statistics(self.module, x if self.statistics is None else self.statistics)
-            self.model = replace(self.model, tensors=global_model.from_model(self.module).tensors)
+            self._take_statistics(x if self.statistics is None else self.statistics)
         evaluation = evaluate(self.module, x, y, "The held-out data", self.training.loss)
         return evaluation.accuracy, evaluation.loss
+
+    def check_weights(self) -> None:
+        """Raise UpdateError if a weight of the global model is not finite.
+
+        Use it in place of `evaluate` without samples. If batch norm is static, its statistics are
+        computed from `statistics` first.
+        """
+        if self.statistics is not None:
+            self.model.lend_to(self.module)
+            self._take_statistics(self.statistics)
+        for name, tensor in self.model.tensors.items():
+            if not tensor.isfinite().all():
+                raise UpdateError(
+                    "The global model has a number in {tensor!r} that is not finite. If this "
+                    "happens with many updates, lower learning_rate in [training] and start again "
+                    "with another `state` folder.",
+                    code="update.diverging-model",
+                    tensor=name,
+                )
+
+    def _take_statistics(self, x: np.ndarray) -> None:
+        """Compute the statistics of static batch norms; the module has the model's weights."""
+        take_statistics(self.module, x)
+        self.model = replace(self.model, tensors=global_model.from_model(self.module).tensors)
 
     def check(self, update: Received, origin: str) -> None:
         """Raise UpdateError unless `update` fits the model; `origin` names it in the error.

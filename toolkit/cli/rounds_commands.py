@@ -10,6 +10,7 @@ import click
 from toolkit.terminal_output import print_table, table
 
 if TYPE_CHECKING:
+    from device_agent.formats.protocol import FederatedEvaluation
     from toolkit.coordinator.storage.saved_rounds import SavedRound
 
 FOLDER = click.Path(path_type=Path)
@@ -23,6 +24,10 @@ def rounds(state: Path, as_json: bool) -> None:
 
     Shows the quality of the global model after each round and whether that model is kept (`keep`
     in the federation's file). Round 0 is the model before training.
+
+    If devices judge the models, `devices` is the figure of all of them, `worst` that of the worst
+    tenth, and `trained` that after the next round's local training: accuracies, or losses of a
+    regression.
     """
     from toolkit.coordinator.storage.saved_rounds import saved_rounds
 
@@ -31,18 +36,41 @@ def rounds(state: Path, as_json: bool) -> None:
         document = {"version": 1, "rounds": [asdict(saved) for saved in rounds]}
         click.echo(json.dumps(document, indent=1))
         return
-    shown = table("round", "accuracy", "loss", "updates", "model", "note")
+    held_out = any(saved.loss is not None for saved in rounds)
+    judged = any(saved.devices is not None for saved in rounds) or not held_out
+    # With both, the table would be wider than 80 columns.
+    digits = 8 if held_out and judged else 12
+    columns = [
+        *(["accuracy", "loss"] if held_out else []),
+        *(["devices", "worst", "trained"] if judged else []),
+    ]
+    shown = table("round", *columns, "updates", "model", "note")
     shown.columns[-1].justify = "left"
     for saved in rounds:
+        central = [
+            "" if saved.accuracy is None else f"{saved.accuracy:.2%}",
+            "" if saved.loss is None else f"{saved.loss:.4f}",
+        ]
         shown.add_row(
             str(saved.round),
-            "" if saved.accuracy is None else f"{saved.accuracy:.2%}",
-            f"{saved.loss:.4f}",
+            *(central if held_out else []),
+            *(_judgement(saved.devices) if judged else []),
             str(saved.updates),
-            "lost" if saved.lost else saved.model[:12] if saved.kept else "not kept",
+            "lost" if saved.lost else saved.model[:digits] if saved.kept else "not kept",
             ", ".join(_notes(saved)),
         )
     print_table(shown)
+
+
+def _judgement(judged: "FederatedEvaluation | None") -> list[str]:
+    """The figures of all devices, of their worst tenth, and after local training."""
+    if judged is None:
+        return ["", "", ""]
+    accuracies = judged.accuracy, judged.worst_accuracy, judged.trained_accuracy
+    losses = judged.loss, judged.worst_loss, judged.trained_loss
+    if judged.accuracy is None:
+        return ["" if loss is None else f"{loss:.4f}" for loss in losses]
+    return ["" if share is None else f"{share:.1%}" for share in accuracies]
 
 
 def _notes(saved: "SavedRound") -> list[str]:

@@ -69,9 +69,9 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
             if device.id in self.rounds.stopped:
                 self.resume(device)
             task = self.rounds.task(device.id)
-            if task != "train":
+            if task == "wait" or task == "finished":
                 return self._nothing_to_train(device, task)
-            return self._offer(device).work
+            return self._offer(device, task).work
 
     def work_at_once(self, device: Device) -> bytes | None:
         """Return what `device` should do now, as JSON; None if the caller would have to wait.
@@ -84,14 +84,14 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
             task = self.rounds.task(device.id)
             if device.id in self.rounds.stopped:
                 return None
-            if task == "train":
-                return self._offer(device).encoded
-            return msgspec.json.encode(self._nothing_to_train(device, task))
+            if task == "wait" or task == "finished":
+                return msgspec.json.encode(self._nothing_to_train(device, task))
+            return self._offer(device, task).encoded
         finally:
             self.lock.release()
 
-    def _offer(self, device: Device) -> "_Offer":
-        """The work of a `device` that has to train. The caller holds the lock.
+    def _offer(self, device: Device, task: Literal["train", "judge"]) -> "_Offer":
+        """The work of a `device` that has to train or judge. The caller holds the lock.
 
         It is signed once a second for all devices of a submodel: their work is the same, and the
         signature is the most expensive part of a poll.
@@ -101,7 +101,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         if offer is None or offer.bundle is not bundle or offer.work.issued != int(now):
             files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
             work = Work(
-                state="train",
+                state=task,
                 round=round_,
                 files=files,
                 submodel=submodel,
@@ -222,6 +222,7 @@ def restore(
 ) -> Coordinator:
     """Create a coordinator in the state that `store` holds, which may be a new federation."""
     done = max((result.round for result in store.history()), default=0)
+    asked = store.final_evaluation.answers()
     rounds = Rounds(
         config.rounds,
         config.expected_devices,
@@ -248,4 +249,6 @@ def restore(
     # The number of devices does not tell whether the first round has opened: some may have left.
     if store.value(STARTED) is not None and rounds.phase == "enrolling":
         rounds.begin()
+    if asked and rounds.phase == "finished":
+        rounds.judge_again([device for device, counts in asked.items() if counts is None])
     return coordinator

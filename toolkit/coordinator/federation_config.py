@@ -312,7 +312,7 @@ class FederationConfig(Table):
 class CoordinatorConfig(FederationConfig):
     """The keys that `serve` reads. It checks the table [simulation], but does not use it."""
 
-    held_out: Path
+    held_out: Path | None = None
     simulation: SimulationTable | None = None
 
 

@@ -161,6 +161,10 @@ class SiteModel:
         """How large the numbers in each tensor of `update` are; `check` has accepted the update."""
         return self._federation.scales(update)
 
+    def check_weights(self) -> None:
+        """Raise UpdateError if a weight of the model is not finite."""
+        self._federation.check_weights()
+
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
         """Raise UpdateError if a training step of the model gives a number that is not finite."""
         self._federation.check_training(x, y)

@@ -28,6 +28,8 @@ from toolkit.coordinator.storage.suspicions import Suspect
 
 Quality = tuple[float | None, float]
 """Accuracy (None for a regression) and loss on held-out samples."""
+Samples = tuple[np.ndarray, np.ndarray]
+"""Samples and labels."""
 DAMAGED = "its tensors are missing or damaged in the coordinator's state folder"
 
 
@@ -52,6 +54,12 @@ class Model(Protocol):
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> Quality:
         """Accuracy (None for a regression) and loss of the global model on samples."""
 
+    def check_weights(self) -> None:
+        """Raise UpdateError if a weight of the global model is not finite.
+
+        It replaces `evaluate` if the coordinator has no samples.
+        """
+
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
         """Raise UpdateError if a training step on samples gives a number that is not finite."""
 
@@ -72,15 +80,14 @@ class RoundAggregation:
     Attributes:
         left_out: Maps a device to the reason why its update was left out.
         excess: Maps a device to how far its update exceeds the numbers that it is compared with.
-        quality: The quality of the new model on `held_out`.
+        quality: The quality of the new model on `held_out`; None without samples. Then a model is
+            usable if its weights are finite.
     """
 
-    def __init__(
-        self, model: Model, store: Store, held_out: tuple[np.ndarray, np.ndarray], round_: int
-    ) -> None:
+    def __init__(self, model: Model, store: Store, held_out: Samples | None, round_: int) -> None:
         self.left_out: dict[str, str] = {}
         self.excess: dict[str, Excess] = {}
-        self.quality: Quality = (None, 0.0)
+        self.quality: Quality | None = None
         self._model, self._store, self._held_out = model, store, held_out
         self._round, self._must_train = round_, True
         self._most_samples = MOST_SAMPLES
@@ -156,6 +163,8 @@ class RoundAggregation:
 
         If it cannot, a failure of the new model says nothing about the updates.
         """
+        if self._held_out is None:
+            return False
         self._restore_model()
         try:
             self._model.check_training(*self._held_out)
@@ -168,6 +177,9 @@ class RoundAggregation:
         usable = {device for device in devices if device not in self.left_out}
         if usable:
             self._model.fold_checked(self._weighable_updates(usable))
+        if self._held_out is None:
+            self._model.check_weights()
+            return
         self.quality = self._model.evaluate(*self._held_out)
         loss = self.quality[1]
         if not usable:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec import UnsetType
 
 from device_agent.data.array_files import as_array, read_arrays
 from device_agent.data.data_checks import check_arrays
@@ -19,11 +20,14 @@ from device_agent.formats.atomic_files import shown
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import MANIFEST, Dtype
 from device_agent.formats.preprocessing import Preprocessing
-from device_agent.formats.protocol import Preparation, RoundResult
+from device_agent.formats.protocol import FederatedEvaluation, Preparation, RoundResult
+from device_agent.formats.update import UpdateRecord
 from profiles.errors import EdgeTailorError, StorageError
+from profiles.json_decoding import decode_json
 from profiles.text_formatting import counted
 from toolkit.coordinator.coordinator import STARTED, Coordinator
-from toolkit.coordinator.round_aggregation import Model, RoundAggregation
+from toolkit.coordinator.round_aggregation import Model, Quality, RoundAggregation, Samples
+from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.device_registry import hashed, label
@@ -51,14 +55,14 @@ class RoundWorker:
 
     The bundles of a round are made as soon as `ready` returns true. If the disk is full, the worker
     waits. Any other error ends the thread: the error is kept as `failure`, and `on_failure` is
-    called.
+    called. Without `held_out` the devices judge the models.
     """
 
     def __init__(
         self,
         coordinator: Coordinator,
         model: Model,
-        held_out: tuple[np.ndarray, np.ndarray],
+        held_out: Samples | None,
         on_failure: Callable[[], None],
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -66,7 +70,7 @@ class RoundWorker:
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
         self._on_failure, self._ready = on_failure, ready
         coordinator.check_update = model.check
-        self._quality: tuple[float | None, float] = (None, 0.0)
+        self._quality: Quality | None = None
         self._unmade: dict[str, str] = {}
         self._exported: set[str] = set()
         self._reopened: Counter[int] = Counter()
@@ -110,6 +114,8 @@ class RoundWorker:
         if rounds.phase == "aggregating" and rounds.present and self._prepared():
             self._when_room(self._open)
             coordinator.store.remove_unnamed()  # last, so that no device waits for it
+        if rounds.phase == "judging":
+            self._judge_last()
         with coordinator.lock:
             closing = rounds.due(coordinator.clock())
             late = coordinator.close_round() if closing else []
@@ -123,6 +129,46 @@ class RoundWorker:
             if rounds.phase == "finished":
                 coordinator.store.remove_unnamed()
             coordinator.changed.set()
+
+    def _judge_last(self) -> None:
+        """Let devices judge the model of the last round, for which no round follows."""
+        coordinator, rounds = self._coordinator, self._coordinator.rounds
+        store = coordinator.store
+        if rounds.judges and not self._prepared():
+            try:
+                self._when_room(self._prepare)
+            except EdgeTailorError as error:  # the model cannot be used
+                logger.warning("Devices cannot judge the model of the last round: %s", error)
+                rounds.judges.clear()
+        with coordinator.lock:
+            if rounds.judges and not rounds.is_judging:
+                for name in sorted(rounds.judges):
+                    if not coordinator.bundles[coordinator.submodel(store.registry.device(name))]:
+                        rounds.judges.discard(name)
+                rounds.open_judging(coordinator.clock())
+            over = rounds.judging_is_over(coordinator.clock())
+            if over:
+                # Later answers are refused.
+                rounds.end_judging()
+        if not over:
+            return
+        answers = store.final_evaluation.answers()
+        figure = federated_evaluation(
+            rounds.done,
+            [
+                DeviceCounts(store.registry.device(name).kind, counts)
+                for name, counts in answers.items()
+                if counts is not None
+            ],
+        )
+        self._when_room(partial(store.judge_last, figure))
+        data = store.model()
+        assert data is not None
+        self._when_room(partial(self._publish, data))
+        if figure is not None:
+            logger.info("The last model: %s.", figure.text())
+        self._log_end()
+        store.remove_unnamed()
 
     def _repeat_if_failed(self) -> None:
         """Open the round again if too few updates came before its deadline."""
@@ -249,6 +295,7 @@ class RoundWorker:
     def _fold(self) -> None:
         coordinator = self._coordinator
         round_ = coordinator.rounds.round
+        received = self._counts(round_)
         folding = RoundAggregation(self._model, coordinator.store, self._held_out, round_)
         updates = folding.run()
         self._quality = folding.quality
@@ -257,19 +304,43 @@ class RoundWorker:
                 logger.warning("Round %d: left out the update of %s: %s", round_, device, reason)
         if folding.suspect is not None:
             coordinator.store.suspicions.note_suspect(folding.suspect)
-        self._keep(round_, updates, folding.left_out)
+        # The counts of a device whose update is unusable are not trusted either.
+        trusted = {d: counts for d, counts in received.items() if d not in folding.left_out}
+        # After the last round the same devices are asked once more. If the process is killed before
+        # the result is kept, the round is aggregated again and this is repeated.
+        last = round_ >= coordinator.rounds.total
+        coordinator.store.final_evaluation.begin(sorted(trusted) if last else [])
+        figure = federated_evaluation(round_, list(trusted.values()))
+        self._keep(round_, updates, folding.left_out, figure)
         with coordinator.lock:
-            coordinator.rounds.folded()
+            coordinator.rounds.folded(trusted)
             coordinator.bundles = {}
+
+    def _counts(self, round_: int) -> dict[str, DeviceCounts]:
+        """The counts that came with the updates of `round_`, by device."""
+        store = self._coordinator.store
+        received: dict[str, DeviceCounts] = {}
+        for device, _, body in store.updates(round_):
+            evaluation = decode_json(body, UpdateRecord).evaluation
+            if not isinstance(evaluation, UnsetType):
+                kind = store.registry.device(device).kind
+                received[device] = DeviceCounts(kind, evaluation.before, evaluation.after)
+        return received
 
     def _log_end(self) -> None:
         rounds = self._coordinator.rounds
-        if rounds.done >= rounds.total:
+        if rounds.done >= rounds.total and rounds.phase != "judging":
             model = shown(self._coordinator.config.state / MODEL)
             logger.info("All rounds are done; global model: %s. Stop with Ctrl-C.", model)
 
     def _check_initial(self) -> None:
-        """Evaluate the initial model. Raises EdgeTailorError if its loss is not finite."""
+        """Evaluate the initial model. Raises EdgeTailorError if its loss is not finite.
+
+        Without held-out samples, its weights must be finite.
+        """
+        if self._held_out is None:
+            self._model.check_weights()
+            return
         logger.info("Round 0: evaluating the initial model.")
         self._quality = self._model.evaluate(*self._held_out)
         loss = self._quality[1]
@@ -281,19 +352,31 @@ class RoundWorker:
                 loss=loss,
             )
 
-    def _keep(self, round_: int, updates: int, left_out: Mapping[str, str]) -> None:
-        """Save and publish the global model after `round_`, with its quality."""
+    def _keep(
+        self,
+        round_: int,
+        updates: int,
+        left_out: Mapping[str, str],
+        received: FederatedEvaluation | None = None,
+    ) -> None:
+        """Save and publish the global model after `round_`, with its quality.
+
+        `received` is how the devices judge the model that they received in this round.
+        """
         data = self._model.save()
-        accuracy, loss = self._quality
+        accuracy, loss = self._quality or (None, None)
         result = RoundResult(
             round=round_, accuracy=accuracy, loss=loss, updates=updates, left_out=dict(left_out)
         )
-        self._when_room(partial(self._coordinator.store.add_result, result, data))
+        store = self._coordinator.store
+        self._when_room(partial(store.add_result, result, data, received))
         self._when_room(partial(self._publish, data))
         total = self._coordinator.rounds.total
         source = counted(updates, "update")
         logger.info("Round %d of %d: %s, from %s", round_, total, result.quality(), source)
-        if (warning := falling(self._coordinator.store.history())) is not None:
+        if received is not None:
+            logger.info("Round %d of %d: received model: %s", round_, total, received.text())
+        if (warning := falling(store.history())) is not None:
             logger.warning(warning)
 
     def _when_room(self, write: Callable[[], None]) -> None:

@@ -28,7 +28,7 @@ from toolkit.coordinator.http.server_socket import bind, url_of, uvicorn_server
 from toolkit.coordinator.join_links import ADDRESS
 from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.round_worker import RoundWorker, read_samples
-from toolkit.coordinator.settings_check import check_same_settings
+from toolkit.coordinator.settings_check import check_judged, check_same_settings
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.folder_lock import FolderLock
 from toolkit.web.built_page import Page
@@ -81,9 +81,15 @@ class Server:
         self.config = config
         self.make_planner: MakePlanner | None = None
         self._certificate = certificate or certificate_of(config)
-        held_out = read_samples(
-            config.held_out, config.input_shape, config.training.labels, preprocessing=config.data
-        )
+        check_judged(config)
+        held_out = None
+        if config.held_out is not None:
+            held_out = read_samples(
+                config.held_out,
+                config.input_shape,
+                config.training.labels,
+                preprocessing=config.data,
+            )
         self._socket = listening or bind(config.host, config.port, origin)
         try:
             self._store = store or Store(config.state, config.keep, lock=lock)
@@ -96,7 +102,8 @@ class Server:
             self._store.close()
             self._socket.close()
             raise
-        self.coordinator.inputs = summary_of(held_out[0])
+        if held_out is not None:
+            self.coordinator.inputs = summary_of(held_out[0])
         self.url = url_of(self._socket, config.host, "https" if self._certificate else "http")
         write_file(config.state / ADDRESS, f"{self.url}\n".encode())
         self.round_worker = RoundWorker(self.coordinator, model, held_out, self.stop, ready)

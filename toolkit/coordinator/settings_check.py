@@ -12,6 +12,31 @@ from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.submodels.hyperparameters import TrainingConfig
 
 
+def check_judged(config: CoordinatorConfig) -> None:
+    """Raise InputError if nobody judges the models, or devices cannot judge them."""
+    if config.held_out is None and not config.evaluation.share:
+        raise InputError(
+            "Nobody would judge the models: the federation's file has no `held_out`, and its "
+            "devices do not evaluate. Set `held_out` to samples of your own, or let the devices "
+            "judge with `share = 0.2` in [evaluation].",
+            code="federation.not-judged",
+        )
+    if config.site and (config.evaluation.share or config.held_out is None):
+        raise InputError(
+            "A site receives its models from Flower's server, so its devices cannot judge a "
+            "history of them. Set `held_out`, and remove [evaluation].",
+            code="option.conflict",
+            options=["site", "evaluation"],
+        )
+    static = config.training.batch_norm == "static"
+    if static and config.held_out is None and config.statistics is None:
+        raise InputError(
+            'batch_norm = "static" takes the statistics of batch norms from training samples. '
+            "Set `statistics` to such samples, since there are no `held_out` samples either.",
+            code="federation.no-statistics",
+        )
+
+
 def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
     """Raise InputError if the state folder belongs to a federation with other settings."""
     default_training = json.loads(json.dumps(asdict(TrainingConfig())))

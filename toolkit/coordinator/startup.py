@@ -18,6 +18,7 @@ from toolkit.coordinator.federation_secrets import read_secrets
 from toolkit.coordinator.http.certificates import certificate_of
 from toolkit.coordinator.http.connection_limits import raise_descriptor_limit
 from toolkit.coordinator.http.server_socket import answer_preparing, bind
+from toolkit.coordinator.settings_check import check_judged
 from toolkit.coordinator.startup_message import startup_message
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.folder_check import DATABASE
@@ -42,6 +43,7 @@ def serve(config_path: Path, read_all: bool = False, new_key: bool = False) -> N
         KeyboardInterrupt: When interrupted.
     """
     config = load_config(config_path)
+    check_judged(config)
     # uvicorn raises the signal again after it has stopped. This handler ends the process cleanly.
     signal.signal(signal.SIGTERM, _exit)
     raise_descriptor_limit()

@@ -2,14 +2,19 @@
 
 import logging
 
+import msgspec
 from msgspec import UnsetType
 
+from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.input_summary import far_off
-from device_agent.formats.manifest import MANIFEST, encode
-from device_agent.formats.protocol import Receipt, Upload
-from device_agent.formats.update import UpdateRecord
+from device_agent.formats.manifest import MANIFEST, Manifest, encode
+from device_agent.formats.protocol import OTHER_BUNDLE, ROUND_CLOSED, Receipt, Upload
+from device_agent.formats.update import Judgement, UpdateRecord
+from profiles.errors import UpdateError
 from toolkit.coordinator.federation_state import FederationState
+from toolkit.coordinator.refusals import conflict, unusable_because
 from toolkit.coordinator.rounds import upload_validation
+from toolkit.coordinator.rounds.count_validation import check_evaluation
 from toolkit.coordinator.storage.device_registry import Device, hashed, label
 from toolkit.coordinator.storage.incoming_files import IncomingFile
 
@@ -71,7 +76,13 @@ class Uploads(FederationState):
             with self.store.checking(device.id) as sent:
                 # The lock is not held while the whole file is read, so `check` is repeated below.
                 upload_validation.check_upload(
-                    device.id, record, manifest, sent, self.store.blobs, self.check_update
+                    device.id,
+                    record,
+                    manifest,
+                    sent,
+                    self.store.blobs,
+                    self.check_update,
+                    self.config.evaluation.request,
                 )
                 with self.lock:
                     self.rounds.check(device.id, round_, record.bundle, digest)
@@ -82,6 +93,41 @@ class Uploads(FederationState):
                     activity.told = None
                     self._compare_inputs(device, record)
             self.changed.set()
+        return Receipt(round=round_)
+
+    def take_judgement(self, device: Device, round_: int, judgement: Judgement) -> Receipt:
+        """Take how `device` judges the model of the last round. It may be sent again.
+
+        Raises:
+            RefusalError: 409 for another round or bundle, or a device that is not asked. 422 for
+                counts that cannot be used.
+        """
+        with self.lock:
+            asked = self.store.final_evaluation.answers()
+            if not self.rounds.is_judging or round_ != self.rounds.done or device.id not in asked:
+                raise conflict(
+                    "{device} is not asked to judge the model of round {round} now.",
+                    code=ROUND_CLOSED,
+                    device=device.id,
+                    round=round_,
+                )
+            manifest = self._manifest(device)
+            if judgement.bundle != fingerprint(manifest).sha256:
+                raise conflict(
+                    "{device} has judged another bundle than it was offered. Fetch the bundle "
+                    "again.",
+                    code=OTHER_BUNDLE,
+                    device=device.id,
+                )
+        about = msgspec.json.decode(manifest, type=Manifest)
+        try:
+            check_evaluation([judgement.counts], about, self.config.evaluation.request, device.id)
+        except UpdateError as error:
+            raise unusable_because(error) from None
+        with self.lock:
+            self.store.final_evaluation.answer(device.id, judgement.counts)
+            self.rounds.judges.discard(device.id)
+        self.changed.set()
         return Receipt(round=round_)
 
     def _compare_inputs(self, device: Device, record: UpdateRecord) -> None:

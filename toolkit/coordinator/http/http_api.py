@@ -28,7 +28,7 @@ from device_agent.formats.protocol import (
     Upload,
     Work,
 )
-from device_agent.formats.update import UpdateRecord
+from device_agent.formats.update import Judgement, UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.http.admission import CALLER
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
@@ -40,7 +40,7 @@ from toolkit.coordinator.storage.device_registry import Device
 from toolkit.web.built_page import Page
 from toolkit.web.static_files import join_routes
 
-MESSAGES = [JoinRequest, Progress, Stopped, SubmodelFailure, UpdateRecord]
+MESSAGES = [JoinRequest, Judgement, Progress, Stopped, SubmodelFailure, UpdateRecord]
 """The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -280,6 +280,24 @@ async def post_update(round: int, request: Request, device: Caller, service: Ser
     """Check the update and count it."""
     body = await request.body()  # limited by RequestLimits
     return await run_in_threadpool(service.take_update, device, round, body)
+
+
+@router.post(
+    "/rounds/{round}/evaluation",
+    summary="Judge the last model",
+    description="After the last round: how this device predicts its held-out samples with the "
+    "offered model. The same judgement may be sent again.",
+    responses=_conflict,
+    openapi_extra=described(Judgement),
+)
+def post_evaluation(
+    round: int,
+    body: Annotated[Judgement, Depends(body_of(Judgement))],
+    device: Caller,
+    service: Service,
+) -> Receipt:
+    """Check the judgement and count it."""
+    return service.take_judgement(device, round, body)
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:

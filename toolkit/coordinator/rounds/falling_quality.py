@@ -13,17 +13,21 @@ def falling(results: Sequence[RoundResult]) -> str | None:
     """Return a warning if the quality on held-out samples fell in each of the last FALLS rounds.
 
     Otherwise return None. The quality is the accuracy. In a regression, the quality falls if the
-    loss rises.
+    loss rises. Without held-out samples it is the quality on the devices, which is not known yet
+    for the last result.
     """
-    last = results[-FALLS - 1 :]
+    judged = [(result, how) for result in results if (how := result.judgement()) is not None]
+    last = judged[-FALLS - 1 :]
     if len(last) <= FALLS:
         return None
-    accuracies = [result.accuracy for result in last if result.accuracy is not None]
-    quality = accuracies if len(accuracies) == len(last) else [-result.loss for result in last]
+    accuracies = [accuracy for _, (accuracy, _) in last if accuracy is not None]
+    quality = accuracies if len(accuracies) == len(last) else [-loss for _, (_, loss) in last]
     if not all(after < before for before, after in pairwise(quality)):
         return None
+    first, newest = last[0][0], last[-1][0]
+    what = "quality on the devices" if newest.loss is None else "held-out quality"
     return (
-        f"The held-out quality fell {FALLS} rounds in a row: {last[0].quality()} after round "
-        f"{last[0].round}, {last[-1].quality()} after round {last[-1].round}. `edgetailor rounds` "
-        "lists the kept models, `edgetailor rollback` goes back to one."
+        f"The {what} fell {FALLS} rounds in a row: {first.quality()} after round {first.round}, "
+        f"{newest.quality()} after round {newest.round}. `edgetailor rounds` lists the kept "
+        "models, `edgetailor rollback` goes back to one."
     )

@@ -1,21 +1,23 @@
 """The rounds as a state machine. It uses no HTTP, no storage and no clock.
 
     enrolling --enough devices enrolled--> aggregating --open--> training --close--> aggregating ...
-    ... --folded after the last round--> finished
+    ... --folded after the last round--> judging --end_judging--> finished
+
+Without devices that judge the last model, `finished` follows at once.
 
 A device may leave at any time. Another one may take its place and trains from the next round on.
 A device that has stopped keeps its place, and no round waits for it until it asks for work again.
 Times are seconds of a monotonic clock that the caller passes in. A refused call changes nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from device_agent.formats.protocol import ALREADY_SENT, OTHER_BUNDLE, ROUND_CLOSED
 from toolkit.coordinator.refusals import conflict
 
-Phase = Literal["enrolling", "training", "aggregating", "finished"]
-Task = Literal["train", "wait", "finished"]
+Phase = Literal["enrolling", "training", "aggregating", "judging", "finished"]
+Task = Literal["train", "wait", "judge", "finished"]
 
 
 def fewest_updates(
@@ -66,6 +68,8 @@ class Rounds:
         self.left_out: set[str] = set()
         self.updates: dict[str, str] = {}
         self.diverged: set[str] = set()
+        self.judges: set[str] = set()
+        self._judging_ends_at: float | None = None
         self._members: frozenset[str] = frozenset()
         self._opened: frozenset[str] = frozenset()
         self._offers: dict[str, str] = {}
@@ -90,6 +94,11 @@ class Rounds:
     def begin(self) -> None:
         """End enrolment, for good: it does not begin again if devices leave later."""
         self.phase = "finished" if self.done >= self.total else "aggregating"
+
+    def judge_again(self, judges: Collection[str]) -> None:
+        """After a restart, go on with the judging of the last model; `judges` have not answered."""
+        self._expect(self.phase == "finished", "judge again")
+        self.judges, self.phase = self.present & set(judges), "judging"
 
     def leave(self, device: str) -> None:
         """Remove `device`; an update that it sent for the open round still counts."""
@@ -123,6 +132,7 @@ class Rounds:
 
     def excuse(self, device: str) -> None:
         """Stop waiting for `device` in the open round, unless its update has come."""
+        self.judges.discard(device)
         if device not in self.updates:
             self._offers.pop(device, None)
         if self.phase == "training" and not self._offers:
@@ -169,7 +179,9 @@ class Rounds:
 
     def task(self, device: str) -> Task:
         """What `device` should do now."""
-        if self.phase == "finished":
+        if self.phase == "judging" and device in self.judges:
+            return "wait" if self._judging_ends_at is None else "judge"
+        if self.phase in ("judging", "finished"):
             return "finished"
         return "train" if self.waits_for(device) else "wait"
 
@@ -262,14 +274,37 @@ class Rounds:
         self._expect(self.phase == "training" and bool(self.updates), "close")
         self.phase = "aggregating"
 
-    def folded(self) -> None:
-        """Note that the updates of the closed round are in the model; the next round may open."""
+    def folded(self, judges: Collection[str] = ()) -> None:
+        """Note that the updates of the closed round are in the model; the next round may open.
+
+        After the last round, `judges` are asked to judge the model.
+        """
         self._expect(self.phase == "aggregating" and bool(self._offers), "fold")
         self.done += 1
         # `diverged` is about the previous model. Without the updates it would blame the new one.
         self._offers, self.updates, self.diverged = {}, {}, set()
         if self.done >= self.total:
-            self.phase = "finished"
+            self.judges = self.present & set(judges)
+            self.phase = "judging" if self.judges else "finished"
+
+    def open_judging(self, now: float) -> None:
+        """Let the devices in `judges` judge the last model, for at most `deadline_s` seconds."""
+        self._expect(self.phase == "judging" and self._judging_ends_at is None, "open judging")
+        self._judging_ends_at = now + self.deadline_s
+
+    @property
+    def is_judging(self) -> bool:
+        """Whether devices may send their judgement now."""
+        return self.phase == "judging" and self._judging_ends_at is not None
+
+    def judging_is_over(self, now: float) -> bool:
+        """Whether every device has judged the last model or left, or the time is over."""
+        ends = self._judging_ends_at
+        return self.phase == "judging" and (not self.judges or (ends is not None and ends <= now))
+
+    def end_judging(self) -> None:
+        """Wait for no more judgements."""
+        self.judges, self.phase = set(), "finished"
 
     def _reason(self, asked: int) -> str:
         """Why round `asked` takes no update now."""
@@ -280,6 +315,7 @@ class Rounds:
             "enrolling": "devices are still joining",
             "training": f"{this} is being trained",
             "aggregating": f"{this} is closed",
+            "judging": f"{this} was the last",
             "finished": f"{this} was the last",
         }[self.phase]
 

@@ -8,11 +8,13 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+from msgspec import UnsetType
 from msgspec.structs import replace
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from device_agent.formats.manifest import Manifest, TensorEntry, encode, uploaded
+from device_agent.formats.protocol import EvaluationRequest
 from device_agent.formats.update import (
     RECORD,
     TENSORS,
@@ -22,6 +24,7 @@ from device_agent.formats.update import (
 )
 from profiles.errors import UpdateError
 from toolkit.coordinator.refusals import RefusalError, conflict, unusable, unusable_because
+from toolkit.coordinator.rounds.count_validation import check_evaluation
 from toolkit.coordinator.storage.blobs import Blobs
 
 Update = tuple[UpdateRecord, dict[str, np.ndarray]]
@@ -92,10 +95,12 @@ def check_upload(
     upload: str | None,
     blobs: Blobs,
     check: CheckUpdate,
+    asked: EvaluationRequest | None,
 ) -> None:
     """Raise RefusalError unless `record`, and the tensors that came before it, can be aggregated.
 
-    `upload` is the hash of these tensors; None if no tensors came. These checks are not repeated
+    `upload` is the hash of these tensors; None if no tensors came. `asked` is what the federation
+    asks for in a federated evaluation. These checks are not repeated
     when the round is aggregated.
     """
     if upload is None or upload != record.file.sha256:
@@ -109,7 +114,11 @@ def check_upload(
         )
     path = blobs.path(upload)
     try:
-        check_matches_bundle(record, msgspec.json.decode(manifest, type=Manifest), device)
+        about = msgspec.json.decode(manifest, type=Manifest)
+        check_matches_bundle(record, about, device)
+        if not isinstance(record.evaluation, UnsetType):
+            counts = [record.evaluation.before, record.evaluation.after]
+            check_evaluation(counts, about, asked, device)
         if path.stat().st_size != record.file.size:
             raise UpdateError(
                 "{device} announced {announced_bytes} bytes and sent {received_bytes}. Send the "

@@ -16,16 +16,17 @@ import msgspec
 
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import FileEntry, encode
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol import FederatedEvaluation, RoundResult
 from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.profile_reading import same_hardware
 from profiles.errors import InputError
-from toolkit.coordinator.storage import open_round, retention, schema
+from toolkit.coordinator.storage import final_evaluation, open_round, retention, schema
 from toolkit.coordinator.storage.blobs import Blobs
 from toolkit.coordinator.storage.database import Database
 from toolkit.coordinator.storage.device_registry import Registry
 from toolkit.coordinator.storage.federation_marker import Marker, read_marker
+from toolkit.coordinator.storage.final_evaluation import FinalEvaluation
 from toolkit.coordinator.storage.folder_check import DATABASE, check_folder
 from toolkit.coordinator.storage.folder_lock import FolderLock, locked
 from toolkit.coordinator.storage.incoming_files import IncomingFile, IncomingFiles
@@ -80,6 +81,7 @@ class Store:
         self.incoming = IncomingFiles(folder / INCOMING)
         self.registry = Registry(self._database)
         self.open_round = OpenRound(self._database)
+        self.final_evaluation = FinalEvaluation(self._database)
         self.stopped = StoppedDevices(self._database)
         self.suspicions = Suspicions(self._database)
         self.used_joins = UsedJoins(self._database)
@@ -260,8 +262,13 @@ class Store:
             )
             return dict(rows.fetchall())
 
-    def add_result(self, result: RoundResult, model: bytes) -> None:
-        """Keep the global model after a round, with its quality."""
+    def add_result(
+        self, result: RoundResult, model: bytes, received: FederatedEvaluation | None = None
+    ) -> None:
+        """Keep the global model after a round, with its quality.
+
+        `received` is how the devices judge the model that they received in this round.
+        """
         with self._unnamed() as put:
             entry = put(model)
             with self._database.milestone() as db:
@@ -284,19 +291,38 @@ class Store:
                         before and before[0],
                     ),
                 )
+                if before is not None and received is not None:
+                    _judge(db, before[0], received)
                 open_round.forget(db)
                 retention.drop_models(db, self.keep)
                 retention.shorten_records(db, result.round)
+
+    def judge_last(self, figure: FederatedEvaluation | None) -> None:
+        """Keep how the devices judge the model of the last round, and ask them no more."""
+        with self._database.milestone() as db:
+            if figure is not None:
+                (last,) = db.execute("SELECT max(round) FROM history").fetchone()
+                _judge(db, last, figure)
+                retention.drop_models(db, self.keep)
+            final_evaluation.forget(db)
 
     def history(self) -> list[RoundResult]:
         """The results so far, from round 0."""
         with self._database.transaction() as db:
             rows = db.execute(
-                "SELECT round, accuracy, loss, updates, left_out FROM history ORDER BY round"
+                "SELECT round, accuracy, loss, updates, left_out, devices FROM history "
+                "ORDER BY round"
             ).fetchall()
         return [
-            RoundResult(round=r, accuracy=a, loss=x, updates=n, left_out=json.loads(out))
-            for r, a, x, n, out in rows
+            RoundResult(
+                round=r,
+                accuracy=a,
+                loss=x,
+                updates=n,
+                left_out=json.loads(out),
+                devices=judgement(devices),
+            )
+            for r, a, x, n, out, devices in rows
         ]
 
     def current_round(self) -> int | None:
@@ -398,3 +424,14 @@ class Store:
         query = f"SELECT EXISTS (SELECT 1 FROM ({REFERENCED}) WHERE sha256 = ?)"
         with self._database.transaction() as db:
             return bool(db.execute(query, (sha256,)).fetchone()[0])
+
+
+def _judge(db: sqlite3.Connection, round_: int, figure: FederatedEvaluation) -> None:
+    """Store how devices judge the model of `round_`, in the transaction of `db`."""
+    text = msgspec.json.encode(figure).decode()
+    db.execute("UPDATE history SET devices = ? WHERE round = ?", (text, round_))
+
+
+def judgement(text: str | None) -> FederatedEvaluation | None:
+    """Decode the column `devices` of the history."""
+    return None if text is None else msgspec.json.decode(text, type=FederatedEvaluation)

@@ -30,6 +30,14 @@ def publish(
         logger.warning("%s is not the model of a known round: moved to %s.", path, aside.name)
     if published != wanted:
         write_file(path, model)
-    entries = [{**asdict(result), "model": models[result.round]} for result in results]
+    entries = [{**_entry(result), "model": models[result.round]} for result in results]
     document = {"version": 1, "history": entries}
     write_file(folder / HISTORY, json.dumps(document, indent=1).encode() + b"\n")
+
+
+def _entry(result: RoundResult) -> dict[str, object]:
+    """The fields of `result`, without `devices` if no device has judged the model."""
+    entry = asdict(result)
+    if result.devices is None:
+        del entry["devices"]
+    return entry

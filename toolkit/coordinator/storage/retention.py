@@ -12,9 +12,12 @@ FULL_RECORDS = 3
 
 For older updates only a summary row is kept: samples, steps and losses, about 100 bytes.
 """
-BEST = (
-    "SELECT round FROM history ORDER BY accuracy IS NULL, accuracy DESC, loss, round DESC LIMIT 1"
-)
+BEST = """
+SELECT round FROM (
+    SELECT round, coalesce(accuracy, json_extract(devices, '$.accuracy')) AS accuracy,
+    coalesce(loss, json_extract(devices, '$.loss')) AS loss FROM history)
+WHERE loss IS NOT NULL ORDER BY accuracy IS NULL, accuracy DESC, loss, round DESC LIMIT 1"""
+"""The best round by the held-out samples, or else by the devices; none if no round is judged."""
 
 
 def drop_models(db: sqlite3.Connection, keep: Keep) -> None:
@@ -27,7 +30,7 @@ def drop_models(db: sqlite3.Connection, keep: Keep) -> None:
         return
     db.execute(
         "UPDATE history SET kept = 0 WHERE kept AND round NOT IN "
-        f"(SELECT round FROM history ORDER BY round DESC LIMIT ?) AND round != ({BEST})",
+        f"(SELECT round FROM history ORDER BY round DESC LIMIT ?) AND round IS NOT ({BEST})",
         (1 if keep == "best" else keep,),
     )
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.atomic_files import check_file_place, write_file
+from device_agent.formats.protocol import FederatedEvaluation
 from profiles.errors import InputError
 from toolkit.coordinator.storage import retention, schema
-from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.storage.coordinator_store import Store, judgement
 from toolkit.coordinator.storage.database import BUSY_S
 from toolkit.coordinator.storage.database_check import check_version
 from toolkit.coordinator.storage.folder_check import DATABASE
@@ -25,7 +26,7 @@ class SavedRound:
     Attributes:
         round: Its number; 0 is the model before training.
         accuracy: On held-out data; None for a regression.
-        loss: On held-out data.
+        loss: On held-out data; None without such data.
         updates: How many updates were aggregated.
         model: SHA-256 of the global model after the round.
         kept: Whether this model is kept. `keep` in the federation's file decides this.
@@ -33,11 +34,12 @@ class SavedRound:
         started_from: The round whose model was trained; None for round 0.
         best: Whether it is the best round so far.
         current: Whether the next round starts from its model.
+        devices: How the devices that received this model judge it; None if they did not.
     """
 
     round: int
     accuracy: float | None
-    loss: float
+    loss: float | None
     updates: int
     model: str
     kept: bool
@@ -45,6 +47,7 @@ class SavedRound:
     started_from: int | None
     best: bool
     current: bool
+    devices: FederatedEvaluation | None
 
 
 def saved_rounds(folder: Path) -> list[SavedRound]:
@@ -53,8 +56,8 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
         best = db.execute(retention.BEST).fetchone()
         current = db.execute(schema.CURRENT_ROUND).fetchone()
         rows = db.execute(
-            "SELECT round, accuracy, loss, updates, model, kept, started_from FROM history "
-            "ORDER BY round"
+            "SELECT round, accuracy, loss, updates, model, kept, started_from, "
+            "devices FROM history ORDER BY round"
         ).fetchall()
     return [
         SavedRound(
@@ -68,8 +71,9 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             started_from=start,
             best=best == (round_,),
             current=current == (round_,),
+            devices=judgement(judged),
         )
-        for round_, accuracy, loss, updates, model, kept, start in rows
+        for round_, accuracy, loss, updates, model, kept, start, judged in rows
     ]
 
 
@@ -170,6 +174,11 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S)
     try:
         check_version(folder, connection)
+        columns = connection.execute("SELECT name FROM pragma_table_info('history')").fetchall()
+        if ("devices",) not in columns:  # `serve` has not upgraded the folder yet
+            connection.execute(
+                "CREATE TEMP VIEW history AS SELECT *, NULL AS devices FROM main.history"
+            )
         yield connection
     except sqlite3.DatabaseError as error:
         raise InputError(

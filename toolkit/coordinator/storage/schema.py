@@ -4,7 +4,7 @@ import sqlite3
 
 from toolkit.coordinator.storage import content_digest
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES, and add the
 change of existing databases to `schema_upgrade.py`."""
 UPDATES = """CREATE TABLE updates (
@@ -16,6 +16,24 @@ UPDATES_5 = """CREATE TABLE updates (
     round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
     PRIMARY KEY (round, device))"""
 """The same table in version 5."""
+HISTORY = """CREATE TABLE history (
+    round INTEGER PRIMARY KEY, accuracy REAL,
+    loss REAL,  -- on held-out samples; NULL without them
+    updates INTEGER NOT NULL, model TEXT NOT NULL,
+    size INTEGER NOT NULL,  -- bytes of the model
+    left_out TEXT NOT NULL,  -- JSON: why an update was not used, by device
+    started_from INTEGER,  -- the round whose model was trained
+    kept INTEGER NOT NULL DEFAULT 1,  -- whether the file of the model is there
+    -- JSON: how devices judge the model
+    devices TEXT)"""
+HISTORY_6 = """CREATE TABLE history (
+    round INTEGER PRIMARY KEY, accuracy REAL, loss REAL NOT NULL,
+    updates INTEGER NOT NULL, model TEXT NOT NULL,
+    size INTEGER NOT NULL,  -- bytes of the model
+    left_out TEXT NOT NULL,  -- JSON: why an update was not used, by device
+    started_from INTEGER,  -- the round whose model was trained
+    kept INTEGER NOT NULL DEFAULT 1);"""
+"""The same table up to version 6."""
 TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE tokens (
@@ -46,13 +64,7 @@ CREATE TABLE openings (
     round INTEGER PRIMARY KEY,
     closes_at REAL NOT NULL);  -- seconds since 1970
 CREATE TABLE failures (round INTEGER, device TEXT, PRIMARY KEY (round, device));
-CREATE TABLE history (
-    round INTEGER PRIMARY KEY, accuracy REAL, loss REAL NOT NULL,
-    updates INTEGER NOT NULL, model TEXT NOT NULL,
-    size INTEGER NOT NULL,  -- bytes of the model
-    left_out TEXT NOT NULL,  -- JSON: why an update was not used, by device
-    started_from INTEGER,  -- the round whose model was trained
-    kept INTEGER NOT NULL DEFAULT 1);  -- whether the file of the model is there
+{HISTORY};
 CREATE TABLE rollbacks (
     after INTEGER PRIMARY KEY,
     target INTEGER NOT NULL);  -- the round after `after` starts from the model of `target`
@@ -74,7 +86,11 @@ ORDER BY round DESC LIMIT 1"""
 
 def create(connection: sqlite3.Connection, version: int = SCHEMA_VERSION) -> None:
     """Make all tables in one transaction: a process that is killed here leaves none or all."""
-    wanted = TABLES if version == SCHEMA_VERSION else TABLES.replace(UPDATES, UPDATES_5)
+    wanted = TABLES
+    if version < 7:
+        wanted = wanted.replace(f"{HISTORY};", HISTORY_6)
+    if version < 6:
+        wanted = wanted.replace(UPDATES, UPDATES_5)
     tables = sqlite3.connect(":memory:")
     tables.executescript(wanted)
     triggers = content_digest.schema(tables)

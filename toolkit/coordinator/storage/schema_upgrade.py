@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -9,7 +10,7 @@ from device_agent.formats.manifest import encode
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.storage import content_digest, schema
 
-READABLE = (5, schema.SCHEMA_VERSION)
+READABLE = (5, 6, schema.SCHEMA_VERSION)
 """The versions that this program reads. `edgetailor serve` upgrades them to the current one."""
 
 
@@ -19,23 +20,39 @@ def upgrade(db: sqlite3.Connection) -> None:
     if version == schema.SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
-    _count_updates_in_columns(db)
+    if version < 6:
+        _count_updates_in_columns(db)
+    _let_devices_judge(db)
+    content_digest.renew(db)
     db.execute(f"PRAGMA user_version={schema.SCHEMA_VERSION}")
 
 
 def _count_updates_in_columns(db: sqlite3.Connection) -> None:
     """Upgrade from version 5 to 6: the counted values of an update get columns."""
-    for event in ("insert", "delete", "update"):
-        db.execute(f"DROP TRIGGER updates_{event}")
-    db.execute("DROP INDEX updates_by_file")
-    db.execute("ALTER TABLE updates RENAME TO earlier_updates")
-    db.execute(schema.UPDATES)
-    db.executemany("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _counted(db))
-    db.execute("DROP TABLE earlier_updates")
+    with _replaced(db, "updates", schema.UPDATES):
+        db.executemany("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _counted(db))
     db.execute("CREATE INDEX updates_by_file ON updates (sha256)")
-    for trigger in content_digest.triggers(db, "updates"):
+
+
+def _let_devices_judge(db: sqlite3.Connection) -> None:
+    """Upgrade from version 6 to 7: devices may judge a model, and nobody else need do it."""
+    with _replaced(db, "history", schema.HISTORY):
+        db.execute("INSERT INTO history SELECT *, NULL FROM earlier_history")
+    db.execute("CREATE INDEX history_by_file ON history (model)")
+
+
+@contextmanager
+def _replaced(db: sqlite3.Connection, table: str, statement: str) -> Iterator[None]:
+    """Create `table` again with `statement`; the block copies the rows of earlier_{table}."""
+    for event in ("insert", "delete", "update"):
+        db.execute(f"DROP TRIGGER {table}_{event}")
+    db.execute(f"DROP INDEX {table}_by_file")
+    db.execute(f"ALTER TABLE {table} RENAME TO earlier_{table}")
+    db.execute(statement)
+    yield
+    db.execute(f"DROP TABLE earlier_{table}")
+    for trigger in content_digest.triggers(db, table):
         db.execute(trigger)
-    content_digest.renew(db)
 
 
 def _counted(db: sqlite3.Connection) -> Iterator[tuple[str | int | float | bytes, ...]]:

@@ -14,7 +14,7 @@ import pytest
 from toolkit.coordinator.coordinator import restore
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.round_worker import RoundWorker
-from toolkit.coordinator.storage import content_digest, schema
+from toolkit.coordinator.storage import content_digest, schema, schema_upgrade
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.database_check import check_database
 from toolkit.coordinator.storage.saved_rounds import saved_rounds
@@ -61,10 +61,29 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
     assert len(before.pop("updates")) == 6
     for changing in ("content_digest", "meta"):  # `meta`: the number of milestones
         del before[changing], after[changing]
+    before["history"] = [(*row, None) for row in before["history"]]  # no device has judged
     assert after == before
     marker = check_database(config.state / "state.sqlite3")  # the digest of all rows, among others
     assert marker is not None
     assert marker.round == 1
+
+
+def test_the_version_before_gets_the_tables_of_this_one(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "state.sqlite3")
+    content_digest.install(connection)
+    schema.create(connection, 6)
+    connection.execute(
+        "INSERT INTO history (round, accuracy, loss, updates, model, size, left_out) "
+        "VALUES (0, 0.5, 1.0, 0, 'm', 1, '{}')"
+    )
+    connection.commit()
+    assert [saved.devices for saved in saved_rounds(tmp_path)] == [None]
+    schema_upgrade.upgrade(connection)
+    connection.commit()
+    current = schema.expected_statements(schema.SCHEMA_VERSION)
+    assert schema.statements(connection) == current
+    assert content_digest.matches(connection)
+    connection.close()
 
 
 def test_the_open_round_goes_on(config: CoordinatorConfig) -> None:

@@ -1,0 +1,70 @@
+"""Checks of the counts with which a device judges a model, when they arrive."""
+
+import math
+from collections.abc import Sequence
+
+from device_agent.formats.label_rule import LabelRule, label_rule
+from device_agent.formats.manifest import EVALUATE, Manifest
+from device_agent.formats.protocol import EvaluationRequest
+from device_agent.formats.update import EvaluationCounts, check_counts
+from device_agent.training.signature_runs import CORRECT
+from profiles.errors import UpdateError
+
+
+def check_evaluation(
+    given: Sequence[EvaluationCounts],
+    manifest: Manifest,
+    request: EvaluationRequest | None,
+    origin: str,
+) -> None:
+    """Raise UpdateError unless evaluations of this bundle on the same samples can give `given`.
+
+    Args:
+        given: Counts of models on the samples that one device keeps apart.
+        manifest: The manifest of the bundle that the device evaluated.
+        request: What the federation asks for.
+        origin: The device, for messages.
+    """
+    by_class = any(counts.classes is not None for counts in given)
+    if request is None or (by_class and not request.by_class):
+        raise UpdateError(
+            "{origin} sends counts {what}, which this federation does not ask for. Set {key} in "
+            "[evaluation], or use an agent of this version.",
+            code="update.unasked-evaluation",
+            origin=origin,
+            what="of an evaluation" if request is None else "by class",
+            key="`share`" if request is None else "`by_class`",
+        )
+    for counts in given:
+        check_counts(counts, origin)
+        problem = _misfit(counts, manifest)
+        if problem is None and (counts.samples, counts.counted) != (
+            given[0].samples,
+            given[0].counted,
+        ):
+            problem = "its two models were evaluated on different samples"
+        if problem is not None:
+            raise UpdateError(
+                "{origin} reports counts that do not fit its bundle: {problem}. Train the bundle "
+                "again.",
+                code="update.unfitting-evaluation",
+                origin=origin,
+                problem=problem,
+            )
+
+
+def _misfit(counts: EvaluationCounts, manifest: Manifest) -> str | None:
+    """Why `counts` are not those of a bundle with this manifest; None if they may be."""
+    signature = manifest.signatures.get(EVALUATE)
+    if signature is None:
+        return "the bundle cannot evaluate"
+    counts_correct = any(port.name == CORRECT for port in signature.outputs)
+    if (counts.correct is not None) != counts_correct:
+        return "correct predictions are counted only for a classification, and always there"
+    most = counts.samples * math.prod(label_rule(manifest).shape or ())
+    if counts.counted > most:
+        return f"{counts.counted:,} labels of {counts.samples:,} samples, which have {most:,}"
+    classes = (LabelRule(manifest.classes).highest or 0) + 1
+    if counts.classes is not None and len(counts.classes) != classes:
+        return f"counts of {len(counts.classes)} classes, where the model has {classes}"
+    return None
