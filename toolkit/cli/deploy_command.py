@@ -11,7 +11,7 @@ import click
 
 from toolkit.cli.early_checks import check_data, check_model, check_specs
 from toolkit.cli.options import JSON_HELP, LOSS_HELP, Shape, argument, option, takes
-from toolkit.deployment.model_card import Format
+from toolkit.deployment.model_card import Format, Precision
 from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.terminal_output import show_stages
 
@@ -57,6 +57,12 @@ class DeployOptions:
         "Kind of devices; repeatable.  [default: all of the federation]", "--kind"
     )
     format: Format = option("onnx for ONNX Runtime, tflite for LiteRT.", default="onnx")
+    precision: Precision = option(
+        "float32; float16 weights; or int8, which is calibrated on samples.", default="float32"
+    )
+    calibrate: str | None = option(
+        "Samples for int8.  [default: statistics or held_out of the federation, or --data]"
+    )
     data: str | None = option(
         "Held-out data for the accuracy in the card.  [default: held_out of the federation]"
     )
@@ -101,10 +107,11 @@ def deploy(options: DeployOptions) -> None:
 
     of_federation = Path(options.source).is_file()
     targets, load = (federation_model if of_federation else referenced_model)(options)
-    if options.data is not None:
-        check_data(options.data)
+    for source in (options.data, options.calibrate):
+        if source is not None:
+            check_data(source)
     profile = None if options.profile is None else load_device(options.profile)
-    wanted = with_options(targets, options.format, "float32", profile, options.force)
+    wanted = with_options(targets, options.format, options.precision, profile, options.force)
 
     show_stages()
     logger.info("loading PyTorch")
@@ -146,7 +153,7 @@ def federation_model(
     def load() -> "TrainedModel":
         from toolkit.deployment.trained_model import from_federation
 
-        return from_federation(config, round_, options.data)
+        return from_federation(config, round_, options.data, options.calibrate)
 
     return targets, load
 
@@ -172,7 +179,9 @@ def referenced_model(
     def load() -> "TrainedModel":
         from toolkit.deployment.trained_model import from_reference
 
-        return from_reference(options.source, weights, shape, training, preprocessing, options.data)
+        return from_reference(
+            options.source, weights, shape, training, preprocessing, options.data, options.calibrate
+        )
 
     return targets, load
 

@@ -49,6 +49,8 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
     yield "input", f"`{card.input.name}`: {card.input.dtype} {shape}{limit}"
     meaning = PROBABILITIES[card.output.probabilities]
     yield "output", f"`{card.output.name}`: float32 {_shape(card.output.shape)}; {meaning}"
+    if card.calibrated_on is not None:
+        yield "calibrated", f"on {counted(card.calibrated_on, 'sample')}"
     if card.preprocessing is not None:
         what = "pictures" if isinstance(card.preprocessing, Images) else "CSV files"
         yield "preprocessing", f"of {what}: see `preprocessing` in `{CARD}`"
@@ -70,6 +72,9 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
             "time",
             f"{format_seconds(card.cost.seconds)} a sample on {card.cost.profile}, predicted",
         )
+    if card.speed is not None:
+        ratio = card.speed.seconds / card.speed.float32_seconds
+        yield "time relative to float32", f"{ratio:.2f}, measured on {card.speed.processor}"
     yield f"SHA-256 of `{MANIFEST}`", f"`{card.bundle_sha256}`"
     if card.signer is not None:
         yield (

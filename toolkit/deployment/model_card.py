@@ -65,6 +65,17 @@ class Cost(Struct, frozen=True, kw_only=True):
     seconds: float | None
 
 
+class Speed(Struct, frozen=True, kw_only=True):
+    """Measured times of a prediction of one sample, on one thread of the machine that deployed.
+
+    `seconds` is that of this file, `float32_seconds` that of the same graph with float32 weights.
+    """
+
+    processor: str
+    seconds: float
+    float32_seconds: float
+
+
 class Signer(Struct, frozen=True, kw_only=True):
     """The coordinator's public key, base64 of 32 raw Ed25519 bytes, and its fingerprint."""
 
@@ -84,7 +95,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         notes: What the operator should know before using the bundle.
         round: The round after which the model was taken; None if it is not known.
         format: The format of the graph.
-        precision: The precision of the weights.
+        precision: The precision of the weights. int8 also computes with integers.
+        calibrated_on: How many samples gave the ranges of int8; None for other precisions.
         graph: File name of the graph. A TFLite file has the signature `predict`.
         preprocessing: How pictures or CSV files become samples; None if the model takes arrays.
         classes: Size of the class axis; 1 stands for two classes.
@@ -92,6 +104,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         quality: Of this file, run by its runtime; None without held-out data.
         global_quality: Of the whole float32 model in PyTorch, on the same data.
         graph_bytes: Size of the graph's file.
+        speed: The time relative to float32; None for float32.
         bundle_sha256: SHA-256 of the manifest, which has the hashes of all files.
         edgetailor: The version that wrote the bundle.
         signer: Whose signature is in `card.sig`; None if the card is not signed.
@@ -107,6 +120,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     round: int | None
     format: Format
     precision: Precision
+    calibrated_on: int | None
     graph: str
     input: GraphInput
     output: GraphOutput
@@ -117,6 +131,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     global_quality: Quality | None
     graph_bytes: int
     cost: Cost
+    speed: Speed | None
     bundle_sha256: str
     edgetailor: str
     signer: Signer | None

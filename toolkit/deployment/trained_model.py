@@ -26,6 +26,9 @@ from toolkit.submodels.submodel import Submodel
 
 logger = logging.getLogger(__name__)
 
+CALIBRATED = 512
+"""The most samples that calibrate int8."""
+
 Samples = str | Path | tuple[np.ndarray, np.ndarray]
 """Samples and labels, or where to read them; see `load_data`."""
 
@@ -44,6 +47,7 @@ class TrainedModel:
         round: The round after which it was taken; None if it comes from no federation.
         key: The coordinator's key, which signs cards; None if it comes from no federation.
         data: Samples and labels, or where to read them; None for a card without accuracy.
+        calibration: Samples and labels to calibrate int8; None to take `data`.
     """
 
     name: str
@@ -55,6 +59,7 @@ class TrainedModel:
     round: int | None = None
     key: CoordinatorKey | None = None
     data: Samples | None = None
+    calibration: Samples | None = None
     recording: SharedRecording = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +79,21 @@ class TrainedModel:
     def held_out(self) -> tuple[np.ndarray, np.ndarray] | None:
         """The samples and labels of `data`. Raises DataError unless they fit the model."""
         return None if self.data is None else self.samples(self.data)
+
+    @cached_property
+    def calibration_samples(self) -> np.ndarray:
+        """At most CALIBRATED samples to calibrate int8. Raises InputError if there are none."""
+        samples = self.held_out if self.calibration is None else self.samples(self.calibration)
+        if samples is None:
+            raise InputError(
+                "int8 needs samples that show the range of each activation: give --calibrate FILE "
+                "or --data FILE.",
+                code="deploy.no-calibration",
+            )
+        x = samples[0]
+        # Spread over all samples, because files are often sorted by class.
+        chosen: np.ndarray = x[np.linspace(0, len(x) - 1, min(len(x), CALIBRATED)).astype(int)]
+        return chosen
 
     def samples(self, source: Samples) -> tuple[np.ndarray, np.ndarray]:
         """Read samples and labels. Raises DataError unless they fit the model."""
@@ -102,7 +122,10 @@ class TrainedModel:
 
 
 def from_federation(
-    config: CoordinatorConfig, round_: int, data: str | Path | None = None
+    config: CoordinatorConfig,
+    round_: int,
+    data: str | Path | None = None,
+    calibration: str | Path | None = None,
 ) -> TrainedModel:
     """Load the global model of a federation after a round.
 
@@ -110,6 +133,8 @@ def from_federation(
         config: The federation's file.
         round_: The number of the round; see `round_of`.
         data: Held-out data in place of the federation's.
+        calibration: Samples to calibrate int8. Default: the federation's `statistics`, else the
+            held-out data.
 
     Raises:
         ModelError: The model cannot be loaded.
@@ -128,6 +153,7 @@ def from_federation(
         round_,
         read_key(config.state),
         config.held_out if data is None else data,
+        config.statistics if calibration is None else calibration,
     )
 
 
@@ -155,10 +181,18 @@ def from_reference(
     training: TrainingConfig,
     preprocessing: Preprocessing | None = None,
     data: str | Path | None = None,
+    calibration: str | Path | None = None,
 ) -> TrainedModel:
     """Load a model from its reference and a weights file. Raises ModelError or InputError."""
     logger.info("loading the model")
     module, numbers = load_global(reference, weights)
     return TrainedModel(
-        reference, module, numbers, sample_shape, training, preprocessing, data=data
+        reference,
+        module,
+        numbers,
+        sample_shape,
+        training,
+        preprocessing,
+        data=data,
+        calibration=calibration,
     )

@@ -3,10 +3,13 @@
 import base64
 import copy
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -22,12 +25,17 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import Record, TensorEntry
 from device_agent.formats.manifest_validation import check_consistent
 from device_agent.formats.preprocessing import Series
+from exporters.quantization.precision import converted
+from exporters.runtime_graph import Graph
 from refusals import refused
 from toolkit.coordinator.devices.coordinator_key import KEY
 from toolkit.coordinator.federation_config import load_config
+from toolkit.deployment.card_content import speed_notes
 from toolkit.deployment.deploy import Deployed
 from toolkit.deployment.deploy_targets import deploy_targets
-from toolkit.deployment.targets import kind_targets
+from toolkit.deployment.model_card import Speed
+from toolkit.deployment.predicting_submodel import predicting_submodel
+from toolkit.deployment.targets import Target, kind_targets
 from toolkit.deployment.trained_model import from_federation
 
 SHAPE = (1, 8, 8)
@@ -340,3 +348,91 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
     with refused("file.not-replaceable"):
         et.deploy(model, "full", SHAPE, tmp_path / "out", force=True)
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "most"), [("float16", 0.53), ("int8", 0.30)], ids=["float16", "int8"]
+)
+@pytest.mark.parametrize("file_format", ["onnx", "tflite"])
+def test_smaller_weights(
+    precision: Literal["float16", "int8"],
+    most: float,
+    file_format: Literal["onnx", "tflite"],
+    trained: nn.Module,
+    tmp_path: Path,
+) -> None:
+    """The file shrinks, it still takes and gives float32, and loses less than a point."""
+    if file_format == "tflite":
+        pytest.importorskip("ai_edge_quantizer")
+    train, (x, y) = deployed_digits.split_digits()
+    done = et.deploy(
+        trained, "full", SHAPE, tmp_path / "small",
+        data=(x, y), calibration=train, format=file_format, precision=precision,
+    )  # fmt: skip
+    float32_bytes = 4 * sum(value.numel() for value in trained.state_dict().values())
+    assert done.card.graph_bytes <= most * float32_bytes
+    outputs, right = by_card(done.out, x), in_torch(trained, x)
+    assert outputs.dtype == np.float32
+    accuracy = float((outputs.argmax(1) == y).mean())
+    assert done.card.quality is not None
+    assert done.card.quality.accuracy == pytest.approx(accuracy)
+    assert abs(accuracy - float((right.argmax(1) == y).mean())) <= 0.01
+    # 8 bits have a step of 1/255 of the range; errors of layers add up.
+    largest = 2e-3 if precision == "float16" else 0.1
+    assert float(np.abs(outputs - right).max()) <= largest * float(np.abs(right).max())
+    assert done.card.speed is not None
+    assert (done.card.precision, done.card.calibrated_on) == (
+        precision, 512 if precision == "int8" else None
+    )  # fmt: skip
+    assert "time relative to float32" in (done.out / "CARD.md").read_text()
+    assert open_bundle(done.out).manifest.signatures["predict"].peak_bytes is not None
+    if (file_format, precision) == ("onnx", "int8"):
+        check_integers(done.out / "predict.onnx")
+
+
+def check_integers(file: Path) -> None:
+    """Two products of 8-bit activations and these weights fit 16 bits, as AVX2 adds them.
+
+    The file has no names for people, and no operators of other domains.
+    """
+    model = onnx.load(file)
+    weights = [
+        onnx.numpy_helper.to_array(tensor)
+        for tensor in model.graph.initializer
+        if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) > 1
+    ]
+    assert len(weights) == 5
+    assert all(2 * 255 * np.abs(weight.astype(int)).max() < 2**15 for weight in weights)
+    assert [(domain.domain, domain.version) for domain in model.opset_import] == [("", 18)]
+    assert max(len(name) for node in model.graph.node for name in node.output) <= len("output")
+
+
+def test_a_slower_precision_is_noted(tmp_path: Path) -> None:
+    target = Target(tmp_path, "full", predicting_submodel("full"), precision="int8")
+    fast = Speed(processor="Cortex-A72", seconds=1.0, float32_seconds=1.0)
+    assert speed_notes(target, fast) == ()
+    (note,) = speed_notes(target, replace(fast, seconds=1.5))
+    assert "On this machine (Cortex-A72), a prediction takes 1.5 times as long" in note
+
+
+def test_int8_needs_samples_and_its_quantizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = wide()
+    with refused("deploy.no-calibration"):
+        et.deploy(model, "full", SHAPE, tmp_path / "out", precision="int8")
+    monkeypatch.setitem(sys.modules, "ai_edge_quantizer", None)
+    monkeypatch.delitem(sys.modules, "exporters.quantization.tflite_precision", raising=False)
+    monkeypatch.delattr("exporters.quantization.tflite_precision", raising=False)
+    with refused("export.quantizer-not-installed") as caught:
+        et.deploy(model, "full", SHAPE, tmp_path / "out", format="tflite", precision="float16")
+    assert "edgetailor[quantizer]" in str(caught.value)
+    broken = graph_of(b"no graph")
+    with refused("export.cannot-quantize", precision="float16"):
+        converted(broken, "float16", "predict", "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def graph_of(data: bytes) -> Graph:
+    """An ONNX graph with this content."""
+    return Graph("onnx", "predict.onnx", data, 0, len(data), footprint=lambda _: None)  # type: ignore[arg-type, return-value]

@@ -1,0 +1,70 @@
+"""Stores the weights of an inference graph as float16 or int8."""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from exporters.programs.interrupts import raise_if_interrupted
+from exporters.programs.source_lines import first_line
+from exporters.quantization import onnx_precision
+from exporters.runtime_graph import Graph
+from profiles.errors import EdgeTailorError, ExportError
+
+Precision = Literal["float32", "float16", "int8"]
+
+
+def converted(
+    graph: Graph, precision: Precision, signature: str, name: str, samples: np.ndarray | None = None
+) -> Graph:
+    """Return `graph` with weights of `precision`.
+
+    float16 weights are computed with in float32. int8 quantizes weights for each channel, and
+    activations by the ranges that `samples` give. Input and output stay float32. The predicted
+    memory stays that of float32, which needs the most.
+
+    Args:
+        graph: An inference graph with constant weights.
+        precision: The precision of the weights.
+        signature: The name of its signature.
+        name: The name of its input.
+        samples: Samples (n, ...) to calibrate int8; not needed otherwise.
+
+    Raises:
+        ExportError: The runtime's quantizer is not installed, or fails for this graph.
+    """
+    if precision == "float32":
+        return graph
+    try:
+        data = quantized(graph, signature, name, samples if precision == "int8" else None)
+    except EdgeTailorError:
+        raise
+    except Exception as error:  # the quantizers raise errors of many types
+        raise_if_interrupted(error)
+        raise ExportError(
+            "The graph cannot be stored as {precision}: {reason}. Deploy it as float32.",
+            code="export.cannot-quantize",
+            precision=precision,
+            reason=first_line(error),
+        ) from error
+    return replace(graph, data=data, size=len(data))
+
+
+def quantized(graph: Graph, signature: str, name: str, samples: np.ndarray | None) -> bytes:
+    """The file of `graph` as int8, calibrated on `samples`; without samples, as float16."""
+    if graph.runtime == "onnx":
+        if samples is None:
+            return onnx_precision.with_float16_weights(graph.data)
+        return onnx_precision.with_int8(graph.data, name, samples)
+    try:
+        from exporters.quantization import tflite_precision
+    except ImportError as error:
+        raise ExportError(
+            "The quantizer of TFLite graphs is not installed: {reason}. Install it with `pip "
+            "install 'edgetailor[quantizer]'`, or deploy with --format onnx.",
+            code="export.quantizer-not-installed",
+            reason=str(error),
+        ) from error
+    if samples is None:
+        return tflite_precision.with_float16_weights(graph.data)
+    return tflite_precision.with_int8(graph.data, signature, name, samples)

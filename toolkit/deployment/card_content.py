@@ -1,0 +1,173 @@
+"""Makes the content of a model card, for which the bundle is opened and run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from device_agent import __version__
+from device_agent.formats.bundle import Bundle
+from device_agent.formats.label_rule import class_axis
+from device_agent.formats.manifest import PREDICT, encode
+from device_agent.runtime.runtime_choice import open_session, runtime_of
+from exporters.memory.onnx_footprint import SizedGraph
+from exporters.onnx.graph_workload import graph_work
+from profiles.cost_model.memory_rule import UNCALIBRATED
+from profiles.cost_model.prediction import TimeModel
+from profiles.documents.bundle_profile import this_machine
+from profiles.progress import Report
+from profiles.text_formatting import counted, format_bytes
+from toolkit.deployment.card_text import card_markdown
+from toolkit.deployment.inference_bundle import InferenceBundle, predictor
+from toolkit.deployment.model_card import (
+    CARD,
+    CARD_SIGNATURE,
+    CARD_TEXT,
+    Cost,
+    GraphInput,
+    GraphOutput,
+    ModelCard,
+    Quality,
+    Signer,
+    Speed,
+)
+from toolkit.deployment.speed import medians
+from toolkit.deployment.targets import Target
+from toolkit.deployment.trained_model import TrainedModel
+from toolkit.model_evaluation import Evaluation, evaluate_outputs
+
+SLOWER = 1.1
+"""Times differ by less than this factor between two measurements of the same graph."""
+
+
+def model_card(
+    trained: TrainedModel, target: Target, made: InferenceBundle, bundle: Bundle, report: Report
+) -> ModelCard:
+    """The card of `bundle`, which is opened and run for it."""
+    manifest, (signature,) = bundle.manifest, bundle.manifest.signatures.values()
+    (x,), (output,) = signature.inputs, signature.outputs
+    measured = None
+    if trained.held_out is not None:
+        samples, labels = trained.held_out
+        report(f"evaluating {signature.graph} on {counted(len(samples), 'sample')}")
+        measured = evaluate_outputs(
+            predictor(bundle), samples, labels, "The held-out data", trained.training.loss
+        )
+    speed = None
+    if target.precision != "float32":
+        report(f"measuring the time of {target.precision} and float32")
+        speed = measured_speed(made, bundle)
+    probabilities = made.program.output
+    assert probabilities is not None
+    return ModelCard(
+        model=trained.name,
+        submodel=manifest.submodel,
+        kind=target.kind,
+        trained=target.trained,
+        reason=target.submodel.reason,
+        notes=(*memory_notes(target, signature.peak_bytes), *speed_notes(target, speed)),
+        round=trained.round,
+        format=target.format,
+        precision=target.precision,
+        calibrated_on=made.calibrated_on,
+        graph=signature.graph,
+        input=GraphInput(name=x.name, dtype=x.dtype, shape=x.shape, limit=manifest.sample_limit),
+        output=GraphOutput(
+            name=output.name,
+            shape=output.shape,
+            probabilities=probabilities,
+            class_axis=None if probabilities == "numbers" else class_axis(len(output.shape)),
+        ),
+        preprocessing=manifest.preprocessing,
+        classes=manifest.classes,
+        class_names=() if manifest.preprocessing is None else manifest.preprocessing.classes,
+        quality=quality(measured),
+        global_quality=quality(trained.evaluation),
+        graph_bytes=manifest.files[signature.graph].size,
+        cost=cost(made, target, signature.peak_bytes),
+        speed=speed,
+        bundle_sha256=bundle.sha256,
+        edgetailor=__version__,
+        signer=None
+        if trained.key is None
+        else Signer(key=trained.key.public, fingerprint=trained.key.fingerprint),
+    )
+
+
+def quality(evaluation: Evaluation | None) -> Quality | None:
+    """An evaluation as a part of the card."""
+    return (
+        None
+        if evaluation is None
+        else Quality(
+            samples=evaluation.samples,
+            labels=evaluation.counted,
+            accuracy=evaluation.accuracy,
+            loss=evaluation.loss,
+        )
+    )
+
+
+def cost(made: InferenceBundle, target: Target, memory: int | None) -> Cost:
+    """Memory of a prediction and, with a calibrated profile, its time."""
+    profile, seconds = target.profile, None
+    calibration = None if profile is None else profile.calibration
+    predictable = made.graph.runtime == "onnx" and target.precision != "int8"
+    if calibration is not None and predictable and memory is not None:
+        work = graph_work(SizedGraph(made.float32.data, 1), PREDICT)
+        seconds = TimeModel(calibration).batch([work]).value
+    return Cost(
+        memory_bytes=memory, profile=None if profile is None else profile.name, seconds=seconds
+    )
+
+
+def measured_speed(made: InferenceBundle, bundle: Bundle) -> Speed:
+    """Measure a prediction of one sample on one thread, with this file and with float32."""
+    manifest, name = bundle.manifest, made.program.signatures[0].inputs[0].name
+    x = np.zeros((1, *manifest.sample_shape), manifest.sample_dtype)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, made.float32.file)
+        file.write_bytes(made.float32.data)
+        whole = open_session(manifest.runtime, file, PREDICT, 1)
+        own = open_session(manifest.runtime, bundle.graph(PREDICT), PREDICT, 1)
+        seconds, float32_seconds = medians(
+            lambda x: own.run({name: x}), lambda x: whole.run({name: x}), x
+        )
+    machine = this_machine(runtime_of(manifest.runtime).description())
+    processor = machine.processor or machine.model or machine.architecture
+    return Speed(processor=processor, seconds=seconds, float32_seconds=float32_seconds)
+
+
+def speed_notes(target: Target, speed: Speed | None) -> tuple[str, ...]:
+    """Say so if the precision makes predictions slower."""
+    if speed is None or speed.seconds <= SLOWER * speed.float32_seconds:
+        return ()
+    return (
+        f"On this machine ({speed.processor}), a prediction takes "
+        f"{speed.seconds / speed.float32_seconds:.1f} times as long as with float32. If size "
+        "matters less than time, deploy float32.",
+    )
+
+
+def memory_notes(target: Target, memory: int | None) -> tuple[str, ...]:
+    """Say so if a prediction needs more memory than the devices' budget."""
+    if target.memory is None or memory is None:
+        return ()
+    needed = UNCALIBRATED.idle_bytes + memory
+    if needed <= target.memory:
+        return ()
+    return (
+        f"A prediction needs {format_bytes(needed)} of memory, and the devices have a budget of "
+        f"{format_bytes(target.memory)}. Deploy a reduced submodel for them, or let them predict "
+        "with the bundle that they train.",
+    )
+
+
+def card_files(trained: TrainedModel, card: ModelCard) -> Mapping[str, bytes]:
+    """The files of the card, and its signature if the model comes from a federation."""
+    content = encode(card)
+    files = {CARD: content, CARD_TEXT: card_markdown(card).encode()}
+    if trained.key is not None:
+        files[CARD_SIGNATURE] = f"{trained.key.card_signature(content)}\n".encode()
+    return files
