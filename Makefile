@@ -18,7 +18,7 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-avx512 test-flower test-logs test-pythons coverage
-.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-zoo
+.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-deploy bench-zoo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ test-avx512: setup ## train on an emulated processor with AVX-512 (10 minutes; D
 	sh tests/emulated/avx512.sh $(AVX512) $(BIN)/python
 
 # One thread, as for tests: on shared cores two threads wait for each other, an SVD's most of all.
+bench-deploy: setup ## size, accuracy and time of deployed models by precision (minutes)
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_deploy.py
+
 bench-families: setup ## time the server's factorizations and aggregation (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_families.py
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_aggregation.py

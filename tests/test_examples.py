@@ -1,6 +1,9 @@
 """The programs in `examples/` run as they are."""
 
 import importlib.util
+import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +18,8 @@ from device_agent.formats.preprocessing import Images
 from edgetailor import deploy
 from toolkit.submodels.hyperparameters import TrainingConfig
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES, PHONE = ROOT / "examples", ROOT / "toolkit" / "web" / "phone"
 
 
 def load(name: str) -> ModuleType:
@@ -61,3 +65,41 @@ def test_the_camera_loop_names_pictures(
     said = capsys.readouterr()
     assert said.out == "bright (100%)\ndark (100%)\nbright (83%)\n"
     assert "is not a picture" in said.err
+
+
+def test_the_card_is_enough(tmp_path: Path) -> None:
+    """The bytes of the samples and the graph are all that the two programs share with PyTorch."""
+    folder, samples, right = deployed_for_programs(tmp_path)
+    np.save(tmp_path / "samples.npy", samples)
+    program = load("predict_by_card")
+    np.testing.assert_allclose(program.probabilities(folder, samples), right, atol=1e-5)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "predict_by_card.py", folder, tmp_path / "samples.npy"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{right.round(4)}\n"
+
+
+@pytest.mark.web
+def test_the_card_is_enough_in_javascript(tmp_path: Path) -> None:
+    folder, samples, right = deployed_for_programs(tmp_path)
+    (tmp_path / "samples.json").write_text(json.dumps(samples.tolist()))
+    shutil.copy(EXAMPLES / "predict_by_card.mjs", tmp_path)
+    (tmp_path / "node_modules").symlink_to(PHONE / "node_modules")
+    done = subprocess.run(
+        ["node", "predict_by_card.mjs", folder, "samples.json"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    names = ("dark", "bright")
+    assert done.stdout.splitlines() == [f"{names[int(p.argmax())]} {p.max():.4f}" for p in right]
+
+
+def deployed_for_programs(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray]:
+    """A bundle, samples for it, and the probabilities that PyTorch gives them."""
+    model, out = bright_or_dark(), tmp_path / "bundle"
+    preprocessing = Images(classes=("dark", "bright"), mean=(0.5,))
+    deploy(model, "full", (1, 4, 4), out, preprocessing=preprocessing)
+    samples = np.random.default_rng(0).normal(0, 0.1, (4, 1, 4, 4)).astype(np.float32)
+    with torch.no_grad():
+        right = torch.softmax(model(torch.from_numpy(samples)), 1).numpy()
+    return out, samples, right

@@ -4,7 +4,10 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+import onnx
 
+from exporters.graph_figures import figures_of
+from exporters.memory.opening import with_opening
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.source_lines import first_line
 from exporters.quantization import onnx_precision
@@ -20,8 +23,8 @@ def converted(
     """Return `graph` with weights of `precision`.
 
     float16 weights are computed with in float32. int8 quantizes weights for each channel, and
-    activations by the ranges that `samples` give. Input and output stay float32. The predicted
-    memory stays that of float32, which needs the most.
+    activations by the ranges that `samples` give. Input and output stay float32. The figures of the
+    result are for a run on one sample, and count what opening the file takes.
 
     Args:
         graph: An inference graph with constant weights.
@@ -34,7 +37,7 @@ def converted(
         ExportError: The runtime's quantizer is not installed, or fails for this graph.
     """
     if precision == "float32":
-        return graph
+        return with_figures(graph, graph, precision)
     try:
         data = quantized(graph, signature, name, samples if precision == "int8" else None)
     except EdgeTailorError:
@@ -47,7 +50,21 @@ def converted(
             precision=precision,
             reason=first_line(error),
         ) from error
-    return replace(graph, data=data, size=len(data))
+    return with_figures(graph, replace(graph, data=data, size=len(data)), precision)
+
+
+def with_figures(float32: Graph, graph: Graph, precision: Precision) -> Graph:
+    """Return `graph` with its figures for one sample. A run takes at most that of `float32`."""
+    figures = figures_of(float32, 1)
+    run = figures.footprint
+    if run is not None:
+        if float32.runtime == "onnx":  # counts constants once
+            held = sum(
+                len(t.raw_data) for t in onnx.load_from_string(float32.data).graph.initializer
+            )
+            run = replace(run, planned=run.planned - held, process=run.process - held)
+        run = with_opening(run, graph.runtime, precision, graph.size)
+    return replace(graph, figures=replace(figures, footprint=run))
 
 
 def quantized(graph: Graph, signature: str, name: str, samples: np.ndarray | None) -> bytes:

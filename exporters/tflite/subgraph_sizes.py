@@ -22,18 +22,11 @@ WIDTHS = {
 }
 
 
-def plan_of(
-    subgraph: Subgraph,
-    file_operators: int = 0,
-    over: Collection[str] = (),
-    *,
-    held: bool = False,
-) -> MemoryPlan:
+def plan_of(subgraph: Subgraph, file_operators: int = 0, over: Collection[str] = ()) -> MemoryPlan:
     """Make the memory plan of `subgraph` and of the subgraphs that it calls.
 
     `file_operators` is the number of operators in the file. `over` names the outputs that the agent
-    copies over inputs. With `held`, constants take memory as inputs do: once in the file, and once
-    in the runtime's layout.
+    copies over inputs.
     """
     parts = list({id(part): part for _, part in subgraph.calls}.values())
     indices = {id(part): index for index, part in enumerate(parts)}
@@ -51,10 +44,7 @@ def plan_of(
             )
             for _, operator in subgraph.operators
         ),
-        inputs=(
-            *(tensor.index for tensor in subgraph.inputs.values()),
-            *(n for n, data in enumerate(subgraph.data) if held and data is not None),
-        ),
+        inputs=tuple(tensor.index for tensor in subgraph.inputs.values()),
         outputs=tuple(tensor.index for tensor in subgraph.outputs.values()),
         parts=tuple(map(plan_of, parts)),
         file_operators=file_operators,

@@ -100,7 +100,7 @@ def inference_graph(program: Program, values: Mapping[str, Tensor], report: Repo
     held = {port.name: values[port.state] for port in signature.inputs if port.state is not None}
     subgraph, traced = to_subgraph(signature, held)
     data = serialize({signature.name: subgraph}, DESCRIPTION)
-    plan = plan_of(subgraph, len(subgraph.operators), held=True)
+    plan = plan_of(subgraph, len(subgraph.operators))
     return Graph(
         "litert",
         FILE,
