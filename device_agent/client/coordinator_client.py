@@ -54,6 +54,7 @@ from device_agent.formats.protocol import (
     SubmodelFailure,
     Work,
 )
+from device_agent.formats.release_report import ReleaseReport
 from device_agent.formats.update import Judgement
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.errors import AuthorisationError, ClientError
@@ -212,18 +213,36 @@ class CoordinatorClient:
                 self._order("POST", "/stopped", body, timeout=PROGRESS_TIMEOUT_S)
                 return
 
-    def download(self, offer: FileOffer, to: Path) -> None:
+    def report_release(self, report: ReleaseReport) -> bool:
+        """Report what was done with a release. It is tried once.
+
+        Returns:
+            False if the coordinator did not answer, so that the report should be sent again.
+        """
+        body = msgspec.json.encode(report)
+        try:
+            path = f"/releases/{report.number}"
+            self._order("POST", path, body, timeout=PROGRESS_TIMEOUT_S)
+        except RefusedError as refusal:
+            log.info("The report about release %d was not taken. %s", report.number, refusal)
+        except (UnreachableError, ClientError):
+            return False
+        return True
+
+    def download(self, offer: FileOffer, to: Path, patience_s: float | None = None) -> None:
         """Download a file. `to` appears only when the file is complete and correct.
 
         Args:
             offer: Name, size and SHA-256 of the file.
             to: Where to write it. Missing folders are created.
+            patience_s: How long it is tried without progress, in seconds (default: as every
+                request).
 
         Raises:
             ClientError: Size or SHA-256 differ from the offer.
         """
         download = Download(self._send, self.url, offer, to, self._alive)
-        self._with_retries(download.attempt, done=lambda: download.done)
+        self._with_retries(download.attempt, done=lambda: download.done, patience_s=patience_s)
 
     def send_tensors(self, round_: int, path: Path) -> None:
         """Upload update.safetensors, streamed from the disk.
@@ -262,6 +281,7 @@ class CoordinatorClient:
         attempt: Callable[[], T],
         repeat: bool = True,
         done: Callable[[], int] = lambda: 0,
+        patience_s: float | None = None,
     ) -> T:
         """Repeat `attempt` until the coordinator answers, or for `patience_s` seconds.
 
@@ -269,10 +289,11 @@ class CoordinatorClient:
         next wait is the shortest again.
         """
         most, ended = done(), f"Coordinator at {self.url} answers again"
-        outage = Outage(ended, self._sleep, self._patience_s)
+        patience_s = self._patience_s if patience_s is None else min(patience_s, self._patience_s)
+        outage = Outage(ended, self._sleep, patience_s)
         while True:
             try:
-                answer = self._when_ready(attempt, self._patience_s if repeat else float("inf"))
+                answer = self._when_ready(attempt, patience_s if repeat else float("inf"))
             except UnreachableError as failure:
                 if done() > most:
                     outage.progressed()

@@ -10,6 +10,8 @@ attempts.json          number of failed trainings in a row (see training_attempt
 rounds.log             what the device has done in its rounds (see round_log.py)
 personal.safetensors   personal tensors, which never leave the device
 forms.json             results of form checks (see remembered_checks.py)
+release.json           which release is current; the bundles are in releases/ (see
+                       release_folder.py)
 """
 
 import fcntl
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from device_agent.client.transfers import PART
+from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.state_folder import StateFolder
 from device_agent.federation.work_age import check_age
 from device_agent.formats.atomic_files import fingerprint_file, write_file
@@ -45,7 +48,7 @@ log = logging.getLogger(__name__)
 Fetch = Callable[[FileOffer, Path], None]
 UNFINISHED = re.compile(
     r"\.writable|\.(\.writable|device\.json|(device|replacing)\.key|attempts\.json"
-    r"|forms\.json|rounds\.log|personal\.safetensors)\.\w+"
+    r"|forms\.json|release\.json|rounds\.log|personal\.safetensors)\.\w+"
 )
 """Names that `write_file` gives to the files of this folder before they are complete."""
 
@@ -70,6 +73,7 @@ class DeviceState(StateFolder):
         self.form_checks = folder / "forms.json"
         self.personal_file = folder / "personal.safetensors"
         self._newest = folder / "newest-work"
+        self.releases = DeviceReleases(folder)
 
     @contextmanager
     def created(self) -> Iterator[None]:
@@ -164,6 +168,7 @@ class DeviceState(StateFolder):
         (self.folder / "runtimes.json").unlink(missing_ok=True)  # of earlier agents
         self.log.unlink(missing_ok=True)
         self._newest.unlink(missing_ok=True)
+        self.releases.forget()
         if not keep_personal:
             self.personal_file.unlink(missing_ok=True)
 
@@ -202,7 +207,7 @@ class DeviceState(StateFolder):
         from device_agent.runtime.graph_form import device_form
 
         offers = [offer for offer in offers if form_of(offer.name) in (None, device_form())]
-        _check_offers(offers)
+        check_offers(offers)
         # Remove old files first: unfinished downloads of earlier rounds must not fill the disk.
         self._remove_other_files({offer.sha256 for offer in offers})
         for offer in offers:
@@ -273,7 +278,7 @@ class DeviceState(StateFolder):
         return msgspec.json.decode((self.bundle / MANIFEST).read_bytes(), type=Manifest)
 
 
-def _check_offers(offers: list[FileOffer]) -> None:
+def check_offers(offers: list[FileOffer]) -> None:
     """Raise ClientError if a name or hash is invalid, or if the manifest is missing."""
     for offer in offers:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", offer.name) or not re.fullmatch(

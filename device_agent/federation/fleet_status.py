@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.round_log import last_lines
 from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.protocol import ABSENT, LEFT, DeviceStatus, Status
@@ -35,10 +36,15 @@ def fleet_status(state: Path) -> Status:
 
 
 def own_lines(state: Path) -> list[str]:
-    """The last lines of this device's log in the folder `state`, with a heading; empty if none."""
+    """The release of the device in the folder `state`, and the last lines of its log."""
     log = StateFolder(state).log
     kept = last_lines(log, OWN_LINES)
-    return [f"this device ({log}):", *(f"  {line}" for line in kept)] if kept else []
+    lines = [f"this device ({log}):", *(f"  {line}" for line in kept)] if kept else []
+    current = DeviceReleases(state).read().current
+    if current is not None:
+        about = f"release {current.number}, the model after round {current.round}"
+        lines.append(f"this device predicts with {about}")
+    return lines
 
 
 def lines(status: Status) -> list[str]:
@@ -60,6 +66,8 @@ def lines(status: Status) -> list[str]:
             head += f", global {accuracy or f'loss {loss_figure(judged[1])}'}{where}"
         if last is not status.history[-1]:
             head += f" (back to round {last.round})"
+    if status.release is not None:
+        head += f", release {status.release}"
     warnings = (line for warning in status.warnings for line in wrapped("  ", warning))
     preparing = (f"  {preparation}" for preparation in status.preparing)
     closed = counted(status.closed_connections, "connection")
@@ -92,7 +100,8 @@ def _rows(devices: list[DeviceStatus]) -> Iterator[str]:
 
 
 def _doing(device: DeviceStatus) -> str:
-    return device.state if device.round is None else f"{device.state} round {device.round}"
+    doing = device.state if device.round is None else f"{device.state} round {device.round}"
+    return f"{doing}, release {device.release}" if device.release else doing
 
 
 def _label(device: DeviceStatus) -> str:

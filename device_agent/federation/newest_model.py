@@ -9,7 +9,9 @@ from profiles.errors import InputError
 
 
 def newest_model(state: Path | None = None, *, personal: bool = False) -> Path:
-    """The folder of the newest bundle that a device has received.
+    """The folder of the bundle with which a device predicts.
+
+    That is the current release. Without a release it is the newest bundle of a round.
 
     Args:
         state: The device's state folder (default: that of this user).
@@ -21,6 +23,9 @@ def newest_model(state: Path | None = None, *, personal: bool = False) -> Path:
     """
     folder = DeviceState(state or default_state())
     folder.member()
+    released = None if personal else folder.releases.current()
+    if released is not None:
+        return released
     if not (folder.bundle / MANIFEST).is_file():
         raise InputError(
             "This device has not received a model yet. It gets one in its first round: see "

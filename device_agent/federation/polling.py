@@ -7,6 +7,8 @@ SHORTEST_S = 0.25
 LONGEST_S = 2.0
 LONGEST_ASKED_S = 300.0
 """The longest wait that a coordinator can ask for."""
+LONGEST_RELEASE_S = 24 * 3600.0
+"""The same after the last round, when the device only waits for a release."""
 ROUND_CHECK_S = 60.0
 """How often a running training checks whether its round is still open."""
 JITTER = 0.2
@@ -42,3 +44,7 @@ class Polling:
             return
         self._sleep(self._next_s)
         self._next_s = min(2 * self._next_s, LONGEST_S)
+
+    def wait_for_release(self, asked_s: float) -> None:
+        """Wait for `asked_s` seconds before the next request after the last round."""
+        self._sleep(min(asked_s, LONGEST_RELEASE_S))

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import consent
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
+from device_agent.federation.releases import Releases
 from device_agent.federation.round_log import NOT_KEPT, kept_log
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.start_checks import check_start
@@ -31,6 +33,7 @@ from device_agent.formats.input_summary import far_off
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol import FileOffer, Progress, Work
 from device_agent.formats.update import RECORD, TENSORS, Judgement, decode_record
+from device_agent.inference.release_trial import TrialResult, try_release
 from device_agent.log_format import fields
 from device_agent.runtime.runtime_packages import unverified
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
@@ -49,6 +52,8 @@ CLOSED = "Round %d closed before this device was done: its training is dropped."
 
 Trainer = Callable[..., object]
 """A function that is called like `train_bundle`; tests pass their own."""
+TryRelease = Callable[..., TrialResult]
+"""A function that is called like `try_release`; tests pass their own."""
 
 
 def run(
@@ -56,6 +61,7 @@ def run(
     *,
     train: Trainer = train_bundle,
     judge: Callable[..., Judgement | None] = judge_bundle,
+    try_release: TryRelease = try_release,
     patience_s: float = float("inf"),
     sleep: Callable[[float], None] = time.sleep,
     alive: Callable[[], None] = lambda: None,
@@ -71,6 +77,7 @@ def run(
         options: Data, state folder, training options and the owner's limits.
         train: Trains a bundle, as `train_bundle` does.
         judge: Evaluates a bundle, as `judge_bundle` does.
+        try_release: Compares a release with the present model, as `try_release` does.
         patience_s: How long each request waits if the coordinator cannot be reached, and how long
             the agent waits for work that it can trust, in seconds.
         sleep: Waits for a number of seconds.
@@ -112,7 +119,10 @@ def run(
     # Lock before any request: while another agent uses the folder, this agent must not report.
     with folder.locked(), kept_log(folder.log):
         rounds = _Rounds(
-            folder, client, options, _Hooks(train, judge, rest, alive, clock, patience_s)
+            folder,
+            client,
+            options,
+            _Hooks(train, judge, try_release, rest, alive, clock, patience_s),
         )
         try:
             sent = rounds.all_rounds()
@@ -151,6 +161,7 @@ class _Hooks:
 
     train: Trainer
     judge: Callable[..., Judgement | None]
+    try_release: TryRelease
     rest: Callable[[float], None]
     alive: Callable[[], None]
     clock: Clock
@@ -175,6 +186,8 @@ class _Rounds:
         self._folder, self._client, self._options, self._hooks = folder, client, options, hooks
         self._pauses = Pauses(options.limits, client.progress, hooks.rest)
         self._key = folder.member().key
+        trial = partial(hooks.try_release, options.data, options.training)
+        self._releases = Releases(folder.releases, folder.bundle, client, self._key, trial)
         self._distrust = self._no_distrust()
         self._idle: Usage | None = None
         self._attempts = Attempts(folder.attempts)
@@ -196,7 +209,7 @@ class _Rounds:
             self._attempts.check_last()
         except TrainingFailedError as failed:
             self._handle_failure(failed)
-        sent, joined, polling = 0, 0, Polling(self._hooks.rest)
+        sent, joined, stays, polling = 0, 0, False, Polling(self._hooks.rest)
         while True:
             self._pauses.wait()
             work = self._client.work()
@@ -205,9 +218,16 @@ class _Rounds:
                 log.info("Waiting: %s.", have_joined(work.joined, work.expected))
             joined = work.joined
             self.current = 0
+            if work.state in ("wait", "finished"):
+                self._releases.follow(work.release)
             if work.state == "finished":
-                return sent
-            if work.state == "wait" or self._is_skipped(work):
+                if work.ask_again_s <= 0:
+                    return sent
+                if not stays:
+                    log.info("The last round is over; this device stays for releases.")
+                stays = True
+                polling.wait_for_release(work.ask_again_s)
+            elif work.state == "wait" or self._is_skipped(work):
                 polling.wait(work.ask_again_s)
             elif self._is_trusted(work):
                 if work.state == "judge":

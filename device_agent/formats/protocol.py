@@ -14,6 +14,7 @@ both sides always agree. All messages are JSON over HTTP, usable from a browser'
     POST /v1/rounds/{round}/evaluation  secret    Judgement -> Receipt
     POST /v1/problems                secret       SubmodelFailure -> Fallback
     POST /v1/stopped                 secret       Stopped ->
+    POST /v1/releases/{number}       secret       ReleaseReport ->
     POST /v1/leave                   secret       ->
     GET  /v1/status                  secret or operator token -> Status
 
@@ -193,6 +194,27 @@ class InputSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReleaseOffer:
+    """The release with which a device should predict: an inference bundle with the released model.
+
+    Releases are numbered from 1; `round` is the round whose model the release has. `files` are
+    those of the bundle. If `back`, the operator has withdrawn a later release, and the device
+    returns to this release without a trial. The number 0, without files, stands for no release.
+    With `evaluation` the device tries the release on these samples and reports counts. `issued` is
+    the time of the operator's last change, in seconds since 1970. `signature` is the coordinator's
+    signature of `signed_work.release_text`.
+    """
+
+    number: Whole
+    round: Whole = 0
+    files: list[FileOffer] = field(default_factory=list)
+    back: bool = False
+    evaluation: EvaluationRequest | None = None
+    issued: Whole = 0
+    signature: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """The next task of a device: `train` the offered files for `round`, `wait`, or stop.
 
@@ -206,7 +228,9 @@ class Work:
     the time. `inputs` summarises the coordinator's own samples. A device that gets it sends a
     summary of its own samples, and warns its owner if they differ much. The signature does not
     cover `inputs`, because nothing else depends on it. With `evaluation` the update's record also
-    holds counts, see EvaluationRequest.
+    holds counts, see EvaluationRequest. A device that has nothing to train is offered a `release`,
+    which has a signature of its own. If `ask_again_s` is positive after the last round, the device
+    stays for releases.
     """
 
     state: Literal["train", "wait", "judge", "finished"]
@@ -220,6 +244,7 @@ class Work:
     ask_again_s: float = 0
     inputs: InputSummary | None = None
     evaluation: EvaluationRequest | None = None
+    release: ReleaseOffer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +311,9 @@ class DeviceStatus:
     """A device as the coordinator sees it. Bytes count message bodies over all rounds so far.
 
     `round` is the round that the device works on now. `note` is the reason for a pause or a stop,
-    the round that closed before the device's update arrived, or a reported failure of its submodel.
+    the round that closed before the device's update arrived, a reported failure of its submodel, or
+    why the device did not take a release. `release` is the release with which the device predicts,
+    by its last report; 0 is none.
     """
 
     device: str
@@ -300,6 +327,7 @@ class DeviceStatus:
     idle_s: float
     note: str | None = None
     round: int | None = None
+    release: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,7 +448,7 @@ class Status:
     that produced the global model: after a rollback it is not the last of `history`.
     `closed_connections` counts connections that the coordinator has closed since its start because
     there were too many. `key` is the public key of the coordinator's signatures; earlier versions
-    do not send it.
+    do not send it. `release` is the number of the newest release, if there is one.
     """
 
     version: int = 1
@@ -437,6 +465,7 @@ class Status:
     warnings: list[str] = field(default_factory=list)
     closed_connections: int = 0
     key: str = ""
+    release: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import re
 
-from device_agent.formats.protocol import EvaluationRequest, Invitation, Work
+from device_agent.formats.protocol import EvaluationRequest, Invitation, ReleaseOffer, Work
 from profiles.errors import TrustError
 
 _WITH_FINGERPRINT = re.compile(r"(.+)\.([A-Za-z0-9_-]{22})")
@@ -56,6 +56,20 @@ def _evaluation_lines(request: EvaluationRequest | None) -> list[str]:
 def card_text(card: bytes) -> bytes:
     """The text that is signed for a model card; `card` is the content of `card.json`."""
     return b"edgetailor-card-1\n" + card
+
+
+def release_text(offer: ReleaseOffer) -> bytes:
+    """The text of `offer` that is signed.
+
+    Examples:
+        >>> release_text(ReleaseOffer(number=2, round=12, issued=1800000000))
+        b'edgetailor-release-1\\n1800000000\\n2\\n12\\nforward\\n'
+    """
+    lines = ["edgetailor-release-1", str(offer.issued), str(offer.number), str(offer.round)]
+    lines.append("back" if offer.back else "forward")
+    lines += [f"{file.sha256} {file.size} {file.name}" for file in offer.files]
+    lines += _evaluation_lines(offer.evaluation)
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def key_fingerprint(key: str) -> str:
@@ -110,6 +124,17 @@ def check_signature(work: Work, key: str) -> None:
             "the operator has a new key.",
             code="trust.forged-work",
             round=work.round,
+        )
+
+
+def check_release(offer: ReleaseOffer, key: str) -> None:
+    """Raise TrustError unless the coordinator with the public `key` (base64) has signed `offer`."""
+    if not _is_signed(key, offer.signature, release_text(offer)):
+        raise TrustError(
+            "The offer of release {number} is not signed by the coordinator that this device has "
+            "joined: somebody in between has altered it. Nothing was changed. Use https.",
+            code="trust.forged-release",
+            number=offer.number,
         )
 
 

@@ -20,6 +20,7 @@ from toolkit.cli.evaluate_command import evaluate
 from toolkit.cli.export_command import export
 from toolkit.cli.inspect_command import inspect
 from toolkit.cli.plan_command import plan
+from toolkit.cli.release_command import release
 from toolkit.cli.report_command import report
 from toolkit.cli.rounds_commands import export_model, rollback, rounds
 from toolkit.cli.serve_commands import serve, tls, tokens
@@ -55,7 +56,7 @@ def main_group() -> None:
 
 
 for command in (
-    *(aggregate, compare, demo, deploy, evaluate, export, inspect, plan, report),
+    *(aggregate, compare, demo, deploy, evaluate, export, inspect, plan, release, report),
     *(serve, simulate),
     *(tls, tokens),
     *(backup, restore, rounds, export_model, rollback),

@@ -29,6 +29,7 @@ from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.membership import Membership
 from toolkit.coordinator.refusals import RefusalError
+from toolkit.coordinator.release_reports import ReleaseAnswers
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.poll_interval import PollInterval
 from toolkit.coordinator.rounds.round_state import Rounds
@@ -50,7 +51,7 @@ class _Offer:
 
 
 @dataclass
-class Coordinator(Membership, DeviceTroubles, Uploads):
+class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
     """One federation: the work of its devices, and its status.
 
     Attributes:
@@ -61,6 +62,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
     _offers: dict[str, _Offer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.poll_interval = PollInterval(self.clock)
 
     def work(self, device: Device) -> Work:
@@ -124,8 +126,16 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
             round=self.rounds.round,
             joined=joined,
             expected=expected,
-            ask_again_s=self.poll_interval.seconds(self.rounds) if task == "wait" else 0,
+            ask_again_s=self._ask_again_s(task),
+            release=self.released.offer(device),
         )
+
+    def _ask_again_s(self, task: Literal["wait", "finished"]) -> float:
+        """After how many seconds a device with this task asks again; 0 if it chooses the time."""
+        if task == "wait":
+            return self.poll_interval.seconds(self.rounds)
+        after = self.config.release.after_rounds
+        return 0 if after is None else self.poll_interval.spread(after)
 
     def file(self, device: Device, sha256: str) -> tuple[Path, int]:
         """Path and size of a file that `device` may fetch now. Raises RefusalError (404)."""
@@ -134,6 +144,9 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         for entry in bundle.values():
             if entry.sha256 == sha256:
                 return self.store.blobs.path(sha256), entry.size
+        released = self.released.file(device, sha256)
+        if released is not None:
+            return released
         raise RefusalError(
             "The round with the file {file} is over, so {device} cannot fetch it.",
             status=404,
@@ -180,6 +193,8 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
         current = self.store.current_round()
         warnings = [warning for warning in [falling(history)] if warning is not None]
         warnings += self.store.suspicions.spoilt(history[-1].round if history else 0)
+        newest = self.released.newest
+        offered = None if newest is None else newest.number
         with self.lock:
             return Status(
                 state=self.rounds.phase,
@@ -188,7 +203,13 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
                 expected_devices=self.rounds.expected,
                 devices=[
                     self.activity[d.id].status(
-                        d, self.submodel(d), trained.get(d.id, 0), now, history[-1:]
+                        d,
+                        self.submodel(d),
+                        trained.get(d.id, 0),
+                        now,
+                        history[-1:],
+                        self.store.release_reports.of(d.id),
+                        offered,
                     )
                     for d in devices
                 ],
@@ -200,6 +221,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads):
                 warnings=warnings,
                 closed_connections=self.closed_connections(),
                 key=self.key.public,
+                release=offered,
             )
 
     def _is_ready(self, kind: DeviceKind) -> bool:

@@ -164,6 +164,15 @@ class EvaluationTable(Table):
         return EvaluationRequest(share=self.share, by_class=self.by_class) if self.share else None
 
 
+class ReleaseTable(Table):
+    """The table [release]: with `after_rounds`, devices stay after the last round for releases.
+
+    They ask at this interval, in seconds. Without it, their agents end after the last round.
+    """
+
+    after_rounds: Span | None = None
+
+
 PATHS = ("weights", "held_out", "statistics", "state", "tls_cert", "tls_key")
 """Keys whose relative paths start from the folder of the file."""
 
@@ -214,6 +223,7 @@ class FederationConfig(Table):
     training: TrainingConfig = TrainingConfig()
     aggregation: AggregationPolicy = AggregationPolicy()
     evaluation: EvaluationTable = EvaluationTable()
+    release: ReleaseTable = ReleaseTable()
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
 
     @field_validator("training", "aggregation", mode="wrap")
@@ -344,6 +354,7 @@ def _known_keys(key_path: KeyPath) -> list[str]:
         "aggregation": AggregationPolicy.__dataclass_fields__,
         "evaluation": EvaluationTable.model_fields,
         "devices": DeviceKind.model_fields,
+        "release": ReleaseTable.model_fields,
         "simulation": SimulationTable.model_fields,
     }
     return list(known.get(str(table), CoordinatorConfig.model_fields))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from device_agent.formats.protocol import InputSummary, Preparation
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
+from toolkit.coordinator.devices.offered_releases import OfferedReleases
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.minute_log import MinuteLog
@@ -16,6 +17,7 @@ from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.rounds.upload_validation import CheckUpdate
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 from toolkit.coordinator.storage.device_registry import Device
+from toolkit.coordinator.storage.releases import ReleaseFolder
 
 
 @dataclass
@@ -44,6 +46,7 @@ class FederationState:
         inputs: A summary of the held-out samples; devices compare their inputs with it.
         check_update: Raises UpdateError unless an update fits the global model; the round worker
             sets it.
+        released: The releases that devices are offered. The round worker refreshes them.
     """
 
     config: CoordinatorConfig
@@ -64,6 +67,11 @@ class FederationState:
     minute_log: MinuteLog = field(default_factory=MinuteLog, repr=False)
     inputs: InputSummary | None = None
     check_update: CheckUpdate | None = None
+    released: OfferedReleases = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        folder = ReleaseFolder(self.store.folder)
+        self.released = OfferedReleases(folder, self.config.evaluation.request)
 
     def submodel(self, device: Device) -> str:
         """The submodel of `device` in the round that is open or opens next."""

@@ -200,6 +200,7 @@ class Membership(FederationState):
         """End the membership of `device`: its secret is void and its place is free."""
         with self.lock:
             self._remove(device)
+            self.store.release_reports.forget(device.id)
             self.activity[device.id] = DeviceActivity(self.clock(), LEFT)
             self._log_membership(device, "has left")
             for dropped in self.store.registry.drop_left(device.kind):

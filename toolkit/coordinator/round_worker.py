@@ -102,6 +102,8 @@ class RoundWorker:
         """Do the work that the rounds are ready for, if any."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         coordinator.forget_absent()
+        coordinator.released.refresh(coordinator.key)
+        coordinator.release_to_all_if_taken()
         coordinator.minute_log.flush()
         with coordinator.lock:
             spoilt = is_spoilt(coordinator)

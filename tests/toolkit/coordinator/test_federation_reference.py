@@ -16,6 +16,7 @@ from toolkit.coordinator.federation_config import (
     CoordinatorConfig,
     DeviceKind,
     EvaluationTable,
+    ReleaseTable,
     load_config,
 )
 from toolkit.coordinator.simulation_table import SimulationTable
@@ -32,6 +33,7 @@ TABLES: dict[str, type] = {
     "[training]": TrainingConfig,
     "[aggregation]": AggregationPolicy,
     "[evaluation]": EvaluationTable,
+    "[release]": ReleaseTable,
     "[simulation]": SimulationTable,
     "[[devices]]": DeviceKind,
 }
@@ -68,7 +70,9 @@ def test_every_key_is_there_with_its_default(heading: str) -> None:
             assert written == "required"
         elif default is None:
             assert written == "none"
-        elif isinstance(default, TrainingConfig | AggregationPolicy | EvaluationTable):
+        elif isinstance(
+            default, TrainingConfig | AggregationPolicy | EvaluationTable | ReleaseTable
+        ):
             assert written == "all defaults"
         else:
             read = tomllib.loads(f"x = {written.strip('`')}")["x"]

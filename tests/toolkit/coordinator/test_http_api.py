@@ -90,6 +90,7 @@ def test_the_api_describes_itself(fleet: Fleet) -> None:
         ("get", "/v1/rounds/{round}/tensors/{sha256}"),
         ("put", "/v1/rounds/{round}/tensors/{sha256}"),
         ("post", "/v1/rounds/{round}/update"),
+        ("post", "/v1/releases/{number}"),
         ("post", "/v1/rounds/{round}/evaluation"),
         ("get", "/v1/status"),
     }

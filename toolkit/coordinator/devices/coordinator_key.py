@@ -7,8 +7,14 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.formats.protocol import Invitation, Work
-from device_agent.formats.signed_work import card_text, invitation_text, key_fingerprint, work_text
+from device_agent.formats.protocol import Invitation, ReleaseOffer, Work
+from device_agent.formats.signed_work import (
+    card_text,
+    invitation_text,
+    key_fingerprint,
+    release_text,
+    work_text,
+)
 
 KEY = "coordinator.key"
 """Name of its file in the state folder."""
@@ -58,6 +64,10 @@ class CoordinatorKey:
     def card_signature(self, card: bytes) -> str:
         """The signature of a model card, in base64; `card` is the content of `card.json`."""
         return self._signature(card_text(card))
+
+    def releases(self, offer: ReleaseOffer) -> ReleaseOffer:
+        """Return `offer` with a signature."""
+        return replace(offer, signature=self._signature(release_text(offer)))
 
     def _signature(self, text: bytes) -> str:
         return base64.b64encode(self._private.sign(text)).decode()

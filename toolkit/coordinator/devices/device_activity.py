@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from device_agent.formats.protocol import DeviceStatus, RoundResult
+from device_agent.formats.release_report import ReleaseReport
 from toolkit.coordinator.storage.device_registry import Device
 
 WORKING = ("downloading", "training", "uploading")
@@ -43,10 +44,13 @@ class DeviceActivity:
         rounds_trained: int,
         now: float,
         last: Sequence[RoundResult],
+        report: ReleaseReport | None = None,
+        offered: int | None = None,
     ) -> DeviceStatus:
         """The status of `device`, which trains `submodel`, at the time `now`.
 
-        `last` holds the result of the last round, if there is one.
+        `last` holds the result of the last round, if there is one. `report` is the device's last
+        report about a release, and `offered` the number of the newest release.
         """
         late = None if self.missed is None else f"round {self.missed} closed before its update came"
         unused = next((_left_out(device.id, result) for result in last), None)
@@ -60,9 +64,20 @@ class DeviceActivity:
             bytes_down=device.bytes_down,
             bytes_up=device.bytes_up,
             idle_s=now - self.seen_at,
-            note=self.note or late or unused or device.trouble or self.inputs,
+            note=self.note
+            or late
+            or unused
+            or device.trouble
+            or self.inputs
+            or (None if report is None or report.number != offered else refusal(report)),
             round=self.round if self.state in WORKING else None,
+            release=None if report is None else report.runs,
         )
+
+
+def refusal(report: ReleaseReport) -> str | None:
+    """Why the device did not take the release; None if it did."""
+    return None if report.taken else f"release {report.number} was not taken: {report.reason}"
 
 
 def _left_out(device: str, result: RoundResult) -> str | None:

@@ -28,6 +28,7 @@ from device_agent.formats.protocol import (
     Upload,
     Work,
 )
+from device_agent.formats.release_report import ReleaseReport
 from device_agent.formats.update import Judgement, UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.http.admission import CALLER
@@ -40,7 +41,9 @@ from toolkit.coordinator.storage.device_registry import Device
 from toolkit.web.built_page import Page
 from toolkit.web.static_files import join_routes
 
-MESSAGES = [JoinRequest, Judgement, Progress, Stopped, SubmodelFailure, UpdateRecord]
+MESSAGES = [
+    *(JoinRequest, Judgement, Progress, ReleaseReport, Stopped, SubmodelFailure, UpdateRecord)
+]
 """The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -306,6 +309,25 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
             yield piece
     except ClientDisconnect:
         raise cut_off() from None
+
+
+@router.post(
+    "/releases/{number}",
+    summary="Report what was done with a release",
+    description="Whether the device predicts with the release that it was offered, why not, and "
+    "what it counted in its trial. The same report may be sent again; a later one replaces it.",
+    status_code=204,
+    responses=_conflict,
+    openapi_extra=described(ReleaseReport),
+)
+def release_report(
+    number: int,
+    body: Annotated[ReleaseReport, Depends(body_of(ReleaseReport))],
+    device: Caller,
+    service: Service,
+) -> None:
+    """Record what a device did with a release."""
+    service.take_release_report(device, number, body)
 
 
 @router.get(

@@ -36,5 +36,8 @@ class PollInterval:
         if seen != self._seen:
             self._seen, self._since = seen, now
         soon = min(max(SHARE * (now - self._since), SHORTEST_S), LONGEST_S)
-        longest = max(soon, len(rounds.devices) / REQUESTS_PER_S)
+        return self.spread(max(soon, len(rounds.devices) / REQUESTS_PER_S))
+
+    def spread(self, longest: float) -> float:
+        """A time of at most `longest` seconds, so that the devices do not ask all at once."""
         return round(longest * _DRAWS.uniform(1 - JITTER, 1), 3)

@@ -17,6 +17,7 @@ from toolkit.coordinator.storage.folder_check import CONTENTS, DATABASE, check_f
 from toolkit.coordinator.storage.folder_lock import FolderLock
 from toolkit.coordinator.storage.new_folder import check_apart, copy_file, is_empty, new_folder
 from toolkit.coordinator.storage.recoverable import FILES, HISTORY, MODEL, has_hash
+from toolkit.coordinator.storage.releases import INDEX, RELEASES, ReleaseFolder, bundles_kept
 from toolkit.coordinator.storage.saved_rounds import reading
 
 TOKENS = ("operator.token", "tokens", "coordinator.key")
@@ -130,6 +131,31 @@ def _copy(state: Path, temporary: Path) -> None:
             copy_file(path, temporary / path.relative_to(state))
     if (state / HISTORY).exists():
         copy_file(state / HISTORY, temporary / HISTORY)
+    _copy_releases(state, temporary)
+
+
+def _copy_releases(state: Path, temporary: Path) -> None:
+    """Copy the releases, then the bundles that they name. Raises InputError if one is damaged."""
+    if not (state / RELEASES / INDEX).exists():
+        return
+    copy_file(state / RELEASES / INDEX, temporary / RELEASES / INDEX)
+    folder, source = ReleaseFolder(temporary), ReleaseFolder(state)
+    releases = folder.read()
+    kinds = {release.number: release.kinds for release in releases}
+    for number, kind in bundles_kept(releases):
+        for name, entry in kinds[number][kind].items():
+            path = source.bundle(number, kind) / name
+            target = folder.bundle(number, kind) / name
+            if path.exists() or (number, kind) not in bundles_kept(source.read()):
+                copy_file(path, target)  # if a new release has removed it, the backup begins again
+            if not has_hash(target, entry.sha256):
+                raise InputError(
+                    "{path} is missing or damaged, so no backup can be made. Withdraw release "
+                    "{number} (`edgetailor release FEDERATION --back`), or put a copy back.",
+                    code="backup.damaged-release",
+                    path=str(path),
+                    number=number,
+                )
 
 
 def _copy_blob(state: Path, temporary: Path, sha256: str) -> None:

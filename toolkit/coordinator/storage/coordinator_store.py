@@ -33,6 +33,7 @@ from toolkit.coordinator.storage.incoming_files import IncomingFile, IncomingFil
 from toolkit.coordinator.storage.joins import UsedJoins
 from toolkit.coordinator.storage.open_round import OpenRound, StoppedDevices
 from toolkit.coordinator.storage.recoverable import FILES, MODEL, has_hash
+from toolkit.coordinator.storage.release_reports import ReleaseReports
 from toolkit.coordinator.storage.retention import Keep
 from toolkit.coordinator.storage.schema_upgrade import columns
 from toolkit.coordinator.storage.suspicions import Suspect, Suspicions
@@ -85,6 +86,7 @@ class Store:
         self.stopped = StoppedDevices(self._database)
         self.suspicions = Suspicions(self._database)
         self.used_joins = UsedJoins(self._database)
+        self.release_reports = ReleaseReports(self._database)
         self._held: list[str] = []
         self._recover(read_all)
 

@@ -17,6 +17,7 @@ from toolkit.coordinator.storage.recoverable import (
     has_hash,
     recoverable,
 )
+from toolkit.coordinator.storage.releases import ReleaseFolder
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
 
     Raises:
         InputError: If it held a federation that cannot be continued, or one of another version.
+            Also if releases.json is damaged.
     """
     if (folder / CONTENTS).exists():
         raise InputError(
@@ -43,6 +45,7 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
             path=str(folder),
         )
     expected, marker = check_database(folder / DATABASE), read_marker(folder)
+    ReleaseFolder(folder).read()
     if expected is None:
         _check_new(folder)
         return

@@ -78,16 +78,15 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
 
 
 def best_round(folder: Path) -> int:
-    """The number of the best round.
+    """The number of the best round that is over.
 
-    Raises InputError if `folder` is not a state folder, or if no round is judged.
+    Raises InputError if `folder` is not a state folder, or if no round is over.
     """
     best = next((saved.round for saved in saved_rounds(folder) if saved.best), None)
     if best is None:
         raise InputError(
-            "No round in {folder} is judged yet, so none is the best. Give the number of a round "
-            "(`edgetailor rounds` lists all), or wait until one is judged.",
-            code="round.none-judged",
+            "{folder}: no round is over, so there is no model yet.",
+            code="round.none",
             folder=str(folder),
         )
     return best

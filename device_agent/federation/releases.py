@@ -1,0 +1,273 @@
+"""Follows the coordinator's offers of releases, when the device has nothing to train."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.client.replies import RefusedError
+from device_agent.federation.device_state import check_offers
+from device_agent.federation.release_folder import (
+    MOST_REFUSED,
+    DeviceReleases,
+    InstalledRelease,
+    ReleasePointer,
+    manifest_of,
+)
+from device_agent.federation.stop_report import without_folders
+from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.protocol import EvaluationRequest, ReleaseOffer
+from device_agent.formats.release_report import ReleaseReport
+from device_agent.formats.signed_work import check_release
+from device_agent.inference.release_trial import TrialResult
+from device_agent.log_format import fields
+from device_agent.system.disk_space import room, storage_error
+from profiles.errors import (
+    AuthorisationError,
+    BundleError,
+    EdgeTailorError,
+    LimitError,
+    StorageError,
+    TrustError,
+)
+from profiles.text_formatting import format_bytes
+
+log = logging.getLogger(__name__)
+PATIENCE_S = 60.0
+"""How long a file of a release is tried. Rounds must not wait for it."""
+AGAIN_S = 3600.0
+"""When a release is tried again that could not be fetched, or found no room or memory."""
+WORSE = "release.worse"
+"""Code of the report that a release was worse in the trial of the device."""
+NOTHING = ReleaseReport(number=0, bundle="", taken=True, runs=0)
+Trial = Callable[[Path, Path | None, EvaluationRequest | None], TrialResult]
+"""(the offered bundle, the present one, what the federation asks for) -> what the trial found."""
+
+
+class Releases:
+    """Fetches releases, tries them and switches to them.
+
+    Args:
+        folder: The releases of this device.
+        received: The folder of the last received training bundle, with which the first release is
+            compared.
+        client: The coordinator.
+        key: The coordinator's public key; None if this device joined when coordinators had none.
+        trial: Compares a release with the present model.
+    """
+
+    def __init__(
+        self,
+        folder: DeviceReleases,
+        received: Path,
+        client: CoordinatorClient,
+        key: str | None,
+        trial: Trial,
+    ) -> None:
+        self._folder, self._received, self._client, self._key = folder, received, client, key
+        self._trial = trial
+        self._pointer = folder.read()
+        self._unsent = self._pointer.unsent
+        self._postponed: dict[str, float] = {}
+        self._verified, self._told = "", ""
+
+    def follow(self, offer: ReleaseOffer | None) -> None:
+        """Do what `offer` asks for, unless it is done already, and report it.
+
+        Nothing that goes wrong here stops the rounds: it is logged, and tried again later.
+        """
+        if offer is not None and not self._is_answered(offer):
+            try:
+                self._check(offer)
+                self._install(offer)
+            except AuthorisationError:
+                raise
+            except TrustError as error:
+                self._tell(str(error))
+            except BundleError as error:
+                self._refuse(offer, self._report(offer, error=error))
+            except (EdgeTailorError, RefusedError) as error:
+                self._postpone(offer, error)
+            except OSError as error:
+                failure = storage_error(error)
+                if failure is None:
+                    raise
+                self._postpone(offer, failure)
+        self._send()
+
+    def _is_answered(self, offer: ReleaseOffer) -> bool:
+        """Whether this device has done what `offer` asks for, or will later."""
+        current, release = self._pointer.current, _release(offer)
+        if current == release:
+            return self._verify(offer)
+        # An offer of an earlier release: the operator has not asked to go back.
+        if current is not None and offer.number < current.number and not offer.back:
+            return True
+        refused = release in self._pointer.refused and not offer.back
+        return refused or time.monotonic() < self._postponed.get(manifest_of(offer.files), 0)
+
+    def _verify(self, offer: ReleaseOffer) -> bool:
+        """Whether the current release is whole. Its files are read once in a run of the agent."""
+        bundle = manifest_of(offer.files)
+        if self._verified != bundle and bundle:
+            if self._folder.missing(offer.files):
+                return False
+            self._verified = bundle
+        return True
+
+    def _check(self, offer: ReleaseOffer) -> None:
+        """Raise TrustError unless `offer` is signed and newer than the last that was followed."""
+        if self._key is not None:
+            check_release(offer, self._key)
+        if offer.issued < self._pointer.issued:
+            raise TrustError(
+                "The offer of release {number} is older than one that this device has followed. "
+                "Somebody may have sent an old message again. Nothing was changed.",
+                code="trust.old-release",
+                number=offer.number,
+                issued=offer.issued,
+                newest=self._pointer.issued,
+            )
+
+    def _install(self, offer: ReleaseOffer) -> None:
+        """Fetch and try the offered release, and switch to it unless it is worse."""
+        release, current = _release(offer), self._pointer.current
+        if release is None:
+            self._switch(None, offer, NOTHING)
+            log.info("All releases were withdrawn: this device has no release any more.")
+            return
+        check_offers(offer.files)
+        self._fetch(offer)
+        report = self._report(offer)
+        # A model may be released again.
+        if not offer.back and (current is None or current.bundle != release.bundle):
+            trial = self._trial(
+                self._folder.bundle(release.bundle), self._present, offer.evaluation
+            )
+            report = self._report(offer, trial)
+            if trial.reason is not None:
+                self._refuse(offer, report)
+                return
+        self._switch(release, offer, report)
+        about = fields(release=offer.number, round=offer.round)
+        what = "Back to release" if offer.back else "Now predicting with release"
+        log.info("%s %d, the model after round %d.", what, offer.number, offer.round, extra=about)
+
+    @property
+    def _present(self) -> Path | None:
+        """The bundle with which this device predicts now: a release or a training bundle."""
+        current = self._folder.current()
+        return current or (self._received if (self._received / MANIFEST).exists() else None)
+
+    def _report(
+        self,
+        offer: ReleaseOffer,
+        trial: TrialResult | None = None,
+        error: EdgeTailorError | None = None,
+    ) -> ReleaseReport:
+        """The report about `offer` after a trial, or after an error."""
+        code, reason = "", ""
+        if error is not None:
+            code, reason = error.code, without_folders(str(error))
+        elif trial is not None and trial.reason is not None:
+            code, reason = WORSE, trial.reason
+        asked = trial is not None and offer.evaluation is not None
+        return ReleaseReport(
+            number=offer.number,
+            bundle=manifest_of(offer.files),
+            taken=not code,
+            runs=self._pointer.runs if code else offer.number,
+            code=code,
+            reason=reason,
+            before=trial.before if trial is not None and asked else None,
+            after=trial.after if trial is not None and asked else None,
+        )
+
+    def _switch(
+        self, release: InstalledRelease | None, offer: ReleaseOffer, report: ReleaseReport
+    ) -> None:
+        """Predict with `release` from now on: one atomic write."""
+        current, previous = self._pointer.current, self._pointer.previous
+        if offer.back:
+            previous = None
+        elif current is not None and release is not None and current.bundle != release.bundle:
+            previous = current
+        self._write(
+            replace(
+                self._pointer,
+                current=release,
+                previous=previous,
+                issued=offer.issued,
+                unsent=report,
+            )
+        )
+
+    def _refuse(self, offer: ReleaseOffer, report: ReleaseReport) -> None:
+        """Do not take the offered release, also not at the next start."""
+        log.warning("Release %d was not taken: %s", offer.number, report.reason)
+        release = _release(offer)
+        assert release is not None
+        refused = (*self._pointer.refused, release)[-MOST_REFUSED:]
+        self._write(replace(self._pointer, refused=refused, issued=offer.issued, unsent=report))
+
+    def _postpone(self, offer: ReleaseOffer, error: EdgeTailorError) -> None:
+        """Try the offered release again later."""
+        self._postponed[manifest_of(offer.files)] = time.monotonic() + AGAIN_S
+        log.warning("Release %d was not taken: %s", offer.number, error)
+        self._unsent = self._report(offer, error=error)
+        if isinstance(error, LimitError | StorageError):
+            # What was downloaded must not fill the disk.
+            self._folder.remove_others(self._pointer)
+
+    def _send(self) -> None:
+        """Send the last report, if the coordinator does not have it yet."""
+        if self._unsent is not None and self._client.report_release(self._unsent):
+            if self._pointer.unsent is not None:
+                self._write(replace(self._pointer, unsent=None))
+            self._unsent = None
+
+    def _fetch(self, offer: ReleaseOffer) -> None:
+        """Download the missing files. Raises LimitError if the disk has no room for them."""
+        missing = self._folder.missing(offer.files)
+        if not missing:
+            return
+        bundle = manifest_of(offer.files)
+        # Unfinished downloads of earlier offers must not fill the disk.
+        self._folder.remove_others(self._pointer, bundle)
+        folder = self._folder.bundle(bundle)
+        folder.mkdir(parents=True, exist_ok=True)
+        needed, free = self._folder.bytes_to_fetch(offer.files), room(folder)
+        if needed > free:
+            raise LimitError(
+                "Release {number} needs {needed} on the disk with {path}, and {free} are free. "
+                "Make room there; the release is tried again in an hour.",
+                code="release.no-room",
+                number=offer.number,
+                needed=format_bytes(needed),
+                free=format_bytes(free),
+                path=str(folder.parent),
+            )
+        log.info("Fetching release %d (%s).", offer.number, format_bytes(needed))
+        for file in missing:
+            self._client.download(file, folder / file.name, patience_s=PATIENCE_S)
+
+    def _write(self, pointer: ReleasePointer) -> None:
+        self._folder.write(pointer)
+        self._pointer, self._unsent = pointer, pointer.unsent
+
+    def _tell(self, text: str) -> None:
+        """Log `text` once, not at every poll."""
+        if text != self._told:
+            log.warning("%s", text)
+        self._told = text
+
+
+def _release(offer: ReleaseOffer) -> InstalledRelease | None:
+    """The release that `offer` offers; None for no release."""
+    if not offer.number:
+        return None
+    bundle = manifest_of(offer.files)
+    return InstalledRelease(number=offer.number, round=offer.round, bundle=bundle)

@@ -1,0 +1,45 @@
+"""What a device reports about a release: whether it took it, and what it counted."""
+
+from device_agent.formats.manifest import Count, Struct
+from device_agent.formats.update import EvaluationCounts, check_counts
+from profiles.errors import UpdateError
+
+
+class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer of a device to the offer of a release. A later answer replaces it.
+
+    Attributes:
+        number: The release that was offered; 0 if all were withdrawn.
+        bundle: SHA-256 of the manifest of its bundle; empty if `number` is 0.
+        taken: Whether the device predicts with it now.
+        runs: The release with which the device predicts now; 0 if there is none.
+        code: Error code of the reason why the release was not taken.
+        reason: This reason, without folder names.
+        before: Counts of the model that the device had. None if the federation does not evaluate
+            on devices, and if there was no trial.
+        after: The same of the offered release.
+    """
+
+    number: Count
+    bundle: str
+    taken: bool
+    runs: Count
+    code: str = ""
+    reason: str = ""
+    before: EvaluationCounts | None = None
+    after: EvaluationCounts | None = None
+
+
+def check_report(report: ReleaseReport, origin: str) -> None:
+    """Raise UpdateError if a device cannot have counted what `report` says."""
+    for counts in (report.before, report.after):
+        if counts is not None:
+            check_counts(counts, origin)
+    if report.taken and report.runs != report.number:
+        raise UpdateError(
+            "{origin} reports that it has taken release {number} and that it runs release {runs}.",
+            code="release.contradicting-report",
+            origin=origin,
+            number=report.number,
+            runs=report.runs,
+        )

@@ -1,0 +1,205 @@
+"""Compares a release with the model that a device has, on the device's own samples."""
+
+import logging
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from msgspec import UNSET
+
+from device_agent.data.data_source import Data
+from device_agent.data.local_data import LocalData, load_data
+from device_agent.formats.label_rule import LabelRule, class_axis
+from device_agent.formats.manifest import PREDICT, Manifest, Output
+from device_agent.formats.protocol import EvaluationRequest
+from device_agent.formats.update import EvaluationCounts
+from device_agent.inference.predictor import CHUNK, Predictor
+from device_agent.inference.scores import Scores, scores_of
+from device_agent.system.process_memory import ran_out
+from device_agent.training.batching import held_out
+from device_agent.training.training_options import TrainingOptions
+from profiles.errors import BundleError, DataError, LimitError
+from profiles.text_formatting import counted
+
+log = logging.getLogger(__name__)
+SHARE = 0.1
+"""Share of the samples in a trial, if the federation does not evaluate on devices."""
+ACCURACY_MARGIN = 0.02
+"""A release may have this much less accuracy."""
+LOSS_MARGIN = 0.02
+"""A release may have this much more loss, as a share of the loss of the present model."""
+CHANCE = 0.05
+"""A release is worse only if a difference like this has less than this probability by chance."""
+FLIPS = 2000
+FEWEST = 5
+"""With fewer samples no difference is more than chance, so there is no trial."""
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What a trial found.
+
+    Attributes:
+        reason: Why the release is not taken; None if it is.
+        before: Counts of the present model; None if there is none.
+        after: Counts of the release; None if there were no samples.
+    """
+
+    reason: str | None = None
+    before: EvaluationCounts | None = None
+    after: EvaluationCounts | None = None
+
+
+def try_release(
+    data: Data,
+    options: TrainingOptions,
+    offered: Path,
+    present: Path | None,
+    asked: EvaluationRequest | None,
+) -> TrialResult:
+    """Compare the release in `offered` with the present model on samples of this device.
+
+    If the federation evaluates on devices, the samples are those that the device never trains on.
+    Otherwise they are a tenth of its samples.
+
+    Args:
+        data: The local data.
+        options: Threads and memory limit.
+        offered: The bundle of the release.
+        present: The bundle with which the device predicts now; None if it has none.
+        asked: What the federation asks for.
+
+    Raises:
+        BundleError: The release cannot be used.
+        LimitError: It needs more memory than the limits of this process allow.
+        DataError: The local data do not fit it.
+    """
+    predictor = Predictor(offered, threads=options.threads, max_memory=options.max_memory)
+    manifest, meaning = predictor.bundle.manifest, predictor.meaning
+    if manifest.output is UNSET:
+        raise BundleError(
+            "{path} is no inference bundle, so it cannot be released.",
+            code="release.no-inference-bundle",
+            path=str(offered),
+        )
+    scratch = Path(tempfile.mkdtemp(dir=offered.parent, prefix=".trial."))
+    try:
+        local = _local_data(manifest, data, scratch)
+        samples = _samples(len(local), asked)
+        after, before = _scores(predictor, local, samples, meaning), None
+        del predictor  # one model is in memory at a time
+        if present is not None:
+            before = _scores_of_present(present, local, samples, options, meaning)
+    except (MemoryError, OSError) as error:
+        if ran_out(error) is None:
+            raise
+        raise LimitError(
+            "Memory ran out in the trial of the release. Allow more memory.",
+            code="release.out-of-memory",
+        ) from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if len(samples) < FEWEST:
+        log.info("The release is taken without a comparison: %s.", counted(len(samples), "sample"))
+    reason = None if before is None or len(samples) < FEWEST else worse(before, after)
+    return TrialResult(
+        reason,
+        before.counts() if before is not None and len(samples) else None,
+        after.counts() if len(samples) else None,
+    )
+
+
+def labels_of(manifest: Manifest) -> LabelRule:
+    """The labels for an inference bundle, which has no port for labels."""
+    (output,) = manifest.signatures[PREDICT].outputs
+    sizes = [0 if size is None else size for size in output.shape]
+    if manifest.output == "numbers":
+        return LabelRule(None, tuple(sizes[1:]), "float32")
+    if manifest.output == "ctc":
+        return LabelRule(manifest.classes, None, sequence=True)
+    del sizes[class_axis(len(sizes))]
+    return LabelRule(manifest.classes, tuple(sizes[1:]))
+
+
+def _local_data(manifest: Manifest, data: Data, scratch: Path) -> LocalData:
+    return load_data(
+        data,
+        manifest.sample_shape,
+        labels_of(manifest),
+        manifest.sample_dtype,
+        manifest.sample_limit,
+        unpack_to=scratch,
+        preprocessing=manifest.preprocessing,
+    )
+
+
+def _samples(number: int, asked: EvaluationRequest | None) -> np.ndarray:
+    """The samples of the trial; none if the device has too few."""
+    try:
+        return held_out(number, SHARE if asked is None else asked.share)
+    except DataError:
+        return np.empty(0, np.int64)
+
+
+def _scores(predictor: Predictor, local: LocalData, samples: np.ndarray, meaning: Output) -> Scores:
+    """The scores of a model on `samples` (indices)."""
+    parts = []
+    for start in range(0, len(samples), CHUNK):
+        part = samples[start : start + CHUNK]
+        predicted = predictor.predict(local.samples(part))
+        parts.append(scores_of(meaning, predicted, local.labels(part)))
+    return Scores.joined(parts)
+
+
+def _scores_of_present(
+    present: Path, local: LocalData, samples: np.ndarray, options: TrainingOptions, meaning: Output
+) -> Scores | None:
+    """The scores of the present model; None if it cannot be used: any release is better."""
+    try:
+        predictor = Predictor(present, threads=options.threads, max_memory=options.max_memory)
+        return _scores(predictor, local, samples, meaning)
+    except (BundleError, LimitError) as error:
+        log.warning("The present model cannot be compared: %s", error)
+        return None
+
+
+def worse(before: Scores, after: Scores) -> str | None:
+    """Why `after` is worse than `before`; None if it is not.
+
+    Both score the same samples. The release is worse if its accuracy is more than ACCURACY_MARGIN
+    lower, or, without an accuracy, if its mean loss is more than LOSS_MARGIN higher. But the
+    difference must also be more than chance. Otherwise few samples would refuse a good release.
+    """
+    if not np.isfinite(after.loss).all():
+        return "its predictions are not finite numbers"
+    if not np.isfinite(before.loss).all():
+        return None
+    labels = max(int(before.counted.sum()), 1)
+    if before.correct is not None and after.correct is not None:
+        lost = (before.correct - after.correct).astype(np.float64)
+        figures = [f"{right.sum() / labels:.1%}" for right in (before.correct, after.correct)]
+        if lost.sum() / labels > ACCURACY_MARGIN and _chance(lost) < CHANCE:
+            return f"accuracy {figures[1]} on {len(lost)} own samples, and {figures[0]} before"
+        return None
+    lost = after.loss - before.loss
+    if lost.sum() > LOSS_MARGIN * before.loss.sum() and _chance(lost) < CHANCE:
+        figures = [f"{score.loss.sum() / labels:.4g}" for score in (before, after)]
+        return f"loss {figures[1]} on {len(lost)} own samples, and {figures[0]} before"
+    return None
+
+
+def _chance(lost: np.ndarray) -> float:
+    """How probable at least this sum is if the two models are equally good.
+
+    This is a paired randomisation test: if the models are equally good, each sample's difference
+    could as well have the other sign.
+    """
+    lost = lost[lost != 0]
+    signs = np.random.default_rng(0)
+    more = sum(
+        float(signs.choice((-1.0, 1.0), len(lost)) @ lost) >= lost.sum() * (1 - 1e-9)
+        for _ in range(FLIPS)
+    )
+    return float(more + 1) / (FLIPS + 1)

@@ -1,0 +1,326 @@
+"""A device follows offers of releases: checked, fetched, tried, switched to, and taken back."""
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.client.transfers import PART
+from device_agent.federation import releases as module
+from device_agent.federation.release_folder import DeviceReleases
+from device_agent.federation.releases import Releases
+from device_agent.formats.atomic_files import fingerprint, fingerprint_file
+from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.protocol import EvaluationRequest, FileOffer, ReleaseOffer
+from device_agent.formats.release_report import ReleaseReport
+from device_agent.inference.release_trial import TrialResult
+from killing import Job, die_at
+from log_messages import logged
+from parameters import some_long
+from profiles.errors import BundleError, LimitError
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
+
+KEY = CoordinatorKey()
+Files = dict[str, bytes]
+
+
+def content(number: int) -> Files:
+    """The files of a bundle. It cannot predict; the trial is replaced."""
+    return {MANIFEST: b"manifest %d" % number, "predict.onnx": b"graph %d" % number * 50}
+
+
+class Shelf:
+    """A coordinator that serves the files of releases 1 to 9, and keeps the reports."""
+
+    def __init__(self) -> None:
+        self.reports: list[ReleaseReport] = []
+        self.fetched: list[str] = []
+        self.answers = True
+        self._files = {
+            fingerprint(data).sha256: data for n in range(1, 10) for data in content(n).values()
+        }
+
+    def download(self, offer: FileOffer, to: Path, patience_s: float) -> None:
+        self.fetched.append(offer.name)
+        part = to.with_name(f"{PART}{to.name}")
+        with part.open("wb") as file:
+            file.write(self._files[offer.sha256])
+            os.fsync(file.fileno())
+        os.replace(part, to)
+
+    def report_release(self, report: ReleaseReport) -> bool:
+        self.reports += [report] if self.answers else []
+        return self.answers
+
+
+def offer(number: int, *, back: bool = False, issued: int | None = None) -> ReleaseOffer:
+    entries = {name: fingerprint(data) for name, data in content(number).items() if number}
+    files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in entries.items()]
+    when = 100 + number if issued is None else issued
+    unsigned = ReleaseOffer(number=number, round=number, files=files, back=back, issued=when)
+    return KEY.releases(unsigned)
+
+
+def take(*arguments: object) -> TrialResult:
+    return TrialResult()
+
+
+def refuse(*arguments: object) -> TrialResult:
+    return TrialResult("accuracy 10.0% on 40 own samples, and 90.0% before")
+
+
+def device(
+    state: Path, shelf: Shelf | None = None, trial: Callable[..., TrialResult] = take
+) -> Releases:
+    client = cast(CoordinatorClient, shelf or Shelf())
+    return Releases(DeviceReleases(state), state / "bundle", client, KEY.public, trial)
+
+
+def whole_release(state: Path) -> int:
+    """The release on the device, whose files must be whole; 0 if there is none."""
+    folder = DeviceReleases(state).current()
+    if folder is None:
+        return 0
+    number = int((folder / MANIFEST).read_bytes().split()[1])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == content(number)
+    assert folder.name == fingerprint_file(folder / MANIFEST).sha256
+    return number
+
+
+def bundles(state: Path) -> int:
+    folder = DeviceReleases(state).folder
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
+def test_the_release_before_stays_and_older_ones_go(tmp_path: Path) -> None:
+    shelf = Shelf()
+    releases = device(tmp_path, shelf)
+    for number in (1, 2, 3):
+        releases.follow(offer(number))
+        assert whole_release(tmp_path) == number
+        assert bundles(tmp_path) == min(number, 2)
+    fetched = len(shelf.fetched)
+    releases.follow(offer(2, back=True, issued=200))
+    assert (whole_release(tmp_path), bundles(tmp_path)) == (2, 1)
+    assert len(shelf.fetched) == fetched  # it was still there
+    releases.follow(offer(1, back=True, issued=201))  # this one has to be fetched again
+    assert whole_release(tmp_path) == 1
+    releases.follow(offer(0, back=True, issued=202))
+    assert (whole_release(tmp_path), bundles(tmp_path)) == (0, 0)
+    assert [(r.number, r.taken, r.runs) for r in shelf.reports] == [
+        (n, True, n) for n in (1, 2, 3, 2, 1, 0)
+    ]
+
+
+def test_an_offer_is_followed_once(tmp_path: Path) -> None:
+    shelf = Shelf()
+    releases = device(tmp_path, shelf)
+    for _ in range(3):
+        releases.follow(offer(1))
+    device(tmp_path, shelf).follow(offer(1))  # after a restart, too
+    releases.follow(None)
+    assert (len(shelf.fetched), len(shelf.reports)) == (2, 1)
+
+
+def test_an_earlier_release_needs_the_order_to_go_back(tmp_path: Path) -> None:
+    releases = device(tmp_path)
+    releases.follow(offer(2))
+    releases.follow(offer(1, issued=300))
+    assert whole_release(tmp_path) == 2
+
+
+def changed_file(given: ReleaseOffer) -> ReleaseOffer:
+    return replace(given, files=[replace(given.files[0], sha256="0" * 64), *given.files[1:]])
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        changed_file,
+        lambda given: replace(given, number=7),
+        lambda given: replace(given, round=7),
+        lambda given: replace(given, back=not given.back),
+        lambda given: replace(given, issued=given.issued + 1),
+        lambda given: replace(given, evaluation=EvaluationRequest(share=0.1)),
+        lambda given: replace(given, files=given.files[:1]),
+        lambda given: replace(given, signature=""),
+        lambda given: CoordinatorKey().releases(given),
+    ],
+)
+def test_an_altered_offer_changes_nothing(
+    tmp_path: Path, alter: Callable[[ReleaseOffer], ReleaseOffer]
+) -> None:
+    shelf = Shelf()
+    releases = device(tmp_path, shelf)
+    releases.follow(offer(1))
+    with logged() as said:
+        releases.follow(alter(offer(2)))
+        releases.follow(alter(offer(3)))
+    assert (whole_release(tmp_path), len(shelf.fetched)) == (1, 2)
+    assert said
+    assert all("is not signed by the coordinator" in line for line in said)
+
+
+def test_an_old_offer_cannot_take_a_device_back(tmp_path: Path) -> None:
+    back = offer(1, back=True, issued=150)
+    releases = device(tmp_path)
+    for given in (offer(1), offer(2), back, offer(3, issued=160)):
+        releases.follow(given)
+    releases.follow(back)  # somebody repeats it
+    assert whole_release(tmp_path) == 3
+
+
+def test_what_is_worse_is_not_taken_and_not_tried_again(tmp_path: Path) -> None:
+    shelf = Shelf()
+    device(tmp_path, shelf).follow(offer(1))
+    device(tmp_path, shelf, refuse).follow(offer(2))
+    device(tmp_path, shelf, take).follow(offer(2))
+    assert (whole_release(tmp_path), bundles(tmp_path)) == (1, 1)
+    report = shelf.reports[-1]
+    assert (report.number, report.taken, report.runs) == (2, False, 1)
+    assert report.code == "release.worse"
+    assert "10.0%" in report.reason
+    assert report.after is None  # the federation has not asked for counts
+    device(tmp_path, shelf).follow(offer(3))
+    assert whole_release(tmp_path) == 3
+
+
+def test_the_way_back_needs_no_trial(tmp_path: Path) -> None:
+    device(tmp_path).follow(offer(1))
+    device(tmp_path).follow(offer(2))
+    device(tmp_path, trial=refuse).follow(offer(1, back=True, issued=200))
+    assert whole_release(tmp_path) == 1
+
+
+def broken(*arguments: object) -> TrialResult:
+    raise BundleError("{path} is no graph.", code="bundle.unloadable-graph", path="x/predict.onnx")
+
+
+def test_a_release_that_cannot_run_is_refused(tmp_path: Path) -> None:
+    shelf = Shelf()
+    device(tmp_path, shelf).follow(offer(1))
+    device(tmp_path, shelf, broken).follow(offer(2))
+    assert whole_release(tmp_path) == 1
+    assert shelf.reports[-1].code == "bundle.unloadable-graph"
+
+
+def too_large(*arguments: object) -> TrialResult:
+    raise LimitError("Too much.", code="limit.memory")
+
+
+def test_without_memory_a_release_is_tried_again_later(tmp_path: Path) -> None:
+    shelf = Shelf()
+    releases = device(tmp_path, shelf, too_large)
+    for _ in range(3):
+        releases.follow(offer(1))
+    assert (len(shelf.fetched), len(shelf.reports), bundles(tmp_path)) == (2, 1, 0)
+    assert (shelf.reports[0].code, shelf.reports[0].runs) == ("limit.memory", 0)
+    device(tmp_path, shelf).follow(offer(1))
+    assert whole_release(tmp_path) == 1
+
+
+def test_a_full_disk_refuses_cleanly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf()
+    device(tmp_path, shelf).follow(offer(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "room", lambda folder: 10)
+        device(tmp_path, shelf).follow(offer(2))
+    assert (whole_release(tmp_path), bundles(tmp_path), len(shelf.fetched)) == (1, 1, 2)
+    assert shelf.reports[-1].code == "release.no-room"
+
+    def fill(given: FileOffer, to: Path, patience_s: float) -> None:
+        to.write_bytes(b"part")
+        raise OSError(errno.ENOSPC, "No space left on device", str(to))
+
+    monkeypatch.setattr(shelf, "download", fill)
+    device(tmp_path, shelf).follow(offer(2))
+    assert (whole_release(tmp_path), bundles(tmp_path)) == (1, 1)
+    assert shelf.reports[-1].code == "storage.disk-error"
+    assert str(tmp_path) not in shelf.reports[-1].reason
+
+
+def test_a_report_is_sent_until_the_coordinator_has_it(tmp_path: Path) -> None:
+    shelf = Shelf()
+    shelf.answers = False
+    device(tmp_path, shelf).follow(offer(1))
+    shelf.answers = True
+    releases = device(tmp_path, shelf)  # the agent was started again
+    for _ in range(2):
+        releases.follow(offer(1))
+    assert [(report.number, report.taken) for report in shelf.reports] == [(1, True)]
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "predict.onnx"])
+def test_a_damaged_release_is_repaired_at_the_next_start(tmp_path: Path, name: str) -> None:
+    device(tmp_path).follow(offer(1))
+    (next((tmp_path / "releases").iterdir()) / name).write_bytes(b"damaged")
+    device(tmp_path).follow(offer(1))
+    assert whole_release(tmp_path) == 1
+
+
+def test_a_lost_pointer_needs_no_download(tmp_path: Path) -> None:
+    shelf = Shelf()
+    device(tmp_path, shelf).follow(offer(1))
+    (tmp_path / "release.json").write_bytes(b"{damaged")
+    device(tmp_path, shelf).follow(offer(1))
+    assert (whole_release(tmp_path), len(shelf.fetched)) == (1, 2)
+
+
+def run(state: Path, given: ReleaseOffer, trial: Callable[..., TrialResult], job: Job) -> int:
+    """Follow an offer in a forked process that `job` kills at one of its writes."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            die_at(job)
+            device(state, trial=trial).follow(given)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize(
+    ("before", "step"),
+    some_long([(True, 3), (False, 3), (True, 1), (False, 1)], (True, 1), (False, 1)),
+)
+@pytest.mark.parametrize(
+    ("given", "trial", "after"),
+    [
+        (offer(3), take, 3),
+        (offer(3), refuse, 2),
+        (offer(1, back=True, issued=200), take, 1),
+        (offer(0, back=True, issued=200), take, 0),
+    ],
+)
+def test_killed_at_every_write_of_a_switch(
+    tmp_path: Path,
+    given: ReleaseOffer,
+    trial: Any,
+    after: int,
+    before: bool,
+    step: int,
+    seed: int,
+) -> None:
+    releases = device(tmp_path / "start")
+    for number in (1, 2):
+        releases.follow(offer(number))
+    write, code = seed % step + 1 - step, -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        write += step
+        state = tmp_path / str(write)
+        shutil.copytree(tmp_path / "start", state)
+        code = run(state, given, trial, Job("", "", "", stop=write, before=before))
+        assert code in (0, -signal.SIGKILL)
+        assert whole_release(state) in (2, after)
+        device(state, trial=trial).follow(given)
+        assert whole_release(state) == after
+        assert bundles(state) <= 2
+    assert write > 5

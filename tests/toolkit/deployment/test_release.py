@@ -1,0 +1,213 @@
+"""`edgetailor release`, with real models, devices and trials on their samples.
+
+Round 1 has a trained model of the digits, and round 3 the same with its classes permuted.
+"""
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from safetensors.numpy import load, save
+
+import deployed_digits
+from commands import Done, edgetailor, refused
+from device_agent.federation import round_loop
+from device_agent.federation.membership import join
+from device_agent.federation.release_folder import DeviceReleases
+from device_agent.federation.run_options import RunOptions
+from device_agent.formats.protocol import RoundResult
+from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.storage.release_changes import add_release
+from toolkit.coordinator.storage.release_status import release_status
+from toolkit.coordinator.storage.saved_rounds import model_file
+from vector_fleet import VectorModel, assert_soon, full_token, running
+
+FILE = deployed_digits.FILE
+DEVICES = 4
+CONFIG = f"""
+model = "{deployed_digits.MODEL}"
+input_shape = [1, 8, 8]
+rounds = 3
+held_out = "held_out.npz"
+port = 0
+
+[evaluation]
+share = 0.2
+
+[release]
+after_rounds = "0.1s"
+
+[[devices]]
+name = "desktop"
+submodel = "full"
+count = {DEVICES}
+"""
+
+
+class IdleModel(VectorModel):
+    """Stands in for the model of a coordinator whose rounds are over."""
+
+    def load(self, data: bytes) -> None:
+        pass
+
+
+def permuted(model: bytes) -> bytes:
+    """The model with the outputs of the classes in another order."""
+    tensors = load(model)
+    order = np.roll(np.arange(10), 1)
+    heads = [name for name, tensor in tensors.items() if tensor.shape[:1] == (10,)]
+    assert len(heads) == 2  # the last layer's weight and bias
+    return save(tensors | {name: tensors[name][order] for name in heads})
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
+    """A federation whose three rounds are over, and the samples of its devices."""
+    shutil.copytree(deployed_digits.federation(tmp_path_factory), tmp_path, dirs_exist_ok=True)
+    (tmp_path / FILE).write_text(CONFIG)
+    bad = permuted(model_file(tmp_path / "state", 1).read_bytes())
+    store = Store(tmp_path / "state")
+    store.add_result(RoundResult(round=3, accuracy=0.2, loss=1.0, updates=3), bad)
+    store.close()
+    (x, y), _ = deployed_digits.split_digits()
+    for number in range(DEVICES):
+        np.savez(tmp_path / f"{number}.npz", x=x[number::DEVICES], y=y[number::DEVICES])
+    return tmp_path
+
+
+def copied(bundles: Path) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        shutil.copytree(bundles, folder, dirs_exist_ok=True)
+
+    return write
+
+
+class StoppedError(BaseException):
+    """Ends an agent in a test."""
+
+
+@contextmanager
+def fleet(server: Server, folder: Path) -> Iterator[list[Path]]:
+    """Devices that take part, in threads; their state folders."""
+    states, stop = [folder / f"device {number}" for number in range(DEVICES)], threading.Event()
+    failures: list[BaseException] = []
+
+    def rest(seconds: float) -> None:
+        if stop.wait(min(seconds, 0.05)):
+            raise StoppedError
+
+    def take_part(number: int) -> None:
+        options = RunOptions(data=str(folder / f"{number}.npz"), state=states[number])
+        try:
+            round_loop.run(options, patience_s=20, sleep=rest)
+        except StoppedError:
+            pass
+        except BaseException as error:
+            failures.append(error)
+
+    for state in states:
+        join(server.url, full_token(server.config, "desktop"), state.name, state)
+    threads = [threading.Thread(target=take_part, args=(number,)) for number in range(DEVICES)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield states
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+    assert not failures
+
+
+def released(folder: Path, *arguments: str) -> Done:
+    done = edgetailor("release", FILE, *arguments, cwd=folder)
+    assert done.code == 0, done.stderr
+    return done
+
+
+def shown(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(released(folder, "--json").stdout)
+    return document
+
+
+def answers(folder: Path) -> list[tuple[int | None, str]]:
+    return [(device.runs, device.answer) for device in release_status(folder / "state")[1]]
+
+
+def accuracy(state: Path, folder: Path) -> float:
+    """The accuracy of the release on a device, computed by onnxruntime alone."""
+    bundle = DeviceReleases(state).current()
+    assert bundle is not None
+    session = onnxruntime.InferenceSession(bundle / "predict.onnx")
+    with np.load(folder / "held_out.npz") as data:
+        (logits,) = session.run(None, {session.get_inputs()[0].name: data["x"]})
+        return float((logits.argmax(1) == data["y"]).mean())
+
+
+def test_devices_refuse_a_bad_release_and_go_back(folder: Path) -> None:
+    config = load_config(folder / FILE)
+    with running(config, IdleModel()) as server, fleet(server, folder) as states:
+        assert "Release 1, the model after round 1" in released(folder, "best").stderr
+        assert_soon(lambda: answers(folder) == [(1, "taken")] * DEVICES, 60)
+        assert all(accuracy(state, folder) > 0.9 for state in states)
+
+        released(folder, "3", "--share", "30%", "--then-all")
+        assert_soon(lambda: answers(folder).count((1, "not taken")) == 2, 60)
+        document = shown(folder)
+        assert [r["number"] for r in document["releases"] if r["devices"]] == [2]
+        reports = [d["report"] for d in document["devices"] if d["answer"] == "not taken"]
+        for report in reports:
+            samples = report["after"]["samples"]
+            assert samples == round(0.2 * 1437 / DEVICES)
+            assert report["after"]["correct"] < 0.2 * samples < 0.8 * report["before"]["correct"]
+            assert report["code"] == "release.worse"
+        assert answers(folder).count((1, "taken")) == DEVICES - 2
+        table = released(folder).stdout
+        assert max(map(len, table.splitlines())) <= 80
+        assert table.count("not taken") == 2
+        assert table.count("own samples, and") == 2
+
+        released(folder, "--back")
+        assert_soon(lambda: answers(folder) == [(1, "taken")] * DEVICES, 60)
+        again = folder / "state" / "releases" / "1"  # a good one reaches all by itself
+        add_release(config.state, 1, ["desktop"], copied(again), share=0.3, then_all=True)
+        assert_soon(lambda: answers(folder) == [(3, "taken")] * DEVICES, 60)
+        assert [r["devices"] for r in shown(folder)["releases"]][2] is None
+        released(folder, "--back")
+        assert_soon(lambda: answers(folder) == [(1, "taken")] * DEVICES, 60)
+        assert all(accuracy(state, folder) > 0.9 for state in states)
+        status = server.coordinator.status()
+        assert (status.release, [d.release for d in status.devices]) == (1, [1] * DEVICES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["7"], r"^state has no round 7"),
+        (["last"], r"Invalid round 'last'"),
+        (["best", "--to", "desk"], r"^The federation has no kind 'desk'.*desktop"),
+        (["best", "--share", "10"], r"Invalid share '10': write a percentage"),
+        (["best", "--share", "0%"], r"Invalid share '0%'"),
+        (["best", "--share", "100%"], r"Invalid share '100%'"),
+        (["best", "--then-all"], r"^--then-all needs a --share"),
+        (["best", "--all"], r"^ROUND, --all and --back exclude each other"),
+        (["--share", "10%"], r"^--share needs a ROUND"),
+        (["--all"], r"there is no release"),
+        (["--back"], r"there is no release"),
+        (["1", "--share", "10%"], r"^No device of the kinds desktop is a member"),
+    ],
+)
+def test_what_is_refused(folder: Path, arguments: list[str], message: str) -> None:
+    sentence = refused(folder, "release", FILE, *arguments)
+    assert re.search(message, sentence.replace(f"{folder}/", "")), sentence
+    assert not (folder / "state" / "releases" / "releases.json").exists()

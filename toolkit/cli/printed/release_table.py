@@ -1,0 +1,66 @@
+"""Prints the releases of a federation and what each device runs."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+
+from device_agent.formats.update import EvaluationCounts
+from toolkit.coordinator.storage.release_status import DeviceRelease
+from toolkit.coordinator.storage.releases import Release
+from toolkit.terminal_output import filled, print_table, table
+
+
+def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease]) -> None:
+    """Print a row for each release, one for each device, and why devices refused a release."""
+    rows = table("release", "round", "kinds", "devices", "note")
+    for column in (2, 4):
+        rows.columns[column].justify = "left"
+    for release in releases:
+        rows.add_row(
+            str(release.number),
+            str(release.round),
+            ", ".join(release.kinds),
+            "all" if release.devices is None else str(len(release.devices)),
+            ", ".join(_notes(release)),
+        )
+    print_table(rows)
+    if not devices:
+        return
+    print()
+    rows = table("device", "runs", "offered", "answer", "before", "after")
+    rows.columns[3].justify = "left"
+    for device in devices:
+        report = device.report
+        rows.add_row(
+            device.device if device.name == device.device else f"{device.device} ({device.name})",
+            "" if device.runs is None else str(device.runs or "none"),
+            str(device.offered or "none"),
+            device.answer,
+            *("", "") if report is None else (_figure(report.before), _figure(report.after)),
+        )
+    print_table(rows)
+    if any(device.report is not None and device.report.before for device in devices):
+        print("before, after: its present model and the release on the device's own samples")
+    width = Console().width
+    for device in devices:
+        if device.report is not None and not device.report.taken:
+            text = f"{device.device}, release {device.report.number}: {device.report.reason}"
+            print(filled(text, width, indent="  "))
+
+
+def _notes(release: Release) -> Iterator[str]:
+    if release.withdrawn:
+        yield "withdrawn"
+    elif release.devices is not None:
+        yield "at a share"
+    if release.then_all:
+        yield "then all"
+
+
+def _figure(counts: EvaluationCounts | None) -> str:
+    if counts is None:
+        return ""
+    means = counts.means()
+    if counts.correct is None:
+        return f"loss {means.loss:.4f}"
+    return f"{counts.correct / max(counts.counted, 1):.1%}"

@@ -1,0 +1,163 @@
+"""`edgetailor release`: offer the model of a round to the devices of a federation."""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from profiles.text_formatting import counted
+from toolkit.cli.deploy_command import BEST, Round
+from toolkit.cli.early_checks import check_model
+from toolkit.cli.options import JSON_HELP, PATH, argument, option, takes
+from toolkit.terminal_output import show_stages
+
+if TYPE_CHECKING:
+    from toolkit.coordinator.federation_config import CoordinatorConfig
+    from toolkit.coordinator.storage.releases import Release
+
+logger = logging.getLogger(__name__)
+RELEASES_VERSION = 1
+
+
+class Share(click.ParamType[float]):
+    """A share of devices, like 10%."""
+
+    name = "share"
+
+    def convert(
+        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a percentage above 0 and below 100."""
+        try:
+            share = float(str(value).removesuffix("%")) / 100
+        except ValueError:
+            share = 0.0
+        if not str(value).endswith("%") or not 0 < share < 1:
+            self.fail(f"Invalid share {value!r}: write a percentage, for example 10%.", param, ctx)
+        return share
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOptions:
+    """The options of `release`."""
+
+    federation: Path = argument(type=PATH)
+    round: int | str | None = argument(type=Round(), required=False)
+    kinds: tuple[str, ...] = option(
+        "Kind of devices that get the release; repeatable.  [default: all]", "--to"
+    )
+    share: float | None = option(
+        "Share of the devices of each kind that get it first, for example 10%.", type=Share()
+    )
+    then_all: bool = option("Offer it to all devices once every device of the share has taken it.")
+    to_all: bool = option("Offer the newest release to all devices.", "--all")
+    back: bool = option("Withdraw the newest release: devices return to the one before.")
+    as_json: bool = option(JSON_HELP, "--json")
+
+
+@click.command()
+@takes(ReleaseOptions)
+def release(options: ReleaseOptions) -> None:
+    """Offer the model of ROUND to devices, which then predict with it.
+
+    FEDERATION is the federation's file; `edgetailor serve` may run on it. ROUND is the number of a
+    round, or best. Without ROUND, show the releases and what each device runs.
+
+    A device fetches the release when it has nothing to train, tries it on its own samples, and
+    keeps its present model if the release is worse.
+
+    \b
+        edgetailor release federation.toml best --share 10%
+        edgetailor release federation.toml
+        edgetailor release federation.toml --all
+        edgetailor release federation.toml --back
+    """
+    from toolkit.coordinator.federation_config import load_config
+    from toolkit.coordinator.storage.release_changes import release_to_all, withdraw_newest
+
+    new = {"--to": options.kinds, "--share": options.share, "--then-all": options.then_all}
+    given = [name for name, value in new.items() if value]
+    actions = [options.round is not None, options.to_all, options.back]
+    if sum(actions) > 1:
+        raise click.UsageError("ROUND, --all and --back exclude each other.")
+    if given and options.round is None:
+        raise click.UsageError(f"{given[0]} needs a ROUND.")
+    if options.then_all and options.share is None:
+        raise click.UsageError("--then-all needs a --share.")
+    config = load_config(options.federation)
+    if options.to_all:
+        said = f"Release {release_to_all(config.state).number} is offered to all devices."
+    elif options.back:
+        number = withdraw_newest(config.state).number
+        said = f"Release {number} is withdrawn: devices return to the one before."
+    elif options.round is not None:
+        said = _told(_new(config, options))
+    else:
+        said = ""
+    if said:
+        click.echo(said, err=True)
+    if options.as_json or not said:
+        _show(config, options.as_json)
+
+
+def _new(config: "CoordinatorConfig", options: ReleaseOptions) -> "Release":
+    from toolkit.coordinator.storage.release_changes import check_new
+    from toolkit.coordinator.storage.saved_rounds import best_round, model_file
+    from toolkit.deployment.targets import kind_targets
+
+    # What can fail is checked before PyTorch is loaded.
+    kinds = [target.kind or "" for target in kind_targets(config, options.kinds, Path())]
+    check_model(config.model)
+    round_ = best_round(config.state) if options.round == BEST else int(options.round or 0)
+    model_file(config.state, round_)
+    check_new(config.state, kinds, options.share)
+    show_stages()
+    logger.info("loading PyTorch")
+
+    from toolkit.deployment.release import make_release
+
+    return make_release(
+        config, round_, options.kinds, share=options.share, then_all=options.then_all
+    )
+
+
+def _told(release: "Release") -> str:
+    whose = (
+        "all devices"
+        if release.devices is None
+        else f"{counted(len(release.devices), 'device')}: {', '.join(release.devices[:5])}"
+        f"{', ...' if len(release.devices) > 5 else ''}"
+    )
+    kinds = ", ".join(release.kinds)
+    return (
+        f"Release {release.number}, the model after round {release.round}, is offered to {whose} "
+        f"(kinds: {kinds})."
+    )
+
+
+def _show(config: "CoordinatorConfig", as_json: bool) -> None:
+    import msgspec
+
+    from toolkit.coordinator.storage.release_status import release_status
+
+    releases, devices = release_status(config.state)
+    if as_json:
+        document = {
+            "version": RELEASES_VERSION,
+            "releases": [msgspec.to_builtins(release) for release in releases],
+            "devices": [
+                {**msgspec.to_builtins(device), "runs": device.runs, "answer": device.answer}
+                for device in devices
+            ],
+        }
+        click.echo(json.dumps(document, indent=1))
+        return
+    from toolkit.cli.printed.release_table import show_releases
+
+    if not releases:
+        click.echo("There is no release. Make one: edgetailor release FEDERATION ROUND.")
+        return
+    show_releases(releases, devices)

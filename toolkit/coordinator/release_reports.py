@@ -1,0 +1,91 @@
+"""Receives what devices report about releases, and offers a release to all when it may."""
+
+import logging
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from device_agent.formats.release_report import ReleaseReport, check_report
+from profiles.errors import UpdateError
+from toolkit.coordinator.devices.join_validation import TROUBLE_LENGTH, shortened
+from toolkit.coordinator.federation_state import FederationState
+from toolkit.coordinator.refusals import conflict, unusable_because
+from toolkit.coordinator.storage.device_registry import Device, label
+from toolkit.coordinator.storage.release_changes import finish_rollout
+
+logger = logging.getLogger(__name__)
+
+CODE_LENGTH = 64
+HASH_LENGTH = 64
+REFUSED = "{more} releases were not taken; `edgetailor release FEDERATION` names the devices."
+
+
+class ReleaseAnswers(FederationState):
+    """Handles the reports of devices about releases."""
+
+    def take_release_report(self, device: Device, number: int, report: ReleaseReport) -> None:
+        """Note what `device` reports about release `number`. It may be sent again.
+
+        Raises:
+            RefusalError: 409 for a release that this device is not offered. 422 for a report that
+                cannot be true.
+        """
+        offer = self.released.offer(device)
+        if offer is None or number != offer.number or report.number != number:
+            raise conflict(
+                "{device} is not offered release {number} now: ask for work again.",
+                code="release.not-offered",
+                device=device.id,
+                number=number,
+            )
+        try:
+            check_report(report, device.id)
+        except UpdateError as error:
+            raise unusable_because(error) from None
+        kept = _short(report)
+        if not kept.taken and self.minute_log.begins(f"{device.id} release {number}", REFUSED):
+            text = "%s did not take release %d: %s (%s)"
+            logger.warning(text, label(device), number, kept.reason, kept.code)
+        self.store.release_reports.note(device.id, kept)
+        self.changed.set()
+
+    def release_to_all_if_taken(self) -> None:
+        """Offer the newest release to all devices, if it waits for that and its share has taken it.
+
+        Devices of the share that have left do not count, but one report is needed.
+        """
+        newest = self.released.newest
+        if newest is None or newest.devices is None or not newest.then_all:
+            return
+        members = {device.id for device in self.store.registry.members()}
+        reports = [self.store.release_reports.of(device) for device in newest.devices]
+        answers = [
+            report
+            for device, report in zip(newest.devices, reports, strict=True)
+            if device in members or report is not None
+        ]
+        taken = [a is not None and a.number == newest.number and a.taken for a in answers]
+        if not taken or not all(taken):
+            return
+        with suppress(BlockingIOError):  # `edgetailor release` is changing releases just now
+            if finish_rollout(self.store.folder, newest.number):
+                logger.info(
+                    "Release %d was taken by its share of the devices (%d): all get it now.",
+                    newest.number,
+                    len(taken),
+                )
+
+
+def _short(report: ReleaseReport) -> ReleaseReport:
+    """The part of `report` that is kept: texts of limited length, and no counts by class."""
+    without = {
+        name: counts and replace(counts, classes=None)
+        for name, counts in (("before", report.before), ("after", report.after))
+    }
+    return replace(
+        report,
+        bundle=report.bundle[:HASH_LENGTH],
+        code=shortened(report.code, CODE_LENGTH),
+        reason=shortened(report.reason, TROUBLE_LENGTH),
+        **without,
+    )

@@ -1,0 +1,65 @@
+"""What each device of a federation runs, for `edgetailor release`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.formats.release_report import ReleaseReport
+from toolkit.coordinator.storage.release_reports import stored_reports
+from toolkit.coordinator.storage.releases import Release, ReleaseFolder
+from toolkit.coordinator.storage.saved_rounds import reading
+
+
+@dataclass(frozen=True)
+class DeviceRelease:
+    """A member and its release.
+
+    Attributes:
+        device: Its id.
+        name: Its name for people.
+        kind: Its kind.
+        offered: The release that it is offered; 0 if there is none.
+        report: Its last report; None if it never sent one.
+    """
+
+    device: str
+    name: str
+    kind: str
+    offered: int
+    report: ReleaseReport | None
+
+    @property
+    def runs(self) -> int | None:
+        """The release with which it predicts; None if that is not known."""
+        return None if self.report is None else self.report.runs
+
+    @property
+    def answer(self) -> str:
+        """What it has done with the release that it is offered."""
+        if self.report is not None and self.report.runs == self.offered:
+            return "taken" if self.offered else ""
+        if self.report is None or self.report.number != self.offered:
+            return "waiting" if self.offered or self.report is not None else ""
+        return "not taken"
+
+
+def release_status(state: Path) -> tuple[tuple[Release, ...], list[DeviceRelease]]:
+    """All releases of the federation in `state`, and the release of each member.
+
+    Raises InputError if `state` is not a state folder.
+    """
+    with reading(state) as db:
+        rows = db.execute(
+            "SELECT id, name, kind FROM devices WHERE NOT has_left ORDER BY rowid"
+        ).fetchall()
+        reports = stored_reports(db)
+    releases = ReleaseFolder(state).read()
+    return releases, [
+        DeviceRelease(device, name, kind, offered_to(releases, device, kind), reports.get(device))
+        for device, name, kind in rows
+    ]
+
+
+def offered_to(releases: tuple[Release, ...], device: str, kind: str) -> int:
+    """The number of the newest release for a device that was not withdrawn; 0 if there is none."""
+    offered = [r.number for r in releases if not r.withdrawn and r.is_for(device, kind)]
+    return max(offered, default=0)

@@ -1,0 +1,132 @@
+"""The releases of a federation, in the folder `releases` of its state folder.
+
+releases.json      all releases, one record each
+NUMBER/KIND/       the inference bundle for the devices of a kind
+
+`edgetailor release` writes this folder, and the running coordinator reads it. A new release is a
+folder first; it exists when releases.json names it. So every change is one atomic write.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from device_agent.formats.atomic_files import write_file
+from device_agent.formats.manifest import Count, FileEntry, Struct, encode
+from profiles.errors import InputError
+from profiles.json_decoding import MalformedError, decode_json
+
+RELEASES = "releases"
+INDEX = "releases.json"
+KEPT = 2
+"""How many releases of a kind keep their bundles: the newest, and the one to go back to."""
+
+Files = dict[str, FileEntry]
+
+
+class Release(Struct, frozen=True, kw_only=True):
+    """One release.
+
+    Attributes:
+        number: Its number, from 1.
+        round: The round whose model it has.
+        created: When it was made, in seconds since 1970.
+        changed: When it was last changed.
+        kinds: The files of the bundle of each kind.
+        devices: The devices that get it; None if all devices of its kinds do.
+        then_all: Whether all devices get it once all of `devices` have taken it.
+        withdrawn: Whether devices go back to the release before.
+    """
+
+    number: Count
+    round: Count
+    created: Count
+    changed: Count
+    kinds: dict[str, Files]
+    devices: tuple[str, ...] | None = None
+    then_all: bool = False
+    withdrawn: bool = False
+
+    def is_for(self, device: str, kind: str) -> bool:
+        """Whether the device called `device`, of this kind, gets the release."""
+        return kind in self.kinds and (self.devices is None or device in self.devices)
+
+
+class _Index(Struct, frozen=True, kw_only=True):
+    version: int = 1
+    releases: tuple[Release, ...] = ()
+
+
+class ReleaseFolder:
+    """The releases of the federation in the state folder `state`."""
+
+    def __init__(self, state: Path) -> None:
+        self.path = state / RELEASES
+        self.index = self.path / INDEX
+
+    def stamp(self) -> tuple[int, int] | None:
+        """A value that differs after every change; None if there is no release."""
+        try:
+            about = self.index.stat()
+        except FileNotFoundError:
+            return None
+        return about.st_mtime_ns, about.st_ino
+
+    def read(self) -> tuple[Release, ...]:
+        """All releases, the oldest first. Raises InputError if releases.json is damaged."""
+        try:
+            return decode_json(self.index.read_bytes(), _Index).releases
+        except FileNotFoundError:
+            return ()
+        except MalformedError as error:
+            raise InputError(
+                "{path} is damaged ({reason}). Restore it from a backup. Without this file there "
+                "are no releases; devices keep theirs.",
+                code="state.damaged-releases",
+                path=str(self.index),
+                reason=str(error),
+            ) from None
+
+    @contextmanager
+    def locked(self, wait: bool = True) -> Iterator[None]:
+        """Let no other process change releases in the block.
+
+        If another process changes them, wait for its end; without `wait`, raise BlockingIOError.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            yield
+        finally:
+            os.close(handle)
+
+    def write(self, releases: Sequence[Release]) -> None:
+        """Write all releases, and remove bundles that no device can get. Call it when locked."""
+        write_file(self.index, encode(_Index(releases=tuple(releases))), mode=0o600)
+        self._remove_others(releases)
+
+    def bundle(self, number: int, kind: str) -> Path:
+        """The folder of the bundle of release `number` for a kind."""
+        return self.path / str(number) / kind
+
+    def _remove_others(self, releases: Sequence[Release]) -> None:
+        kept = {self.bundle(number, kind) for number, kind in bundles_kept(releases)}
+        for folder in (path for path in self.path.iterdir() if path.name.isdigit()):
+            for bundle in folder.iterdir():
+                if bundle not in kept:
+                    shutil.rmtree(bundle)
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def bundles_kept(releases: Sequence[Release]) -> set[tuple[int, str]]:
+    """Number and kind of the bundles that are kept: of each kind the last that count."""
+    kept = set()
+    for kind in {kind for release in releases for kind in release.kinds}:
+        numbers = [r.number for r in releases if kind in r.kinds and not r.withdrawn]
+        kept |= {(number, kind) for number in numbers[-KEPT:]}
+    return kept

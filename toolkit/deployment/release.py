@@ -1,0 +1,49 @@
+"""Makes a release of a federation: the inference bundles of a round for its devices."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.storage.release_changes import add_release
+from toolkit.coordinator.storage.releases import Release
+from toolkit.deployment.deploy_targets import deploy_targets
+from toolkit.deployment.model_card import Precision
+from toolkit.deployment.targets import kind_targets, with_options
+from toolkit.deployment.trained_model import from_federation
+
+
+def make_release(
+    config: CoordinatorConfig,
+    round_: int,
+    kinds: Sequence[str] = (),
+    *,
+    share: float | None = None,
+    then_all: bool = False,
+    precision: Precision = "float32",
+) -> Release:
+    """Make a release of the model of `round_`, which devices are then offered.
+
+    Args:
+        config: The federation's file. `edgetailor serve` may run on its state folder.
+        round_: The round, see `edgetailor rounds`.
+        kinds: The kinds of devices that get it; all if it is empty.
+        share: The share of the devices that get it first; None for all.
+        then_all: Whether all get it once this share has taken it.
+        precision: The precision of the weights.
+
+    Raises:
+        InputError: The round's model is not there, a kind is unknown, or the release before is
+            still at its share.
+        EdgeTailorError: A bundle cannot be made. Then nothing is released.
+    """
+    trained = from_federation(config, round_)
+    names = [target.kind or "" for target in kind_targets(config, kinds, Path())]
+
+    def write(folder: Path) -> None:
+        targets = kind_targets(config, names, folder)
+        outcomes = deploy_targets(trained, with_options(targets, "onnx", precision, None, False))
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+
+    return add_release(config.state, round_, names, write, share, then_all)
