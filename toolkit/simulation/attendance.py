@@ -150,7 +150,7 @@ def attendance_of(
         {kind.name: simulated_device(kind) for kind in config.devices if works},
         works,
         config.training,
-        table.validation,
+        max(table.validation, config.evaluation.share),
     )
 
     def seconds(client: int, spec: str) -> float:

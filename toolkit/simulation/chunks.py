@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import UnsetType
 
 from device_agent.data.local_data import LocalData
+from device_agent.formats.update import LocalEvaluation
 from device_agent.training.batching import round_seed
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Received
@@ -79,6 +81,7 @@ class TrainedChunk:
         bytes_up: Bytes of the tensors that they sent.
         judged: Number of held-out labels on which clients evaluated their own models.
         correct: How many of these labels were predicted correctly.
+        evaluations: How clients judge the received model and their own, by client.
     """
 
     partial: dict[str, bytes] | None = None
@@ -89,6 +92,7 @@ class TrainedChunk:
     bytes_up: int = 0
     judged: int = 0
     correct: int = 0
+    evaluations: dict[int, LocalEvaluation] = field(default_factory=dict)
 
     @contextmanager
     def leaving_out_diverged(self, client: int) -> Iterator[None]:
@@ -169,13 +173,16 @@ class ChunkTrainer:
         bundle = self.bundles[spec]
         result.bytes_down += sent_bytes(bundle.values, executor.submodel.program.int8)
         seed = round_seed(round_seed(table.seed, client.number), self.round)
-        update = executor.train(bundle, client.data, seed, client.personal, table.validation)
+        asked = self.config.evaluation.request
+        update = executor.train(bundle, client.data, seed, client.personal, table.validation, asked)
         if update.personal:
             result.personal[client.number] = update.personal
         result.bytes_up += sent_bytes(update.tensors)
-        if update.evaluation is not None and update.evaluation.correct is not None:
-            result.judged += update.evaluation.counted or update.evaluation.samples
-            result.correct += update.evaluation.correct
+        if update.validation is not None and update.validation.correct is not None:
+            result.judged += update.validation.counted or update.validation.samples
+            result.correct += update.validation.correct
+        if not isinstance(update.record.evaluation, UnsetType):
+            result.evaluations[client.number] = update.record.evaluation
         return update.record, update.tensors
 
     def _executor(self, spec: str) -> TorchExecutor:

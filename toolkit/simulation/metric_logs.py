@@ -25,6 +25,8 @@ LogName: TypeAlias = Literal["mlflow", "tensorboard"]
 Observer = Callable[[RoundResult], None]
 """Called with each finished round."""
 EXPERIMENT = "edgetailor"
+DEVICE_FIGURES = ("accuracy", "loss", "mean_accuracy", "worst_accuracy", "trained_accuracy")
+"""Figures of a federated evaluation that are logged, with `devices_` before their names."""
 
 
 def check_installed(names: Iterable[LogName]) -> None:
@@ -60,7 +62,9 @@ def open_logs(
 def metrics(result: RoundResult) -> dict[str, float]:
     """The figures of a round, by key. Figures that are None are left out."""
     figures = msgspec.structs.asdict(result)
-    del figures["round"]
+    del figures["round"], figures["devices"]
+    if result.devices is not None:
+        figures |= {f"devices_{key}": getattr(result.devices, key) for key in DEVICE_FIGURES}
     return {key: float(value) for key, value in figures.items() if value is not None}
 
 
@@ -108,7 +112,7 @@ def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Obser
             write_file(file, _new_run(client, folder.root, settings).encode())
         run = file.read_text()
         client.update_run(run, status="RUNNING")
-        keys = RoundResult.__struct_fields__
+        keys = [*RoundResult.__struct_fields__, *(f"devices_{key}" for key in DEVICE_FIGURES)]
         known = {
             (key, metric.step) for key in keys for metric in client.get_metric_history(run, key)
         }

@@ -17,8 +17,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from device_agent.formats.atomic_files import write_file
+from device_agent.formats.protocol import FederatedEvaluation
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
+from toolkit.coordinator.federation_config import EvaluationTable
 
 SETTINGS, HISTORY, CURVES = "config.json", "history.jsonl", "curves.png"
 MODEL, STATE = "global.safetensors", "state"
@@ -42,6 +44,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         accuracy: Accuracy of the new global model on held-out samples; None for a regression.
         loss: Mean loss of the new global model on these samples. A loss that is not finite is null
             in the file, and is read as NaN.
+        devices: How the clients of this round judge the model that they received, which is that of
+            the round before; None without `[evaluation]`.
         local_accuracy: Accuracy of the clients' own models after training, on samples that the
             clients held out; None if they held out no samples.
         clients: Number of clients whose updates are in the model.
@@ -63,6 +67,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes_up: int
     seconds: float
     local_accuracy: float | None = None
+    devices: FederatedEvaluation | None = None
     failed: int = 0
     late: int = 0
     simulated_s: float | None = None
@@ -197,7 +202,8 @@ class RunFolder:
         return all(path.name.startswith(f".{SETTINGS}.") for path in self.root.iterdir())
 
     def _check_same(self, settings: Mapping[str, object]) -> None:
-        before = self.settings()
+        # A simulation of an earlier version has no table [evaluation].
+        before = {"evaluation": EvaluationTable().model_dump(), **self.settings()}
         for key in settings:
             if key not in CHANGEABLE and before.get(key) != settings[key]:
                 raise InputError(

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from device_agent.data.local_data import LocalData
+from device_agent.formats.protocol import FederatedEvaluation
 from device_agent.formats.update import DIVERGED
 from profiles.errors import UpdateError
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import decode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.simulation.attendance import Attendance, Turnout
 from toolkit.simulation.chunks import Chunk, Client, TrainedChunk, shared_out
@@ -44,6 +46,7 @@ class Simulation:
         choices: Maps a client's submodel to the submodels from which it draws one in each round.
         parts: The rows of each client in `samples`.
         attendance: Which of a round's clients deliver an update; None for all.
+        kinds: The name of the kind of each client, for a federated evaluation.
         observers: Called with the result of each finished round.
     """
 
@@ -56,6 +59,7 @@ class Simulation:
     choices: Choices
     parts: Parts
     attendance: Attendance | None = None
+    kinds: Sequence[str] = ()
     observers: Sequence[Callable[[RoundResult], None]] = ()
 
     def run(self, engine: Engine) -> None:
@@ -89,6 +93,7 @@ class Simulation:
             round=round_,
             accuracy=accuracy,
             loss=loss,
+            devices=trained.federated_evaluation(),
             local_accuracy=trained.correct / trained.judged if trained.judged else None,
             clients=len(turnout.present) - len(trained.diverged),
             diverged=len(trained.diverged),
@@ -156,6 +161,16 @@ class _Round(TrainedChunk):
         self.bytes_up += chunk.bytes_up
         self.judged += chunk.judged
         self.correct += chunk.correct
+        self.evaluations |= chunk.evaluations
+
+    def federated_evaluation(self) -> FederatedEvaluation | None:
+        """How the round's clients judge the model that they received; None if not asked."""
+        kinds = self.simulation.kinds
+        counts = [
+            DeviceCounts(kinds[client], evaluation.before, evaluation.after)
+            for client, evaluation in sorted(self.evaluations.items())
+        ]
+        return federated_evaluation(self.number, counts)
 
     def evaluated(self) -> Evaluated:
         """Make the next global model and evaluate it. Without updates, the model does not change.

@@ -215,7 +215,16 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
             choices = up_to_own(model, specs)
     attendance = None if table.baseline else attendance_of(config, parts, works)
     return Simulation(
-        config, folder, model, data.samples, held_out, specs, choices, parts, attendance
+        config,
+        folder,
+        model,
+        data.samples,
+        held_out,
+        specs,
+        choices,
+        parts,
+        attendance,
+        kinds=[kind.name for kind in config.kinds()],
     )
 
 

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle
 from device_agent.formats.manifest import FORMAT_VERSION, Manifest, Signature, TensorEntry, Train
+from device_agent.formats.protocol import EvaluationRequest
 from device_agent.formats.update import Evaluation, UpdateRecord
 from device_agent.training.activation_cache import Recording, RecordingInMemory
 from device_agent.training.batching import held_out
@@ -83,12 +84,12 @@ class MemoryBundle(Bundle):
 
 
 class ClientUpdate(NamedTuple):
-    """The update of a client, the tensors that it keeps, and the evaluation of its own model."""
+    """The update of a client, the tensors that it keeps, and the last evaluation by its owner."""
 
     record: UpdateRecord
     tensors: Arrays
     personal: Arrays
-    evaluation: Evaluation | None
+    validation: Evaluation | None
 
 
 @dataclass
@@ -121,6 +122,7 @@ class TorchExecutor:
         seed: int,
         personal: Mapping[str, np.ndarray],
         validation: float,
+        asked: EvaluationRequest | None = None,
     ) -> ClientUpdate:
         """Train one client.
 
@@ -130,18 +132,19 @@ class TorchExecutor:
             seed: Its seed in this round.
             personal: The personal tensors of its last round; empty before its first.
             validation: Share of its samples that it holds out, unless it has too few samples.
+            asked: What a federation asks for that is judged by its devices.
 
         Raises:
             UpdateError: The training diverged.
         """
-        options = TrainingOptions(seed=seed, validation=validation)
+        options = TrainingOptions(seed=seed, validation=validation, evaluation=asked)
         run = TorchRun(bundle, local, NOWHERE, options, dict(personal))
         with suppress(DataError):
-            run.held_out = held_out(len(local), validation)
+            run.held_out = held_out(len(local), options.held_out)
         run.executor = self
         run.run_schedule()
-        evaluation = run.position.validation[-1] if run.position.validation else None
-        return ClientUpdate(*trained_update(run), personal_tensors(run), evaluation)
+        last = run.position.validation[-1] if run.position.validation else None
+        return ClientUpdate(*trained_update(run), personal_tensors(run), last)
 
     def session(self, name: str) -> TorchSession:
         """The session of the signature `name`."""

@@ -302,8 +302,9 @@ def test_counts_that_nobody_asked_for_are_refused(tmp_path: Path) -> None:
             send(link, round_, update)
 
 
-def counts(correct: int, of: int) -> EvaluationCounts:
-    return EvaluationCounts(samples=of, counted=of, correct=correct, loss_sum=float(of - correct))
+def counts(correct: int, of: int, loss: float | None = None) -> EvaluationCounts:
+    wrong = float(of - correct) if loss is None else loss
+    return EvaluationCounts(samples=of, counted=of, correct=correct, loss_sum=wrong)
 
 
 def test_a_restart_goes_on_with_the_judging_of_the_last_model(tmp_path: Path) -> None:
@@ -376,11 +377,11 @@ def test_the_share_cannot_change_later(tmp_path: Path) -> None:
         Server(configured(tmp_path, text), VectorModel(), Path("fleet.toml"))
 
 
-def judged_round(round_: int, accuracy: float | None) -> RoundResult:
+def judged_round(round_: int, accuracy: float | None, loss: float | None = None) -> RoundResult:
     """A round that a device has judged; not yet if `accuracy` is None."""
     figure = None
     if accuracy is not None:
-        device = DeviceCounts("board", counts(round(100 * accuracy), 100))
+        device = DeviceCounts("board", counts(round(100 * accuracy), 100, loss))
         figure = federated_evaluation(round_ + 1, [device])
     return RoundResult(round=round_, accuracy=None, loss=None, updates=1, devices=figure)
 
@@ -402,3 +403,17 @@ def test_models_that_nobody_has_judged_yet_do_not_stay_for_ever(tmp_path: Path) 
     saved = saved_rounds(tmp_path)
     assert [round_.round for round_ in saved if round_.kept] == [3, 4]
     assert not any(round_.best for round_ in saved)
+
+
+def test_the_best_round_has_the_highest_accuracy_on_the_devices(tmp_path: Path) -> None:
+    """Whatever its loss is. The judgement of a round comes with the result of the next."""
+    store = Store(tmp_path, keep="best")
+    accuracies = [0.5, 0.9, 0.7]
+    for round_ in range(4):
+        earlier = judged_round(round_ - 1, accuracies[round_ - 1], loss=100.0 * round_)
+        received = earlier.devices if round_ else None
+        store.add_result(judged_round(round_, None), f"model {round_}".encode(), received)
+    store.close()
+    saved = saved_rounds(tmp_path)
+    assert [round_.round for round_ in saved if round_.best] == [1]
+    assert [round_.round for round_ in saved if round_.kept] == [1, 3]

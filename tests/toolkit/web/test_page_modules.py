@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import random
+import time
 import zipfile
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from google.protobuf.internal import encoder
 from device_agent.data.windows import windows_of
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.preprocessing import Series
+from device_agent.formats.protocol import EvaluationRequest, FileOffer, Invitation, Work
 from page_modules import run_with
 from refusals import refused
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from unsafe_graphs import UNSAFE
 
 pytestmark = pytest.mark.web
@@ -274,3 +277,39 @@ def test_graphs_that_no_export_makes(tmp_path: Path) -> None:
     )
     expected = [name and ["bundle.unsafe-graph", name] for _, name in graphs.values()]
     assert outcomes == expected
+
+
+SIGNED = """
+const [works, key, invitations] = given.map((text) => JSON.parse(text));
+const values = { get: async () => null, put: async () => undefined };
+const taken = [];
+for (const work of works) {
+  taken.push(await page.checkWork(work, key, values).then(() => true, (error) => error.code));
+}
+for (const invitation of invitations) {
+  const client = { invitation: async () => invitation };
+  taken.push(await page.invited(client, null).then(() => true, (error) => error.code));
+}
+console.log(JSON.stringify(taken));
+"""
+
+
+def test_signed_work_of_a_federation_that_its_devices_judge(tmp_path: Path) -> None:
+    """The page checks the request for an evaluation, although it sends no counts."""
+    key = CoordinatorKey()
+    offer = FileOffer(name="manifest.json", size=3, sha256="a" * 64)
+    asked = [None, EvaluationRequest(share=0.07), EvaluationRequest(share=0.1, by_class=True)]
+    works, invitations = [], []
+    for request in asked:
+        work = Work(state="train", round=2, files=[offer], submodel="full", evaluation=request)
+        works.append(msgspec.to_builtins(key.signed(work, time.time())))
+        invitation = Invitation(title="Leaves", rounds=3, evaluation=request)
+        invitations.append(msgspec.to_builtins(key.invites(invitation)))
+    for signed in (works, invitations):
+        signed.append({**signed[-1], "evaluation": {"share": 0.2, "by_class": True}})
+    given = (json.dumps(value) for value in (works, key.public, invitations))
+    taken = json.loads(run_with("trust", SIGNED, tmp_path, *given))
+    assert taken == [
+        *(True, True, True, "trust.forged-work"),
+        *(True, True, True, "trust.forged-invitation"),
+    ]

@@ -54,4 +54,5 @@ def _lost(result: "RoundResult") -> str:
 
 def _scores(result: "RoundResult") -> str:
     accuracy = "" if result.accuracy is None else f"accuracy {result.accuracy:.1%}, "
-    return f"{accuracy}loss {result.loss:.4f}"
+    received = "" if result.devices is None else f"; received model: {result.devices.text()}"
+    return f"{accuracy}loss {result.loss:.4f}{received}"

@@ -1,0 +1,139 @@
+"""Simulated clients judge the model that they receive, as devices do."""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+from bundles import samples, tiny_cnn
+from device_agent.data.local_data import LocalData
+from device_agent.formats.label_rule import IGNORED
+from device_agent.formats.protocol import EvaluationRequest
+from device_agent.formats.update import LocalEvaluation
+from device_agent.training.batching import held_out
+from edgetailor import TrainingConfig, split
+from toolkit.simulation.metric_logs import metrics
+from toolkit.simulation.results import RoundResult, RunFolder
+from toolkit.simulation.simulate import prepare, simulate
+from toolkit.simulation.simulation_config import load_simulation
+from toolkit.simulation.torch_executor import TorchExecutor
+from toolkit.submodels.global_model import from_model
+
+CLIENTS, SHARE = 6, 0.25
+FILE = f"""
+model = "bundles:tiny_cnn"
+input_shape = [1, 6, 6]
+rounds = 2
+
+[training]
+batch_size = 8
+learning_rate = 0.05
+
+[evaluation]
+share = {SHARE}
+by_class = true
+
+[simulation]
+data = "local.npz"
+partition = "dirichlet"
+alpha = 0.3
+
+[[devices]]
+name = "phone"
+submodel = "full"
+count = 4
+
+[[devices]]
+name = "board"
+submodel = "slice:classifier"
+count = 2
+"""
+
+
+def test_figures_are_those_of_pooled_samples(tmp_path: Path) -> None:
+    """Round 1 judges the initial model, round 2 that of round 1."""
+    x, y = samples(240, 3)
+    np.savez(tmp_path / "local.npz", x=x, y=y)
+    (tmp_path / "fleet.toml").write_text(FILE)
+    prepared = prepare(load_simulation(tmp_path / "fleet.toml"), RunFolder(tmp_path / "other"))
+    received = [dict(prepared.federation.model.tensors)]
+
+    def keep(result: RoundResult) -> None:
+        received.append(load_file(tmp_path / "out" / "state" / f"model-{result.round}"))
+
+    results = simulate(tmp_path / "fleet.toml", tmp_path / "out", on_round=keep)
+    for result, state in zip(results, received[:2], strict=True):
+        model = tiny_cnn()
+        model.load_state_dict({name: state[name] for name in model.state_dict()})
+        right, total, losses, accuracies = 0, 0, 0.0, []
+        for client in range(CLIENTS):
+            data = prepared.client_data(client)
+            rows = held_out(len(data), SHARE)
+            labels = torch.from_numpy(data.y[rows])
+            with torch.no_grad():
+                output = model.eval()(torch.from_numpy(data.x[rows]))
+            correct = int((output.argmax(dim=1) == labels).sum())
+            losses += float(functional.cross_entropy(output.double(), labels, reduction="sum"))
+            right, total = right + correct, total + len(rows)
+            accuracies.append(correct / len(rows))
+        came = result.devices
+        assert came is not None
+        assert (came.round, came.devices) == (result.round, CLIENTS)
+        assert (came.correct, came.counted) == (right, total)
+        assert came.loss == pytest.approx(losses / total, rel=1e-5)
+        assert came.worst_accuracy == min(accuracies)
+        assert {name: kind.devices for name, kind in came.kinds.items()} == {"phone": 4, "board": 2}
+        assert came.classes is not None
+        assert np.sum(came.classes, axis=0).tolist() == [total, right]
+        assert metrics(result)["devices_accuracy"] == right / total
+    # Read from the folder again, the results are the same.
+    assert simulate(tmp_path / "fleet.toml", tmp_path / "out") == results
+
+
+def judged(
+    model: nn.Module, x: np.ndarray, y: np.ndarray, training: TrainingConfig
+) -> LocalEvaluation:
+    submodel = split(model, "full", x.shape[1:], training)
+    executor = TorchExecutor(submodel)
+    bundle = executor.bundle(from_model(model), 1.0, 1)
+    asked = EvaluationRequest(share=0.5, by_class=True)
+    update = executor.train(bundle, LocalData(x, y), 0, {}, 0.0, asked)
+    assert isinstance(update.record.evaluation, LocalEvaluation)
+    return update.record.evaluation
+
+
+def test_classes_of_a_model_with_a_label_for_each_position() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(OrderedDict(conv=nn.Conv2d(1, 3, 1)))
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((20, 1, 4, 4), dtype=np.float32)
+    y = draw.choice([0, 1, 2, IGNORED], size=(20, 4, 4))
+    came = judged(model, x, y, TrainingConfig(batch_size=3)).before
+    rows = held_out(20, 0.5)
+    labels = torch.from_numpy(y[rows])
+    with torch.no_grad():
+        output = model(torch.from_numpy(x[rows]))
+    right = output.argmax(dim=1) == labels
+    expected = [(int((labels == c).sum()), int((right & (labels == c)).sum())) for c in range(3)]
+    assert came.classes == tuple(expected)
+    assert (came.samples, came.counted) == (10, int((labels != IGNORED).sum()))
+    loss = functional.cross_entropy(output.double(), labels, reduction="sum")
+    assert came.loss_sum == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_a_regression_sends_the_sum_of_its_squared_errors() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(OrderedDict(out=nn.Linear(4, 2)))
+    draw = np.random.default_rng(0)
+    x, y = (draw.standard_normal((20, size), dtype=np.float32) for size in (4, 2))
+    came = judged(model, x, y, TrainingConfig(batch_size=3, loss="mse")).before
+    rows = held_out(20, 0.5)
+    with torch.no_grad():
+        errors = model(torch.from_numpy(x[rows])).numpy() - y[rows]
+    assert (came.correct, came.classes, came.counted) == (None, None, 10)
+    assert came.loss_sum == pytest.approx(float((errors**2).mean(axis=1).sum()), rel=1e-5)
