@@ -111,8 +111,8 @@ def _document(
     predictor: "Predictor",
     predictions: Sequence["Prediction"],
 ) -> dict[str, object]:
-    about = predictor.bundle.manifest
-    key = "values" if predictor.meaning == "numbers" else "probabilities"
+    about, meaning = predictor.bundle.manifest, predictor.meaning
+    key = "values" if meaning == "numbers" else "probabilities"
     return {
         "version": 1,
         "bundle": str(folder),
@@ -124,9 +124,10 @@ def _document(
             {"file": prediction.file, key: prediction.values.tolist()}
             | (
                 {"class": predictor.classes[int(prediction.values.argmax())]}
-                if predictor.meaning != "numbers" and prediction.values.ndim == 1
+                if meaning != "numbers" and prediction.values.ndim == 1
                 else {}
             )
+            | ({"labels": predictor.decode(prediction.values)} if meaning == "ctc" else {})
             for prediction in predictions
         ],
     }

@@ -37,6 +37,16 @@ class UnlabelledFile:
         return self.name if len(self.x) == 1 else f"{self.name}, {self.unit} {index + 1}"
 
 
+def shown(name: str) -> str:
+    """The name of a file as text that can be printed: it may hold any bytes, such as a line break.
+
+    Examples:
+        >>> shown("a\\nb.png")
+        'a?b.png'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
 def read_unlabelled(
     source: Path, preprocessing: Preprocessing | None, sample_shape: tuple[int, ...]
 ) -> Iterator[UnlabelledFile]:
@@ -59,7 +69,7 @@ def read_unlabelled(
         raise DataError("{path} does not exist.", code="data.missing-file", path=str(source))
     array = source / f"{SAMPLES}.npy" if source.is_dir() else source
     if array.suffix in ARRAYS and (array.is_file() or not source.is_dir()):
-        yield UnlabelledFile(source.name, as_array(read_samples_array(array)))
+        yield UnlabelledFile(shown(source.name), as_array(read_samples_array(array)))
     elif preprocessing is None:
         raise not_prepared(source)
     elif isinstance(preprocessing, Images):
@@ -73,7 +83,7 @@ def _pictures(
 ) -> Iterator[UnlabelledFile]:
     check_pillow()
     if not source.is_dir():
-        yield UnlabelledFile(source.name, read_picture(source, images, sample_shape)[None])
+        yield UnlabelledFile(shown(source.name), read_picture(source, images, sample_shape)[None])
         return
     files = [file for file in visible(source) if not file.is_dir()]
     folders = [folder for folder in visible(source) if folder.is_dir()]
@@ -81,7 +91,7 @@ def _pictures(
     if not files:
         raise wrong_kind(source, "pictures")
     for file in files:
-        name = str(file.relative_to(source))
+        name = shown(str(file.relative_to(source)))
         yield UnlabelledFile(name, read_picture(file, images, sample_shape)[None])
 
 
@@ -104,7 +114,7 @@ def _windows(
                 window=length,
                 file=file.name,
             )
-        yield UnlabelledFile(file.name, x, "window")
+        yield UnlabelledFile(shown(file.name), x, "window")
 
 
 def suffix_of(content: bytes, preprocessing: Preprocessing | None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from device_agent.formats.label_rule import label_rule
+from device_agent.formats.label_rule import class_axis, label_rule
 from device_agent.formats.manifest import (
     EVALUATE,
     LOSS,
@@ -18,6 +18,7 @@ from device_agent.formats.manifest import (
     Initialise,
     Instruction,
     Manifest,
+    Port,
     Record,
     Signature,
     Step,
@@ -30,6 +31,8 @@ from profiles.errors import BundleError
 REPAIR = "Copy or export the bundle again."
 MOST_NUMBERS = 2**40
 """Every tensor has fewer numbers than this."""
+CTC_AXES = 3
+"""The output of a CTC model is (batch, t, classes)."""
 
 
 def check_consistent(manifest: Manifest, origin: Path) -> None:
@@ -285,6 +288,34 @@ def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
             origin=origin,
             repair=REPAIR,
         )
+    elif not _ports_fit(manifest, *ports):
+        yield BundleError(
+            "{origin}: the input or output of {signature!r} does not fit the sample's shape, "
+            "`output` or the {classes} classes. {repair}",
+            code="bundle.wrong-prediction",
+            signature=PREDICT,
+            classes=manifest.classes,
+            origin=origin,
+            repair=REPAIR,
+        )
+
+
+def _ports_fit(manifest: Manifest, samples: Port, result: Port) -> bool:
+    """Whether the ports of an inference bundle agree with what else the manifest says of them."""
+    if (samples.shape, samples.dtype) != ((None, *manifest.sample_shape), manifest.sample_dtype):
+        return False
+    sizes = result.shape
+    if result.dtype != "float32" or sizes[:1] != (None,) or None in sizes[1:]:
+        return False
+    if manifest.output == "numbers":
+        return True
+    axes = len(sizes)
+    return (
+        axes > class_axis(axes)
+        and sizes[class_axis(axes)] == manifest.classes
+        and (manifest.output == "sigmoid") == (manifest.classes == 1)
+        and (manifest.output != "ctc" or axes == CTC_AXES)
+    )
 
 
 def _missing_inputs(step: Step, signature: Signature, origin: Path) -> Iterator[BundleError]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.data.array_files import PIECE_BYTES
 from device_agent.data.data_checks import check_samples
 from device_agent.data.unlabelled import UnlabelledFile, read_unlabelled
 from device_agent.formats.bundle import open_bundle
@@ -20,6 +21,7 @@ from device_agent.formats.manifest import (
     Signature,
     Train,
 )
+from device_agent.formats.manifest_validation import REPAIR
 from device_agent.inference.probabilities import (
     class_names,
     decode_sequence,
@@ -27,17 +29,17 @@ from device_agent.inference.probabilities import (
     probabilities,
 )
 from device_agent.runtime.runtime_choice import Session, open_session
-from device_agent.training.memory_estimate import batch_of, concurrent_peak_bytes
+from device_agent.training.memory_estimate import batch_of, concurrent_peak_bytes, size_of
 from device_agent.training.memory_fit import check_need
 from device_agent.training.memory_limits import Ceiling, ceilings
 from device_agent.training.personal_model import personal_entries, read_personal_model
 from device_agent.training.signature_runs import check_ports
 from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES as RESERVE
-from profiles.errors import InputError
+from profiles.errors import BundleError, InputError
 
 log = logging.getLogger(__name__)
 CHUNK = 64
-"""The most samples that are predicted at once if no limit of memory is set."""
+"""The most samples that pass all stages together."""
 SHOWN_NUMBERS = 8
 """The most numbers of a sample that a text shows."""
 
@@ -116,7 +118,6 @@ class Predictor:
         self._threads, self._lock = threads, threading.Lock()
         self._stages = stages(manifest)
         limits = ceilings(max_memory)
-        self._chunk = batch_of(manifest) if limits else max(batch_of(manifest), CHUNK)
         self._keeps_open, self.predicted_bytes = self._fit(limits)
         self._opened: dict[str, OpenStage] = {}
 
@@ -140,9 +141,12 @@ class Predictor:
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Predict samples.
 
+        The model runs on as many samples at once as the bundle was exported for, so that it needs
+        no more than the predicted memory.
+
         Args:
-            x: Samples (n, *sample shape), prepared as for training: float32, or int64 for models
-                that look up embeddings.
+            x: Samples (n, *sample shape), prepared as for training: float32, or int64 (also int32)
+                for models that look up embeddings.
 
         Returns:
             Probabilities (n, classes), or with more axes for positions; for a regression the
@@ -152,19 +156,30 @@ class Predictor:
             DataError: The samples do not fit the model.
         """
         manifest = self.bundle.manifest
+        if manifest.sample_dtype == "int64" and x.dtype == np.int32:
+            x = x.astype(np.int64)
         check_samples(
             x, manifest.sample_shape, "data", manifest.sample_dtype, manifest.sample_limit
         )
+        together = together_of(manifest, self._stages)
         with self._lock:
-            values = x
-            for name in self._stages:
-                stage = self._open(name)
-                parts = (
-                    self._run(stage, values[start : start + self._chunk])
-                    for start in range(0, len(x), self._chunk)
-                )
-                values = np.concatenate(list(parts))
-        return probabilities(values, self.meaning)
+            parts = [
+                self._pass(x[start : start + together]) for start in range(0, len(x), together)
+            ]
+        return probabilities(np.concatenate(parts), self.meaning)
+
+    def _pass(self, values: np.ndarray) -> np.ndarray:
+        """Run all stages on a few samples, in batches as large as the bundle was exported for."""
+        batch = batch_of(self.bundle.manifest)
+        for name in self._stages:
+            stage = self._open(name)
+            parts = [
+                self._run(stage, values[start : start + batch])
+                for start in range(0, len(values), batch)
+            ]
+            del stage  # without references its session is freed before the next one opens
+            values = np.concatenate(parts)
+        return values
 
     def predict_files(self, source: str | Path) -> Iterator[Prediction]:
         """Predict the samples of a file or folder, which needs no labels.
@@ -185,12 +200,19 @@ class Predictor:
             for index, values in enumerate(self.predict(file.x)):
                 yield Prediction(file.title(index), values)
 
+    def decode(self, values: np.ndarray) -> list[str]:
+        """The labels that a CTC model has most probably seen, from its probabilities (t, classes).
+
+        This is the most probable path: repeated classes are merged, then the blank is left out.
+        """
+        return [self.classes[label] for label in decode_sequence(values)]
+
     def describe(self, values: np.ndarray) -> str:
         """The prediction for one sample as text: its class and probability, or its numbers."""
         if self.meaning == "numbers":
             return " ".join(f"{number:.4g}" for number in values.reshape(-1)[:SHOWN_NUMBERS])
         if self.meaning == "ctc":
-            return " ".join(self.classes[label] for label in decode_sequence(values))
+            return " ".join(self.decode(values))
         if values.ndim > 1:
             most = values.argmax(class_axis(values.ndim + 1) - 1).reshape(-1)[:SHOWN_NUMBERS]
             return " ".join(self.classes[label] for label in most)
@@ -253,7 +275,30 @@ class Predictor:
             port.name: samples if port.state is None else tensors[port.state]
             for port in signature.inputs
         }
-        return session.run(feeds)[signature.outputs[0].name]
+        port = signature.outputs[0]
+        output = session.run(feeds)[port.name]
+        expected = (len(samples), *port.shape[1:])
+        if output.shape != expected:
+            raise BundleError(
+                "{folder}: a graph computes {output!r} with the shape {shape}, but the manifest "
+                "says {expected}. {repair}",
+                code="bundle.wrong-result",
+                folder=str(self.bundle.folder),
+                output=port.name,
+                shape=output.shape,
+                expected=expected,
+                repair=REPAIR,
+            )
+        return output
+
+
+def together_of(manifest: Manifest, names: Sequence[str]) -> int:
+    """How many samples pass all stages together: at least a batch, and not more than needed.
+
+    Between two stages, their activations are in memory.
+    """
+    largest = max(size_of(manifest.signatures[name].outputs[0], 1) for name in names)
+    return max(batch_of(manifest), min(CHUNK, PIECE_BYTES // max(1, largest)))
 
 
 def stages(manifest: Manifest) -> Sequence[str]:

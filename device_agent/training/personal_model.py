@@ -64,7 +64,8 @@ def read_personal_model(path: Path, manifest: Manifest) -> Personal:
                     path=str(path),
                     submodel=manifest.submodel,
                 )
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return _checked(tensors, manifest)
     except (SafetensorError, OSError) as error:
         raise InputError(
             "{path} is not a readable personal model: {reason}. Give the file that an earlier "
@@ -73,6 +74,22 @@ def read_personal_model(path: Path, manifest: Manifest) -> Personal:
             path=str(path),
             reason=str(error),
         ) from None
+
+
+def _checked(tensors: Personal, manifest: Manifest) -> Personal:
+    """The tensors that belong to a personal model.
+
+    Raises SafetensorError if one is missing, or has another shape or type than in the manifest.
+    """
+    personal = personal_entries(manifest)
+    buffers = [entry for entry in manifest.tensors if entry.role == "buffer"]
+    known = {}
+    for entry in (*personal, *(entry for entry in buffers if entry.name in tensors)):
+        tensor = tensors.get(entry.name)
+        if tensor is None or (tensor.shape, tensor.dtype.name) != (entry.shape, entry.dtype):
+            raise SafetensorError(f"it lacks the tensor {entry.name!r} in its shape and type")
+        known[entry.name] = tensor
+    return known
 
 
 def write_personal(path: Path, tensors: Mapping[str, np.ndarray], manifest: Manifest) -> None:

@@ -10,10 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import bundles
 from bundles import BundleOf
 from commands import Agent, refusal
+from exporters.export import export
+from toolkit.splitting import split
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.hyperparameters import TrainingConfig
 
 
 def expected(x: np.ndarray) -> np.ndarray:
@@ -55,6 +60,19 @@ def test_json_has_the_probabilities(
     found = np.array([prediction["probabilities"] for prediction in predictions])
     np.testing.assert_allclose(found, expected(x), atol=1e-5)
     assert [p["class"] for p in predictions] == [str(row.argmax()) for row in expected(x)]
+
+
+def test_a_ctc_model_prints_labels(agent: Agent, tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    nn.init.eye_(model.weight)
+    submodel = split(model, "full", (5, 4), TrainingConfig(batch_size=4, loss="ctc"))
+    values = submodel.cut(from_model(model))
+    export(submodel.program, values, tmp_path / "b", base="0" * 64, check=False)
+    np.save(tmp_path / "x.npy", 9 * np.eye(4, dtype=np.float32)[[2, 2, 0, 2, 3]][None])
+    assert agent("predict", "b", "--data", "x.npy").stdout == "x.npy  2 2 3\n"
+    [found] = json.loads(agent("predict", "b", "--data", "x.npy", "--json").stdout)["predictions"]
+    assert found["labels"] == ["2", "2", "3"]
+    assert np.shape(found["probabilities"]) == (5, 4)
 
 
 def test_a_device_predicts_with_what_it_received(

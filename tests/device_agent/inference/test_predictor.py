@@ -1,33 +1,46 @@
 """Predictions on a device compared with plain PyTorch."""
 
+import os
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
 import bundles
-from device_agent.formats.manifest import uploaded
+from device_agent.formats.bundle import read_manifest
+from device_agent.formats.manifest import MANIFEST, uploaded
 from device_agent.formats.preprocessing import Images, Series
-from device_agent.inference.predictor import Predictor
+from device_agent.inference import predictor as predictor_module
+from device_agent.inference.predictor import Predictor, Tensors
+from device_agent.runtime.onnx_runtime import OnnxSession
+from device_agent.training.personal_model import personal_entries, write_personal
 from device_agent.training.standalone_training import train
 from edgetailor import deploy
 from exporters.export import Format, export
 from exporters.programs.program import with_preprocessing
 from log_messages import logged
+from profiles.errors import EdgeTailorError
 from refusals import refused
 from toolkit.families import family_named
 from toolkit.splitting import split
 from toolkit.submodels.global_model import from_model
-from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.submodels.matrix_product import Product
 
 TOLERANCE = 1e-5
+SUFFIXES = (".npy", ".npz", ".png", ".csv")
 
 
 def softmax_of(module: nn.Module, x: np.ndarray) -> np.ndarray:
@@ -182,6 +195,123 @@ def test_windows_of_a_csv_file_need_no_labels(tmp_path: Path, seed: int, labelle
     np.testing.assert_allclose([p.values for p in found], expected, atol=TOLERANCE)
 
 
+def exported(model: nn.Module, shape: tuple[int, ...], out: Path, loss: Loss) -> Predictor:
+    submodel = split(model, "full", shape, TrainingConfig(batch_size=4, loss=loss))
+    values = submodel.cut(from_model(model))
+    export(submodel.program, values, out, base="0" * 64, check=False)
+    return Predictor(out, threads=1)
+
+
+def result_of(model: nn.Module, x: np.ndarray) -> torch.Tensor:
+    with torch.no_grad():
+        result: torch.Tensor = model.eval()(torch.from_numpy(x))
+    return result
+
+
+def test_two_classes_with_one_output(tmp_path: Path, seed: int) -> None:
+    model = nn.Linear(6, 1)
+    x = np.random.default_rng(seed).normal(size=(5, 6)).astype(np.float32)
+    found = exported(model, (6,), tmp_path / "b", "cross-entropy").predict(x)
+    np.testing.assert_allclose(
+        found[:, 1], torch.sigmoid(result_of(model, x))[:, 0], atol=TOLERANCE
+    )
+    np.testing.assert_allclose(found.sum(1), 1, atol=TOLERANCE)
+
+
+def test_a_regression_returns_its_numbers(tmp_path: Path, seed: int) -> None:
+    model = nn.Linear(6, 2)
+    x = np.random.default_rng(seed).normal(size=(5, 6)).astype(np.float32)
+    predictor = exported(model, (6,), tmp_path / "b", "mse")
+    np.testing.assert_allclose(predictor.predict(x), result_of(model, x), atol=TOLERANCE)
+    assert (predictor.classes, predictor.meaning) == ((), "numbers")
+
+
+def test_points_of_an_image_keep_their_positions(tmp_path: Path, seed: int) -> None:
+    model = nn.Conv2d(2, 3, 1)
+    x = np.random.default_rng(seed).normal(size=(5, 2, 4, 6)).astype(np.float32)
+    found = exported(model, (2, 4, 6), tmp_path / "b", "cross-entropy").predict(x)
+    np.testing.assert_allclose(found, torch.softmax(result_of(model, x), 1), atol=TOLERANCE)
+
+
+def test_labels_of_a_ctc_model(tmp_path: Path, seed: int) -> None:
+    model = nn.Linear(4, 4)
+    nn.init.eye_(model.weight)
+    nn.init.zeros_(model.bias)
+    predictor = exported(model, (7, 4), tmp_path / "b", "ctc")
+    said = [0, 3, 3, 0, 3, 1, 0]
+    found = predictor.predict(9 * np.eye(4, dtype=np.float32)[said][None])
+    np.testing.assert_allclose(
+        found, torch.softmax(9 * torch.eye(4)[said], 1)[None], atol=TOLERANCE
+    )
+    assert predictor.decode(found[0]) == ["3", "3", "1"]
+
+
+class Counts(nn.Module):
+    """Counts the words of a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        counts: torch.Tensor = self.words(x).sum(1)
+        return counts
+
+
+def test_words_may_be_int32_as_in_training(tmp_path: Path, seed: int) -> None:
+    submodel = split(model := Counts(), "full", sample_shape=(4,))
+    values = submodel.cut(from_model(model))
+    export(submodel.program, values, tmp_path / "b", base="0" * 64, check=False)
+    x = np.random.default_rng(seed).integers(0, 2, (3, 4), np.int32)
+    np.save(tmp_path / "x.npy", x)
+    found = [p.values for p in Predictor(tmp_path / "b").predict_files(tmp_path / "x.npy")]
+    expected = torch.softmax(result_of(model, x.astype(np.int64)), 1)
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+
+def test_never_more_samples_at_once_than_the_memory_is_predicted_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    sizes = []
+    run = OnnxSession.run
+
+    def counted(self: OnnxSession, feeds: Tensors, over: None = None) -> Tensors:
+        sizes.append(len(feeds["x"]))
+        return run(self, feeds, over)
+
+    monkeypatch.setattr(OnnxSession, "run", counted)
+    monkeypatch.setattr(predictor_module, "CHUNK", 2 * bundles.BATCH)
+    x, _ = bundles.samples(21, seed)
+    bundle = bundles.tiny_bundle(tmp_path_factory, "full")
+    found = Predictor(bundle, threads=1).predict(x)
+    model, _ = bundles.tiny_model()
+    np.testing.assert_allclose(found, softmax_of(model, x), atol=TOLERANCE)
+    assert sum(sizes) == 21
+    assert max(sizes) == bundles.BATCH
+
+
+def test_a_slice_has_one_stage_in_memory_if_more_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    sessions: WeakSet[OnnxSession] = WeakSet()
+    most = []
+    begin = OnnxSession.__init__
+
+    def counted(self: OnnxSession, graph: Path, threads: int) -> None:
+        most.append(len(sessions))
+        begin(self, graph, threads)
+        sessions.add(self)
+
+    monkeypatch.setattr(OnnxSession, "__init__", counted)
+    monkeypatch.setattr(Predictor, "_fits", lambda *_: False)
+    predictor = Predictor(bundles.tiny_bundle(tmp_path_factory, "slice"), max_memory=1 << 40)
+    x, _ = bundles.samples(70, seed)
+    expected = softmax_of(dense_model(bundles.FAMILIES["slice"]), x)
+    np.testing.assert_allclose(predictor.predict(x), expected, atol=TOLERANCE)
+    assert set(most) == {0}
+    assert len(most) > 2
+
+
 def test_threads_share_a_predictor(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     predictor = Predictor(bundles.tiny_bundle(tmp_path_factory, "full"), threads=1)
     x, _ = bundles.samples(30, seed)
@@ -231,3 +361,87 @@ def test_what_does_not_fit_is_refused(
     np.savez(tmp_path / "y.npz", y=np.zeros(3))
     with refused("data.missing-array", array="x"):
         list(predictor.predict_files(tmp_path / "y.npz"))
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "type"])
+def test_a_damaged_personal_model_is_refused(
+    change: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    bundle = bundles.tiny_bundle(tmp_path_factory, "cp")
+    about = read_manifest((bundle / MANIFEST).read_bytes(), bundle)
+    personal = {e.name: np.zeros(e.shape, e.dtype) for e in personal_entries(about)}
+    name = min(personal)
+    if change == "missing":
+        del personal[name]
+    else:
+        personal[name] = (
+            personal[name][None] if change == "shape" else personal[name].astype(np.int64)
+        )
+    write_personal(tmp_path / "own", personal, about)
+    with refused("state.unreadable-personal-model"):
+        Predictor(bundle, personal=tmp_path / "own")
+
+
+WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
+    "classes": lambda about: about.update(classes=5),
+    "sigmoid": lambda about: about.update(output="sigmoid"),
+    "ctc": lambda about: about.update(output="ctc"),
+    "no axis": lambda about: about["signatures"]["predict"]["outputs"][0].update(shape=[None]),
+    "sample shape": lambda about: about.update(sample_shape=[1, 6, 7]),
+    "sample type": lambda about: about.update(sample_dtype="int64"),
+}
+
+
+def test_an_inference_bundle_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    model, _ = bundles.tiny_model()
+    good = deploy(model, "full", bundles.SAMPLE_SHAPE, tmp_path / "good").out
+    for name, change in WRONG.items():
+        shutil.copytree(good, tmp_path / name)
+        bundles.rewrite(tmp_path / name, change)
+        with refused("bundle.wrong-prediction"):
+            Predictor(tmp_path / name)
+
+    def wider(about: dict[str, Any]) -> None:
+        """The manifest agrees with itself, but not with the graph."""
+        about["signatures"]["predict"]["outputs"][0]["shape"] = [None, 5]
+        about["classes"] = 5
+
+    bundles.rewrite(good, wider)
+    with refused("bundle.wrong-result", expected=[1, 5]):
+        Predictor(good).predict(np.zeros((1, *bundles.SAMPLE_SHAPE), np.float32))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(content=st.binary(max_size=200), kept=st.integers(0, 300), suffix=st.sampled_from(SUFFIXES))
+def test_damaged_files_are_refused_by_a_known_error(
+    predictors: dict[str, Predictor], tmp_path: Path, content: bytes, kept: int, suffix: str
+) -> None:
+    """Files that begin well and then go wrong."""
+    file = tmp_path / f"data{suffix}"
+    file.write_bytes((tmp_path / f"good{suffix}").read_bytes()[:kept] + content)
+    for predictor in predictors.values():
+        try:
+            assert all(len(p.values) == 3 for p in predictor.predict_files(file))
+        except EdgeTailorError as error:
+            if not error.code.startswith("data."):
+                raise
+
+
+@pytest.fixture
+def predictors(tmp_path: Path) -> dict[str, Predictor]:
+    """Models for pictures and for windows, and a good file of each kind."""
+    picture_bundle(tmp_path / "pictures", Images(classes=("a", "b", "c")), (1, 2, 3))
+    picture_bundle(tmp_path / "windows", Series(columns=("a", "b"), label="kind"), (3, 2))
+    x = np.zeros((2, 3, 2), np.float32)
+    np.save(tmp_path / "good.npy", x)
+    np.savez(tmp_path / "good.npz", x=x)
+    Image.new("L", (3, 2)).save(tmp_path / "good.png")
+    (tmp_path / "good.csv").write_text("a,b\n" + "1,2\n" * 6)
+    return {name: Predictor(tmp_path / name, threads=1) for name in ("pictures", "windows")}
+
+
+def test_names_of_files_can_be_printed(predictors: dict[str, Predictor], tmp_path: Path) -> None:
+    name = os.fsdecode(b"a\xff\x1b\n.png")
+    shutil.copy(tmp_path / "good.png", tmp_path / name)
+    [prediction] = predictors["pictures"].predict_files(tmp_path / name)
+    assert prediction.file == "a???.png"
