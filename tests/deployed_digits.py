@@ -17,7 +17,7 @@ from toolkit.submodels.global_model import from_model
 
 MODEL = "toolkit.models:digits_cnn"
 HELD_OUT = 360
-FILE = "federation.toml"
+FILE, WEIGHTS = "federation.toml", "w.safetensors"
 CONFIG = f"""
 model = "{MODEL}"
 input_shape = [1, 8, 8]
@@ -73,7 +73,7 @@ def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.
 
 
 def write_federation(folder: Path) -> None:
-    """Write the federation's file, its held-out samples and its state after two rounds."""
+    """Write the federation's file, its samples, its state after two rounds, and the best model."""
     folder.mkdir()
     (x, y), (held_x, held_y) = split_digits()
     np.savez(folder / "held_out.npz", x=held_x, y=held_y)
@@ -82,6 +82,7 @@ def write_federation(folder: Path) -> None:
     model = load_model(MODEL, seed=1)
     first = from_model(model).save()
     trained = from_model(train(model, x, y)).save()
+    (folder / WEIGHTS).write_bytes(trained)
     for round_, accuracy, content in ((0, 0.1, first), (1, 0.97, trained), (2, 0.1, first)):
         result = RoundResult(round=round_, accuracy=accuracy, loss=1.0, updates=3 * (round_ > 0))
         store.add_result(result, content)

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from profiles.errors import InputError
 from toolkit.cli.early_checks import check_data, check_model, check_specs
-from toolkit.cli.options import JSON_HELP, LOSS_HELP, Shape, argument, option, takes
+from toolkit.cli.options import JSON_HELP, Shape, argument, option, takes
 from toolkit.deployment.model_card import Format, Precision
 from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.terminal_output import show_stages
 
 if TYPE_CHECKING:
+    from profiles.documents.device_profile import DeviceProfile
     from toolkit.deployment.targets import Target
     from toolkit.deployment.trained_model import TrainedModel
 
@@ -67,8 +69,8 @@ class DeployOptions:
         "Held-out data for the accuracy in the card.  [default: held_out of the federation]"
     )
     profile: str | None = option(
-        "Device profile whose time is predicted: a FILE from `edgetailor-agent calibrate --out`, "
-        "or a built-in NAME."
+        "FILE from `edgetailor-agent calibrate --out` on a device, whose time is predicted. For "
+        "onnx as float32 or float16."
     )
     weights: Path | None = option("Weights of a MODEL (.safetensors).")
     input_shape: tuple[int, ...] | None = option(
@@ -77,7 +79,10 @@ class DeployOptions:
     specs: tuple[str, ...] = option(
         "Submodel SPEC of a MODEL; repeatable.  [default: full]", "--submodel"
     )
-    loss: Loss | None = option(LOSS_HELP + " Of a MODEL.")
+    loss: Loss | None = option(
+        "Loss that a MODEL was trained with, which gives the meaning of its output.  [default: "
+        "cross-entropy]"
+    )
     data_table: Path | None = option(
         "TOML file with a table [data] for a MODEL: how pictures or CSV files become samples."
     )
@@ -102,7 +107,6 @@ def deploy(options: DeployOptions) -> None:
         edgetailor deploy toolkit.models:resnet20 --input-shape 3,32,32 \\
             --weights global.safetensors --submodel width:0.5 --out deployed
     """
-    from profiles.documents.device_profile import load_device
     from toolkit.deployment.targets import with_options
 
     of_federation = Path(options.source).is_file()
@@ -110,7 +114,7 @@ def deploy(options: DeployOptions) -> None:
     for source in (options.data, options.calibrate):
         if source is not None:
             check_data(source)
-    profile = None if options.profile is None else load_device(options.profile)
+    profile = None if options.profile is None else calibrated_device(options)
     wanted = with_options(targets, options.format, options.precision, profile, options.force)
 
     show_stages()
@@ -184,6 +188,23 @@ def referenced_model(
         )
 
     return targets, load
+
+
+def calibrated_device(options: DeployOptions) -> "DeviceProfile":
+    """The profile of the device whose time is predicted. Raises InputError without calibration."""
+    from profiles.documents.device_profile import load_device
+
+    if options.format != "onnx" or options.precision == "int8":
+        raise click.UsageError("--profile needs --format onnx, and float32 or float16.")
+    device = load_device(str(options.profile))
+    if device.calibration is None:
+        raise InputError(
+            "The profile {profile} has no calibration, so it predicts no time. Measure the device "
+            "with `edgetailor-agent calibrate --out FILE`.",
+            code="deploy.not-calibrated",
+            profile=options.profile,
+        )
+    return device
 
 
 def refuse(message: str, **values: object) -> None:

@@ -9,17 +9,17 @@ import pytest
 
 import deployed_digits
 from commands import STAGE, edgetailor, refused
+from device_agent.formats.manifest import encode
+from made_calibration import DEVICE, MAC_S, RUN_S
 
 FILE = deployed_digits.FILE
-REFERENCE = (deployed_digits.MODEL, "--input-shape", "1,8,8", "--weights", "w.safetensors")
+REFERENCE = (deployed_digits.MODEL, "--input-shape", "1,8,8", "--weights", deployed_digits.WEIGHTS)
 
 
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
-    """A copy of the federation's folder, with the weights of its best round."""
+    """A copy of the federation's folder."""
     shutil.copytree(deployed_digits.federation(tmp_path_factory), tmp_path, dirs_exist_ok=True)
-    done = edgetailor("export-model", "state", "1", "w.safetensors", cwd=tmp_path)
-    assert done.code == 0
     return tmp_path
 
 
@@ -37,8 +37,9 @@ def test_a_federation_is_deployed_for_its_kinds(folder: Path) -> None:
     assert "board: out/board has the global model, reduced to the devices' low-rank" in done.stdout
     assert max(map(len, lines)) <= 80
     assert "exists already" in refused(folder, *arguments)
+    (folder / "device.json").write_bytes(encode(DEVICE))
     again = edgetailor(
-        *arguments, "--round", "2", "--force", "--json", "--profile", "raspberry-pi-4-2gb",
+        *arguments, "--round", "2", "--force", "--json", "--profile", "device.json",
         cwd=folder,
     )  # fmt: skip
     assert again.code == 0, again.stdout
@@ -47,6 +48,12 @@ def test_a_federation_is_deployed_for_its_kinds(folder: Path) -> None:
     assert (first["name"], first["out"], first["card"]["round"]) == ("board", "out/board", 2)
     assert first["card"] == json.loads((folder / "out/board/card.json").read_bytes())
     assert first["card"]["quality"]["accuracy"] < card["quality"]["accuracy"]
+    whole = document["bundles"][1]["card"]["cost"]
+    # The products of four convolutions and a dense layer; other operators take little.
+    products = 9 * (16 * 64 + 32 * 16 * 64 + 32 * 32 * 16 + 64 * 32 * 16) + 640
+    least = RUN_S + products * MAC_S
+    assert whole["profile"] == DEVICE.name
+    assert least < whole["seconds"] < 1.2 * least
 
 
 def test_a_model_is_deployed_from_its_weights(folder: Path) -> None:
@@ -71,6 +78,8 @@ def test_a_model_is_deployed_from_its_weights(folder: Path) -> None:
         ([FILE, "--kind", "bord"], r"^The federation has no kind 'bord'.*board"),
         ([FILE, "--weights", "w.safetensors"], r"^A federation's file has the model: leave out"),
         ([FILE, "--data", "nowhere.npz"], r"^nowhere\.npz does not exist"),
+        ([FILE, "--profile", "raspberry-pi-5-4gb"], r"has no calibration, so it predicts no time"),
+        ([FILE, "--profile", "x", "--precision", "int8"], r"^--profile needs --format onnx"),
         ([FILE, "--profile", "toaster"], r"^There is no device profile 'toaster'"),
         ([deployed_digits.MODEL], r"^A MODEL needs --weights and --input-shape"),
         ([*REFERENCE, "--round", "1"], r"^--round needs a federation's file as SOURCE"),

@@ -58,12 +58,8 @@ def deployed(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 @pytest.fixture(scope="module")
 def trained(federation: Path) -> nn.Module:
     """The model of the best round."""
-    (model,) = (
-        file
-        for file in (federation / "state" / "files").iterdir()
-        if file.name != json.loads((federation / "state/federation.json").read_bytes())["model"]
-    )
-    return et.load_model(deployed_digits.MODEL, model).eval()
+    weights = federation / deployed_digits.WEIGHTS
+    return et.load_model(deployed_digits.MODEL, weights).eval()
 
 
 def held_out() -> tuple[np.ndarray, np.ndarray]:
