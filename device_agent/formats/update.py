@@ -36,6 +36,8 @@ TENSORS = "update.safetensors"
 DIVERGED = "The loss is not finite: training diverged. Lower the learning rate."
 MOST_SAMPLES = 10**12
 """No device has more samples. The bound keeps sums that are weighted by samples within float32."""
+MOST_CLASSES = 1000
+"""With more classes a device reports no counts by class: its record would become too long."""
 MOST_EVALUATED = 10**9
 """No device evaluates more samples in a round: that would take years."""
 

@@ -21,7 +21,7 @@ from device_agent.formats.manifest import (
     Train,
 )
 from device_agent.formats.manifest_validation import REPAIR
-from device_agent.formats.update import EvaluationCounts
+from device_agent.formats.update import MOST_CLASSES, EvaluationCounts
 from device_agent.runtime.runtime_choice import Session, open_session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.batching import batches, classes_in
@@ -199,8 +199,8 @@ class SignatureRuns:
         Args:
             instruction: The training instruction. Its batch size and data set are used.
             samples: Indices of the samples to evaluate.
-            by_class: Also count each class, if the signature counts correct predictions. Each class
-                is then evaluated separately.
+            by_class: Also count each class, if the signature counts correct predictions and there
+                are at most `MOST_CLASSES`. Each class is then evaluated separately.
 
         Returns:
             The sum of the losses of the labels that count and, for a classification, the number of
@@ -219,9 +219,9 @@ class SignatureRuns:
             )
         counts = any(port.name == CORRECT for port in signature.outputs)
         session = self.open(EVALUATE)
-        if not (by_class and counts):
-            return self._evaluate(session, instruction, samples, None)
         highest = LabelRule(self.bundle.manifest.classes).highest or 0
+        if not (by_class and counts and highest < MOST_CLASSES):
+            return self._evaluate(session, instruction, samples, None)
         parts = [
             self._evaluate(session, instruction, self.with_label(samples, label), label)
             for label in range(highest + 1)

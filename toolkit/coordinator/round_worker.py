@@ -310,8 +310,8 @@ class RoundWorker:
         trusted = {d: counts for d, counts in received.items() if d not in folding.left_out}
         # After the last round the same devices are asked once more. If the process is killed before
         # the result is kept, the round is aggregated again and this is repeated.
-        last = round_ >= coordinator.rounds.total
-        coordinator.store.final_evaluation.begin(sorted(trusted) if last else [])
+        if round_ >= coordinator.rounds.total:
+            coordinator.store.final_evaluation.begin(sorted(trusted))
         figure = federated_evaluation(round_, list(trusted.values()))
         self._keep(round_, updates, folding.left_out, figure)
         with coordinator.lock:
@@ -322,6 +322,8 @@ class RoundWorker:
         """The counts that came with the updates of `round_`, by device."""
         store = self._coordinator.store
         received: dict[str, DeviceCounts] = {}
+        if self._coordinator.config.evaluation.request is None:
+            return received
         for device, _, body in store.updates(round_):
             evaluation = decode_json(body, UpdateRecord).evaluation
             if not isinstance(evaluation, UnsetType):

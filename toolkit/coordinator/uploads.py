@@ -103,8 +103,8 @@ class Uploads(FederationState):
                 counts that cannot be used.
         """
         with self.lock:
-            asked = self.store.final_evaluation.answers()
-            if not self.rounds.is_judging or round_ != self.rounds.done or device.id not in asked:
+            asked = self.store.final_evaluation.is_asked(device.id)
+            if not (asked and self.rounds.is_judging and round_ == self.rounds.done):
                 raise conflict(
                     "{device} is not asked to judge the model of round {round} now.",
                     code=ROUND_CLOSED,

@@ -7,6 +7,7 @@ from flwr.app import Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from device_agent.formats.atomic_files import write_file
+from profiles.errors import InputError
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.round_worker import read_samples
@@ -32,6 +33,13 @@ def main(grid: Grid, context: Context) -> None:
     settings = read_settings(context.run_config)
     out, run = Path(settings.out), str(context.run_id)
     config = load_config(Path(settings.federation))
+    if config.held_out is None:
+        raise InputError(
+            "{path} has no `held_out`, so nobody would judge the models of Flower's server. Set "
+            "`held_out` to samples of your own.",
+            code="federation.not-judged",
+            path=settings.federation,
+        )
     # Without kinds of devices the model is not split: the server needs no submodel. To split a
     # model is to record it, which fails if one of Flower's threads draws a random number.
     model = federation(config.model_copy(update={"devices": ()}))

@@ -104,15 +104,17 @@ def test_training_is_the_same_with_and_without_the_evaluation(
     bundle_of: BundleOf, samples: Path, tmp_path: Path
 ) -> None:
     """`--validation` holds out the same samples, and only the record differs."""
-    evaluated = judged(bundle_of("cp"), samples, tmp_path / "evaluated")
-    train_bundle(bundle_of("cp"), str(samples), tmp_path / "validated", threads=1, validation=0.2)
+    evaluated = judged(bundle_of("slice"), samples, tmp_path / "evaluated")
+    train_bundle(
+        bundle_of("slice"), str(samples), tmp_path / "validated", threads=1, validation=0.2
+    )
     tensors = [(tmp_path / name / TENSORS).read_bytes() for name in ("evaluated", "validated")]
     assert tensors[0] == tensors[1]
     record = json.loads((tmp_path / "validated" / RECORD).read_bytes())
     assert "evaluation" not in record
     assert record["samples"] == COUNT - len(held_out(COUNT, 0.2))
     assert record["validation"][-1]["correct"] == evaluated.after.correct
-    with_both = judged(bundle_of("cp"), samples, tmp_path / "both", validation=0.1)
+    with_both = judged(bundle_of("slice"), samples, tmp_path / "both", validation=0.1)
     assert with_both == evaluated  # the larger share wins
 
 

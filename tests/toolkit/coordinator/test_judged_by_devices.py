@@ -18,6 +18,7 @@ from bundles import CLASSES, tiny_cnn
 from commands import run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership, round_loop
+from device_agent.federation.fleet_status import lines
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.manifest import (
     EVALUATE,
@@ -27,7 +28,7 @@ from device_agent.formats.manifest import (
     Signature,
     encode,
 )
-from device_agent.formats.protocol import FederatedEvaluation, RoundResult
+from device_agent.formats.protocol import FederatedEvaluation, RoundResult, Status
 from device_agent.formats.update import (
     RECORD,
     TENSORS,
@@ -417,3 +418,23 @@ def test_the_best_round_has_the_highest_accuracy_on_the_devices(tmp_path: Path) 
     saved = saved_rounds(tmp_path)
     assert [round_.round for round_ in saved if round_.best] == [1]
     assert [round_.round for round_ in saved if round_.kept] == [1, 3]
+
+
+def test_the_status_shows_the_judgement_in_80_columns() -> None:
+    shown = lines(
+        Status(
+            state="judging",
+            round=3,
+            rounds=3,
+            expected_devices=1,
+            devices=[],
+            history=[judged_round(2, 0.8125), judged_round(3, None)],
+            model_round=3,
+        )
+    )
+    assert max(map(len, shown)) <= 80
+    assert shown[0] == "round 3 of 3, judging"  # the newest model has no judgement yet
+    assert " ".join(" ".join(shown[1:]).split()) == (
+        "the devices judge the model of round 2: accuracy 0.8100 on 1 device (worst tenth: "
+        "accuracy 0.8100)"
+    )

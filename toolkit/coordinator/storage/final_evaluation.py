@@ -34,6 +34,12 @@ class FinalEvaluation:
                 (msgspec.json.encode(counts).decode(), _PREFIX + device, _NONE),
             )
 
+    def is_asked(self, device: str) -> bool:
+        """Whether `device` is asked, or was asked and has answered."""
+        with self._database.transaction() as db:
+            row = db.execute("SELECT 1 FROM meta WHERE key = ?", (_PREFIX + device,)).fetchone()
+        return row is not None
+
     def answers(self) -> dict[str, EvaluationCounts | None]:
         """Map each device that was asked to its counts; None if it has not answered."""
         with self._database.transaction() as db:
