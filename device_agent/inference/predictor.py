@@ -39,7 +39,7 @@ from profiles.errors import BundleError, InputError
 
 log = logging.getLogger(__name__)
 CHUNK = 64
-"""The most samples that pass all stages together."""
+"""The most samples that pass all stages together, unless a batch is larger."""
 SHOWN_NUMBERS = 8
 """The most numbers of a sample that a text shows."""
 
@@ -161,25 +161,30 @@ class Predictor:
         check_samples(
             x, manifest.sample_shape, "data", manifest.sample_dtype, manifest.sample_limit
         )
-        together = together_of(manifest, self._stages)
+        # Activations between stages take memory. Only stages that open again for each group need
+        # a group of several batches.
+        batch = batch_of(manifest)
+        group = batch if self._keeps_open else group_of(manifest, self._stages)
+        parts = []
         with self._lock:
-            parts = [
-                self._pass(x[start : start + together]) for start in range(0, len(x), together)
-            ]
+            for start in range(0, len(x), group):
+                values = x[start : start + group]
+                for name in self._stages:
+                    values = self._run_stage(name, values, batch)
+                parts.append(values)
         return probabilities(np.concatenate(parts), self.meaning)
 
-    def _pass(self, values: np.ndarray) -> np.ndarray:
-        """Run all stages on a few samples, in batches as large as the bundle was exported for."""
-        batch = batch_of(self.bundle.manifest)
-        for name in self._stages:
-            stage = self._open(name)
-            parts = [
-                self._run(stage, values[start : start + batch])
-                for start in range(0, len(values), batch)
-            ]
-            del stage  # without references its session is freed before the next one opens
-            values = np.concatenate(parts)
-        return values
+    def _run_stage(self, name: str, samples: np.ndarray, batch: int) -> np.ndarray:
+        """Run the stage `name` on batches of at most `batch` samples.
+
+        A stage that does not stay open is freed when this returns, before the next one opens.
+        """
+        stage = self._open(name)
+        parts = [
+            self._run(stage, samples[start : start + batch])
+            for start in range(0, len(samples), batch)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def predict_files(self, source: str | Path) -> Iterator[Prediction]:
         """Predict the samples of a file or folder, which needs no labels.
@@ -292,13 +297,13 @@ class Predictor:
         return output
 
 
-def together_of(manifest: Manifest, names: Sequence[str]) -> int:
-    """How many samples pass all stages together: at least a batch, and not more than needed.
+def group_of(manifest: Manifest, names: Sequence[str]) -> int:
+    """How many samples pass all stages together if the stages open again for each group.
 
-    Between two stages, their activations are in memory.
+    At least one batch; otherwise the activations of a stage take at most half of `PIECE_BYTES`.
     """
     largest = max(size_of(manifest.signatures[name].outputs[0], 1) for name in names)
-    return max(batch_of(manifest), min(CHUNK, PIECE_BYTES // max(1, largest)))
+    return max(batch_of(manifest), min(CHUNK, PIECE_BYTES // 2 // max(1, largest)))
 
 
 def stages(manifest: Manifest) -> Sequence[str]:
