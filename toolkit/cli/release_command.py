@@ -12,6 +12,7 @@ from profiles.text_formatting import counted
 from toolkit.cli.deploy_command import BEST, Round
 from toolkit.cli.early_checks import check_model
 from toolkit.cli.options import JSON_HELP, PATH, argument, option, takes
+from toolkit.deployment.model_card import Precision
 from toolkit.terminal_output import show_stages
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class ReleaseOptions:
         "Share of the devices of each kind that get it first, for example 10%.", type=Share()
     )
     then_all: bool = option("Offer it to all devices once every device of the share has taken it.")
+    precision: Precision = option(
+        "float32; float16 weights; or int8, calibrated on `statistics` or `held_out`.",
+        default="float32",
+    )
     to_all: bool = option("Offer the newest release to all devices.", "--all")
     back: bool = option("Withdraw the newest release: devices return to the one before.")
     as_json: bool = option(JSON_HELP, "--json")
@@ -120,7 +125,12 @@ def _new(config: "CoordinatorConfig", options: ReleaseOptions) -> "Release":
     from toolkit.deployment.release import make_release
 
     return make_release(
-        config, round_, options.kinds, share=options.share, then_all=options.then_all
+        config,
+        round_,
+        options.kinds,
+        share=options.share,
+        then_all=options.then_all,
+        precision=options.precision,
     )
 
 

@@ -1,30 +1,48 @@
 """Releases from the coordinator to devices: offered, fetched, switched to and withdrawn."""
 
 import json
+import os
+import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pytest
+
+from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.run_options import RunOptions
+from device_agent.formats.atomic_files import fingerprint, fingerprint_file
 from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.protocol import FileOffer
 from device_agent.inference.release_trial import TrialResult
+from killing import Job, die_at
+from parameters import some_long
+from refusals import refused
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.backup import backup, restore
 from toolkit.coordinator.storage.release_changes import (
     add_release,
     release_to_all,
     withdraw_newest,
 )
+from toolkit.coordinator.storage.release_reports import ReleaseReports
+from toolkit.coordinator.storage.release_status import release_status
+from toolkit.coordinator.storage.releases import ReleaseFolder
 from vector_fleet import (
     CONFIG,
     assert_soon,
     configured,
+    enrol,
     full_token,
+    joined,
     running,
     train_vector,
 )
@@ -39,13 +57,17 @@ def content(text: str) -> dict[str, bytes]:
     return {MANIFEST: json.dumps({"text": text}).encode(), "predict.onnx": text.encode() * 1000}
 
 
-def release(config: CoordinatorConfig, text: str, **options: Any) -> int:
+def writing(text: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         (folder / "desktop").mkdir()
         for name, data in content(text).items():
             (folder / "desktop" / name).write_bytes(data)
 
-    return add_release(config.state, 1, ["desktop"], write, **options).number
+    return write
+
+
+def release(config: CoordinatorConfig, text: str, **options: Any) -> int:
+    return add_release(config.state, 1, ["desktop"], writing(text), **options).number
 
 
 def run(state: Path, data: Path, stop: threading.Event | None = None) -> int:
@@ -131,3 +153,207 @@ def test_an_agent_that_ends_after_the_last_round_takes_a_release(tmp_path: Path)
         server.coordinator.released.refresh(server.coordinator.key)
         assert run(tmp_path / "one", config.held_out) == 0
     assert held(tmp_path / "one") == "release 1"
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[tuple[Server, CoordinatorClient]]:
+    """A coordinator with a release, and a device that has joined."""
+    config = configured(tmp_path / "c", DESKTOPS)
+    with running(config) as server:
+        join(server.url, full_token(config, "desktop"), "one", tmp_path / "one")
+        release(config, "release 1")
+        link = joined(server, tmp_path / "one")
+        assert_soon(lambda: link.work().release is not None)
+        yield server, link
+
+
+Member = tuple[Server, CoordinatorClient]
+COUNTS = {"samples": 10, "counted": 10, "correct": 5, "loss_sum": 7.0}
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    return {"number": 1, "bundle": "0" * 64, "taken": True, "runs": 1, **changes}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (report(number=2), "release.not-offered"),
+        (report(number=-1), "client.bad-request"),
+        (report(number=10**18), "client.bad-request"),
+        (report(runs=2), "release.contradicting-report"),
+        (report(runs=-1), "client.bad-request"),
+        (report(weights=1), "client.bad-request"),
+        (report(before=COUNTS | {"correct": 11}), "update.unusable-evaluation"),
+        (report(after=COUNTS | {"correct": -1}), "client.bad-request"),
+        (report(after=COUNTS | {"samples": 10**12}), "update.unusable-evaluation"),
+        (report(after=COUNTS | {"loss_sum": -1.0}), "update.unusable-evaluation"),
+        (report(after=COUNTS | {"samples": 0}), "update.unusable-evaluation"),
+    ],
+)
+def test_a_report_that_cannot_be_true_is_refused(
+    member: Member, body: dict[str, Any], code: str
+) -> None:
+    server, link = member
+    with refused(code):
+        link._order("POST", "/releases/1", json.dumps(body).encode())
+    assert server.coordinator.store.release_reports.of("desktop-1") is None
+
+
+def test_a_report_is_kept_over_a_restart_and_shown(member: Member) -> None:
+    server, link = member
+    given = report(taken=False, runs=0, code="x" * 500, reason=f"bad\n{'word ' * 500}")
+    given["after"] = COUNTS | {"correct": 5, "classes": [[5, 0], [5, 5]]}
+    link._order("POST", "/releases/1", json.dumps(given).encode())
+    store = server.coordinator.store
+    for reports in (store.release_reports, ReleaseReports(store._database)):
+        kept = reports.of("desktop-1")
+        assert kept is not None
+        assert (len(kept.code), kept.taken) == (64, False)
+        assert len(kept.reason) <= 500
+        assert "\n" not in kept.reason
+        assert kept.after is not None
+        assert (kept.after.correct, kept.after.classes) == (5, None)
+    (status,) = server.coordinator.status().devices
+    assert (status.release, status.note) == (0, f"release 1 was not taken: {kept.reason}")
+    (row,) = release_status(server.config.state)[1]
+    assert (row.device, row.offered, row.answer, row.runs) == ("desktop-1", 1, "not taken", 0)
+    link.leave()
+    assert ReleaseReports(store._database).of("desktop-1") is None
+
+
+@dataclass(frozen=True)
+class EarlierWork:
+    """What an agent of version 0.2 reads."""
+
+    state: Literal["train", "wait", "finished"]
+    round: int
+    files: list[FileOffer] = field(default_factory=list)
+    joined: int = 0
+    expected: int = 0
+    submodel: str = ""
+    issued: int = 0
+    signature: str = ""
+    ask_again_s: float = 0
+
+
+def test_an_earlier_agent_reads_the_work(member: Member) -> None:
+    _, link = member
+    work = link._ask("GET", "/work", EarlierWork)
+    assert (work.state, work.round) == ("wait", 0)
+
+
+def test_only_the_kinds_of_a_release_are_offered_it(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c")
+    with running(config) as server:
+        links = enrol(server, tmp_path)
+        release(config, "release 1")
+        assert_soon(lambda: server.coordinator.released.newest is not None)
+        device = server.coordinator.store.registry.device
+        assert server.coordinator.released.offer(device("desktop-1")) is not None
+        assert server.coordinator.released.offer(device("board-1")) is None
+        sha256 = fingerprint(content("release 1")["predict.onnx"]).sha256
+        with refused("round.no-such-file"):
+            server.coordinator.file(device("board-1"), sha256)
+        links["desktop-1"].download(
+            FileOffer(name="x", size=9000, sha256=sha256), tmp_path / "fetched"
+        )
+        assert (tmp_path / "fetched").read_bytes() == content("release 1")["predict.onnx"]
+
+
+def test_a_damaged_bundle_is_not_offered(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", DESKTOPS)
+    said: list[str] = []
+    with running(config, say=said.append) as server:
+        join(server.url, full_token(config, "desktop"), "one", tmp_path / "one")
+        link = joined(server, tmp_path / "one")
+        release(config, "release 1")
+        assert_soon(lambda: link.work().release is not None)
+        (config.state / "releases" / "1" / "desktop" / "predict.onnx").write_bytes(b"damaged")
+        release_to_all(config.state)
+        assert_soon(lambda: link.work().release is None)
+        (config.state / "releases" / "releases.json").write_bytes(b"{")
+        assert_soon(lambda: "releases.json is damaged" in said[-1])
+    assert sum("missing or damaged" in line for line in said) == 1
+    with refused("state.damaged-releases"), running(config):
+        pass
+
+
+def test_the_bundles_of_two_releases_stay(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", DESKTOPS)
+    with running(config):
+        folder = ReleaseFolder(config.state)
+        for number in (1, 2, 3):
+            assert release(config, f"release {number}") == number
+        assert sorted(path.name for path in folder.path.iterdir() if path.is_dir()) == ["2", "3"]
+        withdraw_newest(config.state)
+        assert release(config, "release 4") == 4
+        assert sorted(path.name for path in folder.path.iterdir() if path.is_dir()) == ["2", "4"]
+        assert [r.withdrawn for r in folder.read()] == [False, False, True, False]
+
+
+def test_a_backup_holds_the_releases(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", DESKTOPS)
+    with running(config):
+        release(config, "release 1")
+        release(config, "release 2")
+        backup(config.state, tmp_path / "copy")
+    shutil.rmtree(config.state)
+    restore(tmp_path / "copy", config.state)
+    folder = ReleaseFolder(config.state)
+    assert [r.number for r in folder.read()] == [1, 2]
+    for number in (1, 2):
+        path = folder.bundle(number, "desktop")
+        assert {p.name: p.read_bytes() for p in path.iterdir()} == content(f"release {number}")
+    (path / "predict.onnx").unlink()
+    with refused("backup.damaged-release", number=2):
+        backup(config.state, tmp_path / "another")
+
+
+def change(state: Path, write: Callable[[Path], None], job: Job | None) -> int:
+    """Make a second release, offer it to all and withdraw it, in a process that `job` kills."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            if job is not None:
+                die_at(job)
+            if len(ReleaseFolder(state).read()) == 1:
+                add_release(state, 2, ["desktop"], write, share=0.5)
+            release_to_all(state)
+            withdraw_newest(state)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize(
+    ("before", "step"), some_long([(True, 3), (True, 1), (False, 1)], (True, 1), (False, 1))
+)
+def test_killed_at_every_write_of_a_release(
+    tmp_path: Path, before: bool, step: int, seed: int
+) -> None:
+    config = configured(tmp_path / "c", DESKTOPS)
+    with running(config) as server:
+        join(server.url, full_token(config, "desktop"), "one", tmp_path / "one")
+    release(config, "release 1")
+    write, code = seed % step + 1 - step, -signal.SIGKILL
+    states = {(1, False, False), (2, True, False), (2, False, False), (2, False, True)}
+    while code == -signal.SIGKILL:
+        write += step
+        state = tmp_path / str(write)
+        shutil.copytree(config.state, state)
+        job = Job("", "", "", stop=write, before=before)
+        code = change(state, writing("release 2"), job)
+        assert code in (0, -signal.SIGKILL)
+        folder = ReleaseFolder(state)
+        releases = folder.read()
+        newest = releases[-1]
+        assert (newest.number, newest.devices is not None, newest.withdrawn) in states
+        for release_ in releases:
+            if not release_.withdrawn:
+                for name, entry in release_.kinds["desktop"].items():
+                    path = folder.bundle(release_.number, "desktop") / name
+                    assert fingerprint_file(path) == entry
+    assert write > 10

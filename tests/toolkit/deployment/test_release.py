@@ -21,6 +21,7 @@ import deployed_digits
 from commands import Done, edgetailor, refused
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join
+from device_agent.federation.newest_model import newest_model
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol import RoundResult
@@ -160,6 +161,7 @@ def test_devices_refuse_a_bad_release_and_go_back(folder: Path) -> None:
         assert "Release 1, the model after round 1" in released(folder, "best").stderr
         assert_soon(lambda: answers(folder) == [(1, "taken")] * DEVICES, 60)
         assert all(accuracy(state, folder) > 0.9 for state in states)
+        assert newest_model(states[0]) == DeviceReleases(states[0]).current()
 
         released(folder, "3", "--share", "30%", "--then-all")
         assert_soon(lambda: answers(folder).count((1, "not taken")) == 2, 60)
