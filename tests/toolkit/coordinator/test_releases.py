@@ -356,4 +356,5 @@ def test_killed_at_every_write_of_a_release(
                 for name, entry in release_.kinds["desktop"].items():
                     path = folder.bundle(release_.number, "desktop") / name
                     assert fingerprint_file(path) == entry
+        assert change(state, writing("release 2"), None) == 0
     assert write > 10
