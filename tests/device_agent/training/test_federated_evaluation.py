@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from bundles import CLASSES, BundleOf, read_data, tiny_model, write_data
 from device_agent.data.data_checks import MIN_SAMPLES
-from device_agent.formats.manifest import encode
+from device_agent.formats.bundle import manifest_bytes, read_manifest
+from device_agent.formats.manifest import WEIGHTS, encode, uploaded
 from device_agent.formats.protocol import EvaluationRequest, Work
 from device_agent.formats.signed_work import work_text
 from device_agent.formats.update import (
@@ -31,6 +32,10 @@ from device_agent.training.batching import held_out, held_out_for
 from device_agent.training.training_options import TrainingOptions
 from log_messages import logged
 from refusals import refused
+from toolkit.families import recovering_family
+from toolkit.submodels.matrix_product import Product
+from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.tensor_slices import slice_shapes
 from trainings import train_bundle
 
 COUNT = 60
@@ -87,6 +92,29 @@ def test_counts_are_those_of_pytorch(
     assert_counts(came.after, torch_counts(model, samples, rows))
     assert (came.before.classes is not None) == by_class
     assert came.before.correct != came.after.correct
+
+
+def test_a_reduced_kind_judges_the_reduced_model(
+    bundle_of: BundleOf, samples: Path, tmp_path: Path
+) -> None:
+    bundle = bundle_of("low-rank")
+    came = judged(bundle, samples, tmp_path / "update").before
+    manifest = read_manifest(manifest_bytes(bundle), bundle)
+    received = load_file(bundle / WEIGHTS)
+    model, _ = tiny_model()
+    whole = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    table = [entry for entry in uploaded(manifest.tensors) if entry.name in received]
+    family = recovering_family(parse_spec(manifest.submodel))
+    reduced = family.recover(
+        {entry.name: received[entry.name] for entry in table}, table, slice_shapes(table, whole)
+    )
+    dense = {
+        n: value.dense() if isinstance(value, Product) else value for n, value in reduced.items()
+    }
+    global_counts = torch_counts(model, samples, held_out(COUNT, 0.2))
+    model.load_state_dict({**model.state_dict(), **dense})
+    assert_counts(came, torch_counts(model, samples, held_out(COUNT, 0.2)))
+    assert came.loss_sum != pytest.approx(global_counts["loss"], rel=1e-4)
 
 
 def test_a_personal_model_is_not_the_received_one(
