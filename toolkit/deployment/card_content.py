@@ -10,6 +10,7 @@ from device_agent import __version__
 from device_agent.formats.bundle import Bundle
 from device_agent.formats.label_rule import class_axis
 from device_agent.formats.manifest import PREDICT, encode
+from device_agent.formats.protocol import FederatedEvaluation
 from device_agent.runtime.runtime_choice import open_session, runtime_of
 from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.graph_workload import graph_work
@@ -25,6 +26,7 @@ from toolkit.deployment.model_card import (
     CARD_SIGNATURE,
     CARD_TEXT,
     Cost,
+    DeviceQuality,
     GraphInput,
     GraphOutput,
     ModelCard,
@@ -84,6 +86,7 @@ def model_card(
         class_names=() if manifest.preprocessing is None else manifest.preprocessing.classes,
         quality=quality(measured),
         global_quality=quality(trained.evaluation),
+        device_quality=device_quality(trained.devices),
         graph_bytes=manifest.files[signature.graph].size,
         cost=cost(made, target, signature.peak_bytes),
         speed=speed,
@@ -105,6 +108,21 @@ def quality(evaluation: Evaluation | None) -> Quality | None:
             labels=evaluation.counted,
             accuracy=evaluation.accuracy,
             loss=evaluation.loss,
+        )
+    )
+
+
+def device_quality(judged: FederatedEvaluation | None) -> DeviceQuality | None:
+    """The judgement of the devices as a part of the card."""
+    return (
+        None
+        if judged is None
+        else DeviceQuality(
+            devices=judged.devices,
+            samples=judged.samples,
+            accuracy=judged.accuracy,
+            loss=judged.loss,
+            worst_accuracy=judged.worst_accuracy,
         )
     )
 

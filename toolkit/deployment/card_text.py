@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.preprocessing import Images
 from profiles.text_formatting import counted, format_bytes, format_seconds
-from toolkit.deployment.model_card import CARD, CARD_SIGNATURE, ModelCard, Quality
+from toolkit.deployment.model_card import CARD, CARD_SIGNATURE, DeviceQuality, ModelCard, Quality
 
 PROBABILITIES = {
     "softmax": "logits; softmax gives the probabilities of the classes",
@@ -65,6 +65,8 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
         yield "this file", _quality(card.quality)
     if card.global_quality is not None:
         yield "the whole model in PyTorch, float32", _quality(card.global_quality)
+    if card.device_quality is not None:
+        yield "the whole model on the devices", _device_quality(card.device_quality)
     if card.cost.memory_bytes is not None:
         yield "memory", f"{format_bytes(card.cost.memory_bytes)} above the idle agent, predicted"
     if card.cost.seconds is not None:
@@ -86,6 +88,14 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
 
 def _shape(shape: tuple[int | None, ...]) -> str:
     return f"({', '.join('n' if size is None else str(size) for size in shape)})"
+
+
+def _device_quality(quality: DeviceQuality) -> str:
+    accuracy = "" if quality.accuracy is None else f"accuracy {quality.accuracy:.2%}, "
+    worst = quality.worst_accuracy
+    tenth = "" if worst is None else f"; accuracy {worst:.2%} on the worst tenth of them"
+    samples, devices = counted(quality.samples, "sample"), counted(quality.devices, "device")
+    return f"{accuracy}loss {quality.loss:.4f} on {samples} of {devices}{tenth}"
 
 
 def _quality(quality: Quality) -> str:

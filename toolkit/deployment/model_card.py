@@ -53,6 +53,21 @@ class Quality(Struct, frozen=True, kw_only=True):
     loss: float
 
 
+class DeviceQuality(Struct, frozen=True, kw_only=True):
+    """How the federation's devices judge the whole model, on samples that they keep apart.
+
+    `accuracy` (None for a regression) and `loss` are over all labels of all devices, so a device
+    with more labels counts more. `worst_accuracy` is the mean of the tenth of the devices with the
+    lowest accuracy. A kind with a reduced submodel judges the reduced model.
+    """
+
+    devices: int
+    samples: int
+    accuracy: float | None
+    loss: float
+    worst_accuracy: float | None
+
+
 class Cost(Struct, frozen=True, kw_only=True):
     """What a prediction of one sample needs.
 
@@ -103,6 +118,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         class_names: In the order of the output; empty if they are not known.
         quality: Of this file, run by its runtime; None without held-out data.
         global_quality: Of the whole float32 model in PyTorch, on the same data.
+        device_quality: On the devices, if they judged the model of this round; else None.
         graph_bytes: Size of the graph's file.
         speed: The time relative to float32; None for float32.
         bundle_sha256: SHA-256 of the manifest, which has the hashes of all files.
@@ -129,6 +145,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     class_names: tuple[str, ...]
     quality: Quality | None
     global_quality: Quality | None
+    device_quality: DeviceQuality | None
     graph_bytes: int
     cost: Cost
     speed: Speed | None

@@ -49,6 +49,6 @@ def predicting_submodel(trained: str) -> PredictingSubmodel:
 
 
 PLANNED = PredictingSubmodel(
-    WHOLE, "the whole model, because predicting needs less than any training"
+    WHOLE, "the whole model, because a plan chooses only what each device trains"
 )
 """For kinds whose submodels are planned."""

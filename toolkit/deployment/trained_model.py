@@ -10,13 +10,14 @@ from torch import nn
 
 from device_agent.data.local_data import load_data
 from device_agent.formats.preprocessing import Preprocessing
+from device_agent.formats.protocol import FederatedEvaluation
 from exporters.programs.program import Program, with_preprocessing
 from exporters.recording.capture import SharedRecording
 from profiles.errors import InputError
 from profiles.text_formatting import counted
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.federation_config import CoordinatorConfig
-from toolkit.coordinator.storage.saved_rounds import model_file
+from toolkit.coordinator.storage.saved_rounds import model_file, saved_rounds
 from toolkit.model_evaluation import Evaluation, evaluate
 from toolkit.splitting import split
 from toolkit.submodels.global_model import GlobalModel
@@ -46,6 +47,7 @@ class TrainedModel:
         preprocessing: How pictures or CSV files become samples.
         round: The round after which it was taken; None if it comes from no federation.
         key: The coordinator's key, which signs cards; None if it comes from no federation.
+        devices: How the devices judge the model of this round; None if they did not.
         data: Samples and labels, or where to read them; None for a card without accuracy.
         calibration: Samples and labels to calibrate int8; None to take `data`.
     """
@@ -58,6 +60,7 @@ class TrainedModel:
     preprocessing: Preprocessing | None = None
     round: int | None = None
     key: CoordinatorKey | None = None
+    devices: FederatedEvaluation | None = None
     data: Samples | None = None
     calibration: Samples | None = None
     recording: SharedRecording = field(init=False, repr=False)
@@ -152,6 +155,7 @@ def from_federation(
         config.data,
         round_,
         read_key(config.state),
+        next(saved.devices for saved in saved_rounds(config.state) if saved.round == round_),
         config.held_out if data is None else data,
         config.statistics if calibration is None else calibration,
     )

@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -25,14 +26,17 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import Record, TensorEntry
 from device_agent.formats.manifest_validation import check_consistent
 from device_agent.formats.preprocessing import Series
+from device_agent.formats.protocol import RoundResult
 from exporters.quantization.precision import converted
 from exporters.runtime_graph import Graph
 from refusals import refused
 from toolkit.coordinator.devices.coordinator_key import KEY
 from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.storage.saved_rounds import best_round
 from toolkit.deployment.card_content import speed_notes
 from toolkit.deployment.deploy import Deployed
-from toolkit.deployment.deploy_targets import deploy_targets
+from toolkit.deployment.deploy_targets import deploy_targets, exit_code
 from toolkit.deployment.model_card import Speed
 from toolkit.deployment.predicting_submodel import predicting_submodel
 from toolkit.deployment.targets import Target, kind_targets
@@ -131,6 +135,9 @@ def test_the_card_has_the_figures_of_this_file(
             float(nn.functional.nll_loss(log_p, torch.from_numpy(y))), abs=1e-6
         )
         assert (card["kind"], card["round"]) == (kind, 1)
+        assert card["device_quality"] == {
+            "devices": 12, "samples": 96, "accuracy": 0.9375, "loss": 0.2, "worst_accuracy": 0.75
+        }  # fmt: skip
         assert card["input"]["shape"] == [None, *SHAPE]
         assert card["output"] | {"name": ""} == {
             "name": "", "shape": [None, 10], "probabilities": "softmax", "class_axis": 1
@@ -140,6 +147,37 @@ def test_the_card_has_the_figures_of_this_file(
         text = (bundle.out / "CARD.md").read_text()
         assert f"accuracy {card['quality']['accuracy']:.2%}" in text
         assert card["bundle_sha256"] in text
+        assert "93.75%, loss 0.2000 on 96 samples of 12 devices; accuracy 75.00% on the" in text
+
+
+def test_a_federation_without_central_data(federation: Path, tmp_path: Path) -> None:
+    """Only its devices know how good the model is. int8 needs samples from the operator."""
+    text = (federation / deployed_digits.FILE).read_text()
+    text = text.replace('held_out = "held_out.npz"\n', f'state = "{federation}/state"\n')
+    (tmp_path / "federation.toml").write_text(f"{text}\n[evaluation]\nshare = 0.2\n")
+    config = load_config(tmp_path / "federation.toml")
+    targets = kind_targets(config, ["board"], tmp_path / "out")
+    (outcome,) = deploy_targets(from_federation(config, 1), targets)
+    assert outcome.deployed is not None
+    card = outcome.deployed.card
+    assert (card.quality, card.global_quality) == (None, None)
+    assert card.device_quality is not None
+    assert card.device_quality.accuracy == 0.9375
+    (target,) = targets
+    int8 = dataclasses.replace(target, out=tmp_path / "int8", precision="int8")
+    (outcome,) = deploy_targets(from_federation(config, 1), [int8])
+    assert outcome.error is not None
+    assert outcome.error.code == "deploy.no-calibration"
+    assert exit_code([outcome]) == 2
+    assert not (tmp_path / "int8").exists()
+
+
+def test_no_round_is_judged(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state", 1)
+    store.add_result(RoundResult(round=0, accuracy=None, loss=None, updates=0), b"model")
+    store.close()
+    with refused("round.none-judged"):
+        best_round(tmp_path / "state")
 
 
 def test_the_bundle_predicts_only(deployed: dict[str, Deployed]) -> None:

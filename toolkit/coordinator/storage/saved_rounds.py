@@ -78,15 +78,16 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
 
 
 def best_round(folder: Path) -> int:
-    """The number of the best round that is over.
+    """The number of the best round.
 
-    Raises InputError if `folder` is not a state folder, or if no round is over.
+    Raises InputError if `folder` is not a state folder, or if no round is judged.
     """
     best = next((saved.round for saved in saved_rounds(folder) if saved.best), None)
     if best is None:
         raise InputError(
-            "{folder}: no round is over, so there is no model yet.",
-            code="round.none",
+            "No round in {folder} is judged yet, so none is the best. Give the number of a round "
+            "(`edgetailor rounds` lists all), or wait until one is judged.",
+            code="round.none-judged",
             folder=str(folder),
         )
     return best
