@@ -1,5 +1,6 @@
 """`edgetailor-agent predict`."""
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from device_agent.inference.predictor import Prediction, Predictor
 
 STANDARD_INPUT = "-"
+HEAD_BYTES = 16
+"""How much of a file tells its kind."""
 SHOWN = 20
 """The most predictions that the table shows."""
 
@@ -90,11 +93,13 @@ def _source(data: str, predictor: "Predictor") -> Iterator[Path]:
         return
     from device_agent.data.unlabelled import suffix_of
 
-    content = sys.stdin.buffer.read()
+    head = sys.stdin.buffer.read(HEAD_BYTES)
+    suffix = suffix_of(head, predictor.bundle.manifest.preprocessing)
     with tempfile.TemporaryDirectory() as folder:
-        suffix = suffix_of(content, predictor.bundle.manifest.preprocessing)
         copy = Path(folder) / f"stdin{suffix}"
-        copy.write_bytes(content)
+        with copy.open("wb") as file:
+            file.write(head)
+            shutil.copyfileobj(sys.stdin.buffer, file)  # it may be larger than memory
         yield copy
 
 

@@ -60,16 +60,16 @@ def read_arrays(path: Path, unpack_to: Path | None = None) -> tuple[FileArray, F
         return _read_npz(path, unpack_to)
 
 
-def read_samples_array(path: Path) -> FileArray:
+def read_samples_array(path: Path, unpack_to: Path) -> FileArray:
     """Open samples without labels: an .npy file, or the array `x` of an .npz file.
 
-    Raises DataError like `read_arrays`.
+    `unpack_to` is the folder for a large compressed array. Raises errors like `read_arrays`.
     """
     with _data_errors(path):
         if path.suffix == ".npy":
             return open_npy(path)
         with _open_archive(path, (SAMPLES,)) as archive:
-            return _read_array(path, archive, SAMPLES, None)
+            return _read_array(path, archive, SAMPLES, unpack_to)
 
 
 def read_headers(path: Path) -> tuple[Header, Header]:

@@ -1,6 +1,7 @@
 """Reads samples without labels, for predictions: arrays, pictures or CSV files of a sensor."""
 
 import math
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,12 +65,15 @@ def read_unlabelled(
     Raises:
         DataError: There is no such file, or it cannot be read.
         InputError: Pictures need a package that is not installed.
+        StorageError: A compressed array is too large for the disk of temporary files.
     """
     if not source.exists():
         raise DataError("{path} does not exist.", code="data.missing-file", path=str(source))
     array = source / f"{SAMPLES}.npy" if source.is_dir() else source
     if array.suffix in ARRAYS and (array.is_file() or not source.is_dir()):
-        yield UnlabelledFile(shown(source.name), as_array(read_samples_array(array)))
+        with tempfile.TemporaryDirectory() as folder:
+            x = as_array(read_samples_array(array, Path(folder) / "unpacked"))
+            yield UnlabelledFile(shown(source.name), x)
     elif preprocessing is None:
         raise not_prepared(source)
     elif isinstance(preprocessing, Images):
@@ -117,10 +121,10 @@ def _windows(
         yield UnlabelledFile(shown(file.name), x, "window")
 
 
-def suffix_of(content: bytes, preprocessing: Preprocessing | None) -> str:
-    """The suffix for a file with this content, which is an array, or what the bundle takes."""
-    if content.startswith(b"\x93NUMPY"):
+def suffix_of(head: bytes, preprocessing: Preprocessing | None) -> str:
+    """The suffix for a file that begins with `head`: an array, or what the bundle takes."""
+    if head.startswith(b"\x93NUMPY"):
         return ".npy"
-    if content.startswith(b"PK"):
+    if head.startswith(b"PK"):
         return ".npz"
     return CSV if isinstance(preprocessing, Series) else ""

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 import bundles
+from device_agent.data import array_files
 from device_agent.formats.bundle import read_manifest
 from device_agent.formats.manifest import MANIFEST, uploaded
 from device_agent.formats.preprocessing import Images, Series
@@ -445,3 +446,18 @@ def test_names_of_files_can_be_printed(predictors: dict[str, Predictor], tmp_pat
     shutil.copy(tmp_path / "good.png", tmp_path / name)
     [prediction] = predictors["pictures"].predict_files(tmp_path / name)
     assert prediction.file == "a???.png"
+
+
+def test_a_compressed_array_is_unpacked_on_disk_if_there_is_room(
+    predictors: dict[str, Predictor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A small file may hold an array that is larger than memory."""
+    x = np.random.default_rng(seed).normal(size=(5, 3, 2)).astype(np.float32)
+    np.savez_compressed(tmp_path / "x.npz", x=x)
+    monkeypatch.setattr(array_files, "IN_MEMORY_BYTES", 0)
+    predictor = predictors["windows"]
+    found = [p.values for p in predictor.predict_files(tmp_path / "x.npz")]
+    np.testing.assert_allclose(found, predictor.predict(x), atol=TOLERANCE)
+    monkeypatch.setattr(array_files, "room", lambda _: 0)
+    with refused("storage.too-little-space"):
+        list(predictor.predict_files(tmp_path / "x.npz"))
