@@ -296,6 +296,16 @@ class FederationConfig(Table):
             )
         return self
 
+    @model_validator(mode="after")
+    def _asking_devices_stay_members(self) -> Self:
+        after, forget = self.release.after_rounds, self.forget_after
+        if after is not None and forget is not None and forget <= after:
+            raise ValueError(
+                "`forget_after` must be longer than `after_rounds` of [release]: otherwise devices "
+                "that wait for a release lose their places between two requests"
+            )
+        return self
+
     @property
     def places(self) -> int | None:
         """How many devices may be members at a time; None if any number may."""

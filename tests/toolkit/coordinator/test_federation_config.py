@@ -183,6 +183,13 @@ def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
         ('"board"', '"desktop"', "config.bad-value", "", "same name: desktop"),
         ("count = 2", "counts = 2", "config.unknown-key", "devices[0].counts", "keys here are na"),
         ("port = 0", "port = 70000", "config.bad-value", "port", "less than or equal to 65535"),
+        (
+            "[training]",
+            "forget_after = '1h'\n[release]\nafter_rounds = '1h'\n[training]",
+            "config.bad-value",
+            "",
+            "`forget_after` must be longer than `after_rounds`",
+        ),
         ("rounds = 3", "rounds =", "config.not-toml", None, "line "),
         ("rounds = 3", "rounds = " + "[" * 5000, "config.not-toml", None, "nested too deeply"),
     ],

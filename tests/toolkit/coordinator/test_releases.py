@@ -15,6 +15,7 @@ import pytest
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
+from device_agent.federation.fleet_status import lines, own_lines
 from device_agent.federation.membership import join
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.run_options import RunOptions
@@ -137,6 +138,13 @@ def test_a_release_reaches_devices_that_stay_and_is_withdrawn(tmp_path: Path) ->
         assert_soon(lambda: [held(state) for state in states].count("release 2") == 2)
         release_to_all(config.state)
         assert_soon(all_hold(states, "release 2"))
+        number = "release 2, the model after round 1"
+        assert own_lines(states[0])[-1] == f"this device predicts with {number}"
+        coordinator = server.coordinator
+        assert_soon(lambda: [d.release for d in coordinator.status().devices] == [2] * 4)
+        head, *rows = lines(coordinator.status())
+        assert head.endswith(", release 2")
+        assert all("finished, release 2" in row for row in rows)
         withdraw_newest(config.state)
         assert_soon(all_hold(states, "release 1"))
         withdraw_newest(config.state)
