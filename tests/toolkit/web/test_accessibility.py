@@ -30,7 +30,7 @@ def assert_accessible(phone: Phone, view: str) -> None:
 
 
 def test_every_view(browser, serve, tmp_path: Path) -> None:
-    toml, folder = fleet(tmp_path / "c", **DIGITS, rounds=1, batch_size=4, epochs=40)
+    toml, folder = fleet(tmp_path / "c", **DIGITS, rounds=1, batch_size=4, epochs=12)
     with serve(toml, folder) as server:
         phone = Phone.opened(browser, server, "phone")
         page = phone.page
@@ -57,6 +57,12 @@ def test_every_view(browser, serve, tmp_path: Path) -> None:
         page.locator("#pause").click()
         phone.wait_for("finished")
         assert_accessible(phone, "finished")
+        page.locator("#try-file").set_input_files(str(data))
+        page.get_by_text("Most probable: class").wait_for()
+        assert_accessible(phone, "an answer")
+        page.locator("#try-file").set_input_files(str(tmp_path / "broken.npz"))
+        page.locator("#try-problem").wait_for()
+        assert_accessible(phone, "no answer")
     without = browser.new_context().new_page()
     with serve(toml, folder) as server:
         without.goto(f"{server.url}/join/")

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+import torch
 from google.protobuf.internal import encoder
 
 from device_agent.data.windows import windows_of
@@ -313,3 +314,56 @@ def test_signed_work_of_a_federation_that_its_devices_judge(tmp_path: Path) -> N
         *(True, True, True, "trust.forged-work"),
         *(True, True, True, "trust.forged-invitation"),
     ]
+
+
+ANSWERS = """
+const answers = JSON.parse(readFileSync(given[0])).map(([form, shape, logits]) =>
+  page.answerOf({ dtype: "float32", shape, data: Float32Array.from(logits) }, form));
+const forms = JSON.parse(given[1]).map(([output, classes, inputs]) =>
+  page.outputForm({ output: output ?? undefined, classes, signatures: { train: { inputs } } }));
+console.log(JSON.stringify([answers, forms]));
+"""
+
+
+def test_answers(tmp_path: Path, seed: int) -> None:
+    """Probabilities of any logits beside PyTorch, for one class a sample and for many."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def logits(*shape: int, scale: float = 5) -> torch.Tensor:
+        return scale * torch.randn(shape, generator=generator)
+
+    single = [logits(1, 10) for _ in range(50)] + [logits(1, 3, scale=1e4), logits(1, 1000)]
+    binary = [logits(1, 1) for _ in range(50)] + [torch.tensor([[88.0]]), torch.tensor([[-1e9]])]
+    steps, points = logits(1, 7, 4), logits(1, 4, 5, 6)
+    spelled = logits(1, 60, 3)
+    numbers = logits(1, 2, 3)
+    outputs = [("softmax", x) for x in (*single, steps, points)]
+    outputs += [("sigmoid", x) for x in binary] + [("ctc", spelled), ("numbers", numbers)]
+    (tmp_path / "outputs").write_text(
+        json.dumps([(form, list(x.shape), x.flatten().tolist()) for form, x in outputs])
+    )
+    labels = {"kind": "labels", "dtype": "int64", "sequence": False}
+    bundles = [
+        (None, 10, [labels]),
+        (None, 1, [labels]),
+        (None, 10, [{**labels, "sequence": True}]),
+        (None, 1, [{**labels, "dtype": "float32"}]),
+        ("ctc", 10, []),
+        ("numbers", 1, []),
+    ]
+    printed = run_with("answer", ANSWERS, tmp_path, str(tmp_path / "outputs"), json.dumps(bundles))
+    answers, forms = json.loads(printed)
+    assert forms == ["softmax", "sigmoid", "ctc", "numbers", "ctc", "numbers"]
+    expected = [x.softmax(1)[0] for x in single]
+    several = [steps.argmax(2).flatten().tolist(), points.argmax(1).flatten().tolist()]
+    expected_binary = [torch.cat([1 - x.sigmoid(), x.sigmoid()]) for x in map(torch.ravel, binary)]
+    named, answers = answers[: len(expected)], answers[len(expected) :]
+    for x, answer in zip(expected, named, strict=True):
+        assert answer["is"] == "classes"
+        np.testing.assert_allclose(answer["probabilities"], x, rtol=0, atol=1e-6)
+    assert [answer["classes"] for answer in answers[:2]] == several
+    for x, answer in zip(expected_binary, answers[2:-2], strict=True):
+        np.testing.assert_allclose(answer["probabilities"], x, rtol=0, atol=1e-6)
+    runs = [index for index, _ in itertools.groupby(spelled.argmax(2).flatten().tolist())]
+    assert answers[-2] == {"is": "sequence", "classes": [index for index in runs if index != 0]}
+    np.testing.assert_array_equal(np.float32(answers[-1]["numbers"]), numbers.flatten())

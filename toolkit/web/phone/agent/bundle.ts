@@ -14,22 +14,49 @@ const LONGEST_MANIFEST = 32 << 20;
 const FORM = /\.(nchwc\d+|winograd)\.onnx$/;
 const WINOGRAD = ".winograd.onnx";
 
-/** Fetches the files of `offers` that the page lacks, and removes files of earlier rounds. */
+/** The last bundle that this page has trained. Its files stay until a later one is trained. */
+export const TRAINED = "trained";
+export interface StoredBundle {
+  round: number;
+  files: FileOffer[];
+  /** Whether this device has a personal model. */
+  personal: boolean;
+}
+
+/** Fetches the files of `offers` that the page lacks, and removes those of other bundles. */
 export async function fetchBundle(
   client: CoordinatorClient,
   offers: FileOffer[],
   values: Values,
 ): Promise<Bundle> {
   const folder = await folderOf(FOLDER);
-  const wanted = new Set(offers.flatMap(({ sha256 }) => [sha256, `${sha256}.part`]));
+  const trained = (await values.get<StoredBundle>(TRAINED))?.files ?? [];
+  const wanted = new Set([...offers, ...trained].flatMap(({ sha256 }) => [sha256, `${sha256}.part`]));
   for (const name of await names(folder)) if (!wanted.has(name)) await remove(folder, name);
   const have = new Set(await names(folder));
-  const winograd = offers.some(({ name }) => name.endsWith(WINOGRAD)) && (await multipliesFaster(values));
-  const wantedHere = offers.filter(({ name }) => !FORM.test(name) || (winograd && name.endsWith(WINOGRAD)));
-  for (const offer of wantedHere) {
+  const winograd = await runsWinograd(offers, values);
+  for (const offer of runHere(offers, winograd)) {
     if (!have.has(offer.sha256)) await fetchFile(client, folder, offer);
   }
   return Bundle.open(offers, winograd);
+}
+
+/** Opens the bundle `stored` of an earlier round, without the coordinator. */
+export async function openStored(stored: StoredBundle, values: Values): Promise<Bundle> {
+  const winograd = await runsWinograd(stored.files, values);
+  const have = new Set(await names(await folderOf(FOLDER)));
+  const complete = runHere(stored.files, winograd).every(({ sha256 }) => have.has(sha256));
+  if (!complete) throw new Failure("storage.lost/model", {});
+  return Bundle.open(stored.files, winograd);
+}
+
+async function runsWinograd(offers: FileOffer[], values: Values): Promise<boolean> {
+  return offers.some(({ name }) => name.endsWith(WINOGRAD)) && multipliesFaster(values);
+}
+
+/** The files of `offers` without the graph forms that this device does not run. */
+function runHere(offers: FileOffer[], winograd: boolean): FileOffer[] {
+  return offers.filter(({ name }) => !FORM.test(name) || (winograd && name.endsWith(WINOGRAD)));
 }
 
 async function fetchFile(

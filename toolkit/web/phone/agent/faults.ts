@@ -43,6 +43,7 @@ export interface Faults {
   "data.label-out-of-range": { name: string; label: number; highest: number };
   "data.missing": None;
   "data.missing-array": { file: string };
+  "data.missing-array/x": { file: string };
   "data.missing-column": { file: string; column: string; columns: string[] };
   "data.missing-column/several": { file: string; column: string; columns: string[] };
   "data.missing-file": None;
@@ -81,6 +82,10 @@ export interface Faults {
   "storage.disk-full": None;
   "storage.lost": None;
   "storage.lost/data": None;
+  "storage.lost/model": None;
+  "trial.no-memory": None;
+  "trial.no-model": None;
+  "trial.training": None;
   "trust.forged-invitation": None;
   "trust.forged-work": None;
   "trust.old-work": None;

@@ -53,6 +53,7 @@ export interface Train {
   batches?: number | null;
 }
 export type Instruction = Record_ | Initialise | Train;
+export type OutputForm = "softmax" | "sigmoid" | "numbers" | "ctc";
 export interface FileEntry {
   size: number;
   sha256: string;
@@ -68,6 +69,8 @@ export interface Manifest {
   signatures: Record<string, Signature>;
   tensors: TensorEntry[];
   schedule: Instruction[];
+  /** What turns the output of `predict` into an answer. Bundles that train leave it out. */
+  output?: OutputForm;
   files: Record<string, FileEntry>;
 }
 
@@ -139,6 +142,11 @@ export function trainingOf(manifest: Manifest): Train {
   const training = manifest.schedule.find((instruction) => instruction.do === "train");
   if (training === undefined) throw new Failure("bundle.malformed", { where: `${MANIFEST}: train` });
   return training;
+}
+
+/** Whether the device keeps tensors from round to round: its personal model. */
+export function isPersonal({ tensors }: Manifest): boolean {
+  return tensors.some(({ role }) => role === "personal");
 }
 
 /** The input of the labels; null if the bundle's graphs read none. */

@@ -18,6 +18,8 @@ export type Command =
   | { do: "join"; token: string; name: string }
   /** Copies samples into the page's storage; with `adding`, the samples that are there stay. */
   | { do: "data"; source: Source; adding: boolean }
+  /** Asks the stored model about a picture, the last lines of a CSV file, or an array. */
+  | { do: "try"; file: File }
   /** Takes part in rounds until the last one. Also continues the training of a killed tab. */
   | { do: "train" }
   /** Pauses between two batches; null continues. */
@@ -53,6 +55,23 @@ export interface Problem {
 export interface Prediction {
   name: string;
   probability: number;
+}
+
+/** What the model says about a sample. Classes are numbers, from 0. */
+export type Answer =
+  | { is: "classes"; probabilities: number[] }
+  /** The most probable class at each position; with the loss ctc, the sequence itself. */
+  | { is: "sequence"; classes: number[] }
+  | { is: "numbers"; numbers: number[] };
+
+/** A file that the owner has tried. */
+export interface Trial {
+  file: string;
+  /** The part of the file that the model has read. */
+  sample: { is: "picture" } | { is: "window"; lines: number } | { is: "array"; of: number };
+  answer: Answer;
+  /** The names of the classes; empty if they have none. */
+  names: string[];
 }
 
 /** A channel whose inputs are far from the federation's, with the ranges of both. */
@@ -114,6 +133,13 @@ export interface View {
   losses: { round: number; loss: number }[];
   /** Predictions for the owner's first sample, before and after this device trained the model. */
   predictions: { round: number; before: Prediction; after: Prediction } | null;
+  /** The model that answers when the owner tries it; null before this page has trained one. */
+  model: { round: number; personal: boolean } | null;
+  /** Whether the model is answering. */
+  trying: boolean;
+  trial: Trial | null;
+  /** Why the last trial has no answer, until the next one. */
+  trialProblem: Problem | null;
   /** Bytes of message bodies since this page was opened. */
   bytesDown: number;
   bytesUp: number;

@@ -38,7 +38,7 @@ export async function readNpz(file: File): Promise<Map<string, StoredArray>> {
 }
 
 async function readNpy(file: File, entry: FileEntry): Promise<StoredArray> {
-  const head = await first(contentOf(file, entry), LONGEST_HEADER);
+  const head = await firstBytes(contentOf(file, entry), LONGEST_HEADER);
   const view = new DataView(head.buffer);
   if (head.length < 12 || view.getUint32(0) !== 0x934e554d) throw wrong(file);
   const start = head[6] === 1 ? 10 + view.getUint16(8, true) : 12 + view.getUint32(8, true);
@@ -73,7 +73,7 @@ async function* contentOf(file: File, entry: FileEntry): AsyncGenerator<Bytes, v
 }
 
 /** The first `length` bytes of `content`, or all if it is shorter. */
-async function first(content: AsyncIterable<Bytes>, length: number): Promise<Bytes> {
+export async function firstBytes(content: Pieces, length: number): Promise<Bytes> {
   const out = new Uint8Array(length);
   let filled = 0;
   for await (const piece of content) {

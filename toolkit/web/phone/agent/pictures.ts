@@ -20,13 +20,14 @@ export function picturesOf(
   async function* samples(): AsyncGenerator<Float32Array<ArrayBuffer>, void> {
     for (const [done, { file }] of order.entries()) {
       onProgress({ unit: "pictures", done, of: order.length });
-      yield await sampleOf(file, images, sampleShape);
+      yield await pictureOf(file, images, sampleShape);
     }
   }
   return { y: BigInt64Array.from(order, ({ label }) => BigInt(label)), samples };
 }
 
-async function sampleOf(
+/** The numbers of a picture, (channels, height, width). */
+export async function pictureOf(
   file: File,
   images: Images,
   [channels = RGB, height = 1, width = 1]: readonly number[],

@@ -1,54 +1,69 @@
-/** Predicts the class of the owner's first sample, before and after training. */
+/** Predicts with the graphs of a bundle: its `predict`, after the stages that it records. */
 
+import { answerOf, outputForm } from "./answer.js";
 import type { Bundle } from "./bundle.js";
+import { Failure } from "./faults.js";
 import type { LocalData } from "./local_data.js";
+import { MANIFEST, SAMPLES } from "./manifest.js";
 import type { Prediction } from "./messages.js";
 import { Session } from "./runtime.js";
-import type { Tensors } from "./tensors.js";
+import type { Tensor, Tensors } from "./tensors.js";
 
 const PREDICT = "predict";
 
 /**
- * The most likely class by the model, and its probability.
+ * The output of the model for the samples `x`.
+ *
+ * A slice's `predict` reads activations. So the sample passes the recording stages first. The numbers
+ * stay in float32, also where a training stores them as float16.
  *
  * @param state Tensors that replace those of the bundle.
- * @returns null for slices, and if classes have no names or a sample has more than one class.
  */
-export async function predicted(bundle: Bundle, data: LocalData, state: Tensors): Promise<Prediction | null> {
-  const { preprocessing, signatures, sample_shape } = bundle.manifest;
-  const signature = signatures[PREDICT];
-  const names = preprocessing?.classes ?? [];
-  const samples = signature?.inputs.find((port) => port.kind === "samples");
-  // The signature of a slice reads recorded activations, not samples.
-  const reads = samples?.shape.slice(1).join() === sample_shape.join();
-  if (signature === undefined || !reads || names.length === 0) return null;
+export async function outputOf(bundle: Bundle, x: Tensor, state: Tensors): Promise<Tensor> {
+  const values = new Map([[SAMPLES, x]]);
+  let last = x;
+  for (const instruction of bundle.manifest.schedule) {
+    if (instruction.do !== "record") continue;
+    last = await run(bundle, instruction.signature, values.get(instruction.source)!, new Map());
+    values.set(instruction.target, last);
+  }
+  return run(bundle, PREDICT, last, state);
+}
+
+/** Runs a signature with one output. Its graph and weights are in memory only meanwhile. */
+async function run(bundle: Bundle, name: string, x: Tensor, state: Tensors): Promise<Tensor> {
+  const signature = bundle.manifest.signatures[name];
+  if (signature === undefined) throw new Failure("bundle.malformed", { where: `${MANIFEST}: signatures.${name}` });
   const read = signature.inputs.flatMap((port) => (port.state === null ? [] : [port.state]));
-  const personal = bundle.manifest.tensors.filter(({ role }) => role === "personal").map(({ name }) => name);
-  // Before its first training a device has no personal model.
-  if (read.some((tensor) => personal.includes(tensor) && !state.has(tensor))) return null;
   const tensors = new Map([...(await bundle.tensors(read.filter((tensor) => !state.has(tensor)))), ...state]);
-  // A batch has at least two samples.
-  const sample = data.x.read(Int32Array.of(0, 0));
-  const session = await Session.open(await bundle.graph(PREDICT), signature, PREDICT);
+  const session = await Session.open(await bundle.graph(name), signature, name);
   try {
     const inputs = signature.inputs.map(
-      (port) => [port.name, port.state === null ? sample : tensors.get(port.state)!] as const,
+      (port) => [port.name, port.state === null ? x : tensors.get(port.state)!] as const,
     );
-    const [output] = (await session.run(new Map(inputs))).values();
-    if (output?.shape.length !== 2) return null;
-    const shares = probabilities([...(output.data as Float32Array).subarray(0, output.shape[1])]);
-    const best = shares.indexOf(Math.max(...shares));
-    return { name: names[best] ?? String(best), probability: shares[best]! };
+    return (await session.run(new Map(inputs))).values().next().value!;
   } finally {
     await session.close();
   }
 }
 
-/** Softmax. For a single logit, the probabilities of the classes 0 and 1. */
-function probabilities(logits: number[]): number[] {
-  const all = logits.length === 1 ? [0, ...logits] : logits;
-  const most = Math.max(...all);
-  const powers = all.map((logit) => Math.exp(logit - most));
-  const sum = powers.reduce((total, power) => total + power, 0);
-  return powers.map((power) => power / sum);
+/**
+ * The most probable class of the owner's first sample, and its probability.
+ *
+ * @returns null for slices, and if classes have no names or a sample has more than one class.
+ */
+export async function predicted(bundle: Bundle, data: LocalData, state: Tensors): Promise<Prediction | null> {
+  const { manifest } = bundle;
+  const names = manifest.preprocessing?.classes ?? [];
+  // Do not read the stages of a slice in every round only for this line of text.
+  const records = manifest.schedule.some((instruction) => instruction.do === "record");
+  if (!(PREDICT in manifest.signatures) || records || names.length === 0) return null;
+  // Before its first training a device has no personal model.
+  if (manifest.tensors.some(({ role, name }) => role === "personal" && !state.has(name))) return null;
+  const output = await outputOf(bundle, data.x.read(Int32Array.of(0)), state);
+  const answer = answerOf(output, outputForm(manifest));
+  if (answer.is !== "classes") return null;
+  const probability = Math.max(...answer.probabilities);
+  const best = answer.probabilities.indexOf(probability);
+  return { name: names[best] ?? String(best), probability };
 }

@@ -1,12 +1,12 @@
 /** Runs the rounds of a device that has joined: downloads, trains and sends until the last round. */
 
-import { fetchBundle, type Bundle } from "./bundle.js";
+import { fetchBundle, TRAINED, type Bundle, type StoredBundle } from "./bundle.js";
 import { Refusal, type CoordinatorClient, type Work } from "./client.js";
 import { ENGLISH_FAULTS, PAUSES } from "../texts/english_faults.js";
 import { Failure, problemOf, sentenceOf } from "./faults.js";
 import { farOff, summaryOf } from "./input_summary.js";
 import { LocalData, type DataRecord } from "./local_data.js";
-import { formOf, MANIFEST } from "./manifest.js";
+import { formOf, isPersonal, MANIFEST } from "./manifest.js";
 import type { Identity } from "./membership.js";
 import type { PauseReason, Prediction, Problem, View } from "./messages.js";
 import { predicted } from "./prediction.js";
@@ -26,6 +26,8 @@ const MOST_FAILURES = 3;
 /** These failures are not retried: the same weights and order would give them again. */
 const DIVERGED = ["update.diverged", "update.not-finite"];
 const LONGEST_REASON = 500;
+/** The name of a stored value: whether the coordinator has said that the last round is over. */
+export const FINISHED = "finished";
 /** Quoted text in a message, which may be a cell of the owner's data. */
 const QUOTED = /“[^”]*”|'[^']*'/g;
 
@@ -102,7 +104,10 @@ export class Rounds {
       // Before a round opens again, the coordinator sends the number of the earlier round.
       if (this.failure !== null && round > this.failure.round) this.failure = null;
       this.show({ round, joined, expected, problem: this.failure?.problem ?? null });
-      if (work.state === "finished") return this.show({ stage: "finished", training: null });
+      if (work.state === "finished") {
+        await this.values.put({ [FINISHED]: true });
+        return this.show({ stage: "finished", training: null });
+      }
       if (work.state === "train" && offerOf(work) !== this.skipped) {
         this.round = work.round;
         await this.takePart(work);
@@ -125,11 +130,18 @@ export class Rounds {
       const bundle = await fetchBundle(this.client, work.files, this.values);
       this.show({ bytesDown: this.client.bytesDown });
       const update = (await this.results.trained(bundle.sha256)) ?? (await this.train(work, bundle));
+      await this.offer({ round: work.round, files: work.files, personal: isPersonal(bundle.manifest) });
       await this.send(work.round, update);
     } catch (error) {
       if (error instanceof RoundClosed || (error instanceof Refusal && error.roundOver)) return;
       throw error;
     }
+  }
+
+  /** From here on, the owner can try the model of this round. */
+  private async offer(model: StoredBundle): Promise<void> {
+    await this.values.put({ [TRAINED]: model });
+    this.show({ model });
   }
 
   private async train(work: Work, bundle: Bundle): Promise<Update> {

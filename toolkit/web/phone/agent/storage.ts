@@ -147,7 +147,7 @@ export class Sealed {
   /** The newest complete content; null if there is none. */
   async load(): Promise<Bytes | null> {
     let newest: Bytes | null = null;
-    this.serial = 0n;
+    let latest = 0n;
     for (const turn of [0n, 1n]) {
       const file = await OpenFile.at(this.folder, this.copy(turn));
       const bytes = file.read(0, file.size);
@@ -156,11 +156,13 @@ export class Sealed {
       const body = bytes.subarray(32);
       const seal = hex(new Uint8Array(await crypto.subtle.digest("SHA-256", body)));
       const serial = new DataView(bytes.buffer).getBigUint64(32);
-      if (seal === hex(bytes.subarray(0, 32)) && serial > this.serial) {
-        this.serial = serial;
+      if (seal === hex(bytes.subarray(0, 32)) && serial > latest) {
+        latest = serial;
         newest = bytes.slice(SEAL);
       }
     }
+    // A save may have ended meanwhile.
+    if (latest > this.serial) this.serial = latest;
     return newest;
   }
 

@@ -5,7 +5,7 @@ import type { Body } from "./disclosure.js";
 import { Failure } from "./faults.js";
 import type { InputSummary } from "./input_summary.js";
 import type { LocalData } from "./local_data.js";
-import { uploaded } from "./manifest.js";
+import { uploaded, type Manifest } from "./manifest.js";
 import { profileOf } from "./round_profile.js";
 import type { ScheduleRun } from "./schedule.js";
 import { folderOf, packed, Sealed, sha256, unpacked, type Bytes } from "./storage.js";
@@ -106,6 +106,20 @@ export class Results {
   async personalTensors(): Promise<Tensors> {
     const content = await this.personal.load();
     return content === null ? new Map() : readAllTensors(content, "personal");
+  }
+
+  /**
+   * The personal tensors and the statistics (buffers) of the same training; empty without a personal model.
+   *
+   * The personal model is trained with its own statistics. Those of the shared model fit it less.
+   */
+  async personalModel({ tensors }: Manifest): Promise<Tensors> {
+    const kept = await this.read();
+    const personal = await this.personalTensors();
+    if (kept === null || personal.size === 0) return personal;
+    const buffers = new Set(tensors.flatMap(({ role, name }) => (role === "buffer" ? [name] : [])));
+    const own = [...readAllTensors(kept.update.tensors, "update")].filter(([name]) => buffers.has(name));
+    return new Map([...personal, ...own]);
   }
 
   private async read(): Promise<{ update: Update; personal: Bytes } | null> {

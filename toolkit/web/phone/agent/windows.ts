@@ -37,7 +37,7 @@ export async function windowsOf(
   let done = 0;
   const width = series.columns.length;
   const length = sampleSize / width;
-  const read: Lines[] = [];
+  const lines: Lines[] = [];
   const ends: number[] = [];
   for (const file of [...files].sort((one, other) => (one.name < other.name ? -1 : 1))) {
     onProgress({ unit: "bytes", done, of });
@@ -48,23 +48,13 @@ export async function windowsOf(
     normalise(numbers, series.mean, series.std);
     const starts = windowStarts(labels, length, series.step || length, labelType === "int64");
     for (const start of starts) ends.push(labels[start + length - 1]!);
-    read.push({ numbers, starts });
+    lines.push({ numbers, starts });
   }
   function* samples(): Generator<Float32Array<ArrayBuffer>, void> {
     const most = Math.max(1, Math.floor(PIECE / sampleSize));
-    for (const { numbers, starts } of read) {
+    for (const { numbers, starts } of lines) {
       for (let begin = 0; begin < starts.length; begin += most) {
-        const taken = starts.slice(begin, begin + most);
-        const piece = new Float32Array(taken.length * sampleSize);
-        taken.forEach((start, sample) => {
-          for (let line = 0; line < length; line++) {
-            for (let column = 0; column < width; column++) {
-              const index = series.channels === "first" ? column * length + line : line * width + column;
-              piece[sample * sampleSize + index] = numbers[(start + line) * width + column]!;
-            }
-          }
-        });
-        yield piece;
+        yield windows(numbers, starts.slice(begin, begin + most), series, length);
       }
     }
   }
@@ -74,6 +64,42 @@ export async function windowsOf(
   }
   const y = labelType === "int64" ? BigInt64Array.from(ends, BigInt) : Float32Array.from(ends);
   return { y, samples };
+}
+
+/** A window of the last lines of `file`, and how many. The file needs no column of labels. */
+export async function lastWindow(
+  file: File,
+  series: Series,
+  sampleSize: number,
+): Promise<{ sample: Float32Array<ArrayBuffer>; lines: number }> {
+  const width = series.columns.length;
+  const lines = sampleSize / width;
+  const { numbers } = await readSeries(file, series, null, () => undefined);
+  const start = numbers.length / width - lines;
+  if (start < 0) throw new Failure("data.too-few-samples", { lines });
+  normalise(numbers, series.mean, series.std);
+  return { sample: windows(numbers, [start], series, lines), lines };
+}
+
+/** The windows of `length` lines from each of `starts`, one after another. `numbers` are (lines, columns). */
+function windows(
+  numbers: Float64Array,
+  starts: readonly number[],
+  { columns, channels }: Series,
+  length: number,
+): Float32Array<ArrayBuffer> {
+  const width = columns.length;
+  const size = length * width;
+  const piece = new Float32Array(starts.length * size);
+  starts.forEach((start, sample) => {
+    for (let line = 0; line < length; line++) {
+      for (let column = 0; column < width; column++) {
+        const index = channels === "first" ? column * length + line : line * width + column;
+        piece[sample * size + index] = numbers[(start + line) * width + column]!;
+      }
+    }
+  });
+  return piece;
 }
 
 /** The first line of each window of `length` lines. With `runs`, a window has only one label. */
@@ -88,10 +114,11 @@ function windowStarts(labels: readonly number[], length: number, step: number, r
   return starts;
 }
 
+/** @param labelType The type of the labels; null if only the numbers are read. */
 async function readSeries(
   file: File,
   series: Series,
-  labelType: Dtype,
+  labelType: Dtype | null,
   onShare: (share: number) => void,
 ): Promise<{ numbers: Float64Array; labels: number[] }> {
   let text: string;
@@ -107,6 +134,7 @@ async function readSeries(
   const decimals = new Decimals(delimiter);
   const numbers: number[] = [];
   const labels: number[] = [];
+  const wanted = labelType === null ? series.columns : [...series.columns, series.label];
   let indices: number[] | null = null;
   let line = 1;
   let counted = 0;
@@ -117,25 +145,25 @@ async function readSeries(
     step: ({ data: row, errors, meta: { cursor } }) => {
       if (errors.length > 0) throw new Failure("data.unreadable-file/quotation", { file: file.name });
       if (indices === null) {
-        indices = columnsOf(file, row, series);
+        indices = columnsOf(file, row, wanted);
         return;
       }
       for (; counted < cursor - 1; counted++) if (text[counted] === "\n") line++;
       const where = { file: file.name, line };
       const cells = indices.map((index) => (row[index] ?? "").trim());
       series.columns.forEach((column, i) => numbers.push(decimals.number(where, column, cells[i]!)));
-      labels.push(labelOf(where, series, cells.at(-1)!, labelType, decimals));
+      if (labelType !== null) labels.push(labelOf(where, series, cells.at(-1)!, labelType, decimals));
       if (labels.length % REPORTED === 0) onShare(cursor / text.length);
     },
   });
-  if (indices === null) columnsOf(file, [], series);
+  if (indices === null) columnsOf(file, [], wanted);
   return { numbers: Float64Array.from(numbers), labels };
 }
 
-/** The indices of the columns of `series` and of its label, from the first row of `file`. */
-function columnsOf(file: File, row: readonly string[], series: Series): number[] {
+/** The indices of the columns `wanted`, from the first row of `file`. */
+function columnsOf(file: File, row: readonly string[], wanted: readonly string[]): number[] {
   const names = row.map((name) => name.trim().normalize());
-  return [...series.columns, series.label].map((name) => {
+  return wanted.map((name) => {
     const index = names.indexOf(name.normalize());
     if (index < 0 || names.lastIndexOf(name.normalize()) !== index) {
       const several = index < 0 ? "" : "/several";

@@ -1,13 +1,15 @@
 /** The worker of the page. It runs Commands one after another, and posts Views. */
 
 import { CoordinatorClient } from "./client.js";
+import { TRAINED, type StoredBundle } from "./bundle.js";
 import { Failure, problemOf } from "./faults.js";
 import { importData, removeReplaced, type DataRecord } from "./local_data.js";
 import { join, type Identity } from "./membership.js";
 import type { Command, View } from "./messages.js";
-import { Rounds, Stopped } from "./rounds.js";
+import { FINISHED, Rounds, Stopped } from "./rounds.js";
 import { readForm, type Source } from "./sample_form.js";
 import { eraseAll, Values } from "./storage.js";
+import { tryModel } from "./trial.js";
 import { invited, splitToken } from "./trust.js";
 import { Results } from "./update.js";
 
@@ -30,6 +32,10 @@ const EMPTY: View = {
   training: null,
   losses: [],
   predictions: null,
+  model: null,
+  trying: false,
+  trial: null,
+  trialProblem: null,
   bytesDown: 0,
   bytesUp: 0,
   trainedSeconds: 0,
@@ -50,6 +56,16 @@ function show(change: Partial<View>): void {
 }
 
 const values = new Values();
+/** Opened once: two of them would not know of each other's writes. */
+let results: Promise<Results> | null = null;
+
+async function openResults(): Promise<Results> {
+  results ??= Results.open().catch((error: unknown) => {
+    results = null;
+    throw error;
+  });
+  return results;
+}
 
 function client(secret: string): CoordinatorClient {
   return (contact = new CoordinatorClient(self.location.origin, secret, (problem) => show({ problem })));
@@ -59,7 +75,7 @@ async function showStored(): Promise<void> {
   const identity = await values.get<Identity>("device");
   const data = await values.get<DataRecord>("data");
   show({
-    ...(rounds === null ? idle(identity) : {}),
+    ...(rounds === null ? idle(identity, (await values.get<boolean>(FINISHED)) === true) : {}),
     invitation: (await values.get<View["invitation"]>("invitation")) ?? view.invitation,
     device: identity && { id: identity.device, name: identity.name, submodel: identity.submodel },
     data: data && {
@@ -73,13 +89,15 @@ async function showStored(): Promise<void> {
     measured: null,
     losses: (await values.get<View["losses"]>("losses")) ?? [],
     predictions: await values.get<View["predictions"]>("predictions"),
+    model: await values.get<StoredBundle>(TRAINED),
     persisted: await navigator.storage.persisted(),
   });
 }
 
 /** The changes of the View while no rounds run. */
-function idle(identity: Identity | null): Partial<View> {
-  return { stage: identity === null ? "new" : "joined", round: 0, training: null, paused: null };
+function idle(identity: Identity | null, finished: boolean): Partial<View> {
+  const stage = identity === null ? "new" : finished ? "finished" : "joined";
+  return { stage, round: 0, training: null, paused: null };
 }
 
 /** Fetches the link's invitation while other work goes on: a coordinator that is away delays nothing. */
@@ -96,12 +114,14 @@ async function look(given: string): Promise<void> {
 async function train(): Promise<void> {
   const identity = await values.get<Identity>("device");
   if (identity === null || rounds !== null) return;
+  const contact = client(identity.secret);
+  if (await stillFinished(contact)) return;
   show({ problem: null, stage: "waiting" });
   rounds = new Rounds(
-    client(identity.secret),
+    contact,
     identity,
     values,
-    await Results.open(),
+    await openResults(),
     show,
   );
   try {
@@ -110,6 +130,28 @@ async function train(): Promise<void> {
     if (!(error instanceof Stopped)) show({ stage: "joined", training: null, problem: problemOf(error) });
   } finally {
     rounds = null;
+  }
+}
+
+/** Whether the last round is over. The coordinator may be gone for ever, or may have more rounds today. */
+async function stillFinished(contact: CoordinatorClient): Promise<boolean> {
+  if (!(await values.get<boolean>(FINISHED))) return false;
+  const work = await contact.peek();
+  if (work === null || work.state === "finished") return true;
+  await values.put({ [FINISHED]: null });
+  return false;
+}
+
+/** Tries a file. Not while a training uses the processor and the memory. */
+async function tryFile(file: File): Promise<void> {
+  show({ trial: null, trialProblem: null, trying: true });
+  try {
+    if (view.stage === "training") throw new Failure("trial.training", {});
+    show({ trial: await tryModel(file, values, await openResults()) });
+  } catch (error) {
+    show({ trialProblem: problemOf(error) });
+  } finally {
+    show({ trying: false });
   }
 }
 
@@ -132,6 +174,7 @@ async function leave(): Promise<void> {
   const identity = await values.get<Identity>("device");
   const told = identity === null ? true : client(identity.secret).leave();
   await eraseAll(values);
+  results = null;
   const untold = (await told) || identity === null ? null : { device: identity.name, id: identity.device };
   view = EMPTY;
   show({ stage: "new", problem: untold && new Failure("leave.untold", untold).problem });
@@ -154,6 +197,8 @@ async function obey(command: Exclude<Command, { do: "look" | "pause" | "retry" }
       show({ problem: null, dataProblem: null, farOff: null, preparing: { unit: "bytes", done: 0, of: 1 } });
       await importDataOf(command.source, command.adding);
       return showStored();
+    case "try":
+      return tryFile(command.file);
     case "train":
       // Do this before the rounds begin: data imported during the rounds must not be removed.
       if (rounds === null) await removeReplaced(values);

@@ -7,6 +7,7 @@ import { keepCopy, removeCopy } from "./own_copy.js";
 import { draw, drawLeaves, isWorking, offerPause, sayProblem } from "./render.js";
 import { offerPicturesAgain, offerSources } from "./sources.js";
 import { missingFeatures } from "./support.js";
+import { offerTrial } from "./trial.js";
 import { TEXTS, translate } from "./words.js";
 
 /** The worker's script; the build fills it in. */
@@ -123,6 +124,11 @@ function start(): void {
       resume = false;
       if (next.data !== null) return train();
     }
+    if (resume && next.stage === "finished") {
+      // A federation that was over may have more rounds now.
+      resume = false;
+      send({ do: "train" });
+    }
     conditions.keepAwake(next.stage === "training");
     applyPause();
     redraw();
@@ -140,6 +146,7 @@ function start(): void {
     });
   };
   offerSources((source, adding) => send({ do: "data", source, adding }));
+  offerTrial((file) => send({ do: "try", file }));
   element("train").onclick = () => {
     localStorage.setItem(TRAINING, "yes");
     train();

@@ -1,11 +1,11 @@
 /** Draws a View. All text is set as text: nothing that was received is read as HTML. */
 
 import type { PauseReason, Prediction, Problem, Stage, View } from "../agent/messages.js";
-import { sentenceOf } from "../agent/faults.js";
 import { fieldsByLine, type Line } from "../agent/disclosure.js";
 import { element, itemWith, say, write } from "./elements.js";
 import { drawSources } from "./sources.js";
-import { number, percent, TEXTS } from "./words.js";
+import { drawTrial } from "./trial.js";
+import { messageOf, number, percent, TEXTS } from "./words.js";
 
 /** Codes of refusals of a link with which nobody can join. */
 const DEAD_LINKS = ["join.unknown-token", "join.expired-token", "join.operator-token", "join.used-up-token"];
@@ -40,10 +40,12 @@ export function draw(view: View, surroundings: Surroundings): void {
   const canJoin = surroundings.canJoin && !DEAD_LINKS.includes(view.problem?.code ?? "");
   const mayJoin = (stage === "new" || stage === "joining") && canJoin;
   const screen = working || stage === "finished" ? "work" : device !== null ? "member" : "joining";
+  if (stage === "finished") offerTrialFirst();
   show(screen, {
     joining: mayJoin && surroundings.looked,
     shares: (mayJoin && surroundings.looked) || device !== null,
     work: screen === "work",
+    try: working || (device !== null && view.model !== null),
     member: device !== null,
     choices: device !== null && stage !== "finished",
     end: device !== null,
@@ -68,6 +70,7 @@ export function draw(view: View, surroundings: Surroundings): void {
   drawProgress(view);
   drawLosses(view);
   say("prediction", predictionOf(view));
+  drawTrial(view);
   drawFacts(view, surroundings.batteryUsed);
   say("sent", view.bytesUp === 0 ? "" : TEXTS.sent(size(view.bytesUp)));
 }
@@ -76,13 +79,18 @@ export function offerPause(ownerPaused: boolean): void {
   element("pause").textContent = ownerPaused ? TEXTS.resume : TEXTS.page.pause;
 }
 
+/** If the page is opened after the end, the model comes first. In an open page nothing moves by itself. */
+function offerTrialFirst(): void {
+  if (document.querySelector("main")!.dataset.screen !== "work") element("work").before(element("try"));
+}
+
 /** Shows the sections of a screen. A new screen gets the focus, because the focused button is gone. */
 function show(screen: string, sections: Record<string, boolean>): void {
   for (const [id, shown] of Object.entries(sections)) element(id).hidden = !shown;
   const main = document.querySelector("main")!;
   const before = main.dataset.screen;
   main.dataset.screen = screen;
-  if (before !== undefined && before !== screen) element(`${screen}-title`).focus();
+  if (before !== undefined && before !== screen) main.querySelector<HTMLElement>("section:not([hidden]) h2")!.focus();
 }
 
 function dataOf({ data, preparing }: View): string {
@@ -155,11 +163,6 @@ function statusOf(view: View, { wanted, canJoin, hasLeft }: Surroundings): strin
 function drawProblem({ stage, problem }: View): void {
   if (problem === null) return sayProblem("");
   sayProblem(messageOf(problem), stage === "joined" ? remedyOf(problem) : "");
-}
-
-function messageOf({ code, fault }: Problem): string {
-  const known = fault.is === "refused" ? TEXTS.refusals[code as keyof typeof TEXTS.refusals] : undefined;
-  return known ?? sentenceOf(fault, TEXTS.faults);
 }
 
 /** Draws when a coordinator that is away is asked again. Screen readers do not read every second. */

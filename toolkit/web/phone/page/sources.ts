@@ -41,7 +41,7 @@ export function offerSources(use: (source: Source, adding: boolean) => void): vo
 }
 
 /** Takes the files of a field and empties it, so that a corrected file can be chosen again. */
-function taken(field: HTMLInputElement): File[] {
+export function taken(field: HTMLInputElement): File[] {
   const files = [...(field.files ?? [])];
   field.value = "";
   return files;

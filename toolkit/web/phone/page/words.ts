@@ -1,5 +1,7 @@
 /** The texts in this browser's language. */
 
+import { sentenceOf } from "../agent/faults.js";
+import type { Problem } from "../agent/messages.js";
 import { ENGLISH, type Words } from "../texts/english.js";
 import { GERMAN } from "../texts/german.js";
 
@@ -23,6 +25,12 @@ export function translate(): void {
   for (const field of document.querySelectorAll<HTMLInputElement>("[data-value]")) {
     field.value = word(field.dataset.value);
   }
+}
+
+/** The sentence about a problem, in words for owners. */
+export function messageOf({ code, fault }: Problem): string {
+  const known = fault.is === "refused" ? TEXTS.refusals[code as keyof typeof TEXTS.refusals] : undefined;
+  return known ?? sentenceOf(fault, TEXTS.faults);
 }
 
 /** A number in the form of this language, with `digits` digits after the point. */

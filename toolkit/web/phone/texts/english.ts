@@ -25,6 +25,9 @@ export const PAGE = {
   staysData: "your data",
   staysPersonal: "your personal model, if this federation has personal models",
   staysKey: "the private key by which the coordinator recognises this device",
+  tryHeading: "Try it",
+  tryClasses: "Probability of each class",
+  tryStays: "It stays on this device, and this page does not keep it.",
   dataHeading: "Your data",
   picturesAbout: "Choose or take pictures of each kind. They stay on this device.",
   usePictures: "Use these pictures",
@@ -186,6 +189,29 @@ export const ENGLISH = {
   predictions: (round: number, before: string, beforeShare: string, after: string, afterShare: string) =>
     `Your first example in round ${round}: ${before} (${beforeShare}) before your training, ` +
     `${after} (${afterShare}) after it`,
+  /** What can be tried, by the kind of data. */
+  tryFile: {
+    images: "Take or choose a picture",
+    series: "Choose a table to try (CSV)",
+    arrays: "Choose a file with examples (.npz)",
+  },
+  noModel: "The model comes with the first round. Then you can try it here.",
+  tryLater: "This device is training. You can try the model when it waits, is paused or has finished.",
+  model: (round: number) =>
+    round === 1
+      ? "The shared model answers, as it was before the first round. It may only guess."
+      : `The shared model answers, as it was when round ${round} began.`,
+  personalModel: (round: number) => `Your personal model answers, as this device trained it in round ${round}.`,
+  trying: "The model is working",
+  tried: (file: string, lines: number) => `The last ${lines} lines of ${file}`,
+  triedFirst: (file: string, of: number) => (of === 1 ? file : `The first of ${of} examples in ${file}`),
+  className: (index: number) => `class ${index}`,
+  mostProbable: (name: string, share: string) => `Most probable: ${name}, ${share}`,
+  almostCertain: "over 99%",
+  almostImpossible: "under 1%",
+  moreClasses: (count: number) => (count === 1 ? "and one other class" : `and ${count} other classes`),
+  answer: (values: string) => `Answer: ${values}`,
+  emptySequence: "nothing",
   resume: "Continue",
   /** What to do about a problem that stopped the training, by the start of its code. */
   remedies: [

@@ -58,6 +58,8 @@ export const ENGLISH_FAULTS: Sentences = {
   "data.missing": () => "This page has no data. Choose some.",
   "data.missing-array": ({ file }) =>
     `${file} must hold the arrays x (examples) and y (labels). Save it with numpy.savez(file, x=x, y=y).`,
+  "data.missing-array/x": ({ file }) =>
+    `${file} must hold the array x with at least one example. Save it with numpy.savez(file, x=x).`,
   "data.missing-column": ({ file, column, columns }) =>
     `${file} has no column “${column}”. The first line must name the columns; it names ${listed(columns)}.`,
   "data.missing-column/several": ({ file, column, columns }) =>
@@ -123,6 +125,13 @@ export const ENGLISH_FAULTS: Sentences = {
     "The browser has no room left for this page. Free some storage, then continue.",
   "storage.lost": () => "The browser has removed a file of this page.",
   "storage.lost/data": () => "The browser has removed the data of this page.",
+  "storage.lost/model": () =>
+    "The browser has removed the model of this page. If more rounds come, the next one brings it again.",
+  "trial.no-memory": () =>
+    "This device has not enough memory for the model at the moment. Close other tabs and apps, reload this page, " +
+    "then try again.",
+  "trial.no-model": () => "There is no model on this device yet. It comes with the first round.",
+  "trial.training": () => "This device is training. Try the model when it waits, is paused or has finished.",
   "trust.forged-invitation": () =>
     "The description of this federation is not signed by its coordinator: somebody on the way has altered it.",
   "trust.forged-work": () =>

@@ -23,6 +23,9 @@ const PAGE: Words["page"] = {
   staysData: "Ihre Daten",
   staysPersonal: "Ihr persönliches Modell, falls diese Föderation persönliche Modelle hat",
   staysKey: "die geheime Hälfte seines Schlüssels, an dem der Koordinator es erkennt",
+  tryHeading: "Ausprobieren",
+  tryClasses: "Wahrscheinlichkeit jeder Klasse",
+  tryStays: "Es bleibt auf diesem Gerät, und diese Seite behält es nicht.",
   dataHeading: "Ihre Daten",
   picturesAbout: "Wählen Sie Bilder jeder Art aus, oder nehmen Sie welche auf. Sie bleiben auf diesem Gerät.",
   usePictures: "Diese Bilder verwenden",
@@ -190,6 +193,30 @@ export const GERMAN: Words = {
   predictions: (round, before, beforeShare, after, afterShare) =>
     `Ihr erstes Beispiel in Runde ${round}: ${before} (${beforeShare}) vor Ihrem Training, ` +
     `${after} (${afterShare}) danach`,
+  tryFile: {
+    images: "Nehmen Sie ein Bild auf, oder wählen Sie eines",
+    series: "Wählen Sie eine Tabelle zum Ausprobieren (CSV)",
+    arrays: "Wählen Sie eine Datei mit Beispielen (.npz)",
+  },
+  noModel: "Das Modell kommt mit der ersten Runde. Dann können Sie es hier ausprobieren.",
+  tryLater:
+    "Dieses Gerät trainiert gerade. Sie können das Modell ausprobieren, wenn es wartet, Pause hat oder fertig ist.",
+  model: (round) =>
+    round === 1
+      ? "Das gemeinsame Modell antwortet, so wie es vor der ersten Runde war. Vielleicht rät es nur."
+      : `Das gemeinsame Modell antwortet, so wie es am Anfang von Runde ${round} war.`,
+  personalModel: (round) =>
+    `Ihr persönliches Modell antwortet, so wie dieses Gerät es in Runde ${round} trainiert hat.`,
+  trying: "Das Modell rechnet",
+  tried: (file, lines) => `Die letzten ${lines} Zeilen von ${file}`,
+  triedFirst: (file, of) => (of === 1 ? file : `Das erste von ${of} Beispielen in ${file}`),
+  className: (index) => `Klasse ${index}`,
+  mostProbable: (name, share) => `Am wahrscheinlichsten: ${name}, ${share}`,
+  almostCertain: "über 99 %",
+  almostImpossible: "unter 1 %",
+  moreClasses: (count) => (count === 1 ? "und eine andere Klasse" : `und ${count} andere Klassen`),
+  answer: (values) => `Antwort: ${values}`,
+  emptySequence: "nichts",
   resume: "Weiter",
   remedies: [
     [

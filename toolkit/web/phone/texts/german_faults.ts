@@ -54,6 +54,9 @@ export const GERMAN_FAULTS: Sentences = {
   "data.missing-array": ({ file }) =>
     `${file} muss die Arrays x (Beispiele) und y (Labels) enthalten. Speichern Sie die Datei mit ` +
     "numpy.savez(file, x=x, y=y).",
+  "data.missing-array/x": ({ file }) =>
+    `${file} muss das Array x mit mindestens einem Beispiel enthalten. Speichern Sie die Datei mit ` +
+    "numpy.savez(file, x=x).",
   "data.missing-column": ({ file, column, columns }) =>
     `${file} hat keine Spalte „${column}“. Die erste Zeile muss die Spalten nennen; sie nennt ${listed(columns)}.`,
   "data.missing-column/several": ({ file, column, columns }) =>
@@ -123,6 +126,14 @@ export const GERMAN_FAULTS: Sentences = {
     "Der Browser hat keinen Platz mehr für diese Seite. Schaffen Sie Platz, und machen Sie dann weiter.",
   "storage.lost": () => "Der Browser hat eine Datei dieser Seite gelöscht.",
   "storage.lost/data": () => "Der Browser hat die Daten dieser Seite gelöscht.",
+  "storage.lost/model": () =>
+    "Der Browser hat das Modell dieser Seite gelöscht. Wenn noch Runden kommen, bringt die nächste es wieder.",
+  "trial.no-memory": () =>
+    "Dieses Gerät hat im Moment zu wenig Arbeitsspeicher für das Modell. Schließen Sie andere Tabs und Apps, laden " +
+    "Sie diese Seite neu, und versuchen Sie es noch einmal.",
+  "trial.no-model": () => "Auf diesem Gerät ist noch kein Modell. Es kommt mit der ersten Runde.",
+  "trial.training": () =>
+    "Dieses Gerät trainiert gerade. Probieren Sie das Modell aus, wenn es wartet, Pause hat oder fertig ist.",
   "trust.forged-invitation": () =>
     "Die Beschreibung dieser Föderation ist nicht von ihrem Koordinator unterschrieben: Jemand hat sie " +
     "unterwegs verändert.",

@@ -1,0 +1,81 @@
+/** "Try it": the model on this device answers for a file of the owner. The file is not stored. */
+
+import { answerOf, outputForm } from "./answer.js";
+import { openStored, TRAINED, type Bundle, type StoredBundle } from "./bundle.js";
+import { Failure } from "./faults.js";
+import type { Manifest } from "./manifest.js";
+import type { Trial } from "./messages.js";
+import { firstBytes, readNpz } from "./npz.js";
+import { pictureOf } from "./pictures.js";
+import { outputOf } from "./prediction.js";
+import { checkArray } from "./preparation.js";
+import type { Values } from "./storage.js";
+import { BYTES, numbers, sizeOf, type Dtype, type Numbers, type Tensors } from "./tensors.js";
+import type { Results } from "./update.js";
+import { lastWindow } from "./windows.js";
+
+/** What the runtime says if memory is missing. */
+const NO_MEMORY = /bad_alloc|memory|allocat/i;
+
+interface Model {
+  bundle: Bundle;
+  /** Tensors that replace those of the bundle. */
+  state: Tensors;
+}
+
+/** Chooses the model that answers: the last bundle that was trained, with the personal model if it has one. */
+async function chosenModel(values: Values, results: Results): Promise<Model> {
+  const stored = await values.get<StoredBundle>(TRAINED);
+  if (stored === null) throw new Failure("trial.no-model", {});
+  const bundle = await openStored(stored, values);
+  return { bundle, state: await results.personalModel(bundle.manifest) };
+}
+
+/** The answer of the model for the picture, the last lines or the first array in `file`. */
+export async function tryModel(file: File, values: Values, results: Results): Promise<Trial> {
+  try {
+    const { bundle, state } = await chosenModel(values, results);
+    const { manifest } = bundle;
+    const { sample, data, dtype } = await sampleOf(file, manifest);
+    const x = { dtype, shape: [1, ...manifest.sample_shape], data };
+    const answer = answerOf(await outputOf(bundle, x, state), outputForm(manifest));
+    return { file: file.name, sample, answer, names: manifest.preprocessing?.classes ?? [] };
+  } catch (error) {
+    // Without room, browsers cannot make an array, and the runtime writes beyond its memory.
+    const noMemory = error instanceof RangeError || NO_MEMORY.test(String(error));
+    throw noMemory && !(error instanceof Failure) ? new Failure("trial.no-memory", {}) : error;
+  }
+}
+
+interface Sample {
+  sample: Trial["sample"];
+  dtype: Dtype;
+  data: Numbers;
+}
+
+async function sampleOf(file: File, manifest: Manifest): Promise<Sample> {
+  const { preprocessing, sample_shape } = manifest;
+  if (preprocessing === null) return firstOf(file, manifest);
+  if (preprocessing.kind === "images") {
+    const data = await pictureOf(file, preprocessing, sample_shape);
+    return { sample: { is: "picture" }, dtype: "float32", data };
+  }
+  const { sample: data, lines } = await lastWindow(file, preprocessing, sizeOf(sample_shape));
+  return { sample: { is: "window", lines }, dtype: "float32", data };
+}
+
+/** The first example of the array x in a numpy file. It needs no labels. */
+async function firstOf(file: File, manifest: Manifest): Promise<Sample> {
+  const { sample_dtype: dtype, sample_shape: shape, sample_limit: limit } = manifest;
+  const x = (await readNpz(file)).get("x");
+  const of = x?.shape[0] ?? 0;
+  if (x === undefined || of === 0) throw new Failure("data.missing-array/x", { file: file.name });
+  checkArray("x", file.name, [dtype, shape], [x.dtype, x.shape.slice(1)]);
+  const bytes = await firstBytes(x.bytes(), sizeOf(shape) * BYTES[dtype]);
+  if (bytes.length < bytes.buffer.byteLength) throw new Failure("data.unreadable", { file: file.name });
+  const data = numbers(dtype, bytes.buffer);
+  const fits = (number: number | bigint): boolean =>
+    Number.isFinite(Number(number)) && (dtype === "float32" || (number >= 0 && number < (limit ?? Infinity)));
+  if (![...data].every(fits)) throw new Failure("data.number-out-of-range", { name: file.name, sample: 0 });
+  return { sample: { is: "array", of }, dtype, data };
+}
