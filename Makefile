@@ -248,6 +248,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores, which pip does not use
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib $(PACKAGES) || true # on all cores, which pip does not use
 	@touch $@
 	@echo "The commands are in $(BIN); to use them by their names: . $(BIN)/activate"

@@ -25,6 +25,7 @@ hypothesis.settings.load_profile("untimed")
 
 def pytest_configure(config: pytest.Config) -> None:
     AUDIT.install()
+    gc.disable()  # until all is collected: nearly everything that is loaded stays
     # Fresh for each run, so that no test sees graphs of other code. Workers inherit the variable
     # from the process that starts them, and so share the folder.
     if not hasattr(config, "workerinput"):
@@ -44,6 +45,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     # All that is loaded by now stays: without it, each full collection reads torch's objects too.
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 100)  # exports make many objects that live until their end
 
 

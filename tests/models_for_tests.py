@@ -61,6 +61,27 @@ def wide_cnn() -> nn.Sequential:
     )
 
 
+def wide_layers() -> nn.Sequential:
+    """The least model with blocked forms and convolutions by Winograd's method."""
+    return nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(2, 32, 3, padding=1, bias=False),
+            bn=nn.BatchNorm2d(32),
+            act=nn.GELU(),
+            second=nn.Conv2d(32, 32, 3, padding=1),
+            bend=nn.Tanh(),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flat=nn.Flatten(),
+            classifier=nn.Linear(32, CLASSES),
+        )
+    )
+
+
+def four_columns() -> nn.Sequential:
+    """(N, 4) -> (N, 2)."""
+    return nn.Sequential(nn.Linear(4, 2))
+
+
 def staged_cnn(first: int = 2, second: int = 3) -> nn.Sequential:
     """Two stages of residual blocks in one `nn.Sequential`; a stage may have fewer blocks."""
     names = [*("a", "b")[:first], *("c", "d", "e")[:second]]
@@ -89,9 +110,9 @@ def relu_cnn() -> nn.Sequential:
     )
 
 
-def wide_then_small() -> nn.Sequential:
+def wide_then_small(layers: int = 6) -> nn.Sequential:
     """(N, 3, 32, 32) -> (N, 10); training the first layers keeps far more than running them."""
-    wide = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.Tanh()) for _ in range(12)]
+    wide = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.Tanh()) for _ in range(layers)]
     return nn.Sequential(
         OrderedDict(
             stem=nn.Conv2d(3, 32, 3, padding=1),

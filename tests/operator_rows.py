@@ -18,6 +18,7 @@ COMBINED = {
     "transposed convolution": ("no bias", "stride", "dilation", "depthwise", "1d"),
     "attention": (
         *("scale", "without heads", "multi-head, no bias"),
+        *("multi-head", "multi-head, causal"),
         *("encoder layer, norm first", "encoder layer, predicting"),
     ),
     "normalisation": (

@@ -63,7 +63,9 @@ rounds = 1
 held_out = "tiny.npz"
 port = 0
 
-[training]
+[training]  # with the graphs of the bundle of `full`
+batch_size = 4
+learning_rate = 0.05
 epochs = 1
 
 [[devices]]

@@ -100,7 +100,7 @@ def test_stages_are_reported_to_the_caller(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("EDGETAILOR_CACHE", str(tmp_path / "cache"))  # no graph is in it
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.Tanh(), nn.Linear(16, CLASSES))
     source, said = from_model(model), list[str]()
-    submodel = split(model, "cp:2.0", SAMPLE_SHAPE, TRAINING)
+    submodel = split(model, "low-rank:0.25,keep=0", SAMPLE_SHAPE, TRAINING)
     edgetailor.export(submodel, source, tmp_path / "b", verify=False, progress=said.append)
     assert said[0] == "factorizing the weights"
     assert "lowering predict" in said
@@ -110,7 +110,11 @@ def test_stages_are_reported_to_the_caller(tmp_path: Path, monkeypatch: pytest.M
     train_bundle(tmp_path / "b", str(data), tmp_path / "update", threads=1)
     updates = [edgetailor.read_update(tmp_path / "update")] * 2
     edgetailor.aggregate(source, updates, progress=said.append)
-    assert said == ["adding update 1: cp:2.0", "adding update 2: cp:2.0", "computing the new model"]
+    assert said == [
+        "adding update 1: low-rank:0.25,keep=0",
+        "adding update 2: low-rank:0.25,keep=0",
+        "computing the new model",
+    ]
 
     said.clear()
     (tmp_path / "fleet.toml").write_text(FLEET)

@@ -28,6 +28,7 @@ from device_agent.training.step_comparison import FirstStep, objection
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
 from exporters.export import export
+from parameters import some_long
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
 
@@ -44,7 +45,7 @@ def cnn(norm: bool) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 3 * 2, CLASSES))
 
 
-@pytest.fixture(scope="module", params=["full", "slice:2", "adamw"])
+@pytest.fixture(scope="module", params=some_long(["full", "slice:2", "adamw"], "slice:2"))
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle whose training step has blocked forms.
 

@@ -55,7 +55,7 @@ class Recurrent(nn.Module):
         return self.classifier(self.layer(x)[0][:, -1, :3])
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("bidirectional", some_long([False, True], False))
 @pytest.mark.parametrize(
     ("layer", "gates"), some_long([(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)], (nn.GRU, 3))
 )

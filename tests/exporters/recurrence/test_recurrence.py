@@ -129,8 +129,8 @@ LOWERED = {
     some_long(
         itertools.product(LOWERED, RUNTIMES),
         *itertools.product(("lstm, stacked", "gru, stacked"), RUNTIMES),
-        *(("lstm, last states", "onnx"), ("gru", "onnx"), ("rnn", "onnx")),
-        ("gru, last states", "litert"),
+        *(("lstm, last states", "onnx"), ("gru", "onnx"), ("rnn", "onnx"), ("rnn relu", "onnx")),
+        *(("gru, last states", "litert"), ("lstm, last states", "litert")),
     ),
 )
 def test_one_file_runs_any_batch(name: str, runtime: str, seed: int) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from bundles import SAMPLE_SHAPE, rewrite, tiny_model, write_data
 from commands import refusal, run
-from edgetailor import TrainingConfig, export, load_model, split
+from edgetailor import TrainingConfig, export, split
+from models_for_tests import wide_then_small
 from toolkit.submodels.global_model import from_model
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
@@ -26,7 +27,7 @@ def write_tiny(out: Path) -> Path:
 
 
 def test_memory_that_runs_out_is_said_in_one_sentence(tmp_path: Path) -> None:
-    model = load_model("models_for_tests:wide_then_small", seed=0)
+    model = wide_then_small(12)
     training = TrainingConfig(batch_size=32, epochs=1)
     submodel = split(model, "full", (3, 32, 32), training)
     export(submodel, from_model(model), tmp_path / "b", format="tflite", verify=False)

@@ -19,7 +19,7 @@ from exporters.programs.program import Program
 from exporters.runtime_graph import Form, Graph
 from exporters.verification.verify import verify
 from form_cases import tail, with_negative_kernels
-from models_for_tests import INPUT_SHAPE, wide_cnn
+from models_for_tests import INPUT_SHAPE, wide_layers
 from toolkit.submodels.global_model import from_model
 
 
@@ -53,7 +53,7 @@ if (block := block_size()) is not None:
 @pytest.mark.parametrize(("form", "spoil"), FORMS.items())
 def test_a_wrong_form_does_not_pass(form: str, spoil: Callable[[bytes], bytes], seed: int) -> None:
     torch.manual_seed(seed)
-    check_that_it_fails(wide_cnn(), INPUT_SHAPE, form, spoil)
+    check_that_it_fails(wide_layers(), INPUT_SHAPE, form, spoil)
 
 
 def with_loss_nan(data: bytes) -> bytes:
@@ -69,7 +69,7 @@ def with_loss_nan(data: bytes) -> bytes:
 def test_a_plain_graph_whose_results_are_no_numbers_does_not_pass(seed: int) -> None:
     """Its forms differ from it as much as it differs from itself."""
     torch.manual_seed(seed)
-    program, values, graphs = step_with_forms(wide_cnn(), INPUT_SHAPE)
+    program, values, graphs = step_with_forms(wide_layers(), INPUT_SHAPE)
     wrong = replace(graphs["train"], data=with_loss_nan(graphs["train"].data))
     verdict = verify(program, {"train": wrong}, values, partial(traced, "onnx"))
     assert not verdict.passed

@@ -13,7 +13,7 @@ from toolkit.submodels.hyperparameters import TrainingConfig
 
 def test_all_forms_of_graphs_in_every_round(tmp_path: Path) -> None:
     training = TrainingConfig(batch_size=4)
-    federation = Federation("models_for_tests:wide_cnn", INPUT_SHAPE, training)
+    federation = Federation("models_for_tests:wide_layers", INPUT_SHAPE, training)
     for spec in ("full", "slice:second"):
         submodel = split(federation.module, spec, INPUT_SHAPE, training)
         out = tmp_path / spec

@@ -23,15 +23,33 @@ def fleet() -> HostileFleet:
     return HostileFleet()
 
 
-@settings(max_examples=25, deadline=None)
-@given(
+attacks = given(
     kind=st.sampled_from(SPECS),
     others=st.sampled_from([1, 2, 9]),
     tensor=st.integers(0, 99),
     value=st.sampled_from(HUGE + TINY),
     whole=st.booleans(),
 )
+
+
+@settings(max_examples=10)
+@attacks
 def test_one_device_cannot_end_the_training_of_the_others(
+    fleet: HostileFleet, kind: str, others: int, tensor: int, value: float, whole: bool
+) -> None:
+    check_attack(fleet, kind, others, tensor, value, whole)
+
+
+@pytest.mark.long
+@settings(max_examples=100)
+@attacks
+def test_no_device_of_many_can_end_the_training_of_the_others(
+    fleet: HostileFleet, kind: str, others: int, tensor: int, value: float, whole: bool
+) -> None:
+    check_attack(fleet, kind, others, tensor, value, whole)
+
+
+def check_attack(
     fleet: HostileFleet, kind: str, others: int, tensor: int, value: float, whole: bool
 ) -> None:
     updates = fleet.first_round([kind, *(OTHERS * 2)[:others]])

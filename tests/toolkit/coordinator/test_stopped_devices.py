@@ -2,16 +2,13 @@
 
 import errno
 import re
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from command_models import NETS
-from commands import command, environment, run
+from commands import run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
 from device_agent.federation.fleet_status import lines
@@ -20,6 +17,8 @@ from device_agent.federation.run_options import RunOptions
 from device_agent.federation.stop_report import stop_report, without_folders
 from device_agent.formats.protocol import DeviceStatus, Stopped, SubmodelFailure
 from profiles.errors import BundleError, DataError, StorageError
+from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.server import Server
 from vector_fleet import (
     CONFIG,
@@ -182,7 +181,7 @@ def test_no_folder_leaves_the_device() -> None:
 
 
 FLEET = """
-model = "nets:alone"
+model = "models_for_tests:four_columns"
 input_shape = [4]
 rounds = 2
 held_out = "held_out.csv"
@@ -205,46 +204,23 @@ submodel = "full"
 count = 2
 """
 RIGHT = "a,b,c,d,y\n1,2,3,4,yes\n0,0,1,-1,no\n5,4,3,2,yes\n"
-Process = subprocess.Popen[str]
-
-
-@contextmanager
-def process(folder: Path, name: str, *arguments: object) -> Iterator[Process]:
-    started = subprocess.Popen(
-        command(name, *arguments), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
-    )
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.communicate()
-
-
-def line_with(process: Process, text: str) -> str:
-    """The next line of its log that holds `text`."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        if text in line:
-            return line.rstrip()
-    raise AssertionError(f"it ended without {text!r}")
 
 
 def test_a_wrong_label_delays_no_round(tmp_path: Path) -> None:
-    (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "fleet.toml").write_text(FLEET)
     for name in ("held_out.csv", "good.csv"):
         (tmp_path / name).write_text(RIGHT)
     (tmp_path / "bad.csv").write_text(RIGHT + "3,4,5,6,ok\n")
-    with process(tmp_path, "edgetailor", "serve", "fleet.toml") as serving:
-        url = line_with(serving, "Coordinator at http://").split()[-1]
+    config, told = load_config(tmp_path / "fleet.toml"), list[str]()
+    with running(config, federation(config), told.append) as server:
         for name in ("good", "bad"):
             given = ("--token-file", "state/tokens/pc.token", "--state", name, "--name", name)
-            done = run("edgetailor-agent", "join", url, *given, cwd=tmp_path)
+            done = run("edgetailor-agent", "join", server.url, *given, cwd=tmp_path)
             assert done.code == 0, done.stderr
         bad = run("edgetailor-agent", "run", "--data", "bad.csv", "--state", "bad", cwd=tmp_path)
         assert bad.code == 2
         assert "bad.csv, line 5: the model has no class 'ok'" in bad.stderr
-        stopped = line_with(serving, "has stopped")
+        [stopped] = [line for line in told if "has stopped" in line]
         shown = run("edgetailor-agent", "status", "--state", "good", cwd=tmp_path).stdout
         good = run("edgetailor-agent", "run", "--data", "good.csv", "--state", "good", cwd=tmp_path)
         assert good.code == 0, good.stderr  # after both rounds, long before their deadline

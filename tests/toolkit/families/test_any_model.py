@@ -83,13 +83,15 @@ def build(name: str, spec: str, seed: int) -> Case:
 
 # Factors of every layer, and a slice's: on few models, of those that are quick to record.
 SLOW = {
-    **dict.fromkeys(("unet", "called-twice", "segmentation", "tied"), SPECS[2:3]),
+    **dict.fromkeys(("unet", "segmentation"), (SPECS[1], SPECS[2], SPECS[4])),
+    "called-twice": (SPECS[2], SPECS[4]),
+    "tied": (SPECS[1], SPECS[2]),
     "stock-transformer": SPECS,
     "transformer": (SPECS[1], SPECS[2], SPECS[4]),
     "tagger": (SPECS[1], SPECS[2], SPECS[4]),
     "separable": (SPECS[2], SPECS[4]),
     "signal": SPECS[4:],
-    "recurrent": (SPECS[2], SPECS[4]),
+    "recurrent": (SPECS[1], SPECS[2], SPECS[4]),
 }
 CASES = [
     pytest.param(both, marks=pytest.mark.long) if both[1] in SLOW.get(both[0], ()) else both
@@ -275,7 +277,9 @@ def test_what_this_model_cannot_give_is_refused_with_what_it_can(
     assert re.search(words, str(caught.value))
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(12, 8), (7, 13), (11, 3)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), some_long([(12, 8), (7, 13), (11, 3)], (7, 13), (11, 3))
+)
 def test_the_rates_that_a_refusal_names_are_accepted(inputs: int, outputs: int) -> None:
     model = nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh(), nn.Linear(outputs, 2))
     for rate in (0.001, 1000.0):

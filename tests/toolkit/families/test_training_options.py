@@ -94,7 +94,7 @@ def test_a_round_without_statistics_and_absent_classes(seed: int, tmp_path: Path
         torch.testing.assert_close(fleet.model.tensors[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("steps", some_long([1, 3, 5], 3))
 @pytest.mark.parametrize("spec", ["full", "slice:residual"])
 def test_a_round_of_steps(spec: str, steps: int, seed: int, tmp_path: Path) -> None:
     """Of three batches an epoch: one batch, a whole epoch, and an end within the second one."""

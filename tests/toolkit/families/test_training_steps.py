@@ -146,7 +146,7 @@ def test_a_personal_model_has_an_adam_of_its_own(optimizer: Optimizer, seed: int
     assert (float(state["personal_steps"]), float(state["adam_steps"])) == (3, 1)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", some_long(SPECS, "low-rank:0.25", "width:0.5"))
 def test_every_family_refuses_a_loss_that_does_not_fit(spec: str) -> None:
     with refused("model.loss-mismatch", loss="binary-cross-entropy", outputs=CLASSES):
         split(smooth_cnn(), spec, INPUT_SHAPE, TrainingConfig(loss="binary-cross-entropy"))

@@ -263,7 +263,9 @@ def test_prediction_and_step_are_the_hand_written_twins(
     assert_runs_as(twin, submodel, received, case, generator)
 
 
-@pytest.mark.parametrize("name", some_long(["plain", "residual", "separable", "mixer"], "mixer"))
+@pytest.mark.parametrize(
+    "name", some_long(["plain", "residual", "separable", "mixer"], "separable", "mixer")
+)
 def test_a_scaler_divides_outputs_of_narrowed_layers_in_training(
     name: str, generator: torch.Generator
 ) -> None:

@@ -38,7 +38,7 @@ def prepared(variables: dict[str, str]) -> None:
 
 @pytest.fixture
 def warm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes forked from one that has loaded torch; the other tests start fresh ones."""
+    """Processes forked from one that has loaded torch; another test starts a fresh one."""
     forked = multiprocessing.get_context("forkserver")
     forked.set_forkserver_preload(PRELOAD)
 
@@ -103,6 +103,7 @@ def test_a_search_can_be_stopped(cache: Path) -> None:
         search.run()
 
 
+@pytest.mark.usefixtures("warm")
 def test_errors_of_the_processes_arrive(cache: Path) -> None:
     source = ModelSource("toolkit.models:nothing", SAMPLE_SHAPE, SOURCE.training)
     with refused("model.unknown-callable") as caught:

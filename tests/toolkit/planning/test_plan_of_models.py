@@ -68,7 +68,8 @@ def exhaustive(workloads: Workloads, wanted: Iterable[str], budgets: Budgets) ->
 
 
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...], TrainingConfig, tuple[str, ...]]] = {
-    "tiny": (
+    "tiny": (tiny_model()[0], SAMPLE_SHAPE, TRAINING, ("full", "slice:classifier")),
+    "tiny, more": (
         tiny_model()[0], SAMPLE_SHAPE, TRAINING, ("full", "slice:classifier", "width:0.5"),
     ),
     "digits": (digits_cnn(), (1, 8, 8), TrainingConfig(), ()),

@@ -304,7 +304,9 @@ def test_what_trains_all_has_strength_one(spec: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    some_long(["full", "width:0.5", "slice:classifier", "cp:2", "pfedme"], "cp:2", "pfedme"),
+    some_long(
+        ["full", "width:0.5", "slice:classifier", "cp:2", "pfedme"], "width:0.5", "cp:2", "pfedme"
+    ),
 )
 def test_the_agent_does_not_refuse_what_a_plan_admits(spec: str, tmp_path: Path) -> None:
     """In its own reckoning it holds the connection, 6 MB, before it adds what training takes."""

@@ -41,7 +41,12 @@ RAY = pytest.param("ray", marks=pytest.mark.long)
 
 
 def configured(
-    folder: Path, seed: int, specs: Iterable[str], options: str = "", large: int = 0
+    folder: Path,
+    seed: int,
+    specs: Iterable[str],
+    options: str = "",
+    large: int = 0,
+    each: int = EACH,
 ) -> Path:
     """The file of a federation with a few clients of each spec, and its samples.
 
@@ -53,7 +58,7 @@ def configured(
     np.savez(folder / "data.npz", x=x, y=draw.integers(CLASSES, size=200))
     np.savez(folder / "held.npz", x=x[:20].clip(-9, 9), y=draw.integers(CLASSES, size=20))
     kinds = "".join(
-        f'[[devices]]\nname = "kind-{number}"\nsubmodel = "{spec}"\ncount = {EACH}\n'
+        f'[[devices]]\nname = "kind-{number}"\nsubmodel = "{spec}"\ncount = {each}\n'
         for number, spec in enumerate(specs)
     )
     (folder / "fleet.toml").write_text(
@@ -116,8 +121,8 @@ def test_a_worker_has_the_bits_of_this_process(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, specs: tuple[str], options: str
 ) -> None:
     monkeypatch.setattr(chunks, "CHUNK_MACS", 1.0)  # a chunk has one client
-    # Ten, because a client may hold one out instead of training on it.
-    file = configured(tmp_path, seed, specs, options, large=10 if specs == SPECS else 0)
+    # Ten, because a client may hold one out instead of training on it; two of twelve have none.
+    file = configured(tmp_path, seed, specs, options, large=10 if specs == SPECS else 0, each=2)
     expected = simulate.simulate(file, tmp_path / "here")
     monkeypatch.setattr(simulate, "Processes", lambda setup, workers: Elsewhere(setup))
     came = simulate.simulate(file, tmp_path / "elsewhere", workers=2)

@@ -17,7 +17,7 @@ PAPERS = Path(__file__).resolve().parents[3] / "docs" / "papers"
 FILES = sorted(PAPERS.glob("*/*.toml"))
 NAMES = [f"{file.parent.name}/{file.stem}" for file in FILES]
 SAMPLES = 30
-QUICK = {"mnist/tdpfed-full", "mnist/tdpfed-cp", "femnist/embracingfl-slice"}
+QUICK = {"mnist/tdpfed-full", "mnist/tdpfed-cp", "digits/embracingfl-slice"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=NAMES)

@@ -10,6 +10,7 @@ import pytest
 
 from made_calibration import CALIBRATION, DEVICE
 from models_for_tests import CLASSES, INPUT_SHAPE
+from parameters import long_one
 from profiles.cost_model.prediction import TimeModel
 from refusals import refused
 from toolkit.coordinator.rounds.round_state import Rounds, fewest_updates
@@ -100,7 +101,7 @@ def test_a_round_closes_as_the_coordinators_does(seed: int) -> None:
         assert came == (len(rounds.updates), closed), (times, failed, quorum, deadline)
 
 
-@pytest.mark.parametrize("training", ["epochs = 2", "steps = 5"], ids=["epochs", "steps"])
+@pytest.mark.parametrize("training", ["epochs = 2", long_one("steps = 5")], ids=["epochs", "steps"])
 def test_time_is_that_of_the_batches_and_bytes(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: str
 ) -> None:

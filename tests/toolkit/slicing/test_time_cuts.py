@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from edgetailor import TrainingConfig, split
+from parameters import some_long
 from refusals import refused
 from toolkit.models.imdb_bilstm import ImdbBiLSTM
 from toolkit.submodels.global_model import from_model
@@ -87,7 +88,7 @@ def case(name: str, seed: int) -> tuple[nn.Module, tuple[int, ...], Tensor, Tens
     return model, (LENGTH,), torch.randint(WORDS, (6, LENGTH)), torch.randint(2, (6,))
 
 
-@pytest.mark.parametrize("skip", [1, 4, LENGTH - 1])
+@pytest.mark.parametrize("skip", some_long([1, 4, LENGTH - 1], 4))
 @pytest.mark.parametrize("name", ["bilstm", "stacked"])
 def test_outputs_and_one_step_are_those_of_a_loop(name: str, skip: int, seed: int) -> None:
     model, shape, x, y = case(name, seed)

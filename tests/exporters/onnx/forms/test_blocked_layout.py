@@ -34,6 +34,7 @@ from exporters.onnx.forms.graph_rewriting import rewritten
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import Recomputation
 from form_cases import FIRST_BATCH, Case, check_by_definition, check_in_runtime, tail
+from parameters import some_long
 from training_steps import train_step
 
 
@@ -239,6 +240,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
+NAMES = some_long(MODELS, "depthwise, dilated", "hard", "points", "fits in part")
+"""The long ones have what other models here have, too, or those of `drawn`."""
+
+
 def drawn(draw: random.Random) -> nn.Module:
     """A chain of convolutions whose channels fit blocks, as the first one's do, or do not."""
     channels = draw.choice([16, 32])
@@ -273,7 +278,7 @@ def treat_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked_sums, "LEAST_BYTES", 0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_blocked_forms_by_definition(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     treat_as_large(monkeypatch)
     case, graph = exported(name, seed)
@@ -326,7 +331,7 @@ def test_strided_gradients_are_blocked(name: str, seed: int) -> None:
     assert b"ConvTranspose" not in form
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", some_long(range(4), 2, 3))
 def test_convolutions_of_any_sizes(number: int, seed: int) -> None:
     torch.manual_seed(seed + number)
     case = Case.of(drawn(random.Random(seed + number)), (3, 8, 9))
@@ -360,7 +365,7 @@ def is_convolution(node: onnx.NodeProto) -> bool:
 
 @pytest.mark.skipif(block_size() is None, reason="this ONNX Runtime has no blocked convolutions")
 @pytest.mark.parametrize("made_for", ["two blocks", "the first batch"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_blocked_forms_in_the_runtime(
     name: str, made_for: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

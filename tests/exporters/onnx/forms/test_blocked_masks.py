@@ -22,6 +22,7 @@ from exporters.onnx.forms.blocked_layout import blocked, rewrite, way_to_rewrite
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, tail
 from onnx_graphs import model, value
+from parameters import some_long
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_subnormal=False)
 LIMITS = st.floats(width=32, allow_nan=False, allow_infinity=False).filter(
@@ -108,7 +109,9 @@ def with_dropouts(spec: str) -> SizedGraph:
     return SizedGraph(to_onnx(program.signatures[0]), 32)
 
 
-@pytest.mark.parametrize("spec", ["full,recompute=no", "full,recompute=yes"])
+@pytest.mark.parametrize(
+    "spec", some_long(["full,recompute=no", "full,recompute=yes"], "full,recompute=yes")
+)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_dropouts_take_the_form_that_needs_less_memory(spec: str, block: int) -> None:
     """Which one that is depends on the gaps between all other buffers."""

@@ -16,7 +16,7 @@ from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.forms.winograd import A, B, G, rewrite, winograd
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, check, check_in_runtime, tail
-from toolkit import models
+from parameters import some_long
 from training_steps import train_step
 
 
@@ -134,7 +134,7 @@ def drawn(draw: random.Random) -> nn.Module:
     return nn.Sequential(*layers, *tail(channels))
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", some_long(range(4), 2, 3))
 def test_convolutions_of_any_sizes(number: int, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed + number)
     draw = random.Random(seed + number)
@@ -151,9 +151,11 @@ def test_convolutions_of_any_sizes(number: int, seed: int, tmp_path: Path) -> No
 
 def test_the_memory_is_that_of_the_form() -> None:
     """Transformed tiles are four times as large as their image."""
-    graph = SizedGraph(to_onnx(train_step(models.resnet20(), (3, 32, 32), "slice:blocks.6")), 32)
+    first, *others = (nn.Conv2d(channels, 64, 3, padding=1) for channels in (3, 64, 64))
+    layers = [first, *(layer for conv in others for layer in (nn.Tanh(), conv))]
+    graph = SizedGraph(to_onnx(train_step(nn.Sequential(*layers, *tail(64)), (3, 8, 8))), 32)
     plain, other = graph.footprint(), graph.footprint(rewrite)
-    # The largest image has 64 channels of 8 x 8 pixels; its tiles exist before and after a
+    # An image has 64 channels of 8 x 8 pixels; its tiles exist before and after a
     # transposition.
     tiles = 4 * 4 * 32 * 64 * 8 * 8
     assert tiles < other.process - plain.process < 4 * tiles
