@@ -14,8 +14,10 @@ COMBINED = {
     "convolution": (
         *("conv2d padding", "conv2d no bias", "conv2d stride", "conv2d dilation", "conv2d 1xk"),
         *("conv2d stride above kernel", "conv2d 1x1 stride", "conv2d depthwise", "conv1d"),
+        *("conv2d uneven padding", "conv2d uneven stride", "conv2d uneven dilation"),
+        *("conv2d groups", "conv2d kx1"),
     ),
-    "transposed convolution": ("no bias", "stride", "dilation", "depthwise", "1d"),
+    "transposed convolution": ("no bias", "stride", "dilation", "groups", "depthwise", "1d"),
     "attention": (
         *("scale", "without heads", "multi-head, no bias"),
         *("multi-head", "multi-head, causal"),
@@ -27,7 +29,10 @@ COMBINED = {
     ),
     "max pooling": ("stride 1", "dilation", "ceil mode", "uneven", "adaptive"),
     "average pooling": ("overlapping", "ceil mode", "rest left over", "uneven", "3d", "adaptive"),
-    "shape": ("stack", "chunk", "view", "move an axis", "slice from the end", "diagonal below"),
+    "shape": (
+        *("stack", "chunk", "view", "unflatten", "move an axis", "slice from the end", "narrow"),
+        *("tile", "diagonal", "diagonal below"),
+    ),
     "interpolation": ("nearest, fraction", "bilinear, size", "bilinear, aligned corners", "linear"),
 }
 """Rows whose operators and options are also in other rows of their group."""
