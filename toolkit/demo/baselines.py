@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.data.local_data import LocalData
+from device_agent.training.batching import held_out as held_out_of
 from profiles.errors import UpdateError
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.simulation_table import SimulationTable
@@ -79,7 +80,11 @@ def train_baselines(
         np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
     )
     ends = np.cumsum([len(labels) for _, labels in parts])[:-1]
-    rows = np.split(np.arange(len(samples)), ends)
+    # As in the demo, no device trains on the samples that it keeps apart.
+    rows = [
+        np.delete(own, held_out_of(len(own), demo_settings.EVALUATION_SHARE))
+        for own in np.split(np.arange(len(samples)), ends)
+    ]
 
     def accuracies(clients: Parts) -> list[float]:
         """Train the model on `clients`, each with its rows of the samples. Returns accuracies."""

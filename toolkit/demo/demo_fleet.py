@@ -105,6 +105,7 @@ def config_text(folder: DemoFolder, kinds: Iterable[DeviceKind], rounds: int, se
         "seed": seed,
     }
     lines = [*_table(top), "", "[training]", *_table(asdict(demo_settings.TRAINING))]
+    lines += ["", "[evaluation]", *_table({"share": demo_settings.EVALUATION_SHARE})]
     for kind in kinds:
         lines += ["", "[[devices]]", *_table(kind.model_dump(exclude_none=True))]
     return "\n".join(lines) + "\n"

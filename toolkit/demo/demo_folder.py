@@ -24,6 +24,12 @@ class DemoFolder:
         self.devices = self.root / "devices"
         self.bundles = self.root / "bundles"
         self.profiles = self.root / "profiles"
+        self.new_digits = self.data / "new-digits.npy"
+        self.deployed = self.root / "deployed"
+        self.cards = self.root / "deployed.json"
+        self.int8 = self.root / "deployed-int8"
+        self.int8_card = self.root / "deployed-int8.json"
+        self.predictions = self.root / "predictions"
         self.larger_model = self.root / "larger-model"
         self.larger_memory = self.root / "larger-model.json"
         self.logs = self.root / "logs"
@@ -37,7 +43,14 @@ class DemoFolder:
         self.check_place(force)
         if self.root.exists():
             shutil.rmtree(self.root)
-        for folder in (self.data, self.devices, self.bundles, self.profiles, self.logs):
+        for folder in (
+            self.data,
+            self.devices,
+            self.bundles,
+            self.profiles,
+            self.logs,
+            self.predictions,
+        ):
             folder.mkdir(parents=True)
         (self.root / MARKER).write_text("Made by `edgetailor demo`, which may replace it.\n")
 

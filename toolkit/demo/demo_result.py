@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.protocol import RoundResult
+from device_agent.formats.update import LocalEvaluation
 from profiles.documents.bundle_profile import Profile
 from toolkit.demo.baselines import Baselines
 from toolkit.demo.demo_folder import CURVE
+from toolkit.demo.deployed_models import DeployedModel
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,9 @@ class DeviceReport:
         capacity: Load of the submodel relative to the full model.
         bytes_down: Bytes of all HTTP bodies that it received.
         bytes_up: Bytes of all HTTP bodies that it sent.
+        evaluation: How the received model and the device's own predict the samples that it keeps
+            apart, in the last round.
+        correct: How many of the new digits it predicts correctly with the deployed model.
         profile: Time and memory of one batch, measured after the last round when no agent was
             running. Devices with the same submodel share it.
     """
@@ -32,6 +37,8 @@ class DeviceReport:
     capacity: float
     bytes_down: int
     bytes_up: int
+    evaluation: LocalEvaluation | None
+    correct: int
     profile: Profile
 
 
@@ -61,6 +68,7 @@ class DemoResult:
         devices: The figures of each device.
         baselines: The accuracies that the fleet is compared with.
         larger_model: Memory of training on the larger model.
+        deployed: The files with which devices predict.
     """
 
     out: Path
@@ -72,6 +80,7 @@ class DemoResult:
     devices: tuple[DeviceReport, ...]
     baselines: Baselines
     larger_model: tuple[TrainingMemory, ...]
+    deployed: tuple[DeployedModel, ...]
 
     @property
     def curve(self) -> Path:

@@ -28,6 +28,10 @@ THREADS = 1
 """Threads of each training: the demo has more processes than most machines have cores."""
 HELD_OUT = 0.2
 """Share of the digits that no device gets. Models are evaluated on them."""
+EVALUATION_SHARE = 0.1
+"""Share of its samples that each device keeps apart, to judge the models that it gets."""
+PREDICTED = 10
+"""How many held-out digits each device predicts in the end."""
 ALPHA = 0.5
 """Dirichlet concentration of the split; the smaller, the fewer classes a device gets."""
 

@@ -13,6 +13,7 @@ from profiles.text_formatting import (
     NOT_MEASURABLE,
     UNKNOWN_CELL,
     counted,
+    format_bytes,
     format_duration,
     megabytes,
     milliseconds,
@@ -23,7 +24,7 @@ from toolkit.demo.demo_result import DemoResult, DeviceReport
 
 REPORT_VERSION = 1
 COLUMNS = (
-    "samples", "params", "capacity", "down\nMB", "up\nMB", "forward\nms", "backprop\nms",
+    "samples", "params", "got\n%", "own\n%", "down\nMB", "up\nMB", "forward\nms", "backprop\nms",
     "peak\nMB",
 )  # fmt: skip
 UNSTEADY = "~"
@@ -43,7 +44,7 @@ def show(result: DemoResult) -> None:
         f"{counted(result.rounds, 'round')}, in {format_duration(result.elapsed_s)}",
         style="bold",
     )
-    for line in comparisons(result):
+    for line in (*comparisons(result), *uses(result)):
         console.print(line)
     console.print(f"charts: {result.curve}")
     console.print(f"everything: {result.out}")
@@ -64,13 +65,25 @@ def figures(device: DeviceReport) -> tuple[str, ...]:
     return (
         f"{device.samples:,}",
         f"{device.params:,}",
-        f"{device.capacity:.2f}",
+        *map(percent, accuracies(device)),
         megabytes(device.bytes_down, 2),
         megabytes(device.bytes_up, 2),
         _mark(profile.forward) + milliseconds(profile.forward.median_s),
         _mark(profile.forward, profile.train) + milliseconds(profile.backprop_s),
         megabytes(profile.peak_bytes, 0),
     )
+
+
+def accuracies(device: DeviceReport) -> tuple[float | None, float | None]:
+    """The accuracies on the device's own held-out samples: of the received model and its own."""
+    if device.evaluation is None:
+        return None, None
+    return device.evaluation.before.means().accuracy, device.evaluation.after.means().accuracy
+
+
+def percent(share: float | None) -> str:
+    """A share from 0 to 1 as a cell of the table."""
+    return UNKNOWN_CELL if share is None else f"{100 * share:.0f}"
 
 
 def _mark(*measured: Duration) -> str:
@@ -82,6 +95,10 @@ def notes(result: DemoResult) -> list[str]:
     """Explanations of the table's figures."""
     profile = result.devices[0].profile
     lines = [
+        f"got, own: accuracy on the {demo_settings.EVALUATION_SHARE:.0%} of its samples that a "
+        "device keeps apart: of the",
+        "  model that it got in the last round, and of its own after training (cp: its personal "
+        "one).",
         f"down, up: all rounds together. forward, backprop: one batch of {profile.batch_size}, one "
         "thread.",
         "peak: process peak, the whole agent with Python and its runtime.",
@@ -125,6 +142,23 @@ def comparisons(result: DemoResult) -> list[str]:
     return lines
 
 
+def uses(result: DemoResult) -> list[str]:
+    """How the devices judge the last model, its deployed files, and what the devices predict."""
+    lines = []
+    judged = result.history[-1].devices
+    if judged is not None:
+        lines.append(f"on the devices: {judged.text()}")
+    # Several kinds may predict with the same file.
+    files = {(model.submodel, model.precision): model for model in reversed(result.deployed)}
+    for (submodel, precision), model in reversed(files.items()):
+        size = format_bytes(model.bytes)
+        lines.append(f"deployed {submodel} as {precision}: {size}, {model.accuracy:.1%}")
+    correct = sum(device.correct for device in result.devices)
+    digits = demo_settings.PREDICTED * len(result.devices)
+    lines.append(f"{len(result.devices)} devices predict {digits} digits with it: {correct} right")
+    return lines
+
+
 def as_json(result: DemoResult) -> dict[str, Any]:
     """The document that `demo --json` prints: bytes, seconds, and shares from 0 to 1."""
     profile = result.devices[0].profile
@@ -143,6 +177,7 @@ def as_json(result: DemoResult) -> dict[str, Any]:
         "threads": profile.method.threads,
         "machine": msgspec.to_builtins(profile.machine),
         "devices": [device_json(device) for device in result.devices],
+        "deployed": [asdict(model) for model in result.deployed],
         "baselines": asdict(result.baselines),
         "larger_model": {
             "model": demo_settings.LARGER_MODEL,
@@ -164,6 +199,8 @@ def device_json(device: DeviceReport) -> dict[str, Any]:
         "capacity": device.capacity,
         "bytes_down": device.bytes_down,
         "bytes_up": device.bytes_up,
+        "evaluation": msgspec.to_builtins(device.evaluation),
+        "predicted_correctly": device.correct,
         "forward_s": device.profile.forward.median_s,
         "backprop_s": device.profile.backprop_s,
         "process_peak_bytes": device.profile.peak_bytes,

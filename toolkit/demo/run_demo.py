@@ -20,6 +20,12 @@ from toolkit.demo.demo_folder import DemoFolder
 from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
 from toolkit.demo.demo_settings import Member
 from toolkit.demo.demo_table import as_json
+from toolkit.demo.deployed_models import (
+    Use,
+    last_evaluation,
+    predict_everywhere,
+    start_deploying,
+)
 from toolkit.demo.digits_data import write_data
 from toolkit.demo.live_display import display
 
@@ -59,10 +65,11 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
     with interruptible(), Processes(folder.logs) as processes:
         held_out, samples = job.distribute_data()
         status, comparisons = job.federate(processes, all_full)
+        use = job.use_model(processes)
         baselines, memory = job.finish(processes, comparisons)
         logger.info("Measuring each submodel, one after another")
         profiles = measurements.profile_fleet(folder, processes, job.members)
-    devices = device_reports(job.members, samples, status, profiles)
+    devices = device_reports(job, samples, status, profiles, use)
     result = DemoResult(
         out=out,
         seed=seed,
@@ -73,6 +80,7 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
         devices=devices,
         baselines=baselines,
         larger_model=memory,
+        deployed=use.models,
     )
     draw(result, folder.curve)
     write_file(folder.report, json.dumps(as_json(result), indent=1).encode() + b"\n")
@@ -141,6 +149,12 @@ class Job:
         )
         return [training, measuring]
 
+    def use_model(self, processes: Processes) -> Use:
+        """Deploy the trained model, and let every device predict with it."""
+        logger.info("Deploying the model; every device predicts new digits with it")
+        deploying = start_deploying(self.folder, processes, self.members, self.rounds)
+        return predict_everywhere(self.folder, processes, self.members, deploying)
+
     def finish(
         self, processes: Processes, comparisons: Sequence[Child]
     ) -> tuple[Baselines, tuple[TrainingMemory, ...]]:
@@ -153,12 +167,14 @@ class Job:
 
 
 def device_reports(
-    members: Sequence[Member],
+    job: Job,
     samples: Sequence[int],
     status: Status,
     profiles: Mapping[str, Profile],
+    use: Use,
 ) -> tuple[DeviceReport, ...]:
     """The report of each device, in the order of the fleet."""
+    members = job.members
     sizes = measurements.sizes(members)
     seen = {device.name: device for device in status.devices}
     return tuple(
@@ -170,6 +186,8 @@ def device_reports(
             capacity=sizes[member.kind.submodel].capacity,
             bytes_down=seen[member.name].bytes_down,
             bytes_up=seen[member.name].bytes_up,
+            evaluation=last_evaluation(job.folder, member.name),
+            correct=use.correct[member.name],
             profile=profiles[member.kind.submodel],
         )
         for member, count in zip(members, samples, strict=True)
