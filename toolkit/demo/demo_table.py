@@ -95,10 +95,9 @@ def notes(result: DemoResult) -> list[str]:
     """Explanations of the table's figures."""
     profile = result.devices[0].profile
     lines = [
-        f"got, own: accuracy on the {demo_settings.EVALUATION_SHARE:.0%} of its samples that a "
-        "device keeps apart: of the",
-        "  model that it got in the last round, and of its own after training (cp: its personal "
-        "one).",
+        f"got, own: accuracy on the {demo_settings.EVALUATION_SHARE:.0%} of samples that a device "
+        "keeps apart. got: of the",
+        "last round's model; own: of what it trained from it (cp: the personal model).",
         f"down, up: all rounds together. forward, backprop: one batch of {profile.batch_size}, one "
         "thread.",
         "peak: process peak, the whole agent with Python and its runtime.",
@@ -148,11 +147,14 @@ def uses(result: DemoResult) -> list[str]:
     judged = result.history[-1].devices
     if judged is not None:
         lines.append(f"on the devices: {judged.text()}")
-    # Several kinds may predict with the same file.
-    files = {(model.submodel, model.precision): model for model in reversed(result.deployed)}
-    for (submodel, precision), model in reversed(files.items()):
-        size = format_bytes(model.bytes)
-        lines.append(f"deployed {submodel} as {precision}: {size}, {model.accuracy:.1%}")
+    shown = set[tuple[str, str]]()
+    for model in result.deployed:
+        if (model.submodel, model.precision) not in shown:  # several kinds may have the same file
+            shown.add((model.submodel, model.precision))
+            size = format_bytes(model.bytes)
+            lines.append(
+                f"deployed {model.submodel} as {model.precision}: {size}, {model.accuracy:.1%}"
+            )
     correct = sum(device.correct for device in result.devices)
     digits = demo_settings.PREDICTED * len(result.devices)
     lines.append(f"{len(result.devices)} devices predict {digits} digits with it: {correct} right")

@@ -10,12 +10,25 @@ import pytest
 from matplotlib.figure import Figure
 
 from device_agent.formats.protocol import RoundResult
+from device_agent.formats.update import EvaluationCounts, LocalEvaluation
 from made_profiles import made_phase, made_profile
 from toolkit.demo import demo_table
 from toolkit.demo.baselines import Baselines, train_baselines
 from toolkit.demo.demo_charts import draw, draw_accuracy, draw_memory, draw_traffic
 from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
+from toolkit.demo.deployed_models import DeployedModel
 from toolkit.simulation.digits import digits
+
+EVALUATION = LocalEvaluation(
+    before=EvaluationCounts(samples=20, counted=20, correct=19, loss_sum=3.5),
+    after=EvaluationCounts(samples=20, counted=20, correct=20, loss_sum=1.5),
+)
+DEPLOYED = (
+    DeployedModel("desktop", "full", "float32", 140_432, 0.975),
+    DeployedModel("phone", "low-rank:0.5", "float32", 80_000, 0.96),
+    DeployedModel("board", "full", "float32", 140_432, 0.975),
+    DeployedModel("desktop", "full", "int8", 38_200, 0.972),
+)
 
 
 def device(name: str, submodel: str, peak: int | None = 75_900_000) -> DeviceReport:
@@ -26,7 +39,8 @@ def device(name: str, submodel: str, peak: int | None = 75_900_000) -> DeviceRep
     profile = msgspec.structs.replace(made_profile(submodel, *phases), batch_size=16)
     return DeviceReport(
         name=name, submodel=submodel, samples=1231, params=33338, capacity=1.0,
-        bytes_down=12_976_543, bytes_up=1_640_000, profile=profile,
+        bytes_down=12_976_543, bytes_up=1_640_000, evaluation=EVALUATION, correct=9,
+        profile=profile,
     )  # fmt: skip
 
 
@@ -41,15 +55,17 @@ def result(*devices: DeviceReport) -> DemoResult:
     return DemoResult(
         out=Path("edgetailor-demo"), seed=0, all_full=False, held_out_samples=359, elapsed_s=123.4,
         history=history, devices=devices, baselines=Baselines([0.1, 0.9, 0.992], alone),
-        larger_model=tuple(larger),
+        larger_model=tuple(larger), deployed=DEPLOYED,
     )  # fmt: skip
 
 
 TABLE = """\
-                                                 down   up forward backprop peak
-device    submodel      samples params capacity    MB   MB      ms       ms   MB
-desktop-1 full            1,231 33,338     1.00 12.98 1.64    0.91    20.50   76
-board-2   slice:units.2   1,231 33,338     1.00 12.98 1.64    0.91    20.50   76
+                                       got own  down   up forward backprop peak
+device    submodel      samples params   %   %    MB   MB      ms       ms   MB
+desktop-1 full            1,231 33,338  95 100 12.98 1.64    0.91    20.50   76
+board-2   slice:units.2   1,231 33,338  95 100 12.98 1.64    0.91    20.50   76
+got, own: accuracy on the 10% of samples that a device keeps apart. got: of the
+last round's model; own: of what it trained from it (cp: the personal model).
 down, up: all rounds together. forward, backprop: one batch of 16, one thread.
 peak: process peak, the whole agent with Python and its runtime.
 
@@ -58,6 +74,10 @@ all devices full: 99.2%
 each device alone: mean 56.2%, from 50.0% to 62.5%
 VGG8 on 32 x 32 images, batch 128, MB above the idle agent:
   full 38, slice:convs.2 12
+deployed full as float32: 140.4 kB, 97.5%
+deployed low-rank:0.5 as float32: 80.0 kB, 96.0%
+deployed full as int8: 38.2 kB, 97.2%
+2 devices predict 20 digits with it: 18 right
 charts: edgetailor-demo/accuracy.png
 everything: edgetailor-demo
 """
@@ -90,7 +110,7 @@ def test_unsteady_times_are_marked(
     expected = TABLE.splitlines()
     expected[3] = expected[3].replace("    20.50", "   ~20.50")
     expected.insert(
-        6,
+        8,
         "~: unsteady; the slowest tenth of the runs took over twice the median.",
     )
     assert lines == expected
@@ -109,11 +129,11 @@ def test_the_document_names_its_units() -> None:
     assert set(document) == {
         "version", "folder", "accuracy_curve", "seed", "all_full", "rounds", "elapsed_s",
         "held_out_samples", "accuracy", "history", "batch_size", "threads", "machine", "devices",
-        "baselines", "larger_model",
+        "baselines", "larger_model", "deployed",
     }  # fmt: skip
     assert set(document["devices"][0]) == {
         "device", "submodel", "samples", "params", "capacity", "bytes_down", "bytes_up",
-        "forward_s", "backprop_s", "process_peak_bytes",
+        "forward_s", "backprop_s", "process_peak_bytes", "evaluation", "predicted_correctly",
     }  # fmt: skip
     assert (document["version"], document["accuracy"], document["rounds"]) == (1, 0.975, 2)
     assert [entry["round"] for entry in document["history"]] == [0, 1, 2]
@@ -160,11 +180,11 @@ def test_a_fleet_of_full_models_is_compared_with_devices_alone_only() -> None:
 
 def test_why_cp_counts_more_parameters_is_explained() -> None:
     full, personal = device("desktop-1", "full"), replace(device("t", "cp:2.0"), params=50_000)
-    assert [line for line in demo_table.notes(result(full, personal)) if "cp" in line] == [
+    assert [line for line in demo_table.notes(result(full, personal)) if "params" in line] == [
         "cp: more params than full: a personal model is trained in addition."
     ]
     smaller = replace(personal, params=20_000)
-    assert not any("cp" in line for line in demo_table.notes(result(full, smaller)))
+    assert not any("params" in line for line in demo_table.notes(result(full, smaller)))
 
 
 def test_baselines_train_together_and_alone(tmp_path: Path) -> None:
