@@ -36,14 +36,14 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
     for training, graph in ((True, captured.training), (False, captured.inference)):
         generator = torch.Generator().manual_seed(0)
         x = random_samples(captured, generator)
-        # Run them one after the other, because each needs memory for the model's gradients.
+        # Run them one after the other, because each needs memory for activations.
         expected, references = original_results(model, training, captured, x, generator)
-        output, results = recorded_results(graph, training, captured, x, generator)
-        pairs = [([output], [expected], "output"), (results, references, "gradient")]
-        for values, wanted, what in pairs:
-            error = total_norm(v - w for v, w in zip(values, wanted, strict=True))
+        sizes = total_norm([expected]), total_norm(references.values())
+        output, error = recorded_results(graph, training, captured, x, generator, references)
+        errors = total_norm([output - expected]), error
+        for what, error, size in zip(("output", "gradient"), errors, sizes, strict=True):
             # Negated, so that nan is an error too.
-            if not error <= RECORDING_TOLERANCE * (total_norm(wanted) + 1e-6):
+            if not error <= RECORDING_TOLERANCE * (size + 1e-6):
                 raise ModelError(
                     "The recorded model has a different {what} than the model itself. Hooks, an "
                     "embedding's max_norm and a custom backward pass cannot be exported; remove "
@@ -55,8 +55,8 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
 
 def original_results(
     model: nn.Module, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
-) -> tuple[Tensor, list[Tensor]]:
-    """The output of `model` for `x`, and in training mode also gradients.
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output of `model` for `x`, and in training mode also gradients by parameter.
 
     These are the gradients of the sum of all output numbers, each times a random weight.
     """
@@ -64,16 +64,26 @@ def original_results(
     original = twin_of(model).train(training)
     output = run_original(original, x)
     if not training:
-        return output.detach(), []
+        return output.detach(), {}
     parameters = dict(original.named_parameters())
     leaves = [parameters[name] for name in captured.parameters]
-    return output.detach(), original_gradients(output, random_like(output, generator), leaves)
+    own = original_gradients(output, random_like(output, generator), leaves)
+    return output.detach(), dict(zip(captured.parameters, own, strict=True))
 
 
 def recorded_results(
-    graph: GraphModule, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
-) -> tuple[Tensor, list[Tensor]]:
-    """The output and the gradients of the recording; see `original_results`."""
+    graph: GraphModule,
+    training: bool,
+    captured: Captured,
+    x: Tensor,
+    generator: torch.Generator,
+    references: dict[str, Tensor],
+) -> tuple[Tensor, float]:
+    """The output of the recording, and the error of its gradients; see `original_results`.
+
+    Each gradient is compared with that in `references` and released, as soon as it is computed:
+    together they are as large as the model. Removes all entries of `references`.
+    """
     tensors = {n: v.detach() for n, v in captured.tensors.items()}
     tensors |= {n: v.clone() for n, v in tensors.items() if n in captured.buffers}
     leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
@@ -82,8 +92,20 @@ def recorded_results(
         output = functional_call(graph, tensors, (x,))
     output = output[0] if isinstance(output, tuple | list) else output
     if not training:
-        return output.detach(), []
-    return output.detach(), gradients(output, random_like(output, generator), leaves.values())
+        return output.detach(), 0.0
+    squares = []
+    for name, leaf in leaves.items():
+
+        def compare(computed: Tensor, name: str = name) -> None:
+            assert computed.grad is not None
+            squares.append(total_norm([computed.grad.sub_(references.pop(name))]) ** 2)
+            computed.grad = None
+
+        leaf.register_post_accumulate_grad_hook(compare)
+    (output * random_like(output, generator)).sum().backward()
+    squares += [total_norm([reference]) ** 2 for reference in references.values()]  # unused ones
+    references.clear()
+    return output.detach(), math.sqrt(sum(squares))
 
 
 def random_like(output: Tensor, generator: torch.Generator) -> Tensor:

@@ -125,6 +125,7 @@ class SignatureCheck:
                 by_output = errors(self.signature, step.outputs, right, step.feeds)
                 release_unused()
                 yield self.whole_step(step, by_output, expected.of)
+                del step  # the next step needs its memory
         lazy = LazyOutputs(traced.module, order)
         yield from self.last_step(step, traced, forms, lazy, expected)
 
@@ -196,12 +197,15 @@ class SignatureCheck:
         else:
             computed = lazy.run(feeds, partial(note_shape, shapes))
         by_output, formulas = dict[int, float](), dict[int, float]()
-        for (number, value), (_, right) in zip(computed, expected.of(step.feeds), strict=True):
-            # Each output is released once it is compared: together they are as large as two models.
-            name = self.signature.outputs[number].name
+        rights = expected.of(step.feeds)
+        # Each output is released once it is compared: together they are as large as two models.
+        # `zip` would keep both values of an output while the next ones are computed.
+        for number, value in computed:
+            _, right = next(rights)
             output, before = self.signature.outputs[number], step.feeds
-            by_output[number] = output_error(output, step.outputs.pop(name), right, before)
+            by_output[number] = output_error(output, step.outputs.pop(output.name), right, before)
             formulas[number] = output_error(output, value, right, before)
+            del value, right
         yield self.whole_step(step, by_output, expected.of)
         yield self.formulas(step, traced, formulas)
         if pieces is None:

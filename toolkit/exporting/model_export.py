@@ -160,6 +160,7 @@ def load_origin(request: Request) -> Origin:
     """Load the model of `request`. Raises ModelError or InputError."""
     logger.info("loading the model")
     model, numbers = load_global(request.model, request.weights, request.seed)
+    numbers.lend_to(model)  # nothing trains it, so its weights need not be in memory twice
     recording = SharedRecording(model, request.sample_shape)
     with recording:
         full = split(model, "full", request.sample_shape, request.training)
