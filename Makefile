@@ -18,7 +18,7 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-avx512 test-flower test-logs test-pythons coverage
-.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-deploy bench-zoo
+.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-export bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-deploy bench-zoo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,6 +146,9 @@ bench-arm64: setup ## training steps on an emulated ARM board against PyTorch 2.
 
 bench-memory: setup ## peak memory of training steps, predicted, measured and PyTorch's (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_memory.py $(ARGS)
+
+bench-export: setup ## time and memory of exports, by stage (minutes); options in ARGS
+	$(BIN)/python tests/benchmarks/bench_export.py $(ARGS)
 
 bench-agent: ## size, import time and memory of the base install, in a fresh environment
 	$(PYTHON) tests/benchmarks/bench_agent.py

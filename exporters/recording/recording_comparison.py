@@ -39,8 +39,8 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
         # Run them one after the other, because each needs memory for activations.
         expected, references = original_results(model, training, captured, x, generator)
         sizes = total_norm([expected]), total_norm(references.values())
-        output, error = recorded_results(graph, training, captured, x, generator, references)
-        errors = total_norm([output - expected]), error
+        output, off = recorded_results(graph, training, captured, x, generator, references)
+        errors = total_norm([output - expected]), off
         for what, error, size in zip(("output", "gradient"), errors, sizes, strict=True):
             # Negated, so that nan is an error too.
             if not error <= RECORDING_TOLERANCE * (size + 1e-6):
@@ -98,11 +98,12 @@ def recorded_results(
 
         def compare(computed: Tensor, name: str = name) -> None:
             assert computed.grad is not None
-            squares.append(total_norm([computed.grad.sub_(references.pop(name))]) ** 2)
+            squares.append(total_norm([computed.grad - references.pop(name)]) ** 2)
             computed.grad = None
 
-        leaf.register_post_accumulate_grad_hook(compare)
-    (output * random_like(output, generator)).sum().backward()
+        leaf.register_post_accumulate_grad_hook(compare)  # type: ignore[no-untyped-call]
+    total = (output * random_like(output, generator)).sum()
+    torch.autograd.backward(total, inputs=list(leaves.values()))
     squares += [total_norm([reference]) ** 2 for reference in references.values()]  # unused ones
     references.clear()
     return output.detach(), math.sqrt(sum(squares))
