@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import urllib3
@@ -54,11 +54,13 @@ from device_agent.formats.protocol import (
     SubmodelFailure,
     Work,
 )
-from device_agent.formats.release_report import ReleaseReport
-from device_agent.formats.update import Judgement
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.errors import AuthorisationError, ClientError
 from profiles.json_decoding import MalformedError, decode_json
+
+if TYPE_CHECKING:
+    from device_agent.formats.release_report import ReleaseReport
+    from device_agent.formats.update import Judgement
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -213,7 +215,7 @@ class CoordinatorClient:
                 self._order("POST", "/stopped", body, timeout=PROGRESS_TIMEOUT_S)
                 return
 
-    def report_release(self, report: ReleaseReport) -> bool:
+    def report_release(self, report: "ReleaseReport") -> bool:
         """Report what was done with a release. It is tried once.
 
         Returns:
@@ -265,7 +267,7 @@ class CoordinatorClient:
             lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record)
         )
 
-    def send_judgement(self, round_: int, judgement: Judgement) -> Receipt:
+    def send_judgement(self, round_: int, judgement: "Judgement") -> Receipt:
         """Send how this device judges the model of the last round `round_`.
 
         Raises:

@@ -15,7 +15,6 @@ from device_agent.client.transfers import PART
 from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.manifest import MANIFEST, Count, FileEntry, Struct, encode
 from device_agent.formats.protocol import FileOffer
-from device_agent.formats.release_report import ReleaseReport
 from profiles.json_decoding import MalformedError, decode_json
 
 POINTER = "release.json"
@@ -40,7 +39,7 @@ class ReleasePointer(Struct, frozen=True, kw_only=True):
         previous: The release before it.
         refused: The last releases that were not taken.
         issued: When the newest offer that was followed was signed, in seconds since 1970.
-        unsent: The report that the coordinator does not have yet.
+        unsent: The report that the coordinator does not have yet, as JSON; empty if it has all.
     """
 
     version: int = 1
@@ -48,7 +47,7 @@ class ReleasePointer(Struct, frozen=True, kw_only=True):
     previous: InstalledRelease | None = None
     refused: tuple[InstalledRelease, ...] = ()
     issued: Count = 0
-    unsent: ReleaseReport | None = None
+    unsent: str = ""
 
     @property
     def runs(self) -> int:
@@ -66,7 +65,7 @@ class DeviceReleases:
         """What release.json says. If it is missing or damaged, there is no release."""
         try:
             return decode_json(self._pointer.read_bytes(), ReleasePointer)
-        except (FileNotFoundError, MalformedError):
+        except (FileNotFoundError, NotADirectoryError, MalformedError):
             return ReleasePointer()
 
     def current(self) -> Path | None:

@@ -18,7 +18,7 @@ from device_agent.federation.release_folder import (
     manifest_of,
 )
 from device_agent.federation.stop_report import without_folders
-from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.manifest import MANIFEST, encode
 from device_agent.formats.protocol import EvaluationRequest, ReleaseOffer
 from device_agent.formats.release_report import ReleaseReport
 from device_agent.formats.signed_work import check_release
@@ -33,6 +33,7 @@ from profiles.errors import (
     StorageError,
     TrustError,
 )
+from profiles.json_decoding import MalformedError, decode_json
 from profiles.text_formatting import format_bytes
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Releases:
         self._folder, self._received, self._client, self._key = folder, received, client, key
         self._trial = trial
         self._pointer = folder.read()
-        self._unsent = self._pointer.unsent
+        self._unsent = _decoded(self._pointer.unsent)
         self._postponed: dict[str, float] = {}
         self._verified, self._told = "", ""
 
@@ -201,7 +202,7 @@ class Releases:
                 current=release,
                 previous=previous,
                 issued=offer.issued,
-                unsent=report,
+                unsent=_encoded(report),
             )
         )
 
@@ -211,7 +212,9 @@ class Releases:
         release = _release(offer)
         assert release is not None
         refused = (*self._pointer.refused, release)[-MOST_REFUSED:]
-        self._write(replace(self._pointer, refused=refused, issued=offer.issued, unsent=report))
+        self._write(
+            replace(self._pointer, refused=refused, issued=offer.issued, unsent=_encoded(report))
+        )
 
     def _postpone(self, offer: ReleaseOffer, error: EdgeTailorError) -> None:
         """Try the offered release again later."""
@@ -225,8 +228,8 @@ class Releases:
     def _send(self) -> None:
         """Send the last report, if the coordinator does not have it yet."""
         if self._unsent is not None and self._client.report_release(self._unsent):
-            if self._pointer.unsent is not None:
-                self._write(replace(self._pointer, unsent=None))
+            if self._pointer.unsent:
+                self._write(replace(self._pointer, unsent=""))
             self._unsent = None
 
     def _fetch(self, offer: ReleaseOffer) -> None:
@@ -256,7 +259,7 @@ class Releases:
 
     def _write(self, pointer: ReleasePointer) -> None:
         self._folder.write(pointer)
-        self._pointer, self._unsent = pointer, pointer.unsent
+        self._pointer, self._unsent = pointer, _decoded(pointer.unsent)
 
     def _tell(self, text: str) -> None:
         """Log `text` once, not at every poll."""
@@ -271,3 +274,16 @@ def _release(offer: ReleaseOffer) -> InstalledRelease | None:
         return None
     bundle = manifest_of(offer.files)
     return InstalledRelease(number=offer.number, round=offer.round, bundle=bundle)
+
+
+def _encoded(report: ReleaseReport) -> str:
+    """The report as JSON: commands that only read release.json need not import its type."""
+    return encode(report).decode()
+
+
+def _decoded(text: str) -> ReleaseReport | None:
+    """The report in `text`; None if there is none, or another version of the agent wrote it."""
+    try:
+        return decode_json(text, ReleaseReport) if text else None
+    except MalformedError:
+        return None

@@ -366,3 +366,32 @@ def test_killed_at_every_write_of_a_release(
                     assert fingerprint_file(path) == entry
         assert change(state, writing("release 2"), None) == 0
     assert write > 10
+
+
+def test_a_release_goes_to_all_once_its_whole_share_has_taken_it(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", DESKTOPS)
+    with running(config) as server:
+        coordinator = server.coordinator
+        links = {}
+        for name in "abcd":
+            device = join(server.url, full_token(config, "desktop"), name, tmp_path / name).device
+            links[device] = joined(server, tmp_path / name)
+        release(config, "release 1", share=0.75, then_all=True)
+        (first,) = ReleaseFolder(config.state).read()
+        assert first.devices is not None
+        assert len(first.devices) == 3
+        coordinator.released.refresh(coordinator.key)
+
+        def answer(device: str, **changes: Any) -> bool:
+            body = json.dumps(report(**changes)).encode()
+            links[device]._order("POST", "/releases/1", body)
+            coordinator.release_to_all_if_taken()
+            return ReleaseFolder(config.state).read()[0].devices is None
+
+        one, two, three = first.devices
+        assert not answer(one)
+        assert not answer(two, taken=False, runs=0, code="release.worse", reason="worse")
+        links[three].leave()
+        coordinator.release_to_all_if_taken()
+        assert ReleaseFolder(config.state).read()[0].devices == first.devices
+        assert answer(two)
