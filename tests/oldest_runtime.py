@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -121,7 +122,8 @@ def write(folder: Path) -> None:
 
     model, x = edgetailor.load_model("toolkit.models:digits_cnn"), draw.random((64, 1, 8, 8))
     data = x.astype(np.float32), np.arange(64) % 10
-    for precision in ("float16", INTEGERS):
+    precisions: tuple[Literal["float16", "int8"], ...] = ("float16", "int8")
+    for precision in precisions:
         out = folder / f"deployed {precision}"
         edgetailor.deploy(model, "full", (1, 8, 8), out, data=data, precision=precision, force=True)
         keep_graph(f"deployed_{precision}", (out / "predict.onnx").read_bytes(), {"x": data[0]})
