@@ -107,8 +107,15 @@ class Releases:
         # An offer of an earlier release: the operator has not asked to go back.
         if current is not None and offer.number < current.number and not offer.back:
             return True
-        refused = release in self._pointer.refused and not offer.back
+        refused = release in self._pointer.refused and not self._goes_back(offer)
         return refused or time.monotonic() < self._postponed.get(manifest_of(offer.files), 0)
+
+    def _goes_back(self, offer: ReleaseOffer) -> bool:
+        """Whether this device has a later release than the offered one, and it was withdrawn.
+
+        For a device that never had the later one, `offer` is like any other.
+        """
+        return offer.back and self._pointer.runs > offer.number
 
     def _verify(self, offer: ReleaseOffer) -> bool:
         """Whether the current release is whole. Its files are read once in a run of the agent."""
@@ -140,11 +147,15 @@ class Releases:
             self._switch(None, offer, NOTHING)
             log.info("All releases were withdrawn: this device has no release any more.")
             return
+        if release in self._pointer.refused:
+            self._leave_withdrawn(offer)
+            return
         check_offers(offer.files)
         self._fetch(offer)
         report = self._report(offer)
         # A model may be released again.
-        if not offer.back and (current is None or current.bundle != release.bundle):
+        present = None if current is None else current.bundle
+        if not self._goes_back(offer) and present != release.bundle:
             trial = self._trial(
                 self._folder.bundle(release.bundle), self._present, offer.evaluation
             )
@@ -205,6 +216,21 @@ class Releases:
                 unsent=_encoded(report),
             )
         )
+
+    def _leave_withdrawn(self, offer: ReleaseOffer) -> None:
+        """Leave a withdrawn release, but not for `offer`, which this device has refused before."""
+        previous = self._pointer.previous
+        if previous is not None and previous.number > offer.number:  # withdrawn, too
+            previous = None
+        report = replace(
+            self._report(offer),
+            taken=False,
+            runs=0 if previous is None else previous.number,
+            code=WORSE,
+            reason="this device has refused it before",
+        )
+        self._switch(previous, offer, report)
+        log.info("Release %d was refused before: back to release %d.", offer.number, report.runs)
 
     def _refuse(self, offer: ReleaseOffer, report: ReleaseReport) -> None:
         """Do not take the offered release, also not at the next start."""

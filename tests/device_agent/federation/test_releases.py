@@ -129,6 +129,26 @@ def test_an_offer_is_followed_once(tmp_path: Path) -> None:
     assert (len(shelf.fetched), len(shelf.reports)) == (2, 1)
 
 
+def test_a_device_that_never_had_the_withdrawn_release_tries_the_one_before(tmp_path: Path) -> None:
+    shelf = Shelf()
+    device(tmp_path, shelf, refuse).follow(offer(1, back=True, issued=200))
+    assert (whole_release(tmp_path), shelf.reports[-1].taken) == (0, False)
+
+
+def test_a_way_back_does_not_lead_to_a_release_that_was_refused(tmp_path: Path) -> None:
+    shelf = Shelf()
+    device(tmp_path, shelf).follow(offer(1))
+    device(tmp_path, shelf, refuse).follow(offer(2))
+    releases = device(tmp_path, shelf)
+    releases.follow(offer(3))
+    for _ in range(2):
+        releases.follow(offer(2, back=True, issued=200))
+        assert whole_release(tmp_path) == 1
+    assert [(r.number, r.taken, r.runs) for r in shelf.reports[2:]] == [(3, True, 3), (2, False, 1)]
+    releases.follow(offer(0, back=True, issued=201))
+    assert whole_release(tmp_path) == 0
+
+
 def test_an_earlier_release_needs_the_order_to_go_back(tmp_path: Path) -> None:
     releases = device(tmp_path)
     releases.follow(offer(2))
