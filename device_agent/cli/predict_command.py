@@ -68,6 +68,11 @@ def predict(
     from device_agent.federation.newest_model import newest_model, personal_model
     from device_agent.inference.predictor import Predictor
 
+    if bundle is None and personal and Path(personal).is_dir():
+        raise click.UsageError(
+            f"--personal takes a file, and {personal} is a folder. Put the bundle first: "
+            f"predict {personal} --personal FILE."
+        )
     folder = bundle or newest_model(state, personal=personal is not None)
     own = None if personal is None else Path(personal) if personal else personal_model(state)
     predictor = Predictor(folder, personal=own, threads=threads, max_memory=max_memory)

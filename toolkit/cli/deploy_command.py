@@ -93,7 +93,9 @@ class DeployOptions:
 @click.command()
 @takes(DeployOptions)
 def deploy(options: DeployOptions) -> None:
-    """Write a trained model as inference bundles that devices and other programs run.
+    """Write a trained model as inference bundles.
+
+    Devices and other programs predict with them.
 
     SOURCE is the file of a federation: each kind of devices gets a bundle, with the global model or
     the kind's reduction of it. SOURCE may also be a MODEL with --weights and --input-shape.

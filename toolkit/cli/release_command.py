@@ -10,7 +10,7 @@ import click
 
 from profiles.text_formatting import counted
 from toolkit.cli.deploy_command import BEST, Round
-from toolkit.cli.early_checks import check_model
+from toolkit.cli.early_checks import check_data, check_model
 from toolkit.cli.options import JSON_HELP, PATH, argument, option, takes
 from toolkit.deployment.model_card import Precision
 from toolkit.terminal_output import show_stages
@@ -55,8 +55,10 @@ class ReleaseOptions:
     )
     then_all: bool = option("Offer it to all devices once every device of the share has taken it.")
     precision: Precision = option(
-        "float32; float16 weights; or int8, calibrated on `statistics` or `held_out`.",
-        default="float32",
+        "float32; float16 weights; or int8, which is calibrated on samples.", default="float32"
+    )
+    calibrate: str | None = option(
+        "Samples for int8.  [default: statistics or held_out of the federation]"
     )
     to_all: bool = option("Offer the newest release to all devices.", "--all")
     back: bool = option("Withdraw the newest release: devices return to the one before.")
@@ -92,12 +94,19 @@ def release(options: ReleaseOptions) -> None:
         raise click.UsageError(f"{given[0]} needs a ROUND.")
     if options.then_all and options.share is None:
         raise click.UsageError("--then-all needs a --share.")
+    if options.calibrate is not None:
+        if options.precision != "int8":
+            raise click.UsageError("--calibrate needs --precision int8.")
+        check_data(options.calibrate)
     config = load_config(options.federation)
     if options.to_all:
-        said = f"Release {release_to_all(config.state).number} is offered to all devices."
+        said = _told(release_to_all(config.state))
     elif options.back:
         number = withdraw_newest(config.state).number
-        said = f"Release {number} is withdrawn: devices return to the one before."
+        said = (
+            f"Release {number} is withdrawn: devices return to the one before, or to the newest "
+            "model that they received in a round."
+        )
     elif options.round is not None:
         said = _told(_new(config, options))
     else:
@@ -131,6 +140,7 @@ def _new(config: "CoordinatorConfig", options: ReleaseOptions) -> "Release":
         share=options.share,
         then_all=options.then_all,
         precision=options.precision,
+        calibration=options.calibrate,
     )
 
 

@@ -335,7 +335,9 @@ class RoundWorker:
         rounds = self._coordinator.rounds
         if rounds.done >= rounds.total and rounds.phase != "judging":
             model = shown(self._coordinator.config.state / MODEL)
-            logger.info("All rounds are done; global model: %s. Stop with Ctrl-C.", model)
+            stays = self._coordinator.config.release.after_rounds is not None
+            then = "Devices stay for releases: let this run." if stays else "Stop with Ctrl-C."
+            logger.info("All rounds are done; global model: %s. %s", model, then)
 
     def _check_initial(self) -> None:
         """Evaluate the initial model. Raises EdgeTailorError if its loss is not finite.

@@ -66,7 +66,7 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
     if card.global_quality is not None:
         yield "the whole model in PyTorch, float32", _quality(card.global_quality)
     if card.device_quality is not None:
-        yield "the whole model on the devices", _device_quality(card.device_quality)
+        yield "on the devices, as they received the model", _device_quality(card.device_quality)
     if card.cost.memory_bytes is not None:
         yield "memory", f"{format_bytes(card.cost.memory_bytes)} above the idle agent, predicted"
     if card.cost.seconds is not None:

@@ -20,6 +20,7 @@ def make_release(
     share: float | None = None,
     then_all: bool = False,
     precision: Precision = "float32",
+    calibration: str | None = None,
 ) -> Release:
     """Make a release of the model of `round_`, which devices are then offered.
 
@@ -30,13 +31,14 @@ def make_release(
         share: The share of the devices that get it first; None for all.
         then_all: Whether all get it once this share has taken it.
         precision: The precision of the weights.
+        calibration: Samples to calibrate int8. Default: as for `from_federation`.
 
     Raises:
         InputError: The round's model is not there, a kind is unknown, or the release before is
             still at its share.
         EdgeTailorError: A bundle cannot be made. Then nothing is released.
     """
-    trained = from_federation(config, round_)
+    trained = from_federation(config, round_, calibration=calibration)
     names = [target.kind or "" for target in kind_targets(config, kinds, Path())]
 
     def write(folder: Path) -> None:

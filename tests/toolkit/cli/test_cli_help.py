@@ -16,8 +16,8 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
     done = run("edgetailor", "--help", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "")
     assert re.findall(r"^  ([a-z][\w-]+)  +[A-Z]", done.stdout, re.M) == [
-        "aggregate", "backup", "compare", "demo", "evaluate", "export", "export-model",
-        "inspect", "plan", "report", "restore", "rollback", "rounds", "serve",
+        "aggregate", "backup", "compare", "demo", "deploy", "evaluate", "export", "export-model",
+        "inspect", "plan", "release", "report", "restore", "rollback", "rounds", "serve",
         "simulate", "tls", "tokens",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)

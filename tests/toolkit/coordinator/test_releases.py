@@ -394,4 +394,5 @@ def test_a_release_goes_to_all_once_its_whole_share_has_taken_it(tmp_path: Path)
         links[three].leave()
         coordinator.release_to_all_if_taken()
         assert ReleaseFolder(config.state).read()[0].devices == first.devices
-        assert answer(two)
+        answer(two)  # the worker may be the one that offers the release to all
+        assert_soon(lambda: ReleaseFolder(config.state).read()[0].devices is None)

@@ -31,6 +31,8 @@ def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease])
     rows.columns[3].justify = "left"
     for device in devices:
         report = device.report
+        if report is not None and report.number != device.offered:
+            report = None  # its figures are those of another release
         rows.add_row(
             device.device if device.name == device.device else f"{device.device} ({device.name})",
             "" if device.runs is None else str(device.runs or "none"),
