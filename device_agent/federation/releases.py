@@ -222,13 +222,9 @@ class Releases:
         previous = self._pointer.previous
         if previous is not None and previous.number > offer.number:  # withdrawn, too
             previous = None
-        report = replace(
-            self._report(offer),
-            taken=False,
-            runs=0 if previous is None else previous.number,
-            code=WORSE,
-            reason="this device has refused it before",
-        )
+        runs = 0 if previous is None else previous.number
+        trial = TrialResult(reason="this device has refused it before")
+        report = replace(self._report(offer, trial), taken=False, runs=runs)
         self._switch(previous, offer, report)
         log.info("Release %d was refused before: back to release %d.", offer.number, report.runs)
 

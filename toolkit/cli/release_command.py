@@ -68,13 +68,13 @@ class ReleaseOptions:
 @click.command()
 @takes(ReleaseOptions)
 def release(options: ReleaseOptions) -> None:
-    """Offer the model of ROUND to devices, which then predict with it.
+    """Offer the model of ROUND to devices.
 
     FEDERATION is the federation's file; `edgetailor serve` may run on it. ROUND is the number of a
     round, or best. Without ROUND, show the releases and what each device runs.
 
-    A device fetches the release when it has nothing to train, tries it on its own samples, and
-    keeps its present model if the release is worse.
+    A device fetches the release when it has nothing to train, tries it on its own samples, and then
+    predicts with it. It keeps its present model if the release is worse.
 
     \b
         edgetailor release federation.toml best --share 10%
