@@ -45,6 +45,8 @@ class TrialResult:
         reason: Why the release is not taken; None if it is.
         before: Counts of the present model; None if there is none.
         after: Counts of the release; None if there were no samples.
+
+    Counts are also None for a model whose predictions are not finite: no report can hold them.
     """
 
     reason: str | None = None
@@ -103,12 +105,10 @@ def try_release(
         shutil.rmtree(scratch, ignore_errors=True)
     if len(samples) < FEWEST:
         log.info("The release is taken without a comparison: %s.", counted(len(samples), "sample"))
-    reason = None if before is None or len(samples) < FEWEST else worse(before, after)
-    return TrialResult(
-        reason,
-        before.counts() if before is not None and len(samples) else None,
-        after.counts() if len(samples) else None,
-    )
+    reason = unusable(after)
+    if reason is None and before is not None and len(samples) >= FEWEST:
+        reason = worse(before, after)
+    return TrialResult(reason, _counts(before), _counts(after))
 
 
 def labels_of(manifest: Manifest) -> LabelRule:
@@ -165,6 +165,17 @@ def _scores_of_present(
         return None
 
 
+def _counts(scores: Scores | None) -> EvaluationCounts | None:
+    usable = scores is not None and len(scores.loss) and unusable(scores) is None
+    return scores.counts() if scores is not None and usable else None
+
+
+def unusable(scores: Scores) -> str | None:
+    """Why the model with these scores cannot be used at all; None if it can."""
+    finite = np.isfinite(scores.loss).all()
+    return None if finite else "its predictions are not finite numbers"
+
+
 def worse(before: Scores, after: Scores) -> str | None:
     """Why `after` is worse than `before`; None if it is not.
 
@@ -172,8 +183,8 @@ def worse(before: Scores, after: Scores) -> str | None:
     lower, or, without an accuracy, if its mean loss is more than LOSS_MARGIN higher. But the
     difference must also be more than chance. Otherwise few samples would refuse a good release.
     """
-    if not np.isfinite(after.loss).all():
-        return "its predictions are not finite numbers"
+    if (reason := unusable(after)) is not None:
+        return reason
     if not np.isfinite(before.loss).all():
         return None
     labels = max(int(before.counted.sum()), 1)

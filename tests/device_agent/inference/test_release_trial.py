@@ -171,6 +171,25 @@ def test_few_samples_refuse_nothing(bundles: Path) -> None:
     assert result.after.samples == 2
 
 
+@pytest.mark.parametrize("number", [20, 400])
+def test_predictions_that_are_not_finite_are_never_taken(
+    bundles: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    data, options = own_samples(bundles, number), TrainingOptions(threads=1)
+    predict = Predictor.predict
+
+    def overflows(self: Predictor, x: np.ndarray) -> np.ndarray:
+        return predict(self, x) * (np.nan if self.bundle.folder.name == "bad" else 1)
+
+    monkeypatch.setattr(Predictor, "predict", overflows)
+    for present in (None, bundles / "release"):
+        result = try_release(data, options, bundles / "bad", present, None)
+        assert result.reason == "its predictions are not finite numbers"
+        assert result.after is None  # a coordinator refuses a report with a loss that is not finite
+    back = try_release(data, options, bundles / "release", bundles / "bad", None)
+    assert (back.reason, back.before) == (None, None)
+
+
 def test_what_cannot_be_released(bundles: Path) -> None:
     data = own_samples(bundles, 20)
     with refused("release.no-inference-bundle"):
