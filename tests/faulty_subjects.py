@@ -30,10 +30,9 @@ FACTOR = 1e-4
 """A scaled value is this much too large, relative to itself."""
 CHANGED = 5e-5
 """A value that changes less than this, relative to its norm, is not wrong."""
-ROUNDING = 1000
+ROUNDING = 200
 """A value that changes less than this many times its rounding errors is not wrong: the result of a
-sum that almost cancels. Verification allows as many rounding errors as a sum has terms, up to 600
-here."""
+sum that almost cancels. For sums over a batch see `onnx_faults.allowed_rounding`."""
 BATCHES = (5, 3)
 """Numbers of samples for which verification runs training steps. It compares operators for the
 last one, and for a full batch where these are computed in another way."""
