@@ -235,6 +235,7 @@ def check_onnx(file: File, draw: np.random.Generator, seed: int, *, fresh: bool)
     fault = planted(file, draw)
     try:
         by_name = effects(file, fault)
+        outputs = outputs_of(file, fault)
     except Exception as error:  # not a graph for the runtime, for example a scaled integer
         if "onnxruntime" not in type(error).__module__:
             raise
@@ -243,7 +244,7 @@ def check_onnx(file: File, draw: np.random.Generator, seed: int, *, fresh: bool)
     if not wrong and not shows_in_a_whole_step(file, fault):
         return None
     # A later step reads state that is not finite; then no operator is compared.
-    finite = all(np.isfinite(v).all() for v in outputs_of(file, fault).values())
+    finite = all(np.isfinite(v).all() for v in outputs.values())
     subject = file.subject
     graph = file.with_data(fault.data)
     verdict = subject.verdict(graph, seed, None if fresh else set(subject.compared))
