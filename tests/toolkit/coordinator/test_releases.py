@@ -396,3 +396,15 @@ def test_a_release_goes_to_all_once_its_whole_share_has_taken_it(tmp_path: Path)
         assert ReleaseFolder(config.state).read()[0].devices == first.devices
         answer(two)  # the worker may be the one that offers the release to all
         assert_soon(lambda: ReleaseFolder(config.state).read()[0].devices is None)
+
+
+def test_a_stray_file_does_not_make_a_release_fail(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", DESKTOPS)
+    with running(config):
+        folder = ReleaseFolder(config.state).path
+        folder.mkdir(exist_ok=True)
+        (folder / "7").write_text("stray")
+        assert release(config, "release 1") == 1
+        (folder / "1" / "stray").write_text("stray")
+        assert release(config, "release 2") == 2
+        assert [r.number for r in ReleaseFolder(config.state).read()] == [1, 2]

@@ -115,10 +115,12 @@ class ReleaseFolder:
 
     def _remove_others(self, releases: Sequence[Release]) -> None:
         kept = {self.bundle(number, kind) for number, kind in bundles_kept(releases)}
-        for folder in (path for path in self.path.iterdir() if path.name.isdigit()):
+        # The releases are written already, so what cannot be removed, like a stray file, stays.
+        numbered = (path for path in self.path.iterdir() if path.name.isdigit() and path.is_dir())
+        for folder in numbered:
             for bundle in folder.iterdir():
                 if bundle not in kept:
-                    shutil.rmtree(bundle)
+                    shutil.rmtree(bundle, ignore_errors=True)
             if not any(folder.iterdir()):
                 folder.rmdir()
 
