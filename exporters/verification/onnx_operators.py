@@ -4,9 +4,8 @@ The traced graph gives the values that a piece of a file reads. The piece runs i
 the same operators run in float64 on the same values. A piece that was compared before is left out.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -43,6 +42,7 @@ class ComparedFile:
         traced: TracedGraph,
         inputs: Mapping[str, Node],
         order: Mapping[Node, int],
+        full: "FullBatch",
     ) -> None:
         """Find the pieces of a file.
 
@@ -52,6 +52,7 @@ class ComparedFile:
             traced: The traced graph of both.
             inputs: The inputs of the traced graph by name.
             order: The order in which the tensors of the traced graph are computed.
+            full: A full batch, for the pieces that compute it in another way.
         """
         self.form = form
         self.file = OnnxFile(graph.data if form is None else graph.forms[form].data)
@@ -81,12 +82,11 @@ class ComparedFile:
         for node, name in self.names.items():
             if node.op != "placeholder":
                 piece = self.file.piece(name, partial(self._known, node))
-                self.pieces[node] = piece, cone_of(node, self.names.__contains__, number)
-
-    @property
-    def depends_on_batch(self) -> bool:
-        """Whether a piece computes full batches in another way."""
-        return any(piece.chooses for piece, _ in self.pieces.values())
+                is_known = self.names.__contains__
+                if piece.chooses:
+                    piece = self.file.piece(name, partial(self._repeatable, node, full))
+                    is_known = partial(self._is_repeatable, full)
+                self.pieces[node] = piece, cone_of(node, is_known, number)
 
     def _known(self, node: Node, read: str) -> Node | None:
         """The node with the value of the tensor `read`, if it is computed before `node`."""
@@ -96,6 +96,15 @@ class ComparedFile:
         if known is None or known.op == "placeholder":
             return known
         return known if self._order[known] < self._order[node] else None
+
+    def _repeatable(self, node: Node, full: "FullBatch", read: str) -> Node | None:
+        """The same, but None if the samples of the value cannot be repeated."""
+        known = self._known(node, read)
+        return known if known is None or full.has_samples_apart(known) else None
+
+    def _is_repeatable(self, full: "FullBatch", node: Node) -> bool:
+        """Whether the file has the value of `node`, and its samples can be repeated."""
+        return node in self.names and full.has_samples_apart(node)
 
     def leaves(self, node: Node) -> list[Node]:
         """The nodes whose values the piece of `node`, or the same operators, read."""
@@ -130,12 +139,45 @@ class ComparedFile:
         return torch.from_numpy(result)
 
 
-@dataclass(frozen=True)
 class FullBatch:
-    """The number of samples in a full batch, and the shapes of all tensors of the traced graph."""
+    """The number of samples in a full batch, and what it changes in the traced graph.
 
-    samples: int
-    shapes: Mapping[Node, torch.Size]
+    The samples of a value are repeated for it. A piece and the same operators in float64 may read
+    different views of one value, which must keep the same samples. So they read no view in which
+    the samples share an axis with something else, as with the channels in (1, C * N, H, W).
+
+    Attributes:
+        samples: The number of samples.
+    """
+
+    def __init__(
+        self, samples: int, batch: int, shapes: Callable[[int], Mapping[Node, torch.Size]]
+    ) -> None:
+        """Take the numbers of samples in a full and in the compared batch.
+
+        Args:
+            samples: The number of samples in a full batch.
+            batch: The number of samples in the compared batch.
+            shapes: Returns the shapes of all tensors of the traced graph for a number of samples.
+        """
+        self.samples = samples
+        self._batch, self._shapes_for = batch, shapes
+
+    @cached_property
+    def shapes(self) -> Mapping[Node, torch.Size]:
+        """The shapes of all tensors of the traced graph for a full batch."""
+        return self._shapes_for(self.samples)
+
+    @cached_property
+    def _compared(self) -> Mapping[Node, torch.Size]:
+        return self._shapes_for(self._batch)
+
+    def has_samples_apart(self, node: Node) -> bool:
+        """Whether the samples of the value of `node` have an axis of their own, or it has none."""
+        if node not in self.shapes:
+            return True
+        sizes = zip(self._compared[node], self.shapes[node], strict=True)
+        return all(few == many or few == self._batch for few, many in sizes)
 
 
 class OnnxComparison:
@@ -153,7 +195,7 @@ class OnnxComparison:
         files: Sequence[ComparedFile],
         module: GraphModule,
         batch: int,
-        full: FullBatch | None,
+        full: FullBatch,
         compared: set[bytes],
     ) -> None:
         """Take the files of a graph.
@@ -163,8 +205,7 @@ class OnnxComparison:
             files: The files.
             module: The traced graph.
             batch: The number of samples in its inputs.
-            full: For files of which pieces compute full batches in another way. These pieces are
-                compared for a full batch as well.
+            full: A full batch. Pieces that compute it in another way are compared for it as well.
             compared: The keys of pieces that are known to be right; new ones are added.
         """
         self._comparison, self._files, self._module = comparison, files, module
@@ -181,7 +222,7 @@ class OnnxComparison:
                 continue
             leaves = {leaf: single(known[leaf]) for leaf in file.leaves(node)}
             self._compare(file, node, leaves, self._batch)
-            if self._full is not None and file.pieces[node][0].chooses:
+            if file.pieces[node][0].chooses:
                 shapes = self._full.shapes
                 full = {leaf: repeated(value, shapes[leaf]) for leaf, value in leaves.items()}
                 self._compare(file, node, full, self._full.samples)

@@ -226,11 +226,10 @@ class SignatureCheck:
         nodes = traced.module.graph.find_nodes(op="placeholder")
         inputs = {p.name: node for p, node in zip(self.signature.inputs, nodes, strict=True)}
         order = {node: n for n, node in enumerate(filter(computes_tensor, lazy.nodes))}
-        files = [ComparedFile(self.graph, form, traced, inputs, order) for form in (None, *forms)]
-        full = None
-        if any(file.depends_on_batch for file in files):
-            batch = self.program.largest_batch
-            full = FullBatch(batch, self.shapes(lazy, batch))
+        full = FullBatch(self.program.largest_batch, BATCHES[-1], partial(self.shapes, lazy))
+        files = [
+            ComparedFile(self.graph, form, traced, inputs, order, full) for form in (None, *forms)
+        ]
         return OnnxComparison(comparison, files, traced.module, BATCHES[-1], full, self.compared)
 
     def shapes(self, lazy: LazyOutputs, batch: int) -> dict[Node, torch.Size]:

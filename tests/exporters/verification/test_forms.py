@@ -101,6 +101,34 @@ def test_a_small_gradient_shows_beside_the_velocity(
     check_that_it_fails(model, (3, 33, 33), form, with_negative_branches, momentum=0.9)
 
 
+class Branches(nn.Module):
+    """Depthwise convolutions of one value, added up as in MobileOne and RepVGG."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(16, 16, size, 2, size // 2, groups=16, bias=False), nn.BatchNorm2d(16)
+            )
+            for size in (1, 3, 3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[0](x) + self.layers[1](x) + self.layers[2](x)
+
+
+@pytest.mark.skipif(block is None, reason="this ONNX Runtime has no blocked convolutions")
+def test_layers_with_one_input_are_compared_for_the_same_full_batch(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers' gradients share a view of their input with batch and channels on one axis."""
+    torch.manual_seed(seed)
+    monkeypatch.setattr(blocked_depthwise_gradient, "LEAST_BYTES", 0)
+    form = blocked_form(block or 0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Tanh(), Branches(), nn.Tanh(), *tail(16))
+    check_that_it_fails(model, (3, 10, 10), form, with_negative_branches)
+
+
 def step_with_forms(
     model: nn.Module, shape: tuple[int, ...], momentum: float = 0
 ) -> tuple[Program, dict[str, Tensor], dict[str, Graph]]:
