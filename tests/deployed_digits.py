@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bundles import once
-from device_agent.formats.protocol import FederatedEvaluation, RoundResult
+from device_agent.formats.protocol.fleet import FederatedEvaluation, RoundResult
 from edgetailor import load_model
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.storage.coordinator_store import Store

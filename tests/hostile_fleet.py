@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from safetensors.numpy import save
 
 from device_agent.data.local_data import LocalData
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol.fleet import RoundResult
 from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Received

@@ -118,7 +118,7 @@ def die_at(job: Job) -> None:
 
 
 def _do(job: Job) -> None:
-    from device_agent.formats.protocol import EvaluationRequest
+    from device_agent.formats.evaluation_counts import EvaluationRequest
     from device_agent.training import schedule_interpreter
     from device_agent.training.bundle_training import train_bundle
     from device_agent.training.standalone_training import train

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
-from device_agent.formats.protocol import Receipt
+from device_agent.formats.protocol.rounds import Receipt
 from device_agent.training.bundle_training import train_bundle
 from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.documents.device_profile import DeviceProfile

@@ -8,9 +8,8 @@ import numpy as np
 
 from device_agent.data.data_source import Data
 from device_agent.formats.bundle import open_bundle, training_of
+from device_agent.formats.evaluation_counts import Evaluation, EvaluationRequest
 from device_agent.formats.manifest import Initialise, Record
-from device_agent.formats.protocol import EvaluationRequest
-from device_agent.formats.update import Evaluation
 from device_agent.training import bundle_training
 from device_agent.training.bundle_training import Trained, local_data
 from device_agent.training.form_choice import in_device_form

@@ -28,7 +28,8 @@ from device_agent.formats.manifest import (
     TensorEntry,
     encode,
 )
-from device_agent.formats.protocol import JoinRequest, Work
+from device_agent.formats.protocol.joining import JoinRequest
+from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.signed_work import split_token
 from device_agent.formats.update import (
     RECORD,

@@ -1,4 +1,4 @@
-"""The agent's requests to the coordinator (see `formats/protocol.py`), with retries.
+"""The agent's requests to the coordinator (see `formats/protocol/`), with retries.
 
 ClientError             The coordinator cannot be reached, or is another program.
   AuthorisationError    It does not accept the token or the device's secret (401, 403).
@@ -38,29 +38,25 @@ from device_agent.client.replies import (
 from device_agent.client.retries import Outage
 from device_agent.client.transfers import Download, UploadOfFile
 from device_agent.formats.manifest import encode
-from device_agent.formats.protocol import (
-    API,
-    SKEWED_CLOCK,
-    USED_JOIN,
+from device_agent.formats.protocol.fleet import Status
+from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest
+from device_agent.formats.protocol.problems import API, SKEWED_CLOCK, USED_JOIN
+from device_agent.formats.protocol.rounds import (
     Fallback,
-    FileOffer,
-    Invitation,
-    JoinReply,
-    JoinRequest,
     Progress,
     Receipt,
-    Status,
     Stopped,
     SubmodelFailure,
     Work,
 )
+from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.errors import AuthorisationError, ClientError
 from profiles.json_decoding import MalformedError, decode_json
 
 if TYPE_CHECKING:
-    from device_agent.formats.release_report import ReleaseReport
-    from device_agent.formats.update import Judgement
+    from device_agent.formats.evaluation_counts import Judgement
+    from device_agent.formats.protocol.releases import ReleaseReport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -14,7 +14,8 @@ from urllib3.exceptions import HTTPError
 from device_agent.client.addresses import one_word
 from device_agent.client.client_errors import PreparingError, UnreachableError, reason
 from device_agent.client.retries import RETRIED_STATUSES
-from device_agent.formats.protocol import (
+from device_agent.formats.protocol.joining import JoinReply
+from device_agent.formats.protocol.problems import (
     ALREADY_SENT,
     NO_SUCH_FILE,
     NOTHING_FITS,
@@ -24,7 +25,6 @@ from device_agent.formats.protocol import (
     UPLOAD_ALTERED,
     UPLOAD_OFFSET,
     UPLOAD_SUPERSEDED,
-    JoinReply,
     Problem,
 )
 from profiles.errors import AuthorisationError, ClientError, NothingFitsError, UpdateError

@@ -16,7 +16,7 @@ from device_agent.client.client_errors import UnreachableError, reason
 from device_agent.client.replies import is_delimited, not_a_coordinator
 from device_agent.formats.atomic_files import fingerprint_file, naming
 from device_agent.formats.manifest import FileEntry
-from device_agent.formats.protocol import FileOffer, Upload
+from device_agent.formats.protocol.transfers import FileOffer, Upload
 from profiles.errors import ClientError
 
 PART = ".part-"

@@ -19,14 +19,14 @@ from device_agent.client.connections import connections
 from device_agent.client.replies import REPLY_LIMIT
 from device_agent.doctor.finding import Finding, isolated
 from device_agent.federation.state_folder import Identity
-from device_agent.formats.protocol import (
+from device_agent.formats.protocol.fleet import Status
+from device_agent.formats.protocol.problems import (
     API,
     JOIN_TOKEN,
     NOT_AUTHORISED,
     PREPARING,
     UNKNOWN_TOKEN,
     Problem,
-    Status,
 )
 from device_agent.formats.signed_work import split_token
 from profiles.errors import InputError

@@ -8,7 +8,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.formats.protocol import JoinRequest, join_text
+from device_agent.formats.protocol.joining import JoinRequest, join_text
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.errors import InputError
 

@@ -33,7 +33,8 @@ from device_agent.federation.work_age import check_age
 from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.graph_forms import form_of
 from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest
-from device_agent.formats.protocol import FileOffer, Work
+from device_agent.formats.protocol.rounds import Work
+from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.signed_work import check_signature
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.training.training_folder import training_folder

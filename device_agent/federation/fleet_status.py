@@ -7,7 +7,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.round_log import last_lines
 from device_agent.federation.state_folder import StateFolder
-from device_agent.formats.protocol import ABSENT, LEFT, DeviceStatus, Status
+from device_agent.formats.protocol.fleet import ABSENT, LEFT, DeviceStatus, Status
 from profiles.text_formatting import counted, have_joined, loss_figure, wrapped
 
 PATIENCE_S = 5.0

@@ -18,13 +18,10 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.state_folder import Identity
 from device_agent.formats.atomic_files import fingerprint, write_file
+from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.preprocessing import Images
-from device_agent.formats.protocol import (
-    NEEDS_PROFILE,
-    EvaluationRequest,
-    Invitation,
-    JoinReply,
-)
+from device_agent.formats.protocol.joining import Invitation, JoinReply
+from device_agent.formats.protocol.problems import NEEDS_PROFILE
 from device_agent.formats.signed_work import (
     check_invitation,
     check_key,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from device_agent.federation.owner_limits import OwnerLimits
-from device_agent.formats.protocol import Progress
+from device_agent.formats.protocol.rounds import Progress
 from device_agent.system import sensors
 from device_agent.system.interval_timer import IntervalTimer
 from profiles.text_formatting import format_duration

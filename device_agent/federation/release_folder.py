@@ -14,7 +14,7 @@ from pathlib import Path
 from device_agent.client.transfers import PART
 from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.manifest import MANIFEST, Count, FileEntry, Struct, encode
-from device_agent.formats.protocol import FileOffer
+from device_agent.formats.protocol.transfers import FileOffer
 from profiles.json_decoding import MalformedError, decode_json
 
 POINTER = "release.json"

@@ -18,9 +18,9 @@ from device_agent.federation.release_folder import (
     manifest_of,
 )
 from device_agent.federation.stop_report import without_folders
+from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.manifest import MANIFEST, encode
-from device_agent.formats.protocol import EvaluationRequest, ReleaseOffer
-from device_agent.formats.release_report import ReleaseReport
+from device_agent.formats.protocol.releases import ReleaseOffer, ReleaseReport
 from device_agent.formats.signed_work import check_release
 from device_agent.inference.release_trial import TrialResult
 from device_agent.log_format import fields

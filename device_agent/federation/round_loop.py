@@ -29,10 +29,12 @@ from device_agent.federation.training_attempts import (
     TrainingFailedError,
     wait_after,
 )
+from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.input_summary import far_off
 from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol import FileOffer, Progress, Work
-from device_agent.formats.update import RECORD, TENSORS, Judgement, decode_record
+from device_agent.formats.protocol.rounds import Progress, Work
+from device_agent.formats.protocol.transfers import FileOffer
+from device_agent.formats.update import RECORD, TENSORS, decode_record
 from device_agent.inference.release_trial import TrialResult, try_release
 from device_agent.log_format import fields
 from device_agent.runtime.runtime_packages import unverified

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from device_agent.federation.owner_limits import NO_LIMITS, OwnerLimits
-from device_agent.formats.protocol import EvaluationRequest
+from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOptions
 from profiles.errors import InputError
 from profiles.text_formatting import did_you_mean

@@ -7,7 +7,7 @@ and no values from the data.
 import re
 from collections.abc import Iterable
 
-from device_agent.formats.protocol import Stopped
+from device_agent.formats.protocol.rounds import Stopped
 from device_agent.system.process_memory import ran_out
 from profiles.errors import AuthorisationError, EdgeTailorError, filled
 

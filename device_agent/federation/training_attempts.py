@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from device_agent.federation.stop_report import reported
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Struct, encode
-from device_agent.formats.protocol import DIVERGED, SubmodelFailure
+from device_agent.formats.protocol.rounds import DIVERGED, SubmodelFailure
 from profiles.errors import DoesNotFitError, LimitError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
 

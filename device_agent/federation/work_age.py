@@ -1,6 +1,6 @@
 """Checks when work was signed, so that nobody can make a device train old work again."""
 
-from device_agent.formats.protocol import Work
+from device_agent.formats.protocol.rounds import Work
 from device_agent.system.clock import Clock, time_text
 from profiles.errors import TrustError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from device_agent.formats.protocol import MOST_CHANNELS, InputSummary
+from device_agent.formats.protocol.rounds import MOST_CHANNELS, InputSummary
 
 LEAST_SAMPLES = 20
 """Quantiles of fewer samples would reveal single values."""

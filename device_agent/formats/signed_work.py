@@ -8,7 +8,10 @@ import base64
 import hashlib
 import re
 
-from device_agent.formats.protocol import EvaluationRequest, Invitation, ReleaseOffer, Work
+from device_agent.formats.evaluation_counts import EvaluationRequest
+from device_agent.formats.protocol.joining import Invitation
+from device_agent.formats.protocol.releases import ReleaseOffer
+from device_agent.formats.protocol.rounds import Work
 from profiles.errors import TrustError
 
 _WITH_FINGERPRINT = re.compile(r"(.+)\.([A-Za-z0-9_-]{22})")

@@ -11,10 +11,9 @@ from msgspec import UNSET
 
 from device_agent.data.data_source import Data
 from device_agent.data.local_data import LocalData, load_data
+from device_agent.formats.evaluation_counts import EvaluationCounts, EvaluationRequest
 from device_agent.formats.label_rule import LabelRule, class_axis
 from device_agent.formats.manifest import PREDICT, Manifest, Output
-from device_agent.formats.protocol import EvaluationRequest
-from device_agent.formats.update import EvaluationCounts
 from device_agent.inference.predictor import CHUNK, Predictor
 from device_agent.inference.scores import Scores, scores_of
 from device_agent.system.process_memory import ran_out

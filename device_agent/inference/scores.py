@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from device_agent.formats.evaluation_counts import EvaluationCounts
 from device_agent.formats.label_rule import IGNORED, class_axis
 from device_agent.formats.manifest import Output
-from device_agent.formats.update import EvaluationCounts
 
 LEAST = 1e-38
 """The least probability whose logarithm is taken; a smaller one counts as this."""

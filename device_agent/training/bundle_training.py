@@ -12,19 +12,12 @@ from msgspec import UNSET
 from device_agent.data.data_source import Data
 from device_agent.data.local_data import LocalData, load_data, name_of
 from device_agent.formats.bundle import Bundle, open_bundle
+from device_agent.formats.evaluation_counts import Judgement, LocalEvaluation, check_counts
 from device_agent.formats.input_summary import summary_of
 from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import FileEntry, Train, uploaded
-from device_agent.formats.protocol import InputSummary
-from device_agent.formats.update import (
-    Judgement,
-    LocalEvaluation,
-    UpdateRecord,
-    check_counts,
-    check_place,
-    check_trained,
-    write_update,
-)
+from device_agent.formats.protocol.rounds import InputSummary
+from device_agent.formats.update import UpdateRecord, check_place, check_trained, write_update
 from device_agent.runtime.runtime_choice import runtime_of
 from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from device_agent.formats.evaluation_counts import Evaluation, EvaluationCounts
 from device_agent.formats.tensor_files import read_tensors, write_tensors
-from device_agent.formats.update import Evaluation, EvaluationCounts
 from device_agent.system.disk_space import Written
 from device_agent.training.training_folder import CHECKPOINT, UNPACKED, remove
 from profiles.json_decoding import decode_json

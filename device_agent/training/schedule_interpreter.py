@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from device_agent.formats.evaluation_counts import DIVERGED, EvaluationCounts
 from device_agent.formats.manifest import LOSS, SAMPLES, Initialise, Record, Train
-from device_agent.formats.update import DIVERGED, EvaluationCounts
 from device_agent.log_format import fields
 from device_agent.runtime.runtime_choice import Session
 from device_agent.system.interval_timer import IntervalTimer

@@ -10,6 +10,7 @@ import numpy as np
 from device_agent.data.array_files import row_slices
 from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle
+from device_agent.formats.evaluation_counts import MOST_CLASSES, EvaluationCounts
 from device_agent.formats.label_rule import IGNORED, LabelRule, count_labels
 from device_agent.formats.manifest import (
     EVALUATE,
@@ -21,7 +22,6 @@ from device_agent.formats.manifest import (
     Train,
 )
 from device_agent.formats.manifest_validation import REPAIR
-from device_agent.formats.update import MOST_CLASSES, EvaluationCounts
 from device_agent.runtime.runtime_choice import Session, open_session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.batching import batches, classes_in

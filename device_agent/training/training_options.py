@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from device_agent.formats.protocol import EvaluationRequest
+from device_agent.formats.evaluation_counts import EvaluationRequest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,8 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest, encode, uploaded
-from device_agent.formats.protocol import API, Work
+from device_agent.formats.protocol.problems import API
+from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.signed_work import split_token
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.http.connection_limits import raise_descriptor_limit

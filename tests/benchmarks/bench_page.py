@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.membership import join
-from device_agent.formats.protocol import Work
+from device_agent.formats.protocol.rounds import Work
 from phones import Keeping, Phone, serving
 from profiles.cost_model.memory_rule import IN_BROWSER
 from profiles.cost_model.prediction import predict

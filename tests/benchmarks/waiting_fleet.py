@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from device_agent.federation.polling import jittered
-from device_agent.formats.protocol import API
+from device_agent.formats.protocol.problems import API
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.device_registry import hashed

@@ -17,7 +17,7 @@ from toolkit.terminal_output import show_stages
 
 if TYPE_CHECKING:
     from toolkit.coordinator.federation_config import CoordinatorConfig
-    from toolkit.coordinator.storage.releases import Release
+    from toolkit.coordinator.storage.release_folder import Release
 
 logger = logging.getLogger(__name__)
 RELEASES_VERSION = 1
@@ -83,7 +83,7 @@ def release(options: ReleaseOptions) -> None:
         edgetailor release federation.toml --back
     """
     from toolkit.coordinator.federation_config import load_config
-    from toolkit.coordinator.storage.release_changes import release_to_all, withdraw_newest
+    from toolkit.coordinator.releases.release_changes import release_to_all, withdraw_newest
 
     new = {"--to": options.kinds, "--share": options.share, "--then-all": options.then_all}
     given = [name for name, value in new.items() if value]
@@ -118,7 +118,7 @@ def release(options: ReleaseOptions) -> None:
 
 
 def _new(config: "CoordinatorConfig", options: ReleaseOptions) -> "Release":
-    from toolkit.coordinator.storage.release_changes import check_new
+    from toolkit.coordinator.releases.release_changes import check_new
     from toolkit.coordinator.storage.saved_rounds import best_round, model_file
     from toolkit.deployment.targets import kind_targets
 
@@ -161,7 +161,7 @@ def _told(release: "Release") -> str:
 def _show(config: "CoordinatorConfig", as_json: bool) -> None:
     import msgspec
 
-    from toolkit.coordinator.storage.release_status import release_status
+    from toolkit.coordinator.releases.release_status import release_status
 
     releases, devices = release_status(config.state)
     if as_json:

@@ -10,7 +10,7 @@ import click
 from toolkit.terminal_output import print_table, table
 
 if TYPE_CHECKING:
-    from device_agent.formats.protocol import FederatedEvaluation
+    from device_agent.formats.protocol.fleet import FederatedEvaluation
     from toolkit.coordinator.storage.saved_rounds import SavedRound
 
 FOLDER = click.Path(path_type=Path)

@@ -10,18 +10,10 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.formats.protocol import (
-    ABSENT,
-    LEFT,
-    LEFT_OUT,
-    NO_SUCH_FILE,
-    STOPPED,
-    FileOffer,
-    Preparation,
-    Progress,
-    Status,
-    Work,
-)
+from device_agent.formats.protocol.fleet import ABSENT, LEFT, LEFT_OUT, STOPPED, Preparation, Status
+from device_agent.formats.protocol.problems import NO_SUCH_FILE
+from device_agent.formats.protocol.rounds import Progress, Work
+from device_agent.formats.protocol.transfers import FileOffer
 from toolkit.coordinator.device_troubles import DeviceTroubles
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_validation import shortened

@@ -3,7 +3,8 @@
 import logging
 
 from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol import DIVERGED, STOPPED, Fallback, Stopped, SubmodelFailure
+from device_agent.formats.protocol.fleet import STOPPED
+from device_agent.formats.protocol.rounds import DIVERGED, Fallback, Stopped, SubmodelFailure
 from profiles.text_formatting import counted
 from toolkit.coordinator.devices.join_validation import TROUBLE_LENGTH, shortened
 from toolkit.coordinator.federation_state import FederationState

@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.preprocessing import Images, Series, misfit
-from device_agent.formats.protocol import EvaluationRequest
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.errors import InputError
 from profiles.text_formatting import counted

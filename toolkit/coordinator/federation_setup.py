@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from profiles.progress import Report, silent
 from toolkit.coordinator.federation_config import FederationConfig
-from toolkit.coordinator.round_worker import read_samples
+from toolkit.coordinator.sample_files import read_samples
 
 if TYPE_CHECKING:
     from toolkit.aggregation.federation import Federation

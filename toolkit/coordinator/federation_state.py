@@ -6,18 +6,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from device_agent.formats.protocol import InputSummary, Preparation
+from device_agent.formats.protocol.fleet import Preparation
+from device_agent.formats.protocol.rounds import InputSummary
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
-from toolkit.coordinator.devices.offered_releases import OfferedReleases
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.minute_log import MinuteLog
+from toolkit.coordinator.releases.offered_releases import OfferedReleases
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.rounds.upload_validation import CheckUpdate
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 from toolkit.coordinator.storage.device_registry import Device
-from toolkit.coordinator.storage.releases import ReleaseFolder
+from toolkit.coordinator.storage.release_folder import ReleaseFolder
 
 
 @dataclass

@@ -7,15 +7,9 @@ from contextlib import contextmanager
 
 import msgspec
 
-from device_agent.formats.protocol import (
-    ABSENT,
-    JOIN_TOKEN,
-    LEFT,
-    NOT_AUTHORISED,
-    Invitation,
-    JoinReply,
-    JoinRequest,
-)
+from device_agent.formats.protocol.fleet import ABSENT, LEFT
+from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest
+from device_agent.formats.protocol.problems import JOIN_TOKEN, NOT_AUTHORISED
 from profiles.text_formatting import counted
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_proof import VALID_S, check_possession, used_join

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from device_agent.formats.protocol import Problem
+from device_agent.formats.protocol.problems import Problem
 from profiles.errors import EdgeTailorError
 
 

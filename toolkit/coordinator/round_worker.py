@@ -1,33 +1,21 @@
 """The worker thread of the rounds: it makes bundles, aggregates and evaluates."""
 
-import errno
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-import numpy as np
-from msgspec import UnsetType
-
-from device_agent.data.array_files import as_array, read_arrays
-from device_agent.data.data_checks import check_arrays
-from device_agent.data.data_source import needs_preparation
-from device_agent.data.preparation import prepare
 from device_agent.formats.atomic_files import shown
-from device_agent.formats.label_rule import LabelRule
-from device_agent.formats.manifest import MANIFEST, Dtype
-from device_agent.formats.preprocessing import Preprocessing
-from device_agent.formats.protocol import FederatedEvaluation, Preparation, RoundResult
-from device_agent.formats.update import UpdateRecord
-from profiles.errors import EdgeTailorError, StorageError
-from profiles.json_decoding import decode_json
+from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.protocol.fleet import FederatedEvaluation, Preparation, RoundResult
+from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted
 from toolkit.coordinator.coordinator import STARTED, Coordinator
+from toolkit.coordinator.full_disk import plain, when_room
+from toolkit.coordinator.judging import counts_of_updates, judging_is_over, last_figure
 from toolkit.coordinator.round_aggregation import Model, Quality, RoundAggregation, Samples
-from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
+from toolkit.coordinator.rounds.device_evaluation import federated_evaluation
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.device_registry import hashed, label
@@ -41,13 +29,9 @@ TICK_S = 0.5
 """How often deadlines are checked, in seconds."""
 LATE = "{more} updates came too late for their round; `status` names the devices."
 LEFT_OUT = "{more} updates were left out; `history.json` names the devices."
-ROOM_S = 5.0
-"""How often a write to a full disk is tried again, in seconds."""
 OFTEN = [10**power for power in range(7)]
 """A round that opens again is logged only after these numbers of deadlines without enough updates.
 """
-CLASSES = LabelRule(None, None)
-"""The rule of class labels while the model's number of classes is not known."""
 
 
 class RoundWorker:
@@ -95,7 +79,7 @@ class RoundWorker:
                 self._coordinator.changed.wait(TICK_S)
                 self._coordinator.changed.clear()
         except Exception as error:  # the server raises it when it ends
-            self.failure = _plain(error, self._coordinator.store.folder)
+            self.failure = plain(error, self._coordinator.store.folder)
             self._on_failure()
 
     def turn(self) -> None:
@@ -135,42 +119,23 @@ class RoundWorker:
     def _judge_last(self) -> None:
         """Let devices judge the model of the last round, for which no round follows."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
-        store = coordinator.store
         if rounds.judges and not self._prepared():
             try:
                 self._when_room(self._prepare)
             except EdgeTailorError as error:  # the model cannot be used
                 logger.warning("Devices cannot judge the model of the last round: %s", error)
                 rounds.judges.clear()
-        with coordinator.lock:
-            if rounds.judges and not rounds.is_judging:
-                for name in sorted(rounds.judges):
-                    if not coordinator.bundles[coordinator.submodel(store.registry.device(name))]:
-                        rounds.judges.discard(name)
-                rounds.open_judging(coordinator.clock())
-            over = rounds.judging_is_over(coordinator.clock())
-            if over:
-                # Later answers are refused.
-                rounds.end_judging()
-        if not over:
+        if not judging_is_over(coordinator):
             return
-        answers = store.final_evaluation.answers()
-        figure = federated_evaluation(
-            rounds.done,
-            [
-                DeviceCounts(store.registry.device(name).kind, counts)
-                for name, counts in answers.items()
-                if counts is not None
-            ],
-        )
-        self._when_room(partial(store.judge_last, figure))
-        data = store.model()
+        figure = last_figure(coordinator)
+        self._when_room(partial(coordinator.store.judge_last, figure))
+        data = coordinator.store.model()
         assert data is not None
         self._when_room(partial(self._publish, data))
         if figure is not None:
             logger.info("The last model: %s.", figure.text())
         self._log_end()
-        store.remove_unnamed()
+        coordinator.store.remove_unnamed()
 
     def _repeat_if_failed(self) -> None:
         """Open the round again if too few updates came before its deadline."""
@@ -297,7 +262,7 @@ class RoundWorker:
     def _fold(self) -> None:
         coordinator = self._coordinator
         round_ = coordinator.rounds.round
-        received = self._counts(round_)
+        received = counts_of_updates(coordinator, round_)
         folding = RoundAggregation(self._model, coordinator.store, self._held_out, round_)
         updates = folding.run()
         self._quality = folding.quality
@@ -317,19 +282,6 @@ class RoundWorker:
         with coordinator.lock:
             coordinator.rounds.folded(trusted)
             coordinator.bundles = {}
-
-    def _counts(self, round_: int) -> dict[str, DeviceCounts]:
-        """The counts that came with the updates of `round_`, by device."""
-        store = self._coordinator.store
-        received: dict[str, DeviceCounts] = {}
-        if self._coordinator.config.evaluation.request is None:
-            return received
-        for device, _, body in store.updates(round_):
-            evaluation = decode_json(body, UpdateRecord).evaluation
-            if not isinstance(evaluation, UnsetType):
-                kind = store.registry.device(device).kind
-                received[device] = DeviceCounts(kind, evaluation.before, evaluation.after)
-        return received
 
     def _log_end(self) -> None:
         rounds = self._coordinator.rounds
@@ -386,74 +338,9 @@ class RoundWorker:
             logger.warning(warning)
 
     def _when_room(self, write: Callable[[], None]) -> None:
-        """Run `write`. If the disk is full, say so once and run it again until there is room.
-
-        Files that the database no longer names are removed first.
-        """
-        told = False
-        while True:
-            try:
-                write()
-                return
-            except OSError as error:
-                if not _is_full(error) or self._stopping.is_set():
-                    raise
-                if not told:
-                    logger.warning(
-                        "The disk with %s is full: the rounds wait until there is room. No update "
-                        "is lost.",
-                        self._coordinator.store.folder,
-                    )
-                told = True
-            self._coordinator.store.remove_unnamed()
-            self._stopping.wait(ROOM_S)
+        when_room(write, self._coordinator.store, self._stopping)
 
     def _publish(self, model: bytes) -> None:
         """Write global.safetensors and history.json, for people and other programs."""
         store = self._coordinator.store
         publish(store.folder, model, store.history(), store.models())
-
-
-def _is_full(error: Exception) -> bool:
-    """Whether `error` says that a disk is full."""
-    return isinstance(error, OSError) and error.errno == errno.ENOSPC
-
-
-def _plain(error: Exception, folder: Path) -> Exception:
-    """Return `error` as the operator reads it: for a full disk, with the remedy."""
-    if not _is_full(error):
-        return error
-    return StorageError(
-        "The disk with {path} is full, so the rounds cannot go on. Make room on it, and start "
-        "`edgetailor serve` again. No update is lost.",
-        code="storage.disk-full",
-        path=str(folder),
-    )
-
-
-def read_samples(
-    path: Path,
-    shape: tuple[int, ...],
-    labels: LabelRule = CLASSES,
-    key: str = "held_out",
-    preprocessing: Preprocessing | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Read the coordinator's samples of `shape` and their labels, which must fit `labels`.
-
-    With `preprocessing` they may be pictures or CSV files, like those of devices. `key` is their
-    key in the federation's file, for messages.
-
-    Raises:
-        DataError: The file has no such samples.
-        InputError: Pictures need a package that is not installed.
-    """
-    if preprocessing is not None and needs_preparation(path):
-        # The label of a regression is one number here, because the model is not loaded yet.
-        sample_labels = replace(labels, shape=(1,) if labels.dtype == "float32" else ())
-        arrays = prepare(path, preprocessing, shape, sample_labels, None)
-    else:
-        arrays = read_arrays(path)
-    x, y = (np.array(as_array(array)) for array in arrays)
-    dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
-    check_arrays(x, y, shape, labels, f"`{key}` {path}", dtype)
-    return x, y

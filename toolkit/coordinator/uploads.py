@@ -6,10 +6,13 @@ import msgspec
 from msgspec import UnsetType
 
 from device_agent.formats.atomic_files import fingerprint
+from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.input_summary import far_off
 from device_agent.formats.manifest import MANIFEST, Manifest, encode
-from device_agent.formats.protocol import OTHER_BUNDLE, ROUND_CLOSED, Receipt, Upload
-from device_agent.formats.update import Judgement, UpdateRecord
+from device_agent.formats.protocol.problems import OTHER_BUNDLE, ROUND_CLOSED
+from device_agent.formats.protocol.rounds import Receipt
+from device_agent.formats.protocol.transfers import Upload
+from device_agent.formats.update import UpdateRecord
 from profiles.errors import UpdateError
 from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import conflict, unusable_because

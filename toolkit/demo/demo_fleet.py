@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.formats.protocol import Status
+from device_agent.formats.protocol.fleet import Status
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.federation_config import DeviceKind
 from toolkit.coordinator.join_links import ADDRESS, token_file

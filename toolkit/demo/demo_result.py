@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.formats.protocol import RoundResult
-from device_agent.formats.update import LocalEvaluation
+from device_agent.formats.evaluation_counts import LocalEvaluation
+from device_agent.formats.protocol.fleet import RoundResult
 from profiles.documents.bundle_profile import Profile
 from toolkit.demo.baselines import Baselines
 from toolkit.demo.demo_folder import CURVE

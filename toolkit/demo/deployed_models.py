@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from device_agent.formats.update import RECORD, LocalEvaluation, decode_record
+from device_agent.formats.evaluation_counts import LocalEvaluation
+from device_agent.formats.update import RECORD, decode_record
 from toolkit.demo import demo_settings
 from toolkit.demo.child_processes import Child, Processes
 from toolkit.demo.demo_fleet import AGENT, SERVER

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from device_agent.formats.protocol import DeviceStatus, RoundResult, Status
+from device_agent.formats.protocol.fleet import DeviceStatus, RoundResult, Status
 
 Show = Callable[[Status], None]
 logger = logging.getLogger(__name__)

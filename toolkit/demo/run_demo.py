@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_agent.formats.atomic_files import write_file
-from device_agent.formats.protocol import Status
+from device_agent.formats.protocol.fleet import Status
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError
 from toolkit.demo import demo_fleet, demo_settings, measurements

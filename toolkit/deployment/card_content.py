@@ -10,7 +10,7 @@ from device_agent import __version__
 from device_agent.formats.bundle import Bundle
 from device_agent.formats.label_rule import class_axis
 from device_agent.formats.manifest import PREDICT, encode
-from device_agent.formats.protocol import FederatedEvaluation
+from device_agent.formats.protocol.fleet import FederatedEvaluation
 from device_agent.runtime.runtime_choice import open_session, runtime_of
 from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.graph_workload import graph_work

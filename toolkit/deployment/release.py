@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toolkit.coordinator.federation_config import CoordinatorConfig
-from toolkit.coordinator.storage.release_changes import add_release
-from toolkit.coordinator.storage.releases import Release
+from toolkit.coordinator.releases.release_changes import add_release
+from toolkit.coordinator.storage.release_folder import Release
 from toolkit.deployment.deploy_targets import deploy_targets
 from toolkit.deployment.model_card import Precision
 from toolkit.deployment.targets import kind_targets, with_options

@@ -10,7 +10,7 @@ from torch import nn
 
 from device_agent.data.local_data import load_data
 from device_agent.formats.preprocessing import Preprocessing
-from device_agent.formats.protocol import FederatedEvaluation
+from device_agent.formats.protocol.fleet import FederatedEvaluation
 from exporters.programs.program import Program, with_preprocessing
 from exporters.recording.capture import SharedRecording
 from profiles.errors import InputError

@@ -10,7 +10,7 @@ from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.federation_setup import federation
-from toolkit.coordinator.round_worker import read_samples
+from toolkit.coordinator.sample_files import read_samples
 from toolkit.flower.dense_rounds import DenseRounds
 from toolkit.flower.settings import read_settings
 from toolkit.flower.strategy import SitesStrategy

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import torch
 
-from device_agent.formats.protocol import Preparation
+from device_agent.formats.protocol.fleet import Preparation
 from device_agent.log_format import quieten_others
 from profiles.cost_model.prediction import predict_memory
 from profiles.documents.calibration_record import MemoryOverhead

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import UnsetType
 
 from device_agent.data.local_data import LocalData
-from device_agent.formats.update import LocalEvaluation
+from device_agent.formats.evaluation_counts import LocalEvaluation
 from device_agent.training.batching import round_seed
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Received

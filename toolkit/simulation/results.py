@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from device_agent.formats.atomic_files import write_file
-from device_agent.formats.protocol import FederatedEvaluation
+from device_agent.formats.protocol.fleet import FederatedEvaluation
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 from toolkit.coordinator.federation_config import EvaluationTable

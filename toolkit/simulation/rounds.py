@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from device_agent.data.local_data import LocalData
-from device_agent.formats.protocol import FederatedEvaluation
-from device_agent.formats.update import DIVERGED
+from device_agent.formats.evaluation_counts import DIVERGED
+from device_agent.formats.protocol.fleet import FederatedEvaluation
 from profiles.errors import UpdateError
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import decode_partial

@@ -18,7 +18,7 @@ from profiles.progress import Report, silent
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_setup import federation
-from toolkit.coordinator.round_worker import read_samples
+from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.simulation.attendance import attendance_of, workloads
 from toolkit.simulation.chunks import ChunkTrainer

@@ -17,9 +17,9 @@ from torch.fx import GraphModule
 
 from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle
+from device_agent.formats.evaluation_counts import Evaluation, EvaluationRequest
 from device_agent.formats.manifest import FORMAT_VERSION, Manifest, Signature, TensorEntry, Train
-from device_agent.formats.protocol import EvaluationRequest
-from device_agent.formats.update import Evaluation, UpdateRecord
+from device_agent.formats.update import UpdateRecord
 from device_agent.training.activation_cache import Recording, RecordingInMemory
 from device_agent.training.batching import held_out
 from device_agent.training.bundle_training import personal_tensors, trained_update

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from device_agent.formats.protocol import Problem
+from device_agent.formats.protocol.problems import Problem
 from profiles.errors import InputError
 from toolkit.web.built_page import HOW_TO_BUILD, INDEX, Page, PageFile
 

@@ -9,7 +9,9 @@ import pytest
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import REPLY_LIMIT, RefusedError
-from device_agent.formats.protocol import FileOffer, JoinRequest, Progress, SubmodelFailure, Work
+from device_agent.formats.protocol.joining import JoinRequest
+from device_agent.formats.protocol.rounds import Progress, SubmodelFailure, Work
+from device_agent.formats.protocol.transfers import FileOffer
 from profiles.errors import AuthorisationError
 from refusals import refused
 from scripted_http import Answer, Server, answering, follow, free_port, link

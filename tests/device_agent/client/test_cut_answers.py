@@ -12,7 +12,8 @@ from urllib3.exceptions import SSLError
 from device_agent.client.client_errors import is_lasting
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
-from device_agent.formats.protocol import FileOffer, Work
+from device_agent.formats.protocol.rounds import Work
+from device_agent.formats.protocol.transfers import FileOffer
 from scripted_http import answering, link
 
 BODY = b'{"state": "wait", "round": 12, "files": []}'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.formats.protocol import FileOffer
+from device_agent.formats.protocol.transfers import FileOffer
 from refusals import refused
 from scripted_http import Server, answering, follow, link
 

@@ -11,7 +11,7 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.state_folder import Identity
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import FORMAT_VERSION, MANIFEST, Manifest, TensorEntry, encode
-from device_agent.formats.protocol import FileOffer
+from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.update import UpdateRecord, write_update
 from refusals import refused
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bundles import BundleOf
 from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.owner_pauses import Pauses
-from device_agent.formats.protocol import Progress
+from device_agent.formats.protocol.rounds import Progress
 from refusals import refused
 from trainings import train_bundle
 

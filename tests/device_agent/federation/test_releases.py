@@ -17,9 +17,10 @@ from device_agent.federation import releases as module
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.releases import Releases
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file
+from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol import EvaluationRequest, FileOffer, ReleaseOffer
-from device_agent.formats.release_report import ReleaseReport
+from device_agent.formats.protocol.releases import ReleaseOffer, ReleaseReport
+from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.inference.release_trial import TrialResult
 from killing import Job, die_at
 from log_messages import logged

@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.formats.input_summary import LEAST_SAMPLES, far_off, summary_of
 from device_agent.formats.manifest import encode
-from device_agent.formats.protocol import MOST_CHANNELS, InputSummary
+from device_agent.formats.protocol.rounds import MOST_CHANNELS, InputSummary
 from device_agent.formats.update import decode_record
 from profiles.errors import UpdateError
 from updates import record_of

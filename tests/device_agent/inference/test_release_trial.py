@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from device_agent.data.data_source import Data
-from device_agent.formats.protocol import EvaluationRequest
+from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.inference.predictor import Predictor
 from device_agent.inference.probabilities import probabilities
 from device_agent.inference.release_trial import try_release, worse

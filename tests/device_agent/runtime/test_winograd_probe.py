@@ -16,7 +16,7 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.bundle import Bundle, open_bundle
 from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, form_of
-from device_agent.formats.protocol import FileOffer
+from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.update import read_update
 from device_agent.runtime import blocked_probe, graph_form, winograd_probe
 from device_agent.runtime.blocked_probe import block_size

@@ -17,17 +17,17 @@ from torch.nn import functional
 from bundles import CLASSES, BundleOf, read_data, tiny_model, write_data
 from device_agent.data.data_checks import MIN_SAMPLES
 from device_agent.formats.bundle import manifest_bytes, read_manifest
-from device_agent.formats.manifest import WEIGHTS, encode, uploaded
-from device_agent.formats.protocol import EvaluationRequest, Work
-from device_agent.formats.signed_work import work_text
-from device_agent.formats.update import (
+from device_agent.formats.evaluation_counts import (
     MOST_EVALUATED,
-    RECORD,
-    TENSORS,
     EvaluationCounts,
+    EvaluationRequest,
     LocalEvaluation,
     check_counts,
 )
+from device_agent.formats.manifest import WEIGHTS, encode, uploaded
+from device_agent.formats.protocol.rounds import Work
+from device_agent.formats.signed_work import work_text
+from device_agent.formats.update import RECORD, TENSORS
 from device_agent.training.batching import held_out, held_out_for
 from device_agent.training.training_options import TrainingOptions
 from log_messages import logged

@@ -20,7 +20,7 @@ from device_agent.system import process_memory as memory
 from device_agent.federation.device_state import DeviceState
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file
 from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol import FileOffer
+from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.training_options import TrainingOptions
 from device_agent.formats.update import read_update

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import edgetailor, refused
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol.fleet import RoundResult
 from toolkit.coordinator.storage.coordinator_store import Store
 
 TABLE = """\

@@ -13,7 +13,8 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
-from device_agent.formats.update import DIVERGED, TENSORS, write_update
+from device_agent.formats.evaluation_counts import DIVERGED
+from device_agent.formats.update import TENSORS, write_update
 from hostile_fleet import samples
 from models_for_tests import INPUT_SHAPE
 from profiles.errors import UpdateError

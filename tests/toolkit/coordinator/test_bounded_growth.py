@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.federation.device_keys import DeviceKey
-from device_agent.formats.protocol import Progress, Stopped, SubmodelFailure
+from device_agent.formats.protocol.rounds import Progress, Stopped, SubmodelFailure
 from log_messages import logged
 from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.minute_log import MOST, WINDOW_S, MinuteLog

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.formats.update import EvaluationCounts
+from device_agent.formats.evaluation_counts import EvaluationCounts
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 
 CLASSES = 3

@@ -17,7 +17,7 @@ from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.doctor.doctor import run_checks
 from device_agent.federation.membership import leave
 from device_agent.federation.state_folder import StateFolder
-from device_agent.formats.protocol import JoinRequest
+from device_agent.formats.protocol.joining import JoinRequest
 from device_agent.system.clock import Clock
 from other_servers import DAY, NOW, certificate, page
 from profiles.errors import ClientError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.formats.protocol import SubmodelFailure
+from device_agent.formats.protocol.rounds import SubmodelFailure
 from large_fleet import LargeFleet
 from toolkit.coordinator.coordinator import restore
 from toolkit.coordinator.rounds.round_state import fewest_updates

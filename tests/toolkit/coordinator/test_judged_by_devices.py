@@ -20,6 +20,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership, round_loop
 from device_agent.federation.fleet_status import lines
 from device_agent.federation.run_options import RunOptions
+from device_agent.formats.evaluation_counts import EvaluationCounts, Judgement
 from device_agent.formats.manifest import (
     EVALUATE,
     MANIFEST,
@@ -28,13 +29,8 @@ from device_agent.formats.manifest import (
     Signature,
     encode,
 )
-from device_agent.formats.protocol import FederatedEvaluation, RoundResult, Status
-from device_agent.formats.update import (
-    RECORD,
-    TENSORS,
-    EvaluationCounts,
-    Judgement,
-)
+from device_agent.formats.protocol.fleet import FederatedEvaluation, RoundResult, Status
+from device_agent.formats.update import RECORD, TENSORS
 from device_agent.training.batching import held_out
 from device_agent.training.training_options import TrainingOptions
 from log_messages import logged

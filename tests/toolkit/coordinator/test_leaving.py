@@ -9,7 +9,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join, leave
 from device_agent.federation.run_options import RunOptions
-from device_agent.formats.protocol import NOT_AUTHORISED
+from device_agent.formats.protocol.problems import NOT_AUTHORISED
 from log_messages import logged
 from refusals import refused as raises_code
 from toolkit.coordinator.server import Server

@@ -22,7 +22,8 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import join, machine_line
-from device_agent.formats.protocol import NOT_AUTHORISED, SubmodelFailure
+from device_agent.formats.protocol.problems import NOT_AUTHORISED
+from device_agent.formats.protocol.rounds import SubmodelFailure
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.errors import AuthorisationError
 from refusals import refused as raises_code

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest, encode, uploaded
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol.fleet import RoundResult
 from device_agent.formats.update import UpdateRecord
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.round_aggregation import RoundAggregation

@@ -19,7 +19,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.fleet_status import PATIENCE_S
-from device_agent.formats.protocol import NEEDS_PROFILE, PREPARING
+from device_agent.formats.protocol.problems import NEEDS_PROFILE, PREPARING
 from made_calibration import DEVICE
 from parameters import some_long
 from profiles.errors import ClientError, InputError
@@ -45,7 +45,7 @@ submodel = "full"
 SERVE = """
 import sys, time
 from pathlib import Path
-from device_agent.formats.protocol import Preparation
+from device_agent.formats.protocol.fleet import Preparation
 from toolkit.coordinator import federation_setup
 from toolkit.coordinator.devices import submodel_assignment
 

@@ -21,22 +21,22 @@ from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file
 from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol import FileOffer
+from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.inference.release_trial import TrialResult
 from killing import Job, die_at
 from parameters import some_long
 from refusals import refused
 from toolkit.coordinator.federation_config import CoordinatorConfig
-from toolkit.coordinator.server import Server
-from toolkit.coordinator.storage.backup import backup, restore
-from toolkit.coordinator.storage.release_changes import (
+from toolkit.coordinator.releases.release_changes import (
     add_release,
     release_to_all,
     withdraw_newest,
 )
+from toolkit.coordinator.releases.release_status import release_status
+from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.backup import backup, restore
+from toolkit.coordinator.storage.release_folder import ReleaseFolder
 from toolkit.coordinator.storage.release_reports import ReleaseReports
-from toolkit.coordinator.storage.release_status import release_status
-from toolkit.coordinator.storage.releases import ReleaseFolder
 from vector_fleet import (
     CONFIG,
     assert_soon,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from device_agent.formats.manifest import WEIGHTS
-from device_agent.formats.protocol import Progress
+from device_agent.formats.protocol.rounds import Progress
 from large_fleet import LargeFleet
 
 FEW, MANY = 20, 400

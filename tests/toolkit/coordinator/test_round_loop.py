@@ -23,7 +23,8 @@ from device_agent.federation.membership import join, leave
 from device_agent.federation.owner_limits import OwnerLimits
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.training_attempts import KILLED, Attempts
-from device_agent.formats.protocol import DeviceStatus, SubmodelFailure
+from device_agent.formats.protocol.fleet import DeviceStatus
+from device_agent.formats.protocol.rounds import SubmodelFailure
 from log_messages import logged
 from profiles.errors import DoesNotFitError, LimitError
 from refusals import refused

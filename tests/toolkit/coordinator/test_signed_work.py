@@ -21,7 +21,9 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.work_age import VALID_S, check_age
-from device_agent.formats.protocol import FileOffer, Invitation, Work
+from device_agent.formats.protocol.joining import Invitation
+from device_agent.formats.protocol.rounds import Work
+from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.signed_work import check_signature, split_token, work_text
 from device_agent.system.clock import Clock
 from log_messages import logged

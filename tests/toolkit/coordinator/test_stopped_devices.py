@@ -15,7 +15,8 @@ from device_agent.federation.fleet_status import lines
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.stop_report import stop_report, without_folders
-from device_agent.formats.protocol import DeviceStatus, Stopped, SubmodelFailure
+from device_agent.formats.protocol.fleet import DeviceStatus
+from device_agent.formats.protocol.rounds import Stopped, SubmodelFailure
 from profiles.errors import BundleError, DataError, StorageError
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.federation_setup import federation

@@ -14,7 +14,7 @@ from device_agent.client.transfers import PART
 from device_agent.federation import membership
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.manifest import WEIGHTS
-from device_agent.formats.protocol import FileOffer
+from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.update import RECORD, TENSORS
 from faulty_proxy import Fault, proxy
 from log_messages import logged

@@ -10,8 +10,9 @@ import pytest
 from safetensors.numpy import save
 
 from device_agent.formats.atomic_files import fingerprint
+from device_agent.formats.evaluation_counts import Evaluation
 from device_agent.formats.manifest import encode
-from device_agent.formats.update import RECORD, TENSORS, Evaluation, UpdateRecord
+from device_agent.formats.update import RECORD, TENSORS, UpdateRecord
 from made_profiles import sliced
 from refusals import refused
 from vector_fleet import SIZE, Fleet, configured, enrol, running, send, task, trained

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from device_agent.formats.protocol import RoundResult
-from device_agent.formats.update import EvaluationCounts, LocalEvaluation
+from device_agent.formats.evaluation_counts import EvaluationCounts, LocalEvaluation
+from device_agent.formats.protocol.fleet import RoundResult
 from made_profiles import made_phase, made_profile
 from toolkit.demo import demo_table
 from toolkit.demo.baselines import Baselines, train_baselines

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from device_agent.formats.protocol import DeviceStatus, RoundResult, Status
+from device_agent.formats.protocol.fleet import DeviceStatus, RoundResult, Status
 from toolkit.demo.live_display import FleetTable, Lines, stage
 
 HISTORY = (

@@ -26,7 +26,7 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import Record, TensorEntry
 from device_agent.formats.manifest_validation import check_consistent
 from device_agent.formats.preprocessing import Series
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol.fleet import RoundResult
 from exporters.quantization.precision import converted
 from exporters.runtime_graph import Graph
 from refusals import refused

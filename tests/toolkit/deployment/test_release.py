@@ -24,12 +24,12 @@ from device_agent.federation.membership import join
 from device_agent.federation.newest_model import newest_model
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.run_options import RunOptions
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol.fleet import RoundResult
 from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.releases.release_changes import add_release
+from toolkit.coordinator.releases.release_status import release_status
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.coordinator_store import Store
-from toolkit.coordinator.storage.release_changes import add_release
-from toolkit.coordinator.storage.release_status import release_status
 from toolkit.coordinator.storage.saved_rounds import model_file
 from vector_fleet import VectorModel, assert_soon, full_token, running
 

@@ -19,8 +19,9 @@ import eager
 import oracles
 from device_agent.data.local_data import load_data
 from device_agent.formats.bundle import open_bundle
+from device_agent.formats.evaluation_counts import Evaluation
 from device_agent.formats.label_rule import LabelRule
-from device_agent.formats.update import Evaluation, read_update
+from device_agent.formats.update import read_update
 from device_agent.training.batching import held_out
 from device_agent.training.random_run import synthetic
 from edgetailor import Federation, TrainingConfig, split

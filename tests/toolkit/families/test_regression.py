@@ -26,7 +26,7 @@ from models_for_tests import CLASSES, INPUT_SHAPE
 from oracles import Device, Plan
 from profiles.errors import DataError
 from refusals import refused
-from toolkit.coordinator.round_worker import read_samples
+from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.server import Server
 from trainings import evaluate_bundle, train_bundle
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running

@@ -18,7 +18,7 @@ from exporters.programs.losses import binary_cross_entropy
 from exporters.recording.capture import capture
 from profiles.errors import ModelError
 from refusals import refused
-from toolkit.coordinator.round_worker import read_samples
+from toolkit.coordinator.sample_files import read_samples
 from toolkit.models import imdb_bilstm
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle

@@ -11,7 +11,7 @@ import torch
 
 from bundles import SAMPLE_SHAPE
 from commands import PRELOAD
-from device_agent.formats.protocol import Preparation
+from device_agent.formats.protocol.fleet import Preparation
 from refusals import refused
 from toolkit.planning import parallel_workloads
 from toolkit.planning.parallel_workloads import ModelSource, Search, StoppedError

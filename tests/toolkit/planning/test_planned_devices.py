@@ -14,7 +14,8 @@ from device_agent.client.replies import RefusedError
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.membership import join, leave
 from device_agent.formats.bundle import open_bundle
-from device_agent.formats.protocol import JoinRequest, SubmodelFailure
+from device_agent.formats.protocol.joining import JoinRequest
+from device_agent.formats.protocol.rounds import SubmodelFailure
 from device_agent.training.memory_fit import needed_bytes
 from edgetailor import split
 from exporters.export import export

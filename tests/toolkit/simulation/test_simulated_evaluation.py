@@ -12,9 +12,8 @@ from torch.nn import functional
 
 from bundles import samples, tiny_cnn
 from device_agent.data.local_data import LocalData
+from device_agent.formats.evaluation_counts import EvaluationRequest, LocalEvaluation
 from device_agent.formats.label_rule import IGNORED
-from device_agent.formats.protocol import EvaluationRequest
-from device_agent.formats.update import LocalEvaluation
 from device_agent.training.batching import held_out
 from edgetailor import TrainingConfig, split
 from toolkit.simulation.metric_logs import metrics

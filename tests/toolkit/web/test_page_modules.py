@@ -17,9 +17,12 @@ import torch
 from google.protobuf.internal import encoder
 
 from device_agent.data.windows import windows_of
+from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.preprocessing import Series
-from device_agent.formats.protocol import EvaluationRequest, FileOffer, Invitation, Work
+from device_agent.formats.protocol.joining import Invitation
+from device_agent.formats.protocol.rounds import Work
+from device_agent.formats.protocol.transfers import FileOffer
 from page_modules import run_with
 from refusals import refused
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey

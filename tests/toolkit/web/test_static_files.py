@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from built_page import FILES, brotli, build_page
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.formats.protocol import PREPARING
+from device_agent.formats.protocol.problems import PREPARING
 from toolkit.coordinator.http.server_socket import answer_preparing, bind
 from toolkit.web.built_page import read_page
 from toolkit.web.static_files import SECURITY, join_routes

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from device_agent.formats.update import EvaluationCounts
-from toolkit.coordinator.storage.release_status import DeviceRelease
-from toolkit.coordinator.storage.releases import Release
+from device_agent.formats.evaluation_counts import EvaluationCounts
+from toolkit.coordinator.releases.release_status import DeviceRelease
+from toolkit.coordinator.storage.release_folder import Release
 from toolkit.terminal_output import filled, print_table, table
 
 

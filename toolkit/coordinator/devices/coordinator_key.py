@@ -7,7 +7,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.formats.protocol import Invitation, ReleaseOffer, Work
+from device_agent.formats.protocol.joining import Invitation
+from device_agent.formats.protocol.releases import ReleaseOffer
+from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.signed_work import (
     card_text,
     invitation_text,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from device_agent.formats.protocol import DeviceStatus, RoundResult
-from device_agent.formats.release_report import ReleaseReport
+from device_agent.formats.protocol.fleet import DeviceStatus, RoundResult
+from device_agent.formats.protocol.releases import ReleaseReport
 from toolkit.coordinator.storage.device_registry import Device
 
 WORKING = ("downloading", "training", "uploading")

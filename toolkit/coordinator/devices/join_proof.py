@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from device_agent.formats.protocol import SKEWED_CLOCK, USED_JOIN, JoinRequest, join_text
+from device_agent.formats.protocol.joining import JoinRequest, join_text
+from device_agent.formats.protocol.problems import SKEWED_CLOCK, USED_JOIN
 from toolkit.coordinator.refusals import RefusalError, forbidden, unusable
 
 CLOCK_SKEW_S = 300

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from device_agent.formats.protocol import NOTHING_FITS, Preparation
+from device_agent.formats.protocol.fleet import Preparation
+from device_agent.formats.protocol.problems import NOTHING_FITS
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError, NothingFitsError
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind

@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from device_agent.formats.protocol import API, NOT_AUTHORISED
+from device_agent.formats.protocol.problems import API, NOT_AUTHORISED
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.http.connection_limits import CONNECTION, Connection
 from toolkit.coordinator.refusals import RefusalError

@@ -11,7 +11,7 @@ import h11
 from starlette.types import Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from device_agent.formats.protocol import API
+from device_agent.formats.protocol.problems import API
 from toolkit.coordinator.http.certificates import Certificate
 from toolkit.coordinator.http.open_connections import OpenConnections, Rank
 

@@ -1,4 +1,4 @@
-"""The coordinator over HTTP: the routes of device_agent/formats/protocol.py."""
+"""The coordinator over HTTP: the routes of device_agent/formats/protocol/."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -12,24 +12,21 @@ from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from device_agent.formats.protocol import (
-    API,
-    NO_SUCH_FILE,
+from device_agent.formats.evaluation_counts import Judgement
+from device_agent.formats.protocol.fleet import Status
+from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest
+from device_agent.formats.protocol.problems import API, NO_SUCH_FILE, Problem
+from device_agent.formats.protocol.releases import ReleaseReport
+from device_agent.formats.protocol.rounds import (
     Fallback,
-    Invitation,
-    JoinReply,
-    JoinRequest,
-    Problem,
     Progress,
     Receipt,
-    Status,
     Stopped,
     SubmodelFailure,
-    Upload,
     Work,
 )
-from device_agent.formats.release_report import ReleaseReport
-from device_agent.formats.update import Judgement, UpdateRecord
+from device_agent.formats.protocol.transfers import Upload
+from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.http.admission import CALLER
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag

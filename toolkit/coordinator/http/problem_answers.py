@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from device_agent.formats.protocol import JOIN_TOKEN
+from device_agent.formats.protocol.problems import JOIN_TOKEN
 from toolkit.coordinator.http.server_socket import RETRY_S
 from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.refusals import RefusalError

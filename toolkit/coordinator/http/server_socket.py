@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from device_agent.formats.protocol import PREPARING, Problem
+from device_agent.formats.protocol.problems import PREPARING, Problem
 from profiles.errors import InputError
 from toolkit.coordinator.http.certificates import Certificate
 from toolkit.coordinator.http.connection_limits import connections, most_connections

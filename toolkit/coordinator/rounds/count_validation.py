@@ -3,10 +3,9 @@
 import math
 from collections.abc import Sequence
 
+from device_agent.formats.evaluation_counts import EvaluationCounts, EvaluationRequest, check_counts
 from device_agent.formats.label_rule import LabelRule, label_rule
 from device_agent.formats.manifest import EVALUATE, Manifest
-from device_agent.formats.protocol import EvaluationRequest
-from device_agent.formats.update import EvaluationCounts, check_counts
 from device_agent.training.signature_runs import CORRECT
 from profiles.errors import UpdateError
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from device_agent.formats.protocol import FederatedEvaluation, KindEvaluation
-from device_agent.formats.update import EvaluationCounts
+from device_agent.formats.evaluation_counts import EvaluationCounts
+from device_agent.formats.protocol.fleet import FederatedEvaluation, KindEvaluation
 
 Counts = Sequence[EvaluationCounts]
 

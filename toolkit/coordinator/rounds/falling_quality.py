@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol.fleet import RoundResult
 
 FALLS = 3
 """A warning needs this many falls in a row. Fewer can come from the choice of a round's devices."""

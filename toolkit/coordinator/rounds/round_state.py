@@ -13,7 +13,7 @@ Times are seconds of a monotonic clock that the caller passes in. A refused call
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from device_agent.formats.protocol import ALREADY_SENT, OTHER_BUNDLE, ROUND_CLOSED
+from device_agent.formats.protocol.problems import ALREADY_SENT, OTHER_BUNDLE, ROUND_CLOSED
 from toolkit.coordinator.refusals import conflict
 
 Phase = Literal["enrolling", "training", "aggregating", "judging", "finished"]

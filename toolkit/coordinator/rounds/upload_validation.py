@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.manifest import Manifest, TensorEntry, encode, uploaded
-from device_agent.formats.protocol import EvaluationRequest
 from device_agent.formats.update import (
     RECORD,
     TENSORS,

@@ -17,7 +17,7 @@ from toolkit.coordinator.storage.folder_check import CONTENTS, DATABASE, check_f
 from toolkit.coordinator.storage.folder_lock import FolderLock
 from toolkit.coordinator.storage.new_folder import check_apart, copy_file, is_empty, new_folder
 from toolkit.coordinator.storage.recoverable import FILES, HISTORY, MODEL, has_hash
-from toolkit.coordinator.storage.releases import INDEX, RELEASES, ReleaseFolder, bundles_kept
+from toolkit.coordinator.storage.release_folder import INDEX, RELEASES, ReleaseFolder, bundles_kept
 from toolkit.coordinator.storage.saved_rounds import reading
 
 TOKENS = ("operator.token", "tokens", "coordinator.key")

@@ -16,7 +16,7 @@ import msgspec
 
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import FileEntry, encode
-from device_agent.formats.protocol import FederatedEvaluation, RoundResult
+from device_agent.formats.protocol.fleet import FederatedEvaluation, RoundResult
 from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.profile_reading import same_hardware

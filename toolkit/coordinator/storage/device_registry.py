@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from device_agent.formats.protocol import UNKNOWN_TOKEN
+from device_agent.formats.protocol.problems import UNKNOWN_TOKEN
 from toolkit.coordinator.refusals import forbidden
 from toolkit.coordinator.storage.database import Database
 from toolkit.coordinator.storage.joins import Token

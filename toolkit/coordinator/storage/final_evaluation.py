@@ -4,7 +4,7 @@ import sqlite3
 
 import msgspec
 
-from device_agent.formats.update import EvaluationCounts
+from device_agent.formats.evaluation_counts import EvaluationCounts
 from toolkit.coordinator.storage.database import Database
 
 _PREFIX = "judge:"

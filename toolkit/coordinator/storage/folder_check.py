@@ -17,7 +17,7 @@ from toolkit.coordinator.storage.recoverable import (
     has_hash,
     recoverable,
 )
-from toolkit.coordinator.storage.releases import ReleaseFolder
+from toolkit.coordinator.storage.release_folder import ReleaseFolder
 
 logger = logging.getLogger(__name__)
 

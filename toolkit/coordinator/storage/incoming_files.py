@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from device_agent.formats.manifest import FileEntry
-from device_agent.formats.protocol import UPLOAD_ALTERED, UPLOAD_OFFSET, UPLOAD_SUPERSEDED
+from device_agent.formats.protocol.problems import UPLOAD_ALTERED, UPLOAD_OFFSET, UPLOAD_SUPERSEDED
 from toolkit.coordinator.refusals import conflict
 
 _PART = re.compile(r"(?P<device>.+)\.(?P<sha256>[0-9a-f]{64})")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file, write_file
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol.fleet import RoundResult
 from toolkit.coordinator.storage.recoverable import HISTORY, MODEL
 
 logger = logging.getLogger(__name__)

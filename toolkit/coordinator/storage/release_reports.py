@@ -3,7 +3,7 @@
 import sqlite3
 
 from device_agent.formats.manifest import encode
-from device_agent.formats.release_report import ReleaseReport
+from device_agent.formats.protocol.releases import ReleaseReport
 from profiles.json_decoding import decode_json
 from toolkit.coordinator.storage.database import Database
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.atomic_files import check_file_place, write_file
-from device_agent.formats.protocol import FederatedEvaluation
+from device_agent.formats.protocol.fleet import FederatedEvaluation
 from profiles.errors import InputError
 from toolkit.coordinator.storage import retention, schema
 from toolkit.coordinator.storage.coordinator_store import Store, judgement

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from bundles import everything
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol.fleet import RoundResult
 from refusals import refused
 from toolkit.coordinator.storage.backup import backup, restore
 from toolkit.coordinator.storage.coordinator_store import Store

@@ -20,7 +20,7 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load, save
 
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol.fleet import RoundResult
 from killing import Job, die_at
 from parameters import some_long
 from toolkit.coordinator.storage.coordinator_store import Store

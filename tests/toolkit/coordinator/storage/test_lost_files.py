@@ -17,9 +17,10 @@ from device_agent.federation.membership import join
 from device_agent.formats.manifest import FileEntry
 from profiles.errors import EdgeTailorError
 from refusals import refused
-from toolkit.coordinator import round_worker
+from toolkit.coordinator import full_disk
 from toolkit.coordinator.federation_config import CoordinatorConfig
-from toolkit.coordinator.round_worker import RoundWorker, read_samples
+from toolkit.coordinator.round_worker import RoundWorker
+from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.blobs import Blobs
 from toolkit.coordinator.storage.database_check import check_database
@@ -294,7 +295,7 @@ def test_a_full_disk_at_the_end_of_a_round(
     """The rounds wait for room; a stop meanwhile says what to do."""
     config, tried, ended = configured(tmp_path), threading.Semaphore(0), threading.Event()
     server = Server(config, VectorModel(), Path("fleet.toml"))
-    monkeypatch.setattr(round_worker, "ROOM_S", 0.01)
+    monkeypatch.setattr(full_disk, "ROOM_S", 0.01)
     put = Blobs.put
 
     def full(blobs: Blobs, data: bytes) -> FileEntry:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.formats.protocol import SubmodelFailure
+from device_agent.formats.protocol.rounds import SubmodelFailure
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.round_worker import RoundWorker
 from toolkit.coordinator.server import Server

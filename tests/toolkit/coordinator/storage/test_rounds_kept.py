@@ -10,7 +10,7 @@ import pytest
 from bundles import everything
 from device_agent.federation import fleet_status
 from device_agent.formats.manifest import encode
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol.fleet import RoundResult
 from made_profiles import full
 from refusals import refused
 from toolkit.coordinator.rounds.falling_quality import falling

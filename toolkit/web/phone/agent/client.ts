@@ -1,5 +1,5 @@
 /**
- * Requests to the coordinator (device_agent/formats/protocol.py), with retries. An answer may
+ * Requests to the coordinator (device_agent/formats/protocol/), with retries. An answer may
  * come from another program. So its size is limited, and nothing in it is run or drawn as HTML.
  */
 

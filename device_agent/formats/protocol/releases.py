@@ -1,8 +1,32 @@
-"""What a device reports about a release: whether it took it, and what it counted."""
+"""The offer of a release to a device, and the device's report about it."""
 
+from dataclasses import dataclass, field
+
+from device_agent.formats.evaluation_counts import EvaluationCounts, EvaluationRequest, check_counts
 from device_agent.formats.manifest import Count, Struct
-from device_agent.formats.update import EvaluationCounts, check_counts
+from device_agent.formats.protocol.transfers import FileOffer
 from profiles.errors import UpdateError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOffer:
+    """The release with which a device should predict: an inference bundle with the released model.
+
+    Releases are numbered from 1; `round` is the round whose model the release has. `files` are
+    those of the bundle. If `back`, the operator has withdrawn a later release, and the device
+    returns to this release without a trial. The number 0, without files, stands for no release.
+    With `evaluation` the device tries the release on these samples and reports counts. `issued` is
+    the time of the operator's last change, in seconds since 1970. `signature` is the coordinator's
+    signature of `signed_work.release_text`.
+    """
+
+    number: Count
+    round: Count = 0
+    files: list[FileOffer] = field(default_factory=list)
+    back: bool = False
+    evaluation: EvaluationRequest | None = None
+    issued: Count = 0
+    signature: str = ""
 
 
 class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_agent.formats.protocol import EvaluationRequest, FileOffer, ReleaseOffer
+from device_agent.formats.evaluation_counts import EvaluationRequest
+from device_agent.formats.protocol.releases import ReleaseOffer
+from device_agent.formats.protocol.transfers import FileOffer
 from profiles.errors import InputError
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.storage.device_registry import Device
 from toolkit.coordinator.storage.recoverable import has_hash
-from toolkit.coordinator.storage.releases import Release, ReleaseFolder, bundles_kept
+from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder, bundles_kept
 
 logger = logging.getLogger(__name__)
 NONE = Release(number=0, round=0, created=0, changed=0, kinds={})

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.formats.release_report import ReleaseReport
+from device_agent.formats.protocol.releases import ReleaseReport
+from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder
 from toolkit.coordinator.storage.release_reports import stored_reports
-from toolkit.coordinator.storage.releases import Release, ReleaseFolder
 from toolkit.coordinator.storage.saved_rounds import reading
 
 

@@ -14,7 +14,7 @@ import msgspec
 from device_agent.formats.atomic_files import fingerprint_file
 from profiles.errors import InputError
 from toolkit.coordinator.storage.new_folder import new_folder
-from toolkit.coordinator.storage.releases import Files, Release, ReleaseFolder
+from toolkit.coordinator.storage.release_folder import Files, Release, ReleaseFolder
 from toolkit.coordinator.storage.saved_rounds import reading
 
 Write = Callable[[Path], None]

@@ -1,0 +1,135 @@
+"""How a device counts its predictions of samples on which it does not train."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from device_agent.formats.manifest import Count, Struct
+from profiles.errors import UpdateError
+from profiles.text_formatting import loss_figure
+
+MOST_CLASSES = 1000
+"""With more classes a device reports no counts by class: its record would become too long."""
+MOST_EVALUATED = 10**9
+"""No device evaluates more samples in a round: that would take years."""
+DIVERGED = "The loss is not finite: training diverged. Lower the learning rate."
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """The federation is judged by its devices (federated evaluation).
+
+    Each device keeps the `share` of its samples apart and never trains on them. It evaluates models
+    on these samples and sends counts only, see EvaluationCounts. With `by_class` it also
+    sends the counts of each class, if its owner agrees.
+    """
+
+    share: Annotated[float, Meta(gt=0, le=0.5)]
+    by_class: bool = False
+
+
+class Evaluation(Struct, frozen=True, kw_only=True):
+    """Mean `loss` over the labels of `samples` samples, and how many predictions are `correct`.
+
+    `counted` is the number of labels that count: samples, or positions that are not ignored. Agents
+    before 0.2 do not send it. `correct` is None for a regression.
+    """
+
+    samples: Count
+    loss: float
+    correct: Count | None
+    counted: Count | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of correct predictions, from 0 to 1; None for a regression or without labels."""
+        counted = self.samples if self.counted is None else self.counted
+        return self.correct / counted if self.correct is not None and counted else None
+
+    def __str__(self) -> str:
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%}"
+        return f"loss {loss_figure(self.loss)}{accuracy}"
+
+
+class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a model predicts samples on which its device never trains.
+
+    Counts can be added up over devices, and say nothing about a single sample.
+
+    Attributes:
+        samples: Number of evaluated samples.
+        counted: Number of labels that count: samples, or positions that are not ignored.
+        correct: How many of these labels are predicted correctly. None for a regression and for
+            label sequences (CTC).
+        loss_sum: Sum of the loss over these labels. In a regression the loss of a sample is its
+            mean squared error. There is no absolute error, because bundles do not compute it.
+        classes: For each class, its number of labels and how many of them are predicted correctly.
+            None unless the federation asks for it and the owner agrees.
+    """
+
+    samples: Count
+    counted: Count
+    correct: Count | None = None
+    loss_sum: float
+    classes: tuple[tuple[Count, Count], ...] | None = None
+
+    def means(self) -> Evaluation:
+        """The mean loss, with the counts."""
+        return Evaluation(
+            samples=self.samples,
+            loss=self.loss_sum / max(self.counted, 1),
+            correct=self.correct,
+            counted=self.counted,
+        )
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """How a device predicts its held-out samples with a model that it does not train.
+
+    `bundle` is the SHA-256 of the manifest of the evaluated bundle.
+    """
+
+    bundle: str
+    counts: EvaluationCounts
+
+
+class LocalEvaluation(Struct, frozen=True, kw_only=True):
+    """The received model on the device's held-out samples, and its own model after training."""
+
+    before: EvaluationCounts
+    after: EvaluationCounts
+
+
+def check_counts(counts: EvaluationCounts, origin: str) -> None:
+    """Raise UpdateError unless an evaluation of samples can have given `counts`."""
+    if not math.isfinite(counts.loss_sum):
+        raise UpdateError(DIVERGED, code="update.diverged")
+    problem = _impossible(counts)
+    if problem is not None:
+        raise UpdateError(
+            "{origin} reports counts of its evaluation that are impossible: {problem}. Train the "
+            "bundle again.",
+            code="update.unusable-evaluation",
+            origin=origin,
+            problem=problem,
+        )
+
+
+def _impossible(counts: EvaluationCounts) -> str | None:
+    """Why no evaluation can have given `counts`; None if one can."""
+    if not 1 <= counts.samples <= MOST_EVALUATED:
+        return f"{counts.samples:,} samples, where 1 to {MOST_EVALUATED:,} are possible"
+    if counts.correct is not None and counts.correct > counts.counted:
+        return f"{counts.correct:,} of {counts.counted:,} labels are correct"
+    if counts.loss_sum < 0:
+        return f"a sum of losses below zero, {counts.loss_sum:g}"
+    if counts.classes is None:
+        return None
+    labels, correct = (sum(pair[column] for pair in counts.classes) for column in (0, 1))
+    if (labels, correct) != (counts.counted, counts.correct):
+        return "the counts of the classes do not add up to those of all"
+    if any(right > of for of, right in counts.classes):
+        return "a class has more correct labels than labels"
+    return None

@@ -1,0 +1,175 @@
+"""The status of the whole fleet: devices, rounds, and the quality of each model."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+LEFT = "left"
+"""State of a device that has ended its membership."""
+ABSENT = "absent"
+"""State of a device that lost its place because it was away for too long. It may come back."""
+STOPPED = "stopped"
+"""State of a device after it has reported that it stops, until it asks for work again."""
+LEFT_OUT = "left out"
+"""State of a device whose updates are not used, because one may have damaged the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStatus:
+    """A device as the coordinator sees it. Bytes count message bodies over all rounds so far.
+
+    `round` is the round that the device works on now. `note` is the reason for a pause or a stop,
+    the round that closed before the device's update arrived, a reported failure of its submodel, or
+    why the device did not take a release. `release` is the release with which the device predicts,
+    by its last report; 0 is none.
+    """
+
+    device: str
+    name: str
+    submodel: str
+    state: str
+    loss: float | None
+    rounds_trained: int
+    bytes_down: int
+    bytes_up: int
+    idle_s: float
+    note: str | None = None
+    round: int | None = None
+    release: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindEvaluation:
+    """How the devices of a kind judge the model that they received, and their own after training.
+
+    The figures are pooled: sums over the devices, divided once. `counted` is the number of labels
+    that count, `loss` the mean over them. `accuracy` and `correct` are None for a regression. The
+    figures of trained models are None if the devices did not train.
+    """
+
+    devices: int
+    samples: int
+    counted: int
+    correct: int | None
+    accuracy: float | None
+    loss: float
+    trained_accuracy: float | None
+    trained_loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedEvaluation(KindEvaluation):
+    """How all devices judge a global model, which they received in `round`.
+
+    In `mean_accuracy` and `mean_loss` each device counts once, whatever its number of samples.
+    `worst_accuracy` and `worst_loss` are means over the tenth of the devices with the worst figure.
+    `kinds` has the pooled figures of each kind of devices. A kind with a reduced submodel judges
+    the reduced model. `classes` has the number of labels and of correct predictions of each class,
+    over the `reporting_classes` devices that report them.
+    """
+
+    round: int
+    mean_accuracy: float | None
+    mean_loss: float | None
+    worst_accuracy: float | None
+    worst_loss: float | None
+    kinds: dict[str, KindEvaluation]
+    classes: list[tuple[int, int]] | None = None
+    reporting_classes: int = 0
+
+    def text(self) -> str:
+        """The main figures in one line."""
+        received = _figures(self.accuracy, self.loss)
+        worst = _figures(self.worst_accuracy, self.worst_loss or 0.0)
+        trained = ""
+        if self.trained_loss is not None:
+            trained = f"; after local training {_figures(self.trained_accuracy, self.trained_loss)}"
+        on = "1 device" if self.devices == 1 else f"{self.devices:,} devices"
+        return f"{received} on {on} (worst tenth: {worst}){trained}"
+
+
+def _figures(accuracy: float | None, loss: float) -> str:
+    return f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundResult:
+    """The quality of the global model after `round` (0: before training).
+
+    `accuracy` and `loss` are those on held-out data of the coordinator; `accuracy` is None for a
+    regression, and both are None without such data. `devices` is the judgement of the devices that
+    received this model; None before they have answered, and if they are not asked. `left_out`
+    states why the updates of some devices were not used, by device.
+    """
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    updates: int
+    left_out: dict[str, str] = field(default_factory=dict)
+    devices: FederatedEvaluation | None = None
+
+    def judgement(self) -> tuple[float | None, float] | None:
+        """Accuracy and loss that rounds are compared by; None if there are none yet.
+
+        They are those on held-out data, or else those on the devices.
+        """
+        if self.loss is not None:
+            return self.accuracy, self.loss
+        return None if self.devices is None else (self.devices.accuracy, self.devices.loss)
+
+    def quality(self) -> str:
+        """Accuracy and loss as text, and whether devices have judged."""
+        judged = self.judgement()
+        if judged is None:
+            return "not judged yet"
+        accuracy = "" if judged[0] is None else f"accuracy {judged[0]:.4f}, "
+        where = " on the devices" if self.loss is None else ""
+        return f"{accuracy}loss {judged[1]:.4f}{where}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """The coordinator now prepares `submodel`, which is number `number` (from 1) of `total`.
+
+    `task` tells what it prepares: bundles of the next round, or the workloads for its plan.
+    """
+
+    task: Literal["bundles", "plan"]
+    submodel: str
+    number: int
+    total: int
+
+    def __str__(self) -> str:
+        verb = "preparing" if self.task == "bundles" else "planning"
+        return f"{verb} {self.number} of {self.total}: {self.submodel}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The whole fleet. `round` counts from 1; it is 0 while devices enrol.
+
+    `kinds` is the number of kinds of devices. For `kinds_ready` of them the bundle of the next or
+    present round is ready. In the state `judging` the rounds are over, and devices judge the last
+    model. `preparing` lists the coordinator's present preparations. `warnings` are
+    sentences for the operator, for example that the model gets worse. `model_round` is the round
+    that produced the global model: after a rollback it is not the last of `history`.
+    `closed_connections` counts connections that the coordinator has closed since its start because
+    there were too many. `key` is the public key of the coordinator's signatures; earlier versions
+    do not send it. `release` is the number of the newest release, if there is one.
+    """
+
+    version: int = 1
+    state: Literal["enrolling", "training", "aggregating", "judging", "finished"]
+    round: int
+    rounds: int
+    expected_devices: int
+    devices: list[DeviceStatus]
+    history: list[RoundResult]
+    model_round: int | None = None
+    kinds: int = 0
+    kinds_ready: int = 0
+    preparing: list[Preparation] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    closed_connections: int = 0
+    key: str = ""
+    release: int | None = None

@@ -1,0 +1,76 @@
+"""What a device learns about a federation before it joins, and how it joins."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from device_agent.formats.evaluation_counts import EvaluationRequest
+from device_agent.formats.manifest import Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invitation:
+    """The description of a federation for the holder of a join token.
+
+    `title`, `purpose` and `contact` are lines that the operator wrote. A round takes at most
+    `round_s` seconds. A device receives and sends `first_bytes` in its first round and
+    `round_bytes` in each later round; both are 0 while they are not known. `evaluation` is None
+    unless the devices judge the models. `signature` is the coordinator's signature of
+    `signed_work.invitation_text`; the public key `key` verifies it.
+    """
+
+    title: str = ""
+    purpose: str = ""
+    contact: str = ""
+    rounds: int = 0
+    round_s: float = 0
+    first_bytes: int = 0
+    round_bytes: int = 0
+    evaluation: EvaluationRequest | None = None
+    key: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinRequest:
+    """A device asks to join, under a name that its owner recognises.
+
+    `public_key` (32 bytes) and `signature` (64 bytes, over `join_text`) are raw Ed25519 values in
+    base64. `timestamp` is the device's clock in seconds since 1970; the coordinator refuses a join
+    whose timestamp is far from its own clock. `machine` has the fields of
+    `bundle_profile.Machine`. `profile` has those of `device_profile.DeviceProfile`; a coordinator
+    that plans submodels requires it. A second join with the same key returns the same device with a
+    new secret. Each signature is accepted once, so a second join needs another `timestamp`.
+    """
+
+    name: str
+    public_key: str
+    machine: dict[str, str | int | None]
+    timestamp: Count
+    signature: str
+    profile: dict[str, Any] | None = None
+
+
+def join_text(token: str, public_key: str, timestamp: int) -> bytes:
+    """The text that is signed in a JoinRequest with the join token `token`."""
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    # Because of the first line, a signature of another message cannot be used for a join.
+    return f"edgetailor-join-1\n{digest}\n{public_key}\n{timestamp}\n".encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinReply:
+    """The device's id, its secret for all later requests, and its submodel.
+
+    `key` is the coordinator's public key: 32 raw bytes of Ed25519 in base64. The device keeps it
+    and trains only work that this key verifies. `preprocessing`, `sample_shape` and `label_type`
+    are those of the later manifests, so that an owner can choose data before the first round.
+    """
+
+    device: str
+    secret: str
+    submodel: str
+    key: str = ""
+    preprocessing: dict[str, Any] | None = None
+    sample_shape: list[int] = field(default_factory=list)
+    label_type: Literal["int64", "float32"] = "int64"

@@ -1,0 +1,113 @@
+"""The work of a round, and what a device reports about it."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from device_agent.formats.evaluation_counts import EvaluationRequest
+from device_agent.formats.manifest import Count
+from device_agent.formats.protocol.releases import ReleaseOffer
+from device_agent.formats.protocol.transfers import FileOffer
+
+MOST_CHANNELS = 64
+Finite = Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
+"""A number that float32 can represent."""
+DIVERGED = frozenset({"training.diverged", "update.diverged", "update.not-finite"})
+"""Codes of a SubmodelFailure whose training diverged. If most devices of a round report such a
+code, the model is the cause."""
+
+
+@dataclass(frozen=True)
+class InputSummary:
+    """The 5%, 50% and 95% quantiles of each channel, with two digits.
+
+    Channels are the first axis of a sample. If there are more than 64, the quantiles are those of
+    all channels together.
+    """
+
+    channels: Annotated[tuple[tuple[Finite, Finite, Finite], ...], Meta(max_length=MOST_CHANNELS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The next task of a device: `train` the offered files for `round`, `wait`, or stop.
+
+    After the last round, devices that have sent counts are asked once to `judge` the last model:
+    they evaluate the offered files and send a Judgement.
+
+    The first round opens when `expected` devices have joined; `joined` is their number so far.
+    Later both are 0. `issued` is the coordinator's time when it signed the work, in seconds since
+    1970. `signature` is the coordinator's signature of `signed_work.work_text`: raw Ed25519 in
+    base64. A device that waits asks again after `ask_again_s` seconds; with 0 the device chooses
+    the time. `inputs` summarises the coordinator's own samples. A device that gets it sends a
+    summary of its own samples, and warns its owner if they differ much. The signature does not
+    cover `inputs`, because nothing else depends on it. With `evaluation` the update's record also
+    holds counts, see EvaluationRequest. A device that has nothing to train is offered a `release`,
+    which has a signature of its own. If `ask_again_s` is positive after the last round, the device
+    stays for releases.
+    """
+
+    state: Literal["train", "wait", "judge", "finished"]
+    round: int
+    files: list[FileOffer] = field(default_factory=list)
+    joined: int = 0
+    expected: int = 0
+    submodel: str = ""
+    issued: int = 0
+    signature: str = ""
+    ask_again_s: float = 0
+    inputs: InputSummary | None = None
+    evaluation: EvaluationRequest | None = None
+    release: ReleaseOffer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The device's present activity, for the fleet's status. `note` is the reason for a pause."""
+
+    state: Literal["downloading", "training", "evaluating", "uploading", "waiting", "paused"]
+    loss: float | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """The coordinator accepted the update for `round`."""
+
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmodelFailure:
+    """Training `submodel` failed `failures` times in a row. `reason` describes the last failure.
+
+    `code` is the error code of the last failure, and `round` its round; older agents omit both.
+    """
+
+    submodel: str
+    failures: Count
+    reason: str
+    round: Count = 0
+    code: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """The device stops now. Until it asks for work again, no round waits for it.
+
+    `code` and `reason` describe the error that ends the agent, without folder names. `round` is the
+    round that it worked on, or 0.
+    """
+
+    code: str
+    reason: str
+    round: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fallback:
+    """The device gets the smaller `submodel` from `round` on; None if there is no smaller one."""
+
+    submodel: str | None
+    round: int

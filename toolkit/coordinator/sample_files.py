@@ -1,0 +1,45 @@
+"""Reads the coordinator's own samples: `held_out` and `statistics`."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.data.array_files import as_array, read_arrays
+from device_agent.data.data_checks import check_arrays
+from device_agent.data.data_source import needs_preparation
+from device_agent.data.preparation import prepare
+from device_agent.formats.label_rule import LabelRule
+from device_agent.formats.manifest import Dtype
+from device_agent.formats.preprocessing import Preprocessing
+
+CLASSES = LabelRule(None, None)
+"""The rule of class labels while the model's number of classes is not known."""
+
+
+def read_samples(
+    path: Path,
+    shape: tuple[int, ...],
+    labels: LabelRule = CLASSES,
+    key: str = "held_out",
+    preprocessing: Preprocessing | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read the coordinator's samples of `shape` and their labels, which must fit `labels`.
+
+    With `preprocessing` they may be pictures or CSV files, like those of devices. `key` is their
+    key in the federation's file, for messages.
+
+    Raises:
+        DataError: The file has no such samples.
+        InputError: Pictures need a package that is not installed.
+    """
+    if preprocessing is not None and needs_preparation(path):
+        # The label of a regression is one number here, because the model is not loaded yet.
+        sample_labels = replace(labels, shape=(1,) if labels.dtype == "float32" else ())
+        arrays = prepare(path, preprocessing, shape, sample_labels, None)
+    else:
+        arrays = read_arrays(path)
+    x, y = (np.array(as_array(array)) for array in arrays)
+    dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
+    check_arrays(x, y, shape, labels, f"`{key}` {path}", dtype)
+    return x, y
