@@ -1,9 +1,9 @@
-"""Evaluates a model: accuracy and mean loss on samples that no device trained on."""
+"""Evaluates a model on samples that no device trained on: accuracy, by class, loss and errors."""
 
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from torch import nn
 
 from device_agent.data.data_checks import batch_shape, check_classes
 from device_agent.data.local_data import load_data
-from device_agent.formats.label_rule import LabelRule, count_labels
+from device_agent.formats.evaluation_counts import MOST_CLASSES
+from device_agent.formats.label_rule import IGNORED, LabelRule, count_labels
 from device_agent.formats.manifest import Dtype
-from exporters.programs.losses import objective
+from device_agent.formats.preprocessing import Preprocessing
+from exporters.programs.losses import Objective, objective
 from exporters.recording.input_shapes import wrong_input_shape
 from exporters.recording.model_output import trained_output
 from profiles.errors import InputError, ModelError
@@ -26,7 +28,6 @@ from toolkit.submodels.model_loading import load_model
 
 logger = logging.getLogger(__name__)
 
-EVALUATION_VERSION = 1
 CHUNK = 256
 """The most samples that are evaluated at once."""
 NUMBERS = 1 << 24
@@ -35,20 +36,31 @@ NUMBERS = 1 << 24
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy and loss of a model.
+    """Accuracy, loss and errors of a model.
 
     Attributes:
         samples: How many samples were evaluated.
         counted: How many labels count for the accuracy and the loss. A sample has one, or one for
             each position with a class.
-        accuracy: Share of labels predicted correctly, from 0 to 1; None for a regression.
+        accuracy: Share of labels predicted correctly, from 0 to 1; None for a regression and for
+            label sequences (CTC).
         loss: Mean loss of the labels that count.
+        classes: For each class, its number of labels and how many of them are predicted correctly.
+            None without an accuracy, and for more than 1,000 classes.
+        confusion: The confusion matrix, int64 (classes, classes): how many labels of the class of
+            the row are predicted as the class of the column. None if `classes` is None.
+        rmse: Root of the mean squared error over all numbers of a regression; else None.
+        mae: Mean absolute error over all numbers of a regression; else None.
     """
 
     samples: int
     counted: int
     accuracy: float | None
     loss: float
+    classes: tuple[tuple[int, int], ...] | None = None
+    confusion: np.ndarray | None = field(default=None, compare=False, repr=False)
+    rmse: float | None = None
+    mae: float | None = None
 
 
 def evaluate(
@@ -71,7 +83,7 @@ def evaluate(
         loss: The loss that the model was trained with.
 
     Returns:
-        The number of samples, the accuracy and the mean loss.
+        Accuracy, loss and errors, and those of each class.
 
     Raises:
         ModelError: If the model cannot take the samples, or the loss does not fit its output.
@@ -97,7 +109,7 @@ def evaluate_outputs(
     shape = tuple(predict(torch.from_numpy(x[:1])).shape[1:])
     goal = objective(loss, shape)
     _check_labels(y, goal.labels, origin)
-    total, right, counted = 0.0, 0, count_labels(y)
+    total, sums = 0.0, _Sums(goal)
     chunk = max(1, min(CHUNK, NUMBERS // math.prod(shape)))
     for start in range(0, len(y), chunk):
         own = y[start : start + chunk]
@@ -105,9 +117,49 @@ def evaluate_outputs(
         # float64, so that the mean over many samples does not lose digits.
         output = predict(torch.from_numpy(x[start : start + chunk])).double()
         total += float(goal.loss(output, target)) * count_labels(own)
-        right += int(goal.correct(output, target)) if goal.correct else 0
-    accuracy = right / counted if goal.correct else None
-    return Evaluation(len(y), counted, accuracy, total / counted)
+        sums.add(output, own)
+    return sums.evaluation(len(y), count_labels(y), total)
+
+
+class _Sums:
+    """Sums over batches: the confusion matrix, correct predictions and absolute errors."""
+
+    def __init__(self, goal: Objective) -> None:
+        self._goal = goal
+        self._classes = 1 + (goal.labels.highest or 0)
+        # The last column counts outputs that are not numbers, for which no class is predicted.
+        size = (self._classes, self._classes + 1) if self._classes <= MOST_CLASSES else (0, 0)
+        self._confusion = np.zeros(size, np.int64)
+        self._right, self._absolute, self._numbers = 0, 0.0, 0
+
+    def add(self, output: torch.Tensor, labels: np.ndarray) -> None:
+        """Add a batch."""
+        if self._goal.predicted is not None:
+            predicted = self._goal.predicted(output).numpy().astype(np.int64)
+            self._right += int((predicted == labels).sum())
+            if self._confusion.size:
+                counts = labels != IGNORED
+                pairs = labels[counts] * (self._classes + 1) + predicted[counts]
+                sums = np.bincount(pairs, minlength=self._confusion.size)
+                self._confusion += sums.reshape(self._confusion.shape)
+        elif labels.dtype == np.float32:
+            self._absolute += float((output - torch.from_numpy(labels)).abs().sum())
+            self._numbers += labels.size
+
+    def evaluation(self, samples: int, counted: int, loss_sum: float) -> Evaluation:
+        """The evaluation of all batches."""
+        loss = loss_sum / counted
+        if self._goal.predicted is None:
+            if not self._numbers:
+                return Evaluation(samples, counted, None, loss)
+            mae = self._absolute / self._numbers
+            return Evaluation(samples, counted, None, loss, rmse=math.sqrt(loss), mae=mae)
+        accuracy, classes = self._right / counted, self._confusion[:, :-1]
+        if not self._confusion.size:
+            return Evaluation(samples, counted, accuracy, loss)
+        labels, correct = self._confusion.sum(1).tolist(), classes.diagonal().tolist()
+        by_class = tuple(zip(labels, correct, strict=True))
+        return Evaluation(samples, counted, accuracy, loss, by_class, classes)
 
 
 def take_statistics(module: nn.Module, x: np.ndarray) -> None:
@@ -176,9 +228,11 @@ def evaluate_file(
     model: str,
     weights_file: str | Path,
     sample_shape: tuple[int, ...],
-    data: str,
+    data: str | Path,
     loss: Loss = "cross-entropy",
     progress: Report = silent,
+    preprocessing: Preprocessing | None = None,
+    seed: int = 0,
 ) -> Evaluation:
     """Evaluate a model with weights from a file.
 
@@ -189,9 +243,11 @@ def evaluate_file(
         data: The samples and labels, as `local_data.load_data` reads them.
         loss: The loss that the model was trained with.
         progress: Called with the name of each stage when it begins.
+        preprocessing: How pictures or CSV files become samples.
+        seed: The seed that the model is built with.
 
     Returns:
-        The number of samples, the accuracy and the mean loss.
+        Accuracy, loss and errors, and those of each class.
 
     Raises:
         ModelError: If the model cannot be loaded or cannot take the samples.
@@ -199,17 +255,13 @@ def evaluate_file(
         InputError: If the weights or labels do not fit the model.
     """
     progress("loading the model")
-    module = load_model(model, weights_file)
+    module = load_model(model, weights_file, seed)
     shape, dtype = _output_shape_and_sample_type(module.eval(), sample_shape)
     progress("reading the data")
-    local = load_data(data, sample_shape, objective(loss, shape).labels, dtype, least=1)
+    labels = objective(loss, shape).labels
+    local = load_data(data, sample_shape, labels, dtype, least=1, preprocessing=preprocessing)
     progress(f"evaluating {counted(len(local), 'sample')}")
-    return evaluate(module, np.array(local.x), np.array(local.y), data, loss)
-
-
-def as_json(evaluation: Evaluation) -> dict[str, object]:
-    """The document that `evaluate --json` prints."""
-    return {"version": EVALUATION_VERSION, **asdict(evaluation)}
+    return evaluate(module, np.array(local.x), np.array(local.y), str(data), loss)
 
 
 def _check_labels(y: np.ndarray, labels: LabelRule, origin: str) -> None:

@@ -1,4 +1,4 @@
-"""Losses of a model's output against its labels, and counts of correct predictions.
+"""Losses of a model's output against its labels, predicted classes, and how many are correct.
 
 Logits have a class axis, and one label for each position of the other axes:
 
@@ -16,6 +16,7 @@ All functions use only operators whose gradients can be written with forward ope
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,16 +34,21 @@ Measure = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Measures:
-    """A loss and a count of correct predictions.
+    """A loss and the classes that are predicted.
 
     Attributes:
         loss: The loss of a batch.
-        correct: The number of correct predictions in a batch, as float32; None where no single
-            output is correct or wrong: for a regression, and for CTC.
+        predicted: The class that is predicted at each position, in the type of the logits; None
+            where no single output is a class: for a regression, and for CTC.
     """
 
     loss: Measure
-    correct: Measure | None
+    predicted: Callable[[Tensor], Tensor] | None
+
+    @property
+    def correct(self) -> Measure | None:
+        """The number of correct predictions in a batch, as float32; None without classes."""
+        return None if self.predicted is None else partial(count_correct, self.predicted)
 
 
 @dataclass(frozen=True)
@@ -153,30 +159,36 @@ def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Ten
     return losses.sum() / counted.to(logits.dtype).sum().clamp(min=1)
 
 
-def count_correct_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    """Count the positions with argmax(logits) == label.
+def count_correct(predicted: Callable[[Tensor], Tensor], logits: Tensor, labels: Tensor) -> Tensor:
+    """Count the positions where the class that `predicted` gives is the label.
 
-    Positions with the label IGNORED do not count, because no class has this number. As in argmax,
-    the first of equal logits wins. Every runtime has the operators used here.
+    Positions with the label IGNORED do not count, because no class has this number.
+    """
+    return (predicted(logits) == labels.to(logits.dtype)).to(logits.dtype).sum()
+
+
+def likeliest_classes(logits: Tensor) -> Tensor:
+    """argmax(logits): the predicted class at each position.
+
+    As in argmax, the first of equal logits wins. If a logit is not a number, the result is no
+    class: the number of classes. Every runtime has the operators used here.
     """
     axis = class_axis(logits.dim())
     classes = logits.shape[axis]
     numbers = along_classes(torch.arange(classes).to(logits.dtype), logits.dim())
     largest = logits == logits.amax(axis, keepdim=True)
     # `classes` is above every index, so that the minimum is the first of the largest logits.
-    chosen = torch.where(largest, numbers, float(classes)).amin(axis)
-    return (chosen == labels.to(logits.dtype)).to(logits.dtype).sum()
+    return torch.where(largest, numbers, float(classes)).amin(axis)
 
 
-def count_correct_signs(logits: Tensor, labels: Tensor) -> Tensor:
-    """Count the positions with (logit > 0) == label; every position has one logit."""
-    chosen = (logits.squeeze(class_axis(logits.dim())) > 0).to(logits.dtype)
-    return (chosen == labels.to(logits.dtype)).to(logits.dtype).sum()
+def positive_logits(logits: Tensor) -> Tensor:
+    """logit > 0: the predicted class, 0 or 1, at each position; every position has one logit."""
+    return (logits.squeeze(class_axis(logits.dim())) > 0).to(logits.dtype)
 
 
 MEASURES = {
-    "cross-entropy": Measures(cross_entropy, count_correct_classes),
-    "binary-cross-entropy": Measures(binary_cross_entropy, count_correct_signs),
+    "cross-entropy": Measures(cross_entropy, likeliest_classes),
+    "binary-cross-entropy": Measures(binary_cross_entropy, positive_logits),
     "ctc": Measures(connectionist_temporal_classification, None),
     "mse": Measures(mean_squared_error, None),
 }
@@ -237,4 +249,4 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
         measures = MEASURES["binary-cross-entropy"]
     axis = class_axis(1 + len(shape)) - 1
     positions = (*shape[:axis], *shape[axis + 1 :])
-    return Objective(measures.loss, measures.correct, LabelRule(classes, positions))
+    return Objective(measures.loss, measures.predicted, LabelRule(classes, positions))

@@ -1,15 +1,21 @@
-"""`edgetailor report`: draw profiles, or compare two of them."""
+"""`edgetailor report`: draw profiles or evaluations, or compare two profiles."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from device_agent.cli.console import print_json
 from device_agent.cli.options import Size
 
+if TYPE_CHECKING:
+    from toolkit.report.evaluation_document import EvaluationDocument
+
 FILE = click.Path(path_type=Path)
+MOST_EVALUATIONS = 4
+"""The most evaluations in one picture."""
 
 
 class Share(click.ParamType[float]):
@@ -84,7 +90,7 @@ class WithDiff(click.Command):
 
 
 @click.command(cls=WithDiff)
-@click.argument("profiles", nargs=-1, required=True, type=FILE, metavar="PROFILE...")
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @click.option("--out", type=FILE, help="HTML file to write; it can be read offline.")
 @click.option("--png", type=FILE, help="PNG file to write.")
 @click.option(
@@ -93,30 +99,42 @@ class WithDiff(click.Command):
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @json_option
 def report(
-    profiles: tuple[Path, ...],
+    files: tuple[Path, ...],
     out: Path | None,
     png: Path | None,
     budget: int | None,
     force: bool,
     as_json: bool,
 ) -> None:
-    """Draw the memory and the time of each phase in PROFILEs.
+    """Draw profiles of bundles, or evaluations of models.
 
-    All figures are for one batch. All profiles must be of one machine and one model. Several
-    profiles of one submodel are merged into one bar. `edgetailor report diff BEFORE AFTER` compares
-    two profiles of one submodel.
+    Of profiles: the memory and the time of each phase. All figures are for one batch. All profiles
+    must be of one machine and one model. Several profiles of one submodel are merged into one bar.
+    `edgetailor report diff BEFORE AFTER` compares two profiles of one submodel.
+
+    Of evaluations: the accuracy of each class, the confusion matrix, and how the devices judge the
+    model; several models side by side.
 
     \b
         edgetailor-agent profile bundles/full --out full.json
         edgetailor report full.json slice.json --budget 256MB --out report.html
+        edgetailor evaluate federation.toml --json > evaluation.json
+        edgetailor report evaluation.json --out quality.html
     """
     from device_agent.formats.atomic_files import check_file_place
     from profiles.documents.profile_reading import read_profile
+    from toolkit.report.evaluation_document import read_evaluation
 
     for path in (out, png):
         if path is not None:
             check_file_place(path, force)
-    read = [read_profile(path) for path in profiles]
+    evaluations = [document for path in files if (document := read_evaluation(path)) is not None]
+    if evaluations:
+        if len(evaluations) < len(files) or budget is not None or as_json:
+            raise click.UsageError("Evaluations exclude profiles, --budget and --json.")
+        _report_evaluations(evaluations, out, png)
+        return
+    read = [read_profile(path) for path in files]
 
     from toolkit.report import phase_costs, report_output
 
@@ -126,3 +144,32 @@ def report(
         click.echo(json.dumps(phase_costs.as_json(costs), indent=1))
     else:
         report_output.show(costs, [path for path in (out, png) if path is not None])
+
+
+def _report_evaluations(
+    evaluations: Sequence["EvaluationDocument"], out: Path | None, png: Path | None
+) -> None:
+    """Print evaluations, and write their page and picture."""
+    from device_agent.formats.atomic_files import write_file
+    from profiles.errors import InputError
+    from toolkit.cli.printed.evaluation_table import show_evaluations
+    from toolkit.report.evaluation_document import check_comparable
+
+    if len(evaluations) > MOST_EVALUATIONS:
+        raise click.UsageError(f"Give at most {MOST_EVALUATIONS} evaluations.")
+    check_comparable(evaluations)
+    with_classes = [document for document in evaluations if document.classes]
+    if png is not None and not with_classes:
+        raise InputError(
+            "The evaluations have no classes, so there is no picture of them. Leave out --png.",
+            code="evaluation.no-classes",
+        )
+    if out is not None or png is not None:
+        from toolkit.report.evaluation_charts import draw_png
+        from toolkit.report.evaluation_page import evaluation_page
+
+        if out is not None:
+            write_file(out, evaluation_page(evaluations).encode())
+        if png is not None:
+            write_file(png, draw_png(with_classes))
+    show_evaluations(evaluations)

@@ -1,4 +1,4 @@
-"""Draw profiles as charts and tables, or compare two profiles: `edgetailor report`.
+"""Draw profiles and evaluations as charts and tables, or compare two profiles: `edgetailor report`.
 
 Start with `report_output.py`.
 """

@@ -85,6 +85,11 @@ def page(report: Report) -> str:
         *(course(cost) for cost in report.costs),
         section("How it was measured", "", method(about)),
     ]
+    return framed(title, parts)
+
+
+def framed(title: str, parts: Iterable[str]) -> str:
+    """An HTML document with the title and the content `parts`."""
     return (
         f"<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n"
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from sklearn.metrics import confusion_matrix
 
 from command_models import DIGITS
 from commands import edgetailor, refused, stages
+from deployed_digits import FILE, HELD_OUT, JUDGED, federation, split_digits
 from edgetailor import GlobalModel, load_model
+from toolkit.coordinator.storage.saved_rounds import model_file
 from toolkit.submodels.global_model import from_model
 
 SIGNS = """
@@ -45,11 +49,20 @@ def signs(tmp_path: Path) -> Path:
 EVALUATE = ("evaluate", "signs:signs", "--weights", "w", "--input-shape", "1,1,2", "--data")
 LOSS = -np.mean(np.log([0.75, 0.75, 0.25, 0.6]))
 """By hand: the logits are logarithms of odds."""
+TABLE = f"""\
+accuracy 75.0%, loss {LOSS:.4f} on 4 samples
+
+class  labels  accuracy  0  1
+0           3     66.7%  2  1
+1           1    100.0%  .  1
+.: 0; rows are the true classes, columns 0, 1, ... the predicted ones
+mean of the classes: 83.3%
+"""
 
 
 def test_evaluate(signs: Path) -> None:
     done = edgetailor(*EVALUATE, "held.npz", cwd=signs)
-    assert (done.code, done.stdout) == (0, f"accuracy 75.0%, loss {LOSS:.4f} on 4 samples\n")
+    assert (done.code, done.stdout) == (0, TABLE)
     assert stages(done) == [
         *("loading PyTorch", "loading the model", "reading the data", "evaluating 4 samples")
     ]
@@ -59,12 +72,54 @@ def test_evaluate_as_json_and_on_a_single_sample(signs: Path) -> None:
     done = edgetailor(*EVALUATE, "held.npz", "--json", cwd=signs)
     assert done.code == 0
     assert json.loads(done.stdout) == {
-        "version": 1, "samples": 4, "counted": 4, "accuracy": 0.75,
-        "loss": pytest.approx(LOSS, rel=1e-6),
+        "version": 1, "document": "evaluation", "model": "signs:signs", "weights": "w",
+        "round": None, "devices": None, "samples": 4, "counted": 4, "accuracy": 0.75,
+        "loss": pytest.approx(LOSS, rel=1e-6), "rmse": None, "mae": None,
+        "mean_class_accuracy": pytest.approx(5 / 6), "worst_class": None,
+        "classes": [
+            {"name": None, "labels": 3, "correct": 2, "accuracy": pytest.approx(2 / 3)},
+            {"name": None, "labels": 1, "correct": 1, "accuracy": 1.0},
+        ],
+        "confusion": [[2, 1], [0, 1]],
     }  # fmt: skip
     np.savez(signs / "held.npz", x=np.zeros((1, 1, 1, 2), np.float32), y=np.array([0]))
     done = edgetailor(*EVALUATE, "held.npz", cwd=signs)
-    assert (done.code, done.stdout) == (0, "accuracy 100.0%, loss 0.6931 on 1 sample\n")
+    assert done.code == 0
+    assert done.stdout.startswith("accuracy 100.0%, loss 0.6931 on 1 sample\n")
+    assert done.stdout.endswith("mean of the classes: 100.0%\n1 class without labels\n")
+
+
+def test_a_regression_has_its_errors(signs: Path) -> None:
+    x = np.array([[1, 2], [3, 5]], np.float32)
+    np.savez(signs / "held.npz", x=x.reshape(2, 1, 1, 2), y=np.array([[1, 2], [0, 1]], np.float32))
+    done = edgetailor(*EVALUATE, "held.npz", "--loss", "mse", cwd=signs)
+    assert done.stdout == "loss 6.2500, RMSE 2.5, MAE 1.75 on 2 samples\n"
+
+
+def test_the_model_of_a_federation(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = federation(tmp_path_factory)
+    found = json.loads(edgetailor("evaluate", FILE, "--json", cwd=folder).stdout)
+    _, (x, y) = split_digits()
+    model = load_model(DIGITS[0], model_file(folder / "state", 1)).eval()
+    predicted = model(torch.from_numpy(x)).argmax(1).numpy()
+    assert (found["round"], found["samples"]) == (1, HELD_OUT)  # the best round
+    assert found["confusion"] == confusion_matrix(y, predicted).tolist()
+    assert found["devices"]["accuracy"] == JUDGED.accuracy
+    first = json.loads(edgetailor("evaluate", FILE, "--round", 2, "--json", cwd=folder).stdout)
+    assert first["accuracy"] < 0.5 < found["accuracy"]
+    assert first["devices"] is None
+
+
+def test_a_federation_without_samples(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = federation(tmp_path_factory)
+    config = (folder / FILE).read_text().replace('held_out = "held_out.npz"', "")
+    (folder / "other.toml").write_text(config)
+    try:
+        assert "has no `held_out` samples" in refused(folder, "evaluate", "other.toml")
+        said = refused(folder, "evaluate", "other.toml", "--weights", "w")
+        assert said == "A federation's file has the model: leave out --weights."
+    finally:
+        (folder / "other.toml").unlink()
 
 
 def test_many_samples_are_judged_in_pieces(signs: Path) -> None:
@@ -113,4 +168,5 @@ def test_models_that_cannot_be_judged(signs: Path) -> None:
     assert refused(signs, "evaluate", "signs:vector", "--weights", "w", *shape) == (
         "The model must return one tensor with the batch as its first axis."
     )
-    assert refused(signs, "evaluate", "signs:signs", *shape) == "Missing option '--weights'."
+    missing = "A MODEL needs --weights, --input-shape and --data."
+    assert refused(signs, "evaluate", "signs:signs", *shape) == missing

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib.colors
@@ -14,6 +13,7 @@ import pytest
 
 from bundles import everything
 from commands import edgetailor, refusal
+from html_tables import Reader
 from made_profiles import MACHINE, full, made_duration, made_phase, made_profile, sliced
 from profiles.documents.bundle_profile import Point, Profile, Sustained, Validity
 from profiles.documents.profile_reading import encode_profile
@@ -79,42 +79,6 @@ def test_what_does_not_belong_together_is_refused() -> None:
 
 
 # The page
-
-
-class Reader(HTMLParser):
-    """Collects a page's elements, and refuses one that is closed wrongly."""
-
-    EMPTY = frozenset({"meta", "br"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str, str | None]] = []
-        self.rows: list[list[str]] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value) for name, value in attrs]
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value) for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self.open and self.open[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
 
 
 def test_the_page_has_the_same_numbers_as_tables() -> None:

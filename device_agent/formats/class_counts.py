@@ -1,0 +1,72 @@
+"""The accuracy of each class, from counts of its labels and of its correct predictions."""
+
+import math
+from collections.abc import Sequence
+
+ClassCounts = Sequence[tuple[int, int]]
+"""For each class, its number of labels and how many of them are predicted correctly."""
+FAR = 0.1
+"""How much lower than the mean an accuracy has to be, to be far below it."""
+CHANCE = 0.05
+"""It must also be so low that chance gives a class like it with less than this probability."""
+MANY = 1000
+"""Above this number of labels, an accuracy that is FAR below the mean is never chance."""
+
+
+def class_accuracies(counts: ClassCounts) -> list[float | None]:
+    """The accuracy of each class; None for a class without labels."""
+    return [correct / labels if labels else None for labels, correct in counts]
+
+
+def mean_of_classes(counts: ClassCounts) -> float | None:
+    """The mean accuracy of the classes that have labels (balanced accuracy); None without any.
+
+    Each class counts once, whatever its number of labels.
+
+    Examples:
+        >>> mean_of_classes([(90, 90), (10, 5), (0, 0)])
+        0.75
+    """
+    known = [accuracy for accuracy in class_accuracies(counts) if accuracy is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def worst_class(counts: ClassCounts) -> int | None:
+    """The class with the lowest accuracy among those far below the mean of the classes, or None.
+
+    A class is far below if it is more than FAR lower, and if this is more than chance: labels that
+    are predicted as well as the mean give so few correct ones with a probability (binomial) below
+    CHANCE, divided by the number of classes.
+
+    Examples:
+        >>> worst_class([(100, 95), (100, 90), (100, 40)])
+        2
+        >>> worst_class([(100, 95), (100, 90), (1, 0)]) is None
+        True
+    """
+    mean = mean_of_classes(counts)
+    if mean is None:
+        return None
+    low = sorted(
+        (correct / labels, number)
+        for number, (labels, correct) in enumerate(counts)
+        if labels and correct / labels < mean - FAR
+    )
+    return next(
+        (
+            number
+            for _, number in low
+            if _at_most(counts[number][1], counts[number][0], mean) < CHANCE / len(counts)
+        ),
+        None,
+    )
+
+
+def _at_most(correct: int, labels: int, probability: float) -> float:
+    """The probability that at most `correct` of `labels` are predicted correctly."""
+    if labels > MANY:
+        return 0.0
+    return math.fsum(
+        math.comb(labels, right) * probability**right * (1 - probability) ** (labels - right)
+        for right in range(correct + 1)
+    )
