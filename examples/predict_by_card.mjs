@@ -13,12 +13,17 @@ const [folder, file] = process.argv.slice(2);
 const card = JSON.parse(await readFile(join(folder, "card.json"), "utf8"));
 const samples = JSON.parse(await readFile(file, "utf8"));
 
-const session = await ort.InferenceSession.create(await readFile(join(folder, card.graph)));
 const values = samples.flat(Infinity);
 const data = card.input.dtype === "int64" ? BigInt64Array.from(values, BigInt) : Float32Array.from(values);
 const shape = card.input.shape.map((size) => size ?? samples.length);
-const outputs = await session.run({ [card.input.name]: new ort.Tensor(card.input.dtype, data, shape) });
-const { data: numbers, dims } = outputs[card.output.name];
+let tensor = new ort.Tensor(card.input.dtype, data, shape);
+// There are several graphs if the model runs in stages: one is in memory at a time.
+for (const graph of card.graphs) {
+  const session = await ort.InferenceSession.create(await readFile(join(folder, graph.file)));
+  tensor = (await session.run({ [graph.input]: tensor }))[graph.output];
+  await session.release();
+}
+const { data: numbers, dims } = tensor;
 
 if (card.output.probabilities !== "softmax" || dims.length !== 2) {
   console.log(JSON.stringify({ dims, numbers: [...numbers] }));

@@ -17,9 +17,10 @@ import onnxruntime
 def probabilities(folder: Path, samples: np.ndarray) -> np.ndarray:
     """The probabilities of the classes for each of `samples` (n, ...)."""
     card = json.loads((folder / "card.json").read_text())
-    session = onnxruntime.InferenceSession(folder / card["graph"])
-    given = {card["input"]["name"]: samples.astype(card["input"]["dtype"])}
-    (output,) = session.run([card["output"]["name"]], given)
+    output = samples.astype(card["input"]["dtype"])
+    for graph in card["graphs"]:  # several if the model runs in stages: one is in memory at a time
+        session = onnxruntime.InferenceSession(folder / graph["file"])
+        (output,) = session.run([graph["output"]], {graph["input"]: output})
     match card["output"]["probabilities"]:
         case "softmax":
             axis = card["output"]["class_axis"]

@@ -50,11 +50,15 @@ def with_constants(
 
 
 def read_alone(program: Program) -> dict[str, list[Port]]:
-    """Map each signature's name to those inputs that are frozen and read by no other signature."""
+    """Map each signature's name to those inputs that are frozen and read by no other signature.
+
+    In a program that only predicts, each graph holds all that it reads: there is no weights file.
+    """
+    predicts = program.output is not None
     frozen = {entry.name for entry in program.tensors if entry.role == "frozen" and entry.stored}
     readers = Counter(port.state for s in program.signatures for port in s.inputs)
     return {
-        s.name: [p for p in s.inputs if p.state in frozen and readers[p.state] == 1]
+        s.name: [p for p in s.inputs if p.state in frozen and (predicts or readers[p.state] == 1)]
         for s in program.signatures
     }
 

@@ -155,7 +155,7 @@ def lower(
 ) -> dict[str, Graph]:
     """Lower every signature of `program` without the cache. Raises like `compile_graphs`.
 
-    With `values`, the TFLite graph of the only signature holds these tensors.
+    With `values`, each signature has a TFLite file of its own, which holds these tensors.
     """
     if file_format == "onnx":
         return onnx_writer.compile_graphs(program, report)
@@ -170,8 +170,7 @@ def lower(
         ) from error
     try:
         if values is not None:
-            graph = tflite_writer.inference_graph(program, values, report)
-            return {program.signatures[0].name: graph}
+            return tflite_writer.inference_graphs(program, values, report)
         return tflite_writer.compile_graphs(program, report)
     except EdgeTailorError:
         raise
@@ -286,7 +285,7 @@ def verified_graphs(
         VerificationError: Graph and PyTorch disagree.
     """
     store = default_cache() if cache else None
-    if program.schedule or format == "onnx":
+    if program.output is None or format == "onnx":
         units = compile_units(program, report, format, store)
     else:  # its weights are in the graph, so no other export has the same
         units = [GraphUnit(program, None, lower(program, report, format, values), reused=False)]

@@ -192,8 +192,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
     Samples of type int64 are at least 0 and, if `sample_limit` is given, below it. `preprocessing`
     defines how pictures or CSV files become samples.
 
-    A bundle with `output` only predicts: its single graph holds the weights. Bundles that train
-    leave `output` out, because older agents refuse fields that they do not know.
+    A bundle with `output` only predicts: its graphs hold the weights, and its schedule only records
+    what the next stage reads. Bundles that train leave `output` out, because older agents refuse
+    fields that they do not know.
     """
 
     version: int

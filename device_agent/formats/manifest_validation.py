@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import UNSET
@@ -18,7 +18,6 @@ from device_agent.formats.manifest import (
     Initialise,
     Instruction,
     Manifest,
-    Port,
     Record,
     Signature,
     Step,
@@ -271,27 +270,27 @@ def _training(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
 
 
 def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
-    """Yield an error unless the bundle only predicts: one input, one output, and no state."""
-    predict = manifest.signatures.get(PREDICT)
-    ports = (*predict.inputs, *predict.outputs) if predict is not None else ()
+    """Yield an error unless the bundle only predicts: stages in a row, the last is `predict`."""
+    names = [*(i.signature for i in manifest.schedule if isinstance(i, Record)), PREDICT]
     if (
-        len(manifest.signatures) != 1
-        or [port.kind for port in ports] != ["samples", "samples"]
+        sorted(manifest.signatures) != sorted(names)
+        or any(_kinds(s) != ["samples", "samples"] for s in manifest.signatures.values())
         or manifest.tensors
-        or manifest.schedule
+        or not _in_a_row(manifest.schedule)
     ):
         yield BundleError(
-            "{origin} has `output`, so it must have the single signature {signature!r} with one "
-            "input and one output, and neither tensors nor a schedule. {repair}",
+            "{origin} has `output`, so it must have the signature {signature!r}, before it only "
+            "stages that each record the output of the one before, one input and one output for "
+            "each signature, and no tensors. {repair}",
             code="bundle.not-for-inference",
             signature=PREDICT,
             origin=origin,
             repair=REPAIR,
         )
-    elif not _ports_fit(manifest, *ports):
+    elif not _ports_fit(manifest, [manifest.signatures[name] for name in names]):
         yield BundleError(
-            "{origin}: the input or output of {signature!r} does not fit the sample's shape, "
-            "`output` or the {classes} classes. {repair}",
+            "{origin}: the input or output of {signature!r}, or of a stage before it, does not fit "
+            "the sample's shape, `output` or the {classes} classes. {repair}",
             code="bundle.wrong-prediction",
             signature=PREDICT,
             classes=manifest.classes,
@@ -300,13 +299,33 @@ def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         )
 
 
-def _ports_fit(manifest: Manifest, samples: Port, result: Port) -> bool:
+def _kinds(signature: Signature) -> list[str]:
+    """The kinds of the inputs and outputs of `signature`."""
+    return [port.kind for port in (*signature.inputs, *signature.outputs)]
+
+
+def _in_a_row(schedule: Sequence[Instruction]) -> bool:
+    """Whether `schedule` only records: the first stage from the samples, others from the last."""
+    source = SAMPLES
+    for instruction in schedule:
+        if not isinstance(instruction, Record) or instruction.source != source:
+            return False
+        source = instruction.target
+    return True
+
+
+def _ports_fit(manifest: Manifest, stages: Sequence[Signature]) -> bool:
     """Whether the ports of an inference bundle agree with what else the manifest says of them."""
-    if (samples.shape, samples.dtype) != ((None, *manifest.sample_shape), manifest.sample_dtype):
-        return False
-    sizes = result.shape
-    if result.dtype != "float32" or sizes[:1] != (None,) or None in sizes[1:]:
-        return False
+    shape: tuple[int | None, ...] = (None, *manifest.sample_shape)
+    dtype = manifest.sample_dtype
+    for stage in stages:
+        (samples,), (result,) = stage.inputs, stage.outputs
+        if (samples.shape, samples.dtype) != (shape, dtype):
+            return False
+        shape, dtype = result.shape, result.dtype
+        if dtype != "float32" or shape[:1] != (None,) or None in shape[1:]:
+            return False
+    sizes = shape
     if manifest.output == "numbers":
         return True
     axes = len(sizes)

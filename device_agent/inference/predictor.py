@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET
 
 from device_agent.data.array_files import PIECE_BYTES
 from device_agent.data.data_checks import check_samples
@@ -128,6 +129,8 @@ class Predictor:
         alone = [concurrent_peak_bytes(manifest, [name]) for name in single]
         highest = None if None in alone else max(peak for peak in alone if peak is not None)
         together = concurrent_peak_bytes(manifest, self._stages)
+        if not limits and manifest.output is not UNSET and len(self._stages) > 1:
+            return False, highest  # stages are deployed to devices with little memory
         if not limits or (together is not None and self._fits(together, limits)):
             return True, together
         # A slice can predict with one stage in memory at a time.
@@ -311,7 +314,7 @@ def stages(manifest: Manifest) -> Sequence[str]:
     trains = [i for i in manifest.schedule if isinstance(i, Train)]
     records = {i.target: i for i in manifest.schedule if isinstance(i, Record)}
     names: list[str] = []
-    source = trains[0].source if trains else ""
+    source = trains[0].source if trains else next(reversed(records), "")
     while source in records:
         names.insert(0, records[source].signature)
         source = records[source].source

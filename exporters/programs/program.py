@@ -20,6 +20,7 @@ from device_agent.formats.manifest import (
     Instruction,
     Output,
     Port,
+    Record,
     TensorEntry,
     Train,
 )
@@ -177,18 +178,20 @@ def with_recomputation(program: Program, most_work: float | None) -> Program:
 
 
 def inference_program(program: Program) -> Program:
-    """Return the program that only predicts: the signature `predict`, with frozen weights.
+    """Return the program that only predicts, with frozen weights.
 
-    `predict` must take samples, which it does unless the model is cut into stages.
+    It has the signature `predict`, and before it the stages that record what `predict` reads.
     """
-    (predict,) = (s for s in program.signatures if s.name == PREDICT)
-    read = {port.state for port in predict.inputs}
+    stages = tuple(i for i in program.schedule if isinstance(i, Record))
+    names = {*(stage.signature for stage in stages), PREDICT}
+    signatures = tuple(replace(s, joint=None) for s in program.signatures if s.name in names)
+    read = {port.state for signature in signatures for port in signature.inputs}
     tensors = (entry for entry in program.tensors if entry.name in read)
     return replace(
         program,
-        signatures=(replace(predict, joint=None),),
+        signatures=signatures,
         tensors=tuple(msgspec.structs.replace(entry, role="frozen") for entry in tensors),
-        schedule=(),
+        schedule=stages,
         output=output_of(program.labels),
     )
 

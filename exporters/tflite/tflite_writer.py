@@ -93,17 +93,30 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
     return graphs
 
 
-def inference_graph(program: Program, values: Mapping[str, Tensor], report: Report) -> Graph:
-    """Lower the only signature of `program` to a file that holds `values`, all of its tensors."""
-    (signature,) = program.signatures
-    report(f"lowering {signature.name}")
+def inference_graphs(
+    program: Program, values: Mapping[str, Tensor], report: Report
+) -> dict[str, Graph]:
+    """Lower each signature of `program` to a file that holds those of `values` that it reads.
+
+    Stages have files of their own, so that one of them is in memory at a time.
+    """
+    graphs = {}
+    for signature in program.signatures:
+        report(f"lowering {signature.name}")
+        file = FILE if len(program.signatures) == 1 else f"{signature.name}.tflite"
+        graphs[signature.name] = inference_graph(signature, values, file)
+    return graphs
+
+
+def inference_graph(signature: ProgramSignature, values: Mapping[str, Tensor], file: str) -> Graph:
+    """Lower `signature` to a file with the name `file`, which holds the tensors in `values`."""
     held = {port.name: values[port.state] for port in signature.inputs if port.state is not None}
     subgraph, traced = to_subgraph(signature, held)
     data = serialize({signature.name: subgraph}, DESCRIPTION)
     plan = plan_of(subgraph, len(subgraph.operators))
     return Graph(
         "litert",
-        FILE,
+        file,
         data,
         operators=len(subgraph.operators),
         size=len(data),

@@ -100,7 +100,7 @@ def deploy(options: DeployOptions) -> None:
     SOURCE is the file of a federation: each kind of devices gets a bundle, with the global model or
     the kind's reduction of it. SOURCE may also be a MODEL with --weights and --input-shape.
 
-    A bundle has one graph with the weights inside, verified against PyTorch, and a model card:
+    A bundle has a graph with the weights inside, verified against PyTorch, and a model card:
     card.json for programs, CARD.md for people. A federation's card is signed with its coordinator's
     key. If one bundle fails, the others are still written, and the exit code is the highest of all.
 

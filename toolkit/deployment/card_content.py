@@ -11,22 +11,23 @@ from device_agent.formats.bundle import Bundle
 from device_agent.formats.label_rule import class_axis
 from device_agent.formats.manifest import PREDICT, encode
 from device_agent.formats.protocol.fleet import FederatedEvaluation
-from device_agent.runtime.runtime_choice import open_session, runtime_of
+from device_agent.inference.predictor import stages
+from device_agent.runtime.runtime_choice import runtime_of
 from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.graph_workload import graph_work
-from profiles.cost_model.memory_rule import UNCALIBRATED
 from profiles.cost_model.prediction import TimeModel
 from profiles.documents.bundle_profile import this_machine
 from profiles.progress import Report
 from profiles.text_formatting import counted, format_bytes
 from toolkit.deployment.card_text import card_markdown
-from toolkit.deployment.inference_bundle import InferenceBundle, predictor
+from toolkit.deployment.inference_bundle import InferenceBundle, predictor, runner
 from toolkit.deployment.model_card import (
     CARD,
     CARD_SIGNATURE,
     CARD_TEXT,
     Cost,
     DeviceQuality,
+    GraphFile,
     GraphInput,
     GraphOutput,
     ModelCard,
@@ -35,7 +36,7 @@ from toolkit.deployment.model_card import (
     Speed,
 )
 from toolkit.deployment.speed import medians
-from toolkit.deployment.targets import Target
+from toolkit.deployment.targets import Target, needed_bytes
 from toolkit.deployment.trained_model import TrainedModel
 from toolkit.model_evaluation import Evaluation, evaluate_outputs
 
@@ -47,12 +48,13 @@ def model_card(
     trained: TrainedModel, target: Target, made: InferenceBundle, bundle: Bundle, report: Report
 ) -> ModelCard:
     """The card of `bundle`, which is opened and run for it."""
-    manifest, (signature,) = bundle.manifest, bundle.manifest.signatures.values()
-    (x,), (output,) = signature.inputs, signature.outputs
+    manifest = bundle.manifest
+    graphs = {name: manifest.signatures[name] for name in stages(manifest)}
+    (x,), (output,) = next(iter(graphs.values())).inputs, graphs[PREDICT].outputs
     measured = None
     if trained.held_out is not None:
         samples, labels = trained.held_out
-        report(f"evaluating {signature.graph} on {counted(len(samples), 'sample')}")
+        report(f"evaluating {graphs[PREDICT].graph} on {counted(len(samples), 'sample')}")
         measured = evaluate_outputs(
             predictor(bundle), samples, labels, "The held-out data", trained.training.loss
         )
@@ -68,15 +70,19 @@ def model_card(
         kind=target.kind,
         trained=target.trained,
         reason=target.submodel.reason,
-        notes=(*memory_notes(target, signature.peak_bytes), *speed_notes(target, speed)),
+        notes=(*memory_notes(target, made.memory), *speed_notes(target, speed)),
         round=trained.round,
         format=target.format,
         precision=target.precision,
         calibrated_on=made.calibrated_on,
-        graph=signature.graph,
-        input=GraphInput(name=x.name, dtype=x.dtype, shape=x.shape, limit=manifest.sample_limit),
+        graphs=tuple(
+            GraphFile(
+                file=s.graph, signature=name, input=s.inputs[0].name, output=s.outputs[0].name
+            )
+            for name, s in graphs.items()
+        ),
+        input=GraphInput(dtype=x.dtype, shape=x.shape, limit=manifest.sample_limit),
         output=GraphOutput(
-            name=output.name,
             shape=output.shape,
             probabilities=probabilities,
             class_axis=None if probabilities == "numbers" else class_axis(len(output.shape)),
@@ -87,8 +93,8 @@ def model_card(
         quality=quality(measured),
         global_quality=quality(trained.evaluation),
         device_quality=device_quality(trained.devices),
-        graph_bytes=manifest.files[signature.graph].size,
-        cost=cost(made, target, signature.peak_bytes),
+        graph_bytes=sum(manifest.files[signature.graph].size for signature in graphs.values()),
+        cost=cost(made, target),
         speed=speed,
         bundle_sha256=bundle.sha256,
         edgetailor=__version__,
@@ -127,13 +133,15 @@ def device_quality(judged: FederatedEvaluation | None) -> DeviceQuality | None:
     )
 
 
-def cost(made: InferenceBundle, target: Target, memory: int | None) -> Cost:
+def cost(made: InferenceBundle, target: Target) -> Cost:
     """Memory of a prediction and, with a calibrated profile, its time."""
     profile, seconds = target.profile, None
     calibration = None if profile is None else profile.calibration
-    predictable = made.graph.runtime == "onnx" and target.precision != "int8"
+    (graph, *more), memory = made.float32.values(), made.memory
+    # No calibration measures how long a device takes to open graphs.
+    predictable = graph.runtime == "onnx" and target.precision != "int8" and not more
     if calibration is not None and predictable and memory is not None:
-        work = graph_work(SizedGraph(made.float32.data, 1), PREDICT)
+        work = graph_work(SizedGraph(graph.data, 1), PREDICT)
         seconds = TimeModel(calibration).batch([work]).value
     return Cost(
         memory_bytes=memory, profile=None if profile is None else profile.name, seconds=seconds
@@ -141,16 +149,14 @@ def cost(made: InferenceBundle, target: Target, memory: int | None) -> Cost:
 
 
 def measured_speed(made: InferenceBundle, bundle: Bundle) -> Speed:
-    """Measure a prediction of one sample on one thread, with this file and with float32."""
-    manifest, name = bundle.manifest, made.program.signatures[0].inputs[0].name
+    """Measure a prediction of one sample on one thread, with these files and with float32."""
+    manifest = bundle.manifest
     x = np.zeros((1, *manifest.sample_shape), manifest.sample_dtype)
     with TemporaryDirectory() as folder:
-        file = Path(folder, made.float32.file)
-        file.write_bytes(made.float32.data)
-        whole = open_session(manifest.runtime, file, PREDICT, 1)
-        own = open_session(manifest.runtime, bundle.graph(PREDICT), PREDICT, 1)
+        for graph in made.float32.values():
+            Path(folder, graph.file).write_bytes(graph.data)
         seconds, float32_seconds = medians(
-            lambda x: own.run({name: x}), lambda x: whole.run({name: x}), x
+            runner(manifest, bundle.folder, 1), runner(manifest, Path(folder), 1), x
         )
     machine = this_machine(runtime_of(manifest.runtime).description())
     processor = machine.processor or machine.model or machine.architecture
@@ -170,15 +176,12 @@ def speed_notes(target: Target, speed: Speed | None) -> tuple[str, ...]:
 
 def memory_notes(target: Target, memory: int | None) -> tuple[str, ...]:
     """Say so if a prediction needs more memory than the devices' budget."""
-    if target.memory is None or memory is None:
-        return ()
-    needed = UNCALIBRATED.idle_bytes + memory
-    if needed <= target.memory:
+    if target.memory is None or memory is None or target.fits(memory):
         return ()
     return (
-        f"A prediction needs {format_bytes(needed)} of memory, and the devices have a budget of "
-        f"{format_bytes(target.memory)}. Deploy a reduced submodel for them, or let them predict "
-        "with the bundle that they train.",
+        f"A prediction needs {format_bytes(needed_bytes(memory))} of memory, and the devices have "
+        f"a budget of {format_bytes(target.memory)}. Deploy a reduced submodel for them, or let "
+        "them predict with the bundle that they train.",
     )
 
 

@@ -40,15 +40,16 @@ def _lines(card: ModelCard) -> Iterator[str]:
 def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
     if card.kind is not None:
         yield "devices", f"kind `{card.kind}`, which trains `{card.trained}`"
+    files = ", then ".join(f"`{graph.file}`" for graph in card.graphs)
     yield (
-        "graph",
-        f"`{card.graph}`, {card.format}, {card.precision}, {format_bytes(card.graph_bytes)}",
+        "graph" if len(card.graphs) == 1 else "graphs, each reads the output of the one before",
+        f"{files}, {card.format}, {card.precision}, {format_bytes(card.graph_bytes)}",
     )
     shape = _shape(card.input.shape)
     limit = "" if card.input.limit is None else f", from 0 to {card.input.limit - 1}"
-    yield "input", f"`{card.input.name}`: {card.input.dtype} {shape}{limit}"
+    yield "input", f"`{card.graphs[0].input}`: {card.input.dtype} {shape}{limit}"
     meaning = PROBABILITIES[card.output.probabilities]
-    yield "output", f"`{card.output.name}`: float32 {_shape(card.output.shape)}; {meaning}"
+    yield "output", f"`{card.graphs[-1].output}`: float32 {_shape(card.output.shape)}; {meaning}"
     if card.calibrated_on is not None:
         yield "calibrated", f"on {counted(card.calibrated_on, 'sample')}"
     if card.preprocessing is not None:
@@ -68,7 +69,9 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
     if card.device_quality is not None:
         yield "on the devices, as they received the model", _device_quality(card.device_quality)
     if card.cost.memory_bytes is not None:
-        yield "memory", f"{format_bytes(card.cost.memory_bytes)} above the idle agent, predicted"
+        at_a_time = "" if len(card.graphs) == 1 else " with one graph in memory at a time,"
+        memory = format_bytes(card.cost.memory_bytes)
+        yield "memory", f"{memory} above the idle agent,{at_a_time} predicted"
     if card.cost.seconds is not None:
         yield (
             "time",

@@ -1,7 +1,7 @@
 """Writes an inference bundle with its model card: the public `edgetailor.deploy`."""
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -13,14 +13,16 @@ from exporters.export import Format, check_places, write_bundle
 from exporters.quantization.precision import Precision
 from exporters.verification.verdict import Verdict
 from profiles.progress import Report, silent
+from profiles.text_formatting import counted
 from toolkit.deployment.card_content import card_files, model_card
-from toolkit.deployment.inference_bundle import inference_bundle
+from toolkit.deployment.inference_bundle import InferenceBundle, inference_bundle
 from toolkit.deployment.model_card import ModelCard
 from toolkit.deployment.predicting_submodel import predicting_submodel
 from toolkit.deployment.targets import Target
 from toolkit.deployment.trained_model import Samples, TrainedModel
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.submodels.spec import parse_spec
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def deploy(
     force: bool = False,
     progress: Report = silent,
 ) -> Deployed:
-    """Write a trained model as an inference bundle: one graph with the weights inside, and a card.
+    """Write a trained model as an inference bundle: a graph with the weights inside, and a card.
 
     Use it after the last round, to predict with what was learned. A device opens the bundle with
     `Predictor`; any program can run its graph with ONNX Runtime or LiteRT.
@@ -114,10 +116,41 @@ def deploy(
     return deploy_to(trained, target, progress)
 
 
+def fitting_bundle(
+    trained: TrainedModel, target: Target, report: Report
+) -> tuple[Target, InferenceBundle]:
+    """The bundle for `target`, and the target with the submodel that it has.
+
+    For devices that train a slice, that is the slice's stages if the whole graph takes more memory
+    than the devices have, and a stage takes less.
+    """
+    whole = inference_bundle(trained, target, report)
+    chosen = target.submodel
+    if chosen.staged is None or target.memory is None:
+        return target, whole
+    if target.fits(whole.memory):
+        reason = f"{chosen.reason}; it fits the memory of the devices in one graph"
+        return replace(target, submodel=replace(chosen, reason=reason)), whole
+    report("the whole graph does not fit the memory of the devices: trying stages")
+    staged = replace(target, submodel=replace(chosen, spec=chosen.staged))
+    parts = inference_bundle(trained, staged, report)
+    if parts.memory is None or whole.memory is None or parts.memory >= whole.memory:
+        return target, whole
+    inner = parse_spec(chosen.staged).inner
+    reduced = (
+        f"; after the cut it is reduced to the devices' {inner.family} submodel" if inner else ""
+    )
+    reason = (
+        f"{chosen.reason}{reduced}; it runs in {counted(len(parts.graphs), 'stage')}, one after "
+        "another, because the memory of the devices is too small for one graph"
+    )
+    return replace(staged, submodel=replace(staged.submodel, reason=reason)), parts
+
+
 def deploy_to(trained: TrainedModel, target: Target, report: Report) -> Deployed:
     """Write the inference bundle for `target`. Raises like `deploy`."""
     check_places(target.out, force=target.force)
-    made = inference_bundle(trained, target, report)
+    target, made = fitting_bundle(trained, target, report)
     with tempfile.TemporaryDirectory() as folder:
         for name, data in made.files.items():
             write_file(Path(folder, name), data)

@@ -1,20 +1,23 @@
 """Makes the files of an inference bundle, and runs them in the device's runtime."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from device_agent.formats.bundle import Bundle
-from device_agent.formats.manifest import PREDICT
+from device_agent.formats.manifest import Manifest
+from device_agent.inference.predictor import stages
 from device_agent.runtime.runtime_choice import open_session
-from exporters.bundle_writer import bundle_files
+from exporters.bundle_writer import bundle_files, peak_bytes
 from exporters.export import verified_graphs
 from exporters.programs.program import Program, inference_program, with_preprocessing
 from exporters.quantization.precision import converted
-from exporters.runtime_graph import Graph
+from exporters.runtime_graph import Graph, Graphs
 from exporters.verification.verdict import Verdict
 from profiles.progress import Report
 from profiles.text_formatting import counted
@@ -24,6 +27,8 @@ from toolkit.submodels.round_window import in_round
 
 THREADS = 0
 """0 is one thread for each core."""
+BATCH = 32
+"""Samples that calibrate a stage in one run."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +36,26 @@ class InferenceBundle:
     """The files of an inference bundle, not written yet.
 
     Attributes:
-        program: Its program, with the single signature `predict`.
-        graph: The graph, with the weights inside.
-        float32: The same graph with float32 weights.
+        program: Its program, with the signature `predict` and the stages before it.
+        graphs: The graph of each signature in the order in which they run, with the weights inside.
+        float32: The same graphs with float32 weights.
         calibrated_on: How many samples gave the ranges of int8.
         files: File name to content.
-        verdict: The comparison of the float32 graph with PyTorch.
+        verdict: The comparison of the float32 graphs with PyTorch.
     """
 
     program: Program
-    graph: Graph
-    float32: Graph
+    graphs: Graphs
+    float32: Graphs
     calibrated_on: int | None
     files: Mapping[str, bytes]
     verdict: Verdict | None
+
+    @property
+    def memory(self) -> int | None:
+        """The predicted peak of a prediction in bytes: that of the largest stage."""
+        peaks = [peak_bytes(graph, 1) for graph in self.graphs.values()]
+        return None if None in peaks else max(peak for peak in peaks if peak is not None)
 
 
 def inference_bundle(trained: TrainedModel, target: Target, report: Report) -> InferenceBundle:
@@ -67,27 +78,63 @@ def inference_bundle(trained: TrainedModel, target: Target, report: Report) -> I
     verified = verified_graphs(
         program, values, target.out, base=base, format=target.format, report=report
     )
-    float32 = verified.graphs[PREDICT]
+    float32 = {signature.name: verified.graphs[signature.name] for signature in program.signatures}
     samples = None
     if target.precision == "int8":
         samples = trained.calibration_samples
         report(f"calibrating int8 on {counted(len(samples), 'sample')}")
-    x = program.signatures[0].inputs[0].name
-    graph = converted(float32, target.precision, PREDICT, x, samples)
-    files = bundle_files(program, {PREDICT: graph}, values, base)
+    inputs = calibrating_inputs(program, float32, samples)
+    graphs = {
+        s.name: converted(float32[s.name], target.precision, s.name, s.inputs[0].name, x)
+        for s, x in zip(program.signatures, inputs, strict=True)
+    }
+    files = bundle_files(program, graphs, values, base)
     calibrated_on = None if samples is None else len(samples)
-    return InferenceBundle(program, graph, float32, calibrated_on, files, verified.verdict)
+    return InferenceBundle(program, graphs, float32, calibrated_on, files, verified.verdict)
+
+
+def calibrating_inputs(
+    program: Program, float32: Graphs, samples: np.ndarray | None
+) -> Iterator[np.ndarray | None]:
+    """Yield what each stage of `program` reads, if `samples` calibrate it."""
+    x = samples
+    for signature in program.signatures:
+        yield x
+        if x is not None and signature is not program.signatures[-1]:
+            run = run_graph(float32[signature.name], signature.name)
+            x = np.concatenate([run(x[start : start + BATCH]) for start in range(0, len(x), BATCH)])
+
+
+def run_graph(graph: Graph, name: str) -> Callable[[np.ndarray], np.ndarray]:
+    """A function that runs the signature `name` of `graph`, which has one input and one output."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, graph.file)
+        file.write_bytes(graph.data)
+        session = open_session(graph.runtime, file, name, THREADS)
+    (x,), (output,) = session.inputs, session.outputs
+    return lambda samples: session.run({x: samples})[output]
+
+
+def runner(manifest: Manifest, folder: Path, threads: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A function that runs samples through the graphs of an inference bundle, one after another.
+
+    All of them are open. `folder` has their files.
+    """
+    opened = []
+    for name in stages(manifest):
+        signature = manifest.signatures[name]
+        session = open_session(manifest.runtime, folder / signature.graph, name, threads)
+        opened.append((session, signature.inputs[0].name, signature.outputs[0].name))
+
+    def run(x: np.ndarray) -> np.ndarray:
+        for session, entry, output in opened:
+            x = session.run({entry: x})[output]
+        return x
+
+    return run
 
 
 def predictor(bundle: Bundle) -> Callable[[Tensor], Tensor]:
     """A function that runs a batch of samples in the bundle's runtime."""
-    (x,), (output,) = (
-        bundle.manifest.signatures[PREDICT].inputs,
-        bundle.manifest.signatures[PREDICT].outputs,
-    )
-    session = open_session(bundle.manifest.runtime, bundle.graph(PREDICT), PREDICT, THREADS)
-
-    def predict(samples: Tensor) -> Tensor:
-        return torch.from_numpy(np.asarray(session.run({x.name: samples.numpy()})[output.name]))
-
-    return predict
+    run = runner(bundle.manifest, bundle.folder, THREADS)
+    return lambda samples: torch.from_numpy(run(samples.numpy()))

@@ -16,26 +16,36 @@ Format = Literal["onnx", "tflite"]
 Precision = Literal["float32", "float16", "int8"]
 
 
+class GraphFile(Struct, frozen=True, kw_only=True):
+    """A file with a graph, and the names of its input and its output.
+
+    `signature` is the name of the graph in a TFLite file.
+    """
+
+    file: str
+    signature: str
+    input: str
+    output: str
+
+
 class GraphInput(Struct, frozen=True, kw_only=True):
-    """The samples that the graph takes. In `shape`, None is the number of samples.
+    """The samples that the first graph takes. In `shape`, None is the number of samples.
 
     int64 samples are at least 0 and, if `limit` is given, below it.
     """
 
-    name: str
     dtype: Dtype
     shape: tuple[int | None, ...]
     limit: int | None
 
 
 class GraphOutput(Struct, frozen=True, kw_only=True):
-    """The output of the graph. In `shape`, None is the number of samples.
+    """The output of the last graph. In `shape`, None is the number of samples.
 
     `probabilities` says what turns the output into probabilities along `class_axis`; `numbers` are
     the results of a regression, which has no class axis.
     """
 
-    name: str
     shape: tuple[int | None, ...]
     probabilities: Output
     class_axis: int | None
@@ -71,8 +81,9 @@ class DeviceQuality(Struct, frozen=True, kw_only=True):
 class Cost(Struct, frozen=True, kw_only=True):
     """What a prediction of one sample needs.
 
-    `memory_bytes` is the predicted peak above the idle agent; None if shapes depend on the data.
-    `seconds` is the predicted time on the device `profile`; None without a profile or a prediction.
+    `memory_bytes` is the predicted peak above the idle agent, with one graph in memory at a time;
+    None if shapes depend on the data. `seconds` is the predicted time on the device `profile`; None
+    without a profile or a prediction, and for several graphs.
     """
 
     memory_bytes: int | None
@@ -112,14 +123,14 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         format: The format of the graph.
         precision: The precision of the weights. int8 also computes with integers.
         calibrated_on: How many samples gave the ranges of int8; None for other precisions.
-        graph: File name of the graph. A TFLite file has the signature `predict`.
+        graphs: The graphs. Each reads the output of the one before it, the first reads the samples.
         preprocessing: How pictures or CSV files become samples; None if the model takes arrays.
         classes: Size of the class axis; 1 stands for two classes.
         class_names: In the order of the output; empty if they are not known.
         quality: Of this file, run by its runtime; None without held-out data.
         global_quality: Of the whole float32 model in PyTorch, on the same data.
         device_quality: On the devices, if they judged the model of this round; else None.
-        graph_bytes: Size of the graph's file.
+        graph_bytes: Size of the graphs' files.
         speed: The time relative to float32; None for float32.
         bundle_sha256: SHA-256 of the manifest, which has the hashes of all files.
         edgetailor: The version that wrote the bundle.
@@ -137,7 +148,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     format: Format
     precision: Precision
     calibrated_on: int | None
-    graph: str
+    graphs: tuple[GraphFile, ...]
     input: GraphInput
     output: GraphOutput
     preprocessing: Preprocessing | None

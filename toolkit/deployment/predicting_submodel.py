@@ -1,8 +1,9 @@
 """Which submodel the devices of a kind predict with. Needs no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolkit.families import check_spec
+from toolkit.submodels.spec import Spec
 
 WHOLE = "full"
 REDUCING = ("low-rank", "width", "depth")
@@ -17,10 +18,13 @@ class PredictingSubmodel:
     Attributes:
         spec: The submodel.
         reason: Why the devices get it, as a clause.
+        staged: The slice whose stages predict one after another, if the devices have too little
+            memory for the whole graph; None if the devices train no slice.
     """
 
     spec: str
     reason: str
+    staged: str | None = None
 
 
 def predicting_submodel(trained: str) -> PredictingSubmodel:
@@ -43,9 +47,17 @@ def predicting_submodel(trained: str) -> PredictingSubmodel:
         )
     if spec.family == "slice":
         return PredictingSubmodel(
-            WHOLE, "the whole model, because a slice predicts with its frozen layers, too"
+            WHOLE,
+            "the whole model, because a slice predicts with its frozen layers, too",
+            staged=str(unrounded(spec)),
         )
     return PredictingSubmodel(WHOLE, "the whole model, as the devices train it")
+
+
+def unrounded(spec: Spec) -> Spec:
+    """The slice `spec` without `recording` and `frozen`, whose roundings only save in training."""
+    kept = {name: value for name, value in spec.options.items() if name == "skip"}
+    return replace(spec, options=kept)
 
 
 PLANNED = PredictingSubmodel(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from device_agent.formats.bundle_place import check_bundle_place
+from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES, UNCALIBRATED
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from profiles.text_formatting import did_you_mean
@@ -48,6 +49,18 @@ class Target:
     def name(self) -> str:
         """The name of the bundle in messages."""
         return self.kind or self.out.name
+
+    def fits(self, memory: int | None) -> bool:
+        """Whether the budget allows predictions of `memory` bytes above the idle agent.
+
+        True if one of the two is not known.
+        """
+        return None in (self.memory, memory) or needed_bytes(memory or 0) <= (self.memory or 0)
+
+
+def needed_bytes(memory: int) -> int:
+    """The memory limit that an agent needs for predictions of `memory` bytes above the idle one."""
+    return UNCALIBRATED.idle_bytes + memory + TRAINING_RESERVE_BYTES
 
 
 def kind_targets(config: FederationConfig, names: Sequence[str], out: Path) -> list[Target]:
