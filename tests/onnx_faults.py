@@ -248,7 +248,8 @@ def check_onnx(file: File, draw: np.random.Generator, seed: int, *, fresh: bool)
     subject = file.subject
     graph = file.with_data(fault.data)
     verdict = subject.verdict(graph, seed, None if fresh else set(subject.compared))
-    names = {operator_of(file.named[name]) for name in wrong if name in file.named}
+    changed = {name for name, effect in by_name.items() if any(effect)}
+    names = {operator_of(file.named[name]) for name in changed if name in file.named}
     if verdict.passed:
         return f"not found: {fault.what}; {by_name}"
     if wrong and finite and (verdict.operator not in names or verdict.form != file.form):

@@ -124,7 +124,10 @@ class SignatureCheck:
                 right = expected.of(step.feeds)
                 by_output = errors(self.signature, step.outputs, right, step.feeds)
                 release_unused()
-                yield self.whole_step(step, by_output, expected.of)
+                verdict = self.whole_step(step, by_output, expected.of)
+                yield verdict
+                if not verdict.passed:
+                    break  # the next step goes on from a wrong state, which may hide the fault
                 del step  # the next step needs its memory
         lazy = LazyOutputs(traced.module, order)
         yield from self.last_step(step, traced, forms, lazy, expected)
@@ -137,7 +140,7 @@ class SignatureCheck:
             if number > 1:
                 feeds = self.inputs.after(outputs, feeds, batch)
             outputs = run(self.signature, self.graph, feeds)
-            yield Step(feeds, outputs, number, len(batches))
+            yield Step(feeds, outputs, number, len(batches), batch)
 
     def form(self, step: Step, form: str) -> Verdict:
         """The verdict on a step of a form, compared with the plain graph."""
@@ -186,7 +189,7 @@ class SignatureCheck:
         lazy: LazyOutputs,
         expected: ExpectedOutputs,
     ) -> Iterator[Verdict]:
-        """Yield the verdicts on the last step, on its formulas and on its operators."""
+        """Yield the verdicts on the last step that runs, on its formulas and on its operators."""
         comparison = Comparison(traced.module, self.generator)
         feeds = [step.feeds[port.name] for port in self.signature.inputs]
         shapes: dict[Node, torch.Size] = {}
@@ -226,11 +229,11 @@ class SignatureCheck:
         nodes = traced.module.graph.find_nodes(op="placeholder")
         inputs = {p.name: node for p, node in zip(self.signature.inputs, nodes, strict=True)}
         order = {node: n for n, node in enumerate(filter(computes_tensor, lazy.nodes))}
-        full = FullBatch(self.program.largest_batch, BATCHES[-1], partial(self.shapes, lazy))
+        full = FullBatch(self.program.largest_batch, step.batch, partial(self.shapes, lazy))
         files = [
             ComparedFile(self.graph, form, traced, inputs, order, full) for form in (None, *forms)
         ]
-        return OnnxComparison(comparison, files, traced.module, BATCHES[-1], full, self.compared)
+        return OnnxComparison(comparison, files, traced.module, step.batch, full, self.compared)
 
     def shapes(self, lazy: LazyOutputs, batch: int) -> dict[Node, torch.Size]:
         """The shapes of all tensors in the traced graph for this number of samples."""

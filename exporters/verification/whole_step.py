@@ -51,12 +51,14 @@ class Step:
         outputs: The outputs by name.
         number: Which of the consecutive steps this is, from 1.
         steps: The number of consecutive steps.
+        batch: The number of samples in `feeds`.
     """
 
     feeds: dict[str, Tensor]
     outputs: dict[str, Tensor]
     number: int
     steps: int
+    batch: int
 
 
 def run(

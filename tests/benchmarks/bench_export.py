@@ -2,7 +2,8 @@
 
 Run `make bench-export`; in ARGS, `--model REFERENCE SHAPE SPEC` (repeatable) replaces the models,
 and `--beside FOLDER` exports with another checkout of the project, too. Peaks are in MiB above the
-resident set once all is imported. Linux only.
+resident set once all is imported. `--again` exports once more, with another family and in the other
+format instead, where the caches are filled. Linux only.
 """
 
 import argparse
@@ -86,12 +87,34 @@ def worker(model: str, shape: str, spec: str) -> None:
     print(json.dumps({"weights": weights, "figures": figures}))
 
 
-def measured(checkout: Path, model: tuple[str, str, str]) -> dict[str, Any]:
+def worker_again(model: str, shape: str, spec: str) -> None:
+    """Print the processor seconds of an export, and of others that share its caches."""
+    from toolkit.exporting.model_export import Request, export_from, load_origin
+
+    seconds, origin = {}, None
+    with TemporaryDirectory() as folder:
+        os.environ["EDGETAILOR_CACHE"] = f"{folder}/cache"
+        for name, other, format in (
+            ("first export", spec, "onnx"),
+            ("same again", spec, "onnx"),
+            ("second family", "low-rank:0.5", "onnx"),
+            ("second format", spec, "tflite"),
+        ):
+            start = time.process_time()
+            sizes, out = tuple(map(int, shape.split(","))), Path(folder, name)
+            request = Request(model, sizes, other, out, format=format)
+            origin = origin or load_origin(request)
+            export_from(origin, request)
+            seconds[name] = time.process_time() - start
+    print(json.dumps(seconds))
+
+
+def measured(checkout: Path, model: tuple[str, str, str], worker: str = "worker") -> dict[str, Any]:
     """What `worker` prints with the code of `checkout`."""
     path = os.pathsep.join([str(checkout), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     done = subprocess.run(
-        [sys.executable, "-c", f"import bench_export; bench_export.worker{model}"],
+        [sys.executable, "-c", f"import bench_export; bench_export.{worker}{model}"],
         cwd=checkout,
         env={**os.environ, **threads, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
@@ -105,7 +128,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", nargs=3, action="append", metavar=("REFERENCE", "SHAPE", "SPEC"))
     parser.add_argument("--beside", type=Path, action="append", default=[])
+    parser.add_argument("--again", action="store_true")
     arguments = parser.parse_args()
+    if arguments.again:
+        for model in arguments.model or MODELS[:2]:
+            seconds = measured(HERE.parents[2], tuple(model), "worker_again")
+            first = seconds["first export"]
+            print(f"\n{' '.join(model)}\n\n| export | s | of the first |\n|---|--:|--:|")
+            for name, value in seconds.items():
+                print(f"| {name} | {value:.1f} | {value / first:.2f} |", flush=True)
+        return
     checkouts = [*arguments.beside, HERE.parents[2]]
     for model in arguments.model or MODELS:
         results = [measured(checkout.resolve(), tuple(model)) for checkout in checkouts]
