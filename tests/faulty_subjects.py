@@ -68,6 +68,20 @@ class Depthwise(nn.Module):
         return self.classifier(torch.tanh(self.point(x)).mean((2, 3)))
 
 
+def blocks() -> nn.Sequential:
+    """Four blocks; the backward pass computes parts of them again, in another way in a form."""
+    layers = [
+        layer
+        for width in (3, 16, 16, 16)
+        for layer in (
+            nn.Conv2d(width, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+        )
+    ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))
+
+
 class Case(NamedTuple):
     """A model, the shape of a sample, and the submodels to test."""
 
@@ -84,6 +98,7 @@ CASES = {
     ),
     "wide": Case(models_for_tests.wide_cnn, (2, 6, 6), ("full", "full,recompute=yes")),
     "depthwise": Case(Depthwise, (3, 7, 7), ("full", "slice:point", "cp:2.0")),
+    "blocks": Case(blocks, (3, 8, 8), ("full", "low-rank:0.5", "full,recompute=yes")),
     "dropping": Case(Dropping, (2, 6, 6), ("full", "cp:2.0")),
     "signal": Case(partial(narrow_models.Signal, 4, 6), (2, 18), ("full", "cp:2.0")),
     "encoder": Case(partial(narrow_models.Encoder, 8, 2, 12), (6, 3), ("full", "low-rank:0.25")),

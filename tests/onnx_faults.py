@@ -6,6 +6,7 @@ another one between. The operator of one of them has to be named. A fault counts
 run before and after, has another value there, by far more than rounding explains.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -30,6 +31,8 @@ from faulty_subjects import (
     operator_of,
 )
 
+ENDS = re.compile("(_repeated|_again)*(_blocked)?$")
+"""The ends of the names of values that are computed again, or whose channels are in blocks."""
 KINDS = ("scaled", "scaled", "scaled", "batch", "wired")
 
 
@@ -61,13 +64,12 @@ class File:
 
     @property
     def named(self) -> dict[str, Node]:
-        """As `Subject.named`; a blocked form may have a value in blocks instead."""
-        known = self.values[0]
+        """As `Subject.named`; a value may be in blocks, and the file may compute it again."""
         named = {}
-        for name, node in self.subject.named.items():
-            own = name if name in known else f"{name}_blocked"
-            if own in known:
-                named[own] = node
+        for name in self.values[0]:
+            node = self.subject.named.get(name) or self.subject.named.get(ENDS.sub("", name))
+            if node is not None:
+                named[name] = node
         return named
 
     def with_data(self, data: bytes) -> Graph:

@@ -4,8 +4,10 @@ The traced graph gives the values that a piece of a file reads. The piece runs i
 the same operators run in float64 on the same values. A piece that was compared before is left out.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +15,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
 from device_agent.formats.graph_forms import BLOCKS, blocked_form
-from exporters.onnx.forms.blocked_values import blocked_name
+from exporters.onnx.forms.blocked_values import BLOCKED
+from exporters.onnx.recomputed.cheap_activations import AGAIN
+from exporters.onnx.recomputed.forward_pass import REPEATED
 from exporters.programs.recorded_graph import attribute
 from exporters.programs.tracing import TracedGraph
 from exporters.runtime_graph import Graph
@@ -21,18 +25,28 @@ from exporters.verification.graph_values import Cone, Values, cone_of
 from exporters.verification.onnx_pieces import OnnxFile, Piece, hashed
 from exporters.verification.operators import Comparison
 
+COPIES = re.compile(rf"({REPEATED}|{AGAIN})+$")
+"""The end of the names of tensors that a file computes more than once."""
 BLOCK = {blocked_form(block): block for block in BLOCKS}
 """The number of channels in a block of each blocked form."""
 
 
+class Part(NamedTuple):
+    """A piece of a file, and the operators of the traced graph that compute the same value."""
+
+    piece: Piece
+    cone: Cone
+
+
 class ComparedFile:
-    """A file of a graph, with a piece for each value that it shares with the traced graph.
+    """A file of a graph, with pieces for the values that it shares with the traced graph.
+
+    A file may compute a value several times, to save memory. Each time has a piece of its own.
 
     Attributes:
         form: The form in the file; None for the plain graph.
-        names: The name in the file of each node of the traced graph, if the file has its value.
-        pieces: For each of these nodes but inputs: the piece of the file that computes it, and the
-            operators of the traced graph that compute it from values that the file has as well.
+        parts: For each node of the traced graph whose value the file computes: its pieces. Each
+            reads values that the file shares with the traced graph.
     """
 
     def __init__(
@@ -56,44 +70,52 @@ class ComparedFile:
         """
         self.form = form
         self.file = OnnxFile(graph.data if form is None else graph.forms[form].data)
-        self.names = {node: name for name, node in inputs.items() if name not in graph.held}
-        self._nodes = {name: node for node, name in self.names.items()}
-        self._blocked = set[Node]()
+        self._nodes = {name: node for name, node in inputs.items() if name not in graph.held}
+        self._blocked = set[str]()
         self._order = order
-        for node in order:
-            place = traced.places.get(node.name)
-            if place is None:
-                continue
-            name = next(
-                (n for n in (place.name, blocked_name(place.name)) if n in self.file.makers), None
-            )
-            if name is not None:
-                self.names[node] = name
+        places = {
+            place.name: node
+            for node in order
+            if (place := traced.places.get(node.name)) is not None
+        }
+        for name in self.file.makers:
+            if name not in places:
+                plain = name.removesuffix(BLOCKED)
+                node = places.get(plain) or places.get(COPIES.sub("", plain))
+                if name != plain and node is not None:
+                    self._blocked.add(name)
+            else:
+                node = places[name]
+            if node is not None:
                 self._nodes[name] = node
-                if name != place.name:
-                    self._blocked.add(node)
+        self._known_nodes = set(self._nodes.values())
         self._twins = {
-            self.file.numbers[name]: node
-            for node, name in self.names.items()
+            self.file.numbers[name]: name
+            for name, node in self._nodes.items()
             if node.op != "placeholder"
         }
         number = {node: index for index, node in enumerate(traced.module.graph.nodes)}
-        self.pieces: dict[Node, tuple[Piece, Cone]] = {}
-        for node, name in self.names.items():
+        self.parts: dict[Node, list[Part]] = {}
+        for name, node in self._nodes.items():
             if node.op != "placeholder":
                 piece = self.file.piece(name, partial(self._known, node))
-                is_known = self.names.__contains__
+                is_known: Callable[[Node], bool] = self._known_nodes.__contains__
                 if piece.chooses:
                     piece = self.file.piece(name, partial(self._repeatable, node, full))
                     is_known = partial(self._is_repeatable, full)
-                self.pieces[node] = piece, cone_of(node, is_known, number)
+                self.parts.setdefault(node, []).append(Part(piece, cone_of(node, is_known, number)))
+
+    def _same(self, read: str) -> str | None:
+        """The tensor of the file with the value of `read` that has a node, if there is one."""
+        return read if read in self._nodes else self._twins.get(self.file.numbers.get(read, b""))
 
     def _known(self, node: Node, read: str) -> Node | None:
         """The node with the value of the tensor `read`, if it is computed before `node`."""
-        known = self._nodes.get(read)
-        if known is None:
-            known = self._twins.get(self.file.numbers.get(read, b""))
-        if known is None or known.op == "placeholder":
+        same = self._same(read)
+        if same is None:
+            return None
+        known = self._nodes[same]
+        if known.op == "placeholder":
             return known
         return known if self._order[known] < self._order[node] else None
 
@@ -104,39 +126,41 @@ class ComparedFile:
 
     def _is_repeatable(self, full: "FullBatch", node: Node) -> bool:
         """Whether the file has the value of `node`, and its samples can be repeated."""
-        return node in self.names and full.has_samples_apart(node)
+        return node in self._known_nodes and full.has_samples_apart(node)
 
-    def leaves(self, node: Node) -> list[Node]:
-        """The nodes whose values the piece of `node`, or the same operators, read."""
-        piece, cone = self.pieces[node]
-        return list(dict.fromkeys((*cone.leaves, *piece.reads.values())))
+    def _in_blocks(self, name: str) -> bool:
+        """Whether the tensor `name` has the channels of its node in blocks."""
+        return self._same(name) in self._blocked
 
-    def key(self, module: GraphModule, node: Node, leaves: Mapping[Node, Tensor]) -> bytes:
-        """A number for the comparison of the piece of `node`; equal comparisons have the same."""
-        piece, cone = self.pieces[node]
+    def key(self, module: GraphModule, part: Part, leaves: Mapping[Node, Tensor]) -> bytes:
+        """A number for the comparison of a part; equal comparisons have the same."""
         known = {
             leaf: hashed(repr((index, value.dtype, tuple(value.shape))).encode())
             for index, (leaf, value) in enumerate(leaves.items())
         }
         read = {
-            name: known[leaf] + (b"blocked" if leaf in self._blocked else b"")
-            for name, leaf in piece.reads.items()
+            name: known[leaf] + (b"blocked" if self._in_blocks(name) else b"")
+            for name, leaf in part.piece.reads.items()
         }
-        blocked = b"blocked" if node in self._blocked else b""
-        return hashed(self.file.key(piece, read), blocked, cone_key(module, cone, known))
+        blocked = b"blocked" if self._in_blocks(part.piece.output) else b""
+        return hashed(self.file.key(part.piece, read), blocked, cone_key(module, part.cone, known))
 
-    def run(self, node: Node, leaves: Mapping[Node, Tensor], batch: int) -> Tensor:
-        """Compute the value of `node` in the runtime from those of its leaves."""
-        piece, _ = self.pieces[node]
+    def run(self, piece: Piece, leaves: Mapping[Node, Tensor], batch: int) -> Tensor:
+        """Compute the value of a piece in the runtime from the values that it reads."""
         block = BLOCK.get(self.form or "", 1)
         values = {}
         for name, leaf in piece.reads.items():
             value = leaves[leaf].contiguous().numpy()
-            values[name] = in_blocks(value, block) if leaf in self._blocked else value
+            values[name] = in_blocks(value, block) if self._in_blocks(name) else value
         result = self.file.run(piece, values, batch)
-        if node in self._blocked:
+        if self._in_blocks(piece.output):
             result = out_of_blocks(result, block)
         return torch.from_numpy(result)
+
+
+def leaves_of(part: Part) -> list[Node]:
+    """The nodes whose values the piece of `part`, or the same operators, read."""
+    return list(dict.fromkeys((*part.cone.leaves, *part.piece.reads.values())))
 
 
 class FullBatch:
@@ -212,29 +236,28 @@ class OnnxComparison:
         self._batch, self._full, self._compared = batch, full, compared
         self.also_read: dict[Node, set[Node]] = {}
         for file in files:
-            for node in file.pieces:
-                self.also_read.setdefault(node, set()).update(file.leaves(node))
+            for node, parts in file.parts.items():
+                self.also_read.setdefault(node, set()).update(*map(leaves_of, parts))
 
     def judge(self, node: Node, known: Values) -> None:
         """Compare the pieces that compute `node`."""
         for file in self._files:
-            if node not in file.pieces:
-                continue
-            leaves = {leaf: single(known[leaf]) for leaf in file.leaves(node)}
-            self._compare(file, node, leaves, self._batch)
-            if file.pieces[node][0].chooses:
-                shapes = self._full.shapes
-                full = {leaf: repeated(value, shapes[leaf]) for leaf, value in leaves.items()}
-                self._compare(file, node, full, self._full.samples)
+            for part in file.parts.get(node, ()):
+                leaves = {leaf: single(known[leaf]) for leaf in leaves_of(part)}
+                self._compare(file, part, leaves, self._batch)
+                if part.piece.chooses:
+                    shapes = self._full.shapes
+                    full = {leaf: repeated(value, shapes[leaf]) for leaf, value in leaves.items()}
+                    self._compare(file, part, full, self._full.samples)
 
     def _compare(
-        self, file: ComparedFile, node: Node, leaves: Mapping[Node, Tensor], batch: int
+        self, file: ComparedFile, part: Part, leaves: Mapping[Node, Tensor], batch: int
     ) -> None:
-        """Compare the piece of `node` in `file`, unless an equal piece is known to be right."""
-        key = file.key(self._module, node, leaves)
+        """Compare a part of `file`, unless an equal one is known to be right."""
+        key = file.key(self._module, part, leaves)
         if key not in self._compared:
-            actual = file.run(node, leaves, batch)
-            if self._comparison.add(file.pieces[node][1], leaves, actual, file.form):
+            actual = file.run(part.piece, leaves, batch)
+            if self._comparison.add(part.cone, leaves, actual, file.form):
                 self._compared.add(key)
 
 

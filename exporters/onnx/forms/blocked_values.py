@@ -14,9 +14,8 @@ FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
 
 
-def blocked_name(name: str | None) -> str:
-    """The name of the blocked form of the value `name`, if its plain form is not computed."""
-    return f"{name}_blocked"
+BLOCKED = "_blocked"
+"""The suffix of the name of a value's blocked form, if its plain form is not computed."""
 
 
 class BlockedValues(GraphRewriting):
@@ -115,7 +114,7 @@ class BlockedValues(GraphRewriting):
 
     def computed(self, value: Value, image: Value) -> bool:
         """Note that `image` is the blocked form of `value`, whose plain form is not computed."""
-        image.name = blocked_name(value.name)
+        image.name = f"{value.name}{BLOCKED}"
         self.images[value] = image
         self.dropped.add(value)
         return True

@@ -11,6 +11,8 @@ CHEAP = {"Relu": 1, "HardSigmoid": 1, "BatchNormalization": 1, "Add": 2}
 Our BatchNormalization only scales and shifts."""
 LIMIT = 6
 """Most nodes that are repeated for one value. The ends of two residual blocks need more."""
+AGAIN = "_again"
+"""The suffix of the names of copies."""
 
 
 class RecomputeActivations(InPlacePass):
@@ -98,9 +100,9 @@ def repeated(
             [*large, *node.inputs[len(large) :]],
             node.attributes.values(),
             num_outputs=len(node.outputs),
-            name=f"node_{value.name}_again",
+            name=f"node_{value.name}{AGAIN}",
         )
         twins[value] = result = twin.outputs[0]
-        result.name, result.shape, result.type = f"{value.name}_again", value.shape, value.type
+        result.name, result.shape, result.type = f"{value.name}{AGAIN}", value.shape, value.type
         node.append(twin)
     return twins[value]
