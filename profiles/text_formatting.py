@@ -16,6 +16,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def round_of(round_: int, last: int | None) -> str:
+    """A round and the number of the last one: round 3 of 12; round 3 if there is no last one."""
+    return f"round {round_} of {last}" if last else f"round {round_}"
+
+
 def in_a_row(times: int) -> str:
     """How often something happened in a row: once, 3 times in a row."""
     return "once" if times == 1 else f"{times} times in a row"

@@ -8,7 +8,7 @@ from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.round_log import last_lines
 from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.protocol.fleet import ABSENT, LEFT, DeviceStatus, Status
-from profiles.text_formatting import counted, have_joined, loss_figure, wrapped
+from profiles.text_formatting import counted, have_joined, loss_figure, round_of, wrapped
 
 PATIENCE_S = 5.0
 """How long requests are repeated if the coordinator does not answer."""
@@ -52,7 +52,7 @@ def lines(status: Status) -> list[str]:
 
     The round comes first. Each device then has a line, and a second line if it has a note.
     """
-    head = f"round {status.round} of {status.rounds}, {status.state}"
+    head = f"{round_of(status.round, status.rounds)}, {status.state}"
     # Devices that have left or are absent are still listed, but their places are free.
     if status.state == "enrolling":
         members = sum(device.state not in (ABSENT, LEFT) for device in status.devices)

@@ -29,7 +29,7 @@ def rounds(state: Path, as_json: bool) -> None:
     tenth, and `trained` that after the next round's local training: accuracies, or losses of a
     regression.
     """
-    from toolkit.coordinator.storage.saved_rounds import saved_rounds
+    from toolkit.coordinator.storage.saved_rounds import compared_by, saved_rounds
 
     rounds = saved_rounds(state)
     if as_json:
@@ -60,6 +60,8 @@ def rounds(state: Path, as_json: bool) -> None:
             ", ".join(_notes(saved)),
         )
     print_table(shown)
+    if (figure := compared_by(state)) is not None:
+        click.echo(f"The best round has the best {figure}.")
 
 
 def _judgement(judged: "FederatedEvaluation | None") -> list[str]:
@@ -114,6 +116,7 @@ def rollback(state: Path, round_: int) -> None:
     number = roll_back(state, round_)
     click.echo(
         f"Round {number} starts from the model of round {round_}, which {MODEL} now holds. If "
-        "all `rounds` of the federation's file are over, set a higher number.",
+        "all `rounds` of the federation's file are over, set a higher number. If they ended early, "
+        "change `early_stopping`.",
         err=True,
     )

@@ -5,11 +5,16 @@ import re
 import socket
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from profiles.text_formatting import did_you_mean
 from toolkit.cli.early_checks import check_model
+
+if TYPE_CHECKING:
+    from toolkit.coordinator.federation_config import CoordinatorConfig
+    from toolkit.coordinator.storage.release_folder import Release
 
 HOST = re.compile(r"[A-Za-z0-9*]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9a-fA-F:]+")
 ALL = "*"
@@ -44,7 +49,13 @@ def serve(config: Path, check_models: bool, new_key: bool) -> None:
 
     from toolkit.coordinator.startup import serve as serve_config
 
-    serve_config(config, check_models, new_key)
+    serve_config(config, check_models, new_key, _make_release)
+
+
+def _make_release(federation: "CoordinatorConfig", round_: int) -> "Release":
+    from toolkit.deployment.release import make_release  # slow to import, and seldom needed
+
+    return make_release(federation, round_)
 
 
 def _check_names(_: click.Context, __: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:

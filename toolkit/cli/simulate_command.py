@@ -46,6 +46,9 @@ class SimulateOptions:
         "Where clients are trained: a device of PyTorch, such as cuda.", default="cpu"
     )
     seed: int | None = option("Replaces both seeds of FILE.", type=click.IntRange(0))
+    rounds: int | None = option(
+        "Replaces `rounds` of FILE; an endless federation needs it.", type=click.IntRange(1)
+    )
     logs: tuple[LogName, ...] = option(
         "Log each round to MLflow, or to event files for TensorBoard in the folder; repeatable.",
         "--log",
@@ -65,7 +68,7 @@ def simulate(options: SimulateOptions) -> None:
     """
     from toolkit.simulation.simulation_config import load_simulation
 
-    file = load_simulation(options.config, options.seed)
+    file = load_simulation(options.config, options.seed, options.rounds)
     check_model(file.model, file.weights)
     check_data(file.simulation.data)
     console = show_stages()
@@ -75,7 +78,7 @@ def simulate(options: SimulateOptions) -> None:
 
     folder = options.out or Path(options.config.stem)
     others = {key: value for key, value in vars(options).items() if key not in ("config", "out")}
-    with shown_rounds(console, file.rounds) as show:
+    with shown_rounds(console, file.last_round or 0) as show:
         history = run(options.config, folder, **others, on_round=show, progress=logger.info)
     last = history[-1]
     accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.2%}, "

@@ -10,7 +10,15 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.formats.protocol.fleet import ABSENT, LEFT, LEFT_OUT, STOPPED, Preparation, Status
+from device_agent.formats.protocol.fleet import (
+    ABSENT,
+    LEFT,
+    LEFT_OUT,
+    STOPPED,
+    Preparation,
+    RoundResult,
+    Status,
+)
 from device_agent.formats.protocol.problems import NO_SUCH_FILE
 from device_agent.formats.protocol.rounds import Progress, Work
 from device_agent.formats.protocol.transfers import FileOffer
@@ -32,6 +40,10 @@ from toolkit.coordinator.uploads import Uploads
 
 STARTED = "started"
 """The key in the store that says that the first round has opened."""
+EARLY_STOP = "early_stop"
+"""The key in the store of the value of `early_stop` when the rounds ended early."""
+MOST_HISTORY = 1000
+"""The status has so many rounds: that of an endless federation must not grow for ever."""
 
 
 class _Offer:
@@ -191,7 +203,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
             return Status(
                 state=self.rounds.phase,
                 round=self.rounds.round,
-                rounds=self.rounds.total,
+                rounds=self.rounds.total or 0,
                 expected_devices=self.rounds.expected,
                 devices=[
                     self.activity[d.id].status(
@@ -205,7 +217,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
                     )
                     for d in devices
                 ],
-                history=history,
+                history=newest_rounds(history, current),
                 model_round=current,
                 kinds=len(self.config.devices),
                 kinds_ready=sum(map(self._is_ready, self.config.devices)),
@@ -228,6 +240,19 @@ class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
         return kinds | {self._submodel_of(*group) for group in self.store.registry.groups()}
 
 
+def early_stop(config: CoordinatorConfig, round_: int) -> str:
+    """The value of EARLY_STOP if the rounds end after `round_`. With other settings they go on."""
+    return f"{config.early_stopping} {round_}"
+
+
+def newest_rounds(history: list[RoundResult], current: int | None) -> list[RoundResult]:
+    """The last MOST_HISTORY rounds of `history`, and the current one."""
+    if len(history) <= MOST_HISTORY:
+        return history
+    old, new = history[:-MOST_HISTORY], history[-MOST_HISTORY:]
+    return [*(result for result in old if result.round == current), *new]
+
+
 def restore(
     config: CoordinatorConfig,
     store: Store,
@@ -238,12 +263,13 @@ def restore(
     done = max((result.round for result in store.history()), default=0)
     asked = store.final_evaluation.answers()
     rounds = Rounds(
-        config.rounds,
+        config.last_round,
         config.expected_devices,
         config.deadline_s,
         done=done,
         quorum=config.quorum,
         min_updates=config.min_updates,
+        stopped_early=store.value(EARLY_STOP) == early_stop(config, done),
     )
     rounds.left_out |= store.suspicions.left_out.keys()
     bundles = store.bundles(done + 1)

@@ -33,6 +33,10 @@ AUTO = "auto"
 """The value of `submodel` if each device gets the strongest submodel that fits it."""
 ANY = "any"
 """The value of `count` if any number of devices may join."""
+ENDLESS = "endless"
+"""The value of `rounds` if there is no last round."""
+IMPROVED = "improved"
+"""The value of `when` if only a better model is released."""
 
 
 def _bytes(given: object) -> int:
@@ -165,12 +169,22 @@ class EvaluationTable(Table):
 
 
 class ReleaseTable(Table):
-    """The table [release]: with `after_rounds`, devices stay after the last round for releases.
+    """The table [release]: releases that the coordinator makes by itself, and who waits for them.
 
-    They ask at this interval, in seconds. Without it, their agents end after the last round.
+    - `every`: after each so many rounds the coordinator releases the global model.
+    - `when`: it releases the best model instead, and only if it is better than all released ones.
+    - `after_rounds`: devices stay after the last round and ask for releases at this interval, in
+      seconds. Without it, their agents end after the last round.
     """
 
+    every: Positive | None = None
+    when: Literal["improved"] | None = None
     after_rounds: Span | None = None
+
+    @property
+    def interval(self) -> int | None:
+        """After each how many rounds the coordinator may release; None if it does not."""
+        return 1 if self.every is None and self.when is not None else self.every
 
 
 PATHS = ("weights", "held_out", "statistics", "state", "tls_cert", "tls_key")
@@ -180,6 +194,8 @@ PATHS = ("weights", "held_out", "statistics", "state", "tls_cert", "tls_key")
 class FederationConfig(Table):
     """The keys that both `serve` and `simulate` read. `load_settings` makes its paths absolute.
 
+    - `rounds`: ENDLESS if there is no last round.
+    - `early_stopping`: the rounds end when the models have not improved for so many rounds.
     - `deadline_s`: seconds that a round may last.
     - `keep`: which rounds' models stay in the state folder.
     - `port`: 0 chooses a free port.
@@ -202,7 +218,8 @@ class FederationConfig(Table):
     model: str
     weights: Path | None = None
     input_shape: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    rounds: Positive
+    rounds: Annotated[int | Literal["endless"], _whole_or(ENDLESS)]
+    early_stopping: Positive | None = None
     statistics: Path | None = None
     state: Path = Path("state")
     host: str = "127.0.0.1"
@@ -315,6 +332,11 @@ class FederationConfig(Table):
     @property
     def _fixed_places(self) -> int:
         return sum(kind.places or 0 for kind in self.devices)
+
+    @property
+    def last_round(self) -> int | None:
+        """The number of the last round; None if there is none."""
+        return self.rounds if isinstance(self.rounds, int) else None
 
     @property
     def expected_devices(self) -> int:

@@ -53,7 +53,7 @@ class Membership(FederationState):
                 title=config.title,
                 purpose=config.purpose,
                 contact=config.contact,
-                rounds=config.rounds,
+                rounds=config.last_round or 0,
                 round_s=config.deadline_s,
                 evaluation=config.evaluation.request,
                 **round_traffic(bundle, self.store.blobs),
@@ -132,7 +132,7 @@ class Membership(FederationState):
             "This federation is over: all of its rounds ({rounds}) are done, so there is nothing "
             "left to train.",
             code="federation.finished",
-            rounds=self.rounds.total,
+            rounds=self.rounds.done,
         )
 
     def authenticate(self, secret: str) -> Device:

@@ -4,23 +4,27 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from device_agent.formats.atomic_files import shown
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.fleet import FederatedEvaluation, Preparation, RoundResult
 from profiles.errors import EdgeTailorError
-from profiles.text_formatting import counted
-from toolkit.coordinator.coordinator import STARTED, Coordinator
+from profiles.text_formatting import counted, round_of
+from toolkit.coordinator.coordinator import EARLY_STOP, STARTED, Coordinator, early_stop
 from toolkit.coordinator.full_disk import plain, when_room
 from toolkit.coordinator.judging import counts_of_updates, judging_is_over, last_figure
+from toolkit.coordinator.releases.automatic_release import round_to_release
 from toolkit.coordinator.round_aggregation import Model, Quality, RoundAggregation, Samples
+from toolkit.coordinator.rounds.compared_rounds import compared, last_improvement, stops_early
 from toolkit.coordinator.rounds.device_evaluation import federated_evaluation
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.device_registry import hashed, label
 from toolkit.coordinator.storage.published_files import publish
 from toolkit.coordinator.storage.recoverable import MODEL
+from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder
 from toolkit.coordinator.untrainable_model import go_back, is_spoilt
 
 logger = logging.getLogger(__name__)
@@ -40,6 +44,10 @@ class RoundWorker:
     The bundles of a round are made as soon as `ready` returns true. If the disk is full, the worker
     waits. Any other error ends the thread: the error is kept as `failure`, and `on_failure` is
     called. Without `held_out` the devices judge the models.
+
+    Attributes:
+        failure: The error that ended the thread.
+        make_release: Makes a release of the model of a round; None to make none.
     """
 
     def __init__(
@@ -54,6 +62,8 @@ class RoundWorker:
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
         self._on_failure, self._ready = on_failure, ready
         coordinator.check_update = model.check
+        self.make_release: Callable[[int], Release] | None = None
+        self._release_considered: int | None = None
         self._quality: Quality | None = None
         self._unmade: dict[str, str] = {}
         self._exported: set[str] = set()
@@ -115,6 +125,34 @@ class RoundWorker:
             if rounds.phase == "finished":
                 coordinator.store.remove_unnamed()
             coordinator.changed.set()
+        if rounds.phase in ("training", "finished"):
+            self._release_if_due()
+
+    def _release_if_due(self) -> None:
+        """Release a model if [release] asks for it now. Devices train or have finished meanwhile.
+
+        An error is logged and does not stop the rounds.
+        """
+        coordinator = self._coordinator
+        done, store = coordinator.rounds.done, coordinator.store
+        if self.make_release is None or self._release_considered == done:
+            return
+        self._release_considered = done
+        current = store.current_round()
+        assert current is not None
+        try:
+            releases = ReleaseFolder(store.folder).read()
+            round_ = round_to_release(
+                coordinator.config.release, done, current, store.history(), releases
+            )
+            if round_ is None:
+                return
+            release = self.make_release(round_)
+        except (EdgeTailorError, OSError) as error:
+            logger.warning("No release was made after round %d: %s", done, error)
+            return
+        text = "Release %d, the model after round %d, is offered to all devices."
+        logger.info(text, release.number, round_)
 
     def _judge_last(self) -> None:
         """Let devices judge the model of the last round, for which no round follows."""
@@ -171,16 +209,16 @@ class RoundWorker:
         if self._coordinator.store.current_round() is not None:
             self._load_current()
             rounds = self._coordinator.rounds
-            if rounds.done < rounds.total:
+            if not rounds.over:
                 current = self._coordinator.store.current_round()
                 origin = f" from the model of round {current}" if current != rounds.done else ""
                 logger.info(
-                    "Continuing with round %d of %d%s.", rounds.done + 1, rounds.total, origin
+                    "Continuing with %s%s.", round_of(rounds.done + 1, rounds.total), origin
                 )
             self._log_end()
         else:
             self._check_initial()
-            self._keep(0, 0, {})
+            self._keep(self._result(0, 0, {}))
 
     def _prepared(self) -> bool:
         """Whether every bundle of the next round is made."""
@@ -275,17 +313,49 @@ class RoundWorker:
         trusted = {d: counts for d, counts in received.items() if d not in folding.left_out}
         # After the last round the same devices are asked once more. If the process is killed before
         # the result is kept, the round is aggregated again and this is repeated.
-        if round_ >= coordinator.rounds.total:
-            coordinator.store.final_evaluation.begin(sorted(trusted))
         figure = federated_evaluation(round_, list(trusted.values()))
-        self._keep(round_, updates, folding.left_out, figure)
+        result = self._result(round_, updates, folding.left_out)
+        stops = self._stops_early(result, figure)
+        if coordinator.rounds.is_last(round_) or stops:
+            coordinator.store.final_evaluation.begin(sorted(trusted))
+        if stops:
+            coordinator.store.set_value(EARLY_STOP, early_stop(coordinator.config, round_))
+        self._keep(result, figure)
         with coordinator.lock:
-            coordinator.rounds.folded(trusted)
+            coordinator.rounds.folded(trusted, stops)
             coordinator.bundles = {}
+
+    def _stops_early(self, result: RoundResult, received: FederatedEvaluation | None) -> bool:
+        """Whether the rounds end with `result`, because the models do not improve any more.
+
+        `received` is how the devices judge the model that the round started from.
+        """
+        patience = self._coordinator.config.early_stopping
+        if patience is None:
+            return False
+        store = self._coordinator.store
+        start = store.current_round()
+        history = store.history()
+        if received is not None:
+            history = [replace(r, devices=received) if r.round == start else r for r in history]
+        judged = compared([*history, result])
+        figures = [(earlier.round, figure) for earlier, figure in judged]
+        if not stops_early(figures, patience):
+            return False
+        best = last_improvement(figures)
+        quality = next(earlier.quality() for earlier, _ in judged if earlier.round == best)
+        logger.info(
+            "The rounds end after round %d: no model was better than that of round %d (%s) for %s.",
+            result.round,
+            best,
+            quality,
+            counted(figures[-1][0] - best, "round"),
+        )
+        return True
 
     def _log_end(self) -> None:
         rounds = self._coordinator.rounds
-        if rounds.done >= rounds.total and rounds.phase != "judging":
+        if rounds.over and rounds.phase != "judging":
             model = shown(self._coordinator.config.state / MODEL)
             stays = self._coordinator.config.release.after_rounds is not None
             then = "Devices stay for releases: let this run." if stays else "Stop with Ctrl-C."
@@ -310,30 +380,27 @@ class RoundWorker:
                 loss=loss,
             )
 
-    def _keep(
-        self,
-        round_: int,
-        updates: int,
-        left_out: Mapping[str, str],
-        received: FederatedEvaluation | None = None,
-    ) -> None:
-        """Save and publish the global model after `round_`, with its quality.
+    def _result(self, round_: int, updates: int, left_out: Mapping[str, str]) -> RoundResult:
+        """The result of `round_`, with the quality of its model."""
+        accuracy, loss = self._quality or (None, None)
+        return RoundResult(
+            round=round_, accuracy=accuracy, loss=loss, updates=updates, left_out=dict(left_out)
+        )
+
+    def _keep(self, result: RoundResult, received: FederatedEvaluation | None = None) -> None:
+        """Save and publish the global model with its `result`.
 
         `received` is how the devices judge the model that they received in this round.
         """
         data = self._model.save()
-        accuracy, loss = self._quality or (None, None)
-        result = RoundResult(
-            round=round_, accuracy=accuracy, loss=loss, updates=updates, left_out=dict(left_out)
-        )
         store = self._coordinator.store
         self._when_room(partial(store.add_result, result, data, received))
         self._when_room(partial(self._publish, data))
-        total = self._coordinator.rounds.total
-        source = counted(updates, "update")
-        logger.info("Round %d of %d: %s, from %s", round_, total, result.quality(), source)
+        which = round_of(result.round, self._coordinator.rounds.total).capitalize()
+        source = counted(result.updates, "update")
+        logger.info("%s: %s, from %s", which, result.quality(), source)
         if received is not None:
-            logger.info("Round %d of %d: received model: %s", round_, total, received.text())
+            logger.info("%s: received model: %s", which, received.text())
         if (warning := falling(store.history())) is not None:
             logger.warning(warning)
 

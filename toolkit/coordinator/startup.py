@@ -6,14 +6,15 @@ refused at once.
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from device_agent.formats.atomic_files import shown
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.federation_secrets import read_secrets
 from toolkit.coordinator.http.certificates import certificate_of
 from toolkit.coordinator.http.connection_limits import raise_descriptor_limit
@@ -23,18 +24,29 @@ from toolkit.coordinator.startup_message import startup_message
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.folder_check import DATABASE
 from toolkit.coordinator.storage.folder_lock import claimed
+from toolkit.coordinator.storage.release_folder import Release
 from toolkit.web.built_page import read_page
 
 logger = logging.getLogger(__name__)
 
 
-def serve(config_path: Path, read_all: bool = False, new_key: bool = False) -> None:
+MakeRelease = Callable[[CoordinatorConfig, int], Release]
+"""(the federation, the number of a round) -> the release of this round's model."""
+
+
+def serve(
+    config_path: Path,
+    read_all: bool = False,
+    new_key: bool = False,
+    make_release: MakeRelease | None = None,
+) -> None:
     """Serve the federation of the file `config_path` until interrupted.
 
     Args:
         config_path: The federation's TOML file.
         read_all: Verify the hash of every kept model.
         new_key: Replace the coordinator's key, which is lost, by a new one.
+        make_release: Makes the releases that the table [release] asks for.
 
     Raises:
         InputError: For a mistake in the file, a port in use, or a state folder of another
@@ -79,6 +91,8 @@ def serve(config_path: Path, read_all: bool = False, new_key: bool = False) -> N
                 ready=site.ready if site else lambda: True,
                 new_key=new_key,
             )
+        if make_release is not None:
+            server.round_worker.make_release = partial(make_release, config)
         planned = [kind.name for kind in config.devices if kind.planned]
         if planned:
             server.make_planner = lambda *args: make_planner(config, *args)

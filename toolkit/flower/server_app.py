@@ -40,6 +40,14 @@ def main(grid: Grid, context: Context) -> None:
             code="federation.not-judged",
             path=settings.federation,
         )
+    if config.last_round is None:
+        raise InputError(
+            '{path}: rounds = "{rounds}" has no last round, and a run of Flower needs one. Set '
+            "`rounds` to a number.",
+            code="federation.endless-run",
+            path=settings.federation,
+            rounds=config.rounds,
+        )
     # Without kinds of devices the model is not split: the server needs no submodel. To split a
     # model is to record it, which fails if one of Flower's threads draws a random number.
     model = federation(config.model_copy(update={"devices": ()}))
@@ -58,13 +66,13 @@ def main(grid: Grid, context: Context) -> None:
         return MetricRecord({"loss": loss} | ({} if accuracy is None else {"accuracy": accuracy}))
 
     if settings.dense:
-        DenseRounds(model, settings, run, config.rounds, keep).start(grid, context)
+        DenseRounds(model, settings, run, config.last_round, keep).start(grid, context)
         return
     strategy = SitesStrategy(model, run, settings.sites, settings.timeout)
     strategy.start(
         grid,
         strategy.arrays(),
-        config.rounds,
+        config.last_round,
         timeout=settings.timeout + 10.0,
         evaluate_fn=lambda round_, _: keep(round_, strategy.columns()),
     )

@@ -28,10 +28,10 @@ EVENTS, RUN_ID = "tensorboard", "mlflow-run"
 """The folder of TensorBoard's event files, and the file with the id of MLflow's run."""
 UNUSED = (
     "state", "host", "port", "tls_cert", "tls_key", "phones", "site", "min_devices",
-    "forget_after", "keep", "token_days",
+    "forget_after", "keep", "release", "token_days",
 )  # fmt: skip
 """Settings that only a coordinator uses. Some depend on the folder of the federation's file."""
-CHANGEABLE = ("rounds", *UNUSED)
+CHANGEABLE = ("rounds", "early_stopping", *UNUSED)
 """Settings that may differ when a simulation continues."""
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ from profiles.errors import UpdateError
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import decode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.simulation.attendance import Attendance, Turnout
@@ -65,12 +66,32 @@ class Simulation:
     def run(self, engine: Engine) -> None:
         """Run the rounds that are not finished yet."""
         done = len(self.folder.history)
-        if done >= self.config.rounds:
+        last = self.config.last_round
+        assert last is not None  # load_simulation refuses others
+        if done >= last or self._stops_early():
             logger.info("All %d rounds are finished already", done)
-        elif done:
+            return
+        if done:
             logger.info("Continuing after round %d", done)
-        for round_ in range(done + 1, self.config.rounds + 1):
+        for round_ in range(done + 1, last + 1):
             self.run_round(round_, engine)
+            if self._stops_early():
+                text = "The rounds end after round %d: no model was better for %d rounds."
+                logger.info(text, round_, self.config.early_stopping)
+                return
+
+    def _stops_early(self) -> bool:
+        """Whether the models do not improve any more, by the figure that `serve` would take."""
+        history = self.folder.history
+        by_devices = self.config.held_out is None and self.config.evaluation.share > 0
+        figures: list[tuple[int, Figure]] = [
+            (r.round - 1, (r.devices.accuracy, r.devices.loss))
+            for r in history
+            if by_devices and r.devices is not None
+        ]
+        if not by_devices:
+            figures = [(result.round, (result.accuracy, result.loss)) for result in history]
+        return stops_early(figures, self.config.early_stopping)
 
     def run_round(self, round_: int, engine: Engine) -> None:
         """Let `engine` train the round's clients, average their updates and keep the result."""

@@ -57,6 +57,7 @@ def simulate(
     threads: int = 1,
     device: str = "cpu",
     seed: int | None = None,
+    rounds: int | None = None,
     force: bool = False,
     logs: Sequence[LogName] = (),
     on_round: Observer | None = None,
@@ -83,6 +84,7 @@ def simulate(
         threads: Threads of PyTorch in each worker. Small models are fastest with one.
         device: The PyTorch device on which clients are trained, such as `"cuda"`.
         seed: Replaces both seeds of the file.
+        rounds: Replaces the number of rounds in the file.
         force: Replace an earlier simulation in `out`.
         logs: Log each round to `"mlflow"`, `"tensorboard"` or both, with the keys of
             `history.jsonl`.
@@ -121,7 +123,7 @@ def simulate(
     check_engine(engine)
     check_installed(logs)
     check_device(device)
-    config, folder = load_simulation(Path(file), seed), RunFolder(Path(out))
+    config, folder = load_simulation(Path(file), seed, rounds), RunFolder(Path(out))
     settings = config.model_dump(mode="json")
     folder.read(settings, force)
     simulation = prepare(config, folder, progress)

@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import model_validator
 
 from device_agent.data.data_functions import is_reference
+from profiles.errors import InputError
 from profiles.text_formatting import counted
 from toolkit.coordinator.federation_config import (
     AUTO,
@@ -82,16 +83,28 @@ class SimulationConfig(FederationConfig):
         return [kind.submodel for kind in self.kinds()]
 
 
-def load_simulation(path: Path, seed: int | None = None) -> SimulationConfig:
+def load_simulation(
+    path: Path, seed: int | None = None, rounds: int | None = None
+) -> SimulationConfig:
     """Read the federation's TOML file for `simulate`; relative paths start from its folder.
 
-    If `seed` is given, it replaces both seeds of the file.
+    If `seed` is given, it replaces both seeds of the file, and `rounds` its number of rounds.
 
     Raises InputError if a key is wrong; the message has the file, the key, its value and what is
     allowed. Also raises InputError if a profile cannot be read, or lacks figures that simulated
     time needs.
     """
     config = load_settings(path, SimulationConfig)
+    if rounds is not None:
+        config = config.model_copy(update={"rounds": rounds})
+    if config.last_round is None:
+        raise InputError(
+            '{file}: rounds = "{rounds}" has no last round, and a simulation needs one. Give '
+            "`--rounds 50`.",
+            code="simulation.endless",
+            file=str(path),
+            rounds=config.rounds,
+        )
     table = config.simulation
     if seed is not None:
         config = config.model_copy(update={"seed": seed})

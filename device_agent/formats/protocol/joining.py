@@ -12,11 +12,12 @@ from device_agent.formats.manifest import Count
 class Invitation:
     """The description of a federation for the holder of a join token.
 
-    `title`, `purpose` and `contact` are lines that the operator wrote. A round takes at most
-    `round_s` seconds. A device receives and sends `first_bytes` in its first round and
-    `round_bytes` in each later round; both are 0 while they are not known. `evaluation` is None
-    unless the devices judge the models. `signature` is the coordinator's signature of
-    `signed_work.invitation_text`; the public key `key` verifies it.
+    `title`, `purpose` and `contact` are lines that the operator wrote. `rounds` is the number of
+    rounds; with 0 there is no last round. A round takes at most `round_s` seconds. A device
+    receives and sends `first_bytes` in its first round and `round_bytes` in each later round; both
+    are 0 while they are not known. `evaluation` is None unless the devices judge the models.
+    `signature` is the coordinator's signature of `signed_work.invitation_text`; the public key
+    `key` verifies it.
     """
 
     title: str = ""

@@ -14,6 +14,7 @@ round  accuracy    loss  updates         model  note
 0        10.00%  2.0000        0  not kept
 1        90.00%  1.5000        3  {1}  best
 2        50.00%  1.0000        3  {2}  current
+The best round has the best held-out accuracy.
 """
 
 
@@ -47,19 +48,20 @@ def test_rounds_and_going_back(state: Path, tmp_path: Path) -> None:
     assert done.code == 0
     assert done.stderr == (
         "Round 3 starts from the model of round 1, which global.safetensors now holds. If all "
-        "`rounds` of the federation's file are over, set a higher number.\n"
+        "`rounds` of the federation's file are over, set a higher number. If they ended "
+        "early, change `early_stopping`.\n"
     )
     notes = [
         line.split()[5:] for line in edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()
     ]
-    assert notes[2:] == [["best,", "current"], []]
+    assert notes[2:-1] == [["best,", "current"], []]
     store = Store(state, 1)
     store.add_result(RoundResult(round=3, accuracy=0.7, loss=1.0, updates=3), b"model 3")
     store.close()
-    last = edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()[-1]
+    last = edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()[-2]
     assert last.endswith("current, from round 1")
     (state / "files" / json.loads((state / "federation.json").read_bytes())["model"]).unlink()
-    last = edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()[-1]
+    last = edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()[-2]
     assert last.split()[4:] == ["lost", "current,", "from", "round", "1"]
     assert "was removed" in refused(tmp_path, "rollback", "state", "0")
 

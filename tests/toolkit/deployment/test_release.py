@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from toolkit.coordinator.releases.release_status import release_status
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.saved_rounds import model_file
+from toolkit.deployment.release import make_release
 from vector_fleet import VectorModel, assert_soon, full_token, running
 
 FILE = deployed_digits.FILE
@@ -213,3 +215,21 @@ def test_what_is_refused(folder: Path, arguments: list[str], message: str) -> No
     sentence = refused(folder, "release", FILE, *arguments)
     assert re.search(message, sentence.replace(f"{folder}/", "")), sentence
     assert not (folder / "state" / "releases" / "releases.json").exists()
+
+
+def test_the_coordinator_releases_the_best_model_by_itself(folder: Path) -> None:
+    """The last round's model is worse, so that it is not released."""
+    text = CONFIG.replace("[release]", '[release]\nwhen = "improved"')
+    (folder / FILE).write_text(text)
+    config = load_config(folder / FILE)
+    with running(config, IdleModel()) as server, fleet(server, folder) as states:
+        server.round_worker.make_release = partial(make_release, config)
+        assert_soon(lambda: all(DeviceReleases(state).read().runs == 1 for state in states), 60)
+    (release,), devices = release_status(config.state)
+    assert (release.round, release.devices) == (1, None)
+    assert all(device.answer == "taken" for device in devices)
+    bundle = states[0] / "releases" / devices[0].report.bundle
+    session = onnxruntime.InferenceSession(bundle / "predict.onnx")
+    _, (x, y) = deployed_digits.split_digits()
+    (logits,) = session.run(None, {session.get_inputs()[0].name: x})
+    assert (np.argmax(logits, 1) == y).mean() > 0.9

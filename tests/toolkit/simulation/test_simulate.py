@@ -232,6 +232,35 @@ def test_more_rounds_continue_a_finished_simulation(file: Path, tmp_path: Path) 
         simulation.simulate(file, tmp_path / "out")
 
 
+@pytest.mark.parametrize("judge", ["held_out = 'others.npz'", "[evaluation]\nshare = 0.3"])
+def test_rounds_end_if_models_do_not_improve(file: Path, tmp_path: Path, judge: str) -> None:
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=(40, *INPUT_SHAPE)).astype(np.float32)
+    np.savez(tmp_path / "others.npz", x=x, y=draw.integers(CLASSES, size=40))
+    endless = TEXT.replace("rounds = 3", 'rounds = "endless"').replace(PFEDME, "full")
+    endless = endless.replace("[training]", f"{judge}\n[training]\nlearning_rate = 0.2")
+    file.write_text(endless)
+    with refused("simulation.endless", rounds="endless"):
+        simulation.simulate(file, tmp_path / "out")
+    history = simulation.simulate(file, tmp_path / "out", rounds=12)
+    # A later round judges the model that the devices received: that of the round before.
+    figures = [
+        (r.accuracy, -r.loss) if r.devices is None else (r.devices.accuracy, -r.devices.loss)
+        for r in history
+    ]
+    best = ended = 0
+    for number, figure in enumerate(figures):
+        best = number if figure > figures[best] else best
+        if number - best == 2:
+            ended = number + 1
+            break
+    assert 0 < ended < 12
+    file.write_text("early_stopping = 2\n" + endless)
+    for rounds in (11, 12):  # the second finds the first finished
+        again = simulation.simulate(file, tmp_path / "early", rounds=rounds)
+        assert without_times(again) == without_times(history[:ended])
+
+
 def test_another_folder_stays_as_it_is(file: Path, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("keep")

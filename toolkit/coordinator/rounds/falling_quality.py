@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from device_agent.formats.protocol.fleet import RoundResult
+from toolkit.coordinator.rounds.compared_rounds import compared
 
 FALLS = 3
 """A warning needs this many falls in a row. Fewer can come from the choice of a round's devices."""
@@ -16,8 +17,7 @@ def falling(results: Sequence[RoundResult]) -> str | None:
     loss rises. Without held-out samples it is the quality on the devices, which is not known yet
     for the last result.
     """
-    judged = [(result, how) for result in results if (how := result.judgement()) is not None]
-    last = judged[-FALLS - 1 :]
+    last = compared(results)[-FALLS - 1 :]
     if len(last) <= FALLS:
         return None
     accuracies = [accuracy for _, (accuracy, _) in last if accuracy is not None]

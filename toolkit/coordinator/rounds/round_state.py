@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from device_agent.formats.protocol.problems import ALREADY_SENT, OTHER_BUNDLE, ROUND_CLOSED
+from profiles.text_formatting import round_of
 from toolkit.coordinator.refusals import conflict
 
 Phase = Literal["enrolling", "training", "aggregating", "judging", "finished"]
@@ -40,7 +41,9 @@ def fewest_updates(
 
 
 class Rounds:
-    """The state of `total` rounds; `done` rounds are over. The first waits for `expected` devices.
+    """The state of the rounds; `done` are over. The first waits for `expected` devices.
+
+    The last round is number `total`; with None the rounds go on until they are `stopped_early`.
 
     A round closes when every device that it was opened for has sent its update or left, or when
     `quorum` updates have come. It also closes `deadline_s` seconds after it opened. With fewer than
@@ -49,12 +52,13 @@ class Rounds:
 
     def __init__(
         self,
-        total: int,
+        total: int | None,
         expected: int,
         deadline_s: float,
         done: int = 0,
         quorum: int | None = None,
         min_updates: int | None = None,
+        stopped_early: bool = False,
     ) -> None:
         self.total = total
         self.expected = expected
@@ -62,6 +66,7 @@ class Rounds:
         self.quorum = quorum
         self.min_updates = min_updates
         self.done = done
+        self.stopped_early = stopped_early
         self.phase: Phase = "enrolling"
         self.devices: set[str] = set()
         self.stopped: set[str] = set()
@@ -81,6 +86,15 @@ class Rounds:
         return self.done + (1 if self._offers else 0)
 
     @property
+    def over(self) -> bool:
+        """Whether the last round is over."""
+        return self.stopped_early or self.is_last(self.done)
+
+    def is_last(self, round_: int) -> bool:
+        """Whether no round follows `round_`, because it is number `total`."""
+        return self.total is not None and round_ >= self.total
+
+    @property
     def places(self) -> tuple[int, int]:
         """How many devices have joined, and how many are expected; (0, 0) after enrolment."""
         return (len(self.devices), self.expected) if self.phase == "enrolling" else (0, 0)
@@ -93,7 +107,7 @@ class Rounds:
 
     def begin(self) -> None:
         """End enrolment, for good: it does not begin again if devices leave later."""
-        self.phase = "finished" if self.done >= self.total else "aggregating"
+        self.phase = "finished" if self.over else "aggregating"
 
     def judge_again(self, judges: Collection[str]) -> None:
         """After a restart, go on with the judging of the last model; `judges` have not answered."""
@@ -274,16 +288,18 @@ class Rounds:
         self._expect(self.phase == "training" and bool(self.updates), "close")
         self.phase = "aggregating"
 
-    def folded(self, judges: Collection[str] = ()) -> None:
+    def folded(self, judges: Collection[str] = (), stop_early: bool = False) -> None:
         """Note that the updates of the closed round are in the model; the next round may open.
 
-        After the last round, `judges` are asked to judge the model.
+        After the last round, `judges` are asked to judge the model. With `stop_early` this round
+        was the last.
         """
         self._expect(self.phase == "aggregating" and bool(self._offers), "fold")
         self.done += 1
+        self.stopped_early = stop_early
         # `diverged` is about the previous model. Without the updates it would blame the new one.
         self._offers, self.updates, self.diverged = {}, {}, set()
-        if self.done >= self.total:
+        if self.over:
             self.judges = self.present & set(judges)
             self.phase = "judging" if self.judges else "finished"
 
@@ -310,7 +326,7 @@ class Rounds:
         """Why round `asked` takes no update now."""
         if self.phase == "training" and asked == self.round:
             return "it continues without this device"
-        this = f"round {self.round} of {self.total}"
+        this = round_of(self.round, self.total)
         return {
             "enrolling": "devices are still joining",
             "training": f"{this} is being trained",

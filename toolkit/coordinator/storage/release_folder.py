@@ -24,6 +24,9 @@ INDEX = "releases.json"
 KEPT = 2
 """How many releases of a kind keep their bundles: the newest, and the one to go back to."""
 
+MOST = 100
+"""How many releases are listed: those of an endless federation must not grow for ever."""
+
 Files = dict[str, FileEntry]
 
 
@@ -105,7 +108,11 @@ class ReleaseFolder:
             os.close(handle)
 
     def write(self, releases: Sequence[Release]) -> None:
-        """Write all releases, and remove bundles that no device can get. Call it when locked."""
+        """Write the last MOST releases, and remove bundles that no device can get.
+
+        Call it when locked.
+        """
+        releases = releases[-MOST:]
         write_file(self.index, encode(_Index(releases=tuple(releases))), mode=0o600)
         self._remove_others(releases)
 

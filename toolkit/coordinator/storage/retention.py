@@ -12,12 +12,18 @@ FULL_RECORDS = 3
 
 For older updates only a summary row is kept: samples, steps and losses, about 100 bytes.
 """
-BEST = """
+BY_DEVICES = """
+SELECT loss IS NULL FROM history WHERE loss IS NOT NULL OR devices IS NOT NULL
+ORDER BY round DESC LIMIT 1"""
+"""Whether rounds are compared by the figures on the devices; no row if no round is judged."""
+BEST = f"""
 SELECT round FROM (
-    SELECT round, coalesce(accuracy, json_extract(devices, '$.accuracy')) AS accuracy,
-    coalesce(loss, json_extract(devices, '$.loss')) AS loss FROM history)
+    SELECT round,
+    CASE WHEN ({BY_DEVICES}) THEN json_extract(devices, '$.accuracy') ELSE accuracy END AS accuracy,
+    CASE WHEN ({BY_DEVICES}) THEN json_extract(devices, '$.loss') ELSE loss END AS loss
+    FROM history)
 WHERE loss IS NOT NULL ORDER BY accuracy IS NULL, accuracy DESC, loss, round DESC LIMIT 1"""
-"""The best round by the held-out samples, or else by the devices; none if no round is judged."""
+"""The best round by the figure of `compared_rounds.compared`; none if no round is judged."""
 
 
 def drop_models(db: sqlite3.Connection, keep: Keep) -> None:

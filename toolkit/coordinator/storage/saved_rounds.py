@@ -93,6 +93,20 @@ def best_round(folder: Path) -> int:
     return best
 
 
+def compared_by(folder: Path) -> str | None:
+    """By what the rounds in `folder` are compared, for people; None if no round is judged."""
+    with reading(folder) as db:
+        row = db.execute(retention.BY_DEVICES).fetchone()
+        if row is None:
+            return None
+        has_accuracy = db.execute(
+            "SELECT 1 FROM history WHERE accuracy IS NOT NULL "
+            "OR json_extract(devices, '$.accuracy') IS NOT NULL"
+        ).fetchone()
+    what = "accuracy" if has_accuracy else "loss"
+    return f"{what} on the devices" if row[0] else f"held-out {what}"
+
+
 def export_model(folder: Path, round_: int, out: Path, force: bool = False) -> None:
     """Write the global model after `round_` to `out`, a .safetensors file.
 

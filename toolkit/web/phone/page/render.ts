@@ -125,9 +125,10 @@ function drawInvitation({ invitation }: View): void {
   }
   say("purpose", purpose);
   say("contact", contact && TEXTS.contact(contact));
-  const all = first_bytes + round_bytes * Math.max(0, rounds - 1);
+  // Without a last round, the size is that of each round.
+  const all = rounds === 0 ? round_bytes : first_bytes + round_bytes * (rounds - 1);
   const minutes = number(Math.ceil(round_s / 60));
-  say("estimate", rounds === 0 ? "" : TEXTS.estimate(rounds, minutes, all === 0 ? "" : size(all)));
+  say("estimate", TEXTS.estimate(rounds, minutes, all === 0 ? "" : size(all)));
 }
 
 /** Draws the list of what leaves this device: a line for each kind of field in requests. */

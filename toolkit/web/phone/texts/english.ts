@@ -87,10 +87,14 @@ export const ENGLISH = {
     "answers. If the operator has sent you a longer link, open that one.",
   left: "You have left. Everything that this page had stored is removed.",
   contact: (contact: string) => `Questions: ${contact}`,
-  /** The cost of taking part. `minutes` is the limit of each round, `size` is for all rounds. */
+  /**
+   * The cost of taking part. `minutes` is the limit of each round, `size` is for all rounds. With 0 rounds
+   * there is no last round, and `size` is for each.
+   */
   estimate: (rounds: number, minutes: string, size: string) =>
-    `${rounds === 1 ? "One round" : `${rounds} rounds`} of at most ${minutes} min each.` +
-    `${size === "" ? "" : ` About ${size} are received and sent in all.`} Training uses the battery: best ` +
+    `${rounds === 0 ? "Rounds without end" : rounds === 1 ? "One round" : `${rounds} rounds`} ` +
+    `of at most ${minutes} min each.` +
+    `${size === "" ? "" : ` About ${size} are received and sent in ${rounds === 0 ? "each" : "all"}.`} Training uses the battery: best ` +
     "keep this device on its charger.",
   leaves: {
     numbers: "the trained numbers of its part of the model",

@@ -86,8 +86,9 @@ export const GERMAN: Words = {
   left: "Sie sind ausgestiegen. Alles, was diese Seite gespeichert hatte, ist gelöscht.",
   contact: (contact) => `Fragen: ${contact}`,
   estimate: (rounds, minutes, size) =>
-    `${rounds === 1 ? "Eine Runde" : `${rounds} Runden`} von höchstens ${minutes} min.` +
-    `${size === "" ? "" : ` Insgesamt werden etwa ${size} empfangen und gesendet.`} Das Training braucht Akku: Am ` +
+    `${rounds === 0 ? "Runden ohne Ende" : rounds === 1 ? "Eine Runde" : `${rounds} Runden`} ` +
+    `von höchstens ${minutes} min.` +
+    `${size === "" ? "" : ` ${rounds === 0 ? "In jeder" : "Insgesamt"} werden etwa ${size} empfangen und gesendet.`} Das Training braucht Akku: Am ` +
     "besten hängt das Gerät am Ladegerät.",
   leaves: {
     numbers: "die trainierten Zahlen seines Teils des Modells",

@@ -1,0 +1,83 @@
+"""Devices of a federation of vectors that follow releases; their bundles are texts."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from device_agent.federation import round_loop
+from device_agent.federation.membership import join
+from device_agent.federation.release_folder import DeviceReleases
+from device_agent.federation.run_options import RunOptions
+from device_agent.formats.manifest import MANIFEST
+from device_agent.inference.release_trial import TrialResult
+from toolkit.coordinator.server import Server
+from vector_fleet import full_token, train_vector
+
+
+def content(text: str) -> dict[str, bytes]:
+    """The files of a bundle that says `text`. It cannot predict."""
+    return {MANIFEST: json.dumps({"text": text}).encode(), "predict.onnx": text.encode() * 1000}
+
+
+def writing(text: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "desktop").mkdir()
+        for name, data in content(text).items():
+            (folder / "desktop" / name).write_bytes(data)
+
+    return write
+
+
+def run(state: Path, data: Path | None, stop: threading.Event | None = None) -> int:
+    def rest(seconds: float) -> None:
+        if stop is not None and stop.wait(min(seconds, 0.02)):
+            raise StoppedError
+
+    options = RunOptions(data=str(data), state=state)
+    return round_loop.run(
+        options,
+        train=train_vector,
+        try_release=lambda *arguments: TrialResult(),
+        patience_s=20,
+        sleep=rest,
+    )
+
+
+class StoppedError(BaseException):
+    """Ends an agent in a test."""
+
+
+def held(state: Path) -> str | None:
+    """What the current release on a device says; None if there is none."""
+    folder = DeviceReleases(state).current()
+    return None if folder is None else (folder / "predict.onnx").read_text()[: len("release 1")]
+
+
+@contextmanager
+def fleet(server: Server, folder: Path, number: int) -> Iterator[list[Path]]:
+    """Devices that take part, in threads; their state folders."""
+    states, stop = [folder / f"device {n}" for n in range(number)], threading.Event()
+    failures: list[BaseException] = []
+
+    def take_part(state: Path) -> None:
+        try:
+            run(state, server.config.held_out, stop)
+        except StoppedError:
+            pass
+        except BaseException as error:
+            failures.append(error)
+
+    for state in states:
+        join(server.url, full_token(server.config, "desktop"), state.name, state)
+    threads = [threading.Thread(target=take_part, args=(state,)) for state in states]
+    for thread in threads:
+        thread.start()
+    try:
+        yield states
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+    assert not failures

@@ -1,0 +1,55 @@
+"""The figure by which rounds are compared: for the best round, warnings and early stopping."""
+
+from collections.abc import Sequence
+
+from device_agent.formats.protocol.fleet import RoundResult
+
+Figure = tuple[float | None, float]
+"""Accuracy (None for a regression) and loss."""
+
+
+def compared(results: Sequence[RoundResult]) -> list[tuple[RoundResult, Figure]]:
+    """The rounds that can be compared, with their figures.
+
+    All figures are on held-out samples, or all are on the devices: the newest judged round decides.
+    `retention.BEST` says the same in SQL.
+    """
+    judged = [result for result in results if result.judgement() is not None]
+    if judged and judged[-1].loss is not None:
+        return [(r, (r.accuracy, r.loss)) for r in judged if r.loss is not None]
+    return [(r, (r.devices.accuracy, r.devices.loss)) for r in judged if r.devices is not None]
+
+
+def is_better(figure: Figure, than: Figure) -> bool:
+    """Whether the accuracy is higher, or equal with a lower loss. Without accuracy, the loss."""
+    return _key(figure) > _key(than)
+
+
+def best_of(figures: Sequence[tuple[int, Figure]]) -> int:
+    """The best round; the last one of equal rounds. `figures` has at least one round."""
+    best, figure = figures[0]
+    for round_, later in figures:
+        if not is_better(figure, later):
+            best, figure = round_, later
+    return best
+
+
+def last_improvement(figures: Sequence[tuple[int, Figure]]) -> int:
+    """The first round that no later one improves on. `figures` has at least one round."""
+    best, figure = figures[0]
+    for round_, later in figures:
+        if is_better(later, figure):
+            best, figure = round_, later
+    return best
+
+
+def stops_early(figures: Sequence[tuple[int, Figure]], patience: int | None) -> bool:
+    """Whether the newest of `figures` is `patience` rounds or more after the last improvement."""
+    if patience is None or not figures:
+        return False
+    return figures[-1][0] - last_improvement(figures) >= patience
+
+
+def _key(figure: Figure) -> tuple[float, float]:
+    accuracy, loss = figure
+    return (-1.0 if accuracy is None else accuracy), -loss
