@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,13 +103,10 @@ def release(options: ReleaseOptions) -> None:
     if options.to_all:
         said = _told(release_to_all(config.state))
     elif options.back:
-        number = withdraw_newest(config.state).number
-        said = (
-            f"Release {number} is withdrawn: devices return to the one before, or to the newest "
-            "model that they received in a round."
-        )
+        said = _withdrawn(config.state, withdraw_newest(config.state))
     elif options.round is not None:
-        said = _told(_new(config, options))
+        made = _new(config, options)
+        said = " ".join([_told(made), *about_share(config.state, made)])
     else:
         said = ""
     if said:
@@ -142,6 +140,36 @@ def _new(config: "CoordinatorConfig", options: ReleaseOptions) -> "Release":
         precision=options.precision,
         calibration=options.calibrate,
     )
+
+
+def _withdrawn(state: Path, release: "Release") -> str:
+    """To what the devices return that had the release, which was withdrawn."""
+    from toolkit.coordinator.storage.release_folder import ReleaseFolder, offered_to
+
+    releases = ReleaseFolder(state).read()
+    kinds: dict[int, list[str]] = {}
+    for kind in release.kinds:
+        kinds.setdefault(offered_to(releases, "", kind), []).append(kind)
+    returns = "; ".join(
+        (f"of kind {', '.join(of)} " if len(kinds) > 1 else "")
+        + f"return to {f'release {before}' if before else 'the newest model of a round'}"
+        for before, of in kinds.items()
+    )
+    none = " No earlier release is kept." if 0 in kinds else ""
+    return f"Release {release.number} is withdrawn: devices {returns}.{none}"
+
+
+def about_share(state: Path, release: "Release") -> Iterator[str]:
+    """Kinds of which no device is inside or outside the share of a new release."""
+    from toolkit.coordinator.releases.release_changes import members
+
+    for kind, devices in members(state, release.kinds).items():
+        if release.devices is None:
+            continue
+        if not devices:
+            yield f"No device of kind {kind} is a member, so none is in the share."
+        elif set(devices) <= set(release.devices):
+            yield f"All devices of kind {kind} ({len(devices)}) are in the share."
 
 
 def _told(release: "Release") -> str:

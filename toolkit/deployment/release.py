@@ -48,4 +48,4 @@ def make_release(
             if outcome.error is not None:
                 raise outcome.error
 
-    return add_release(config.state, round_, names, write, share, then_all)
+    return add_release(config.state, round_, names, write, share, then_all, precision)

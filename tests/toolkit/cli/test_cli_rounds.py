@@ -63,7 +63,7 @@ def test_rounds_and_going_back(state: Path, tmp_path: Path) -> None:
     (state / "files" / json.loads((state / "federation.json").read_bytes())["model"]).unlink()
     last = edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()[-2]
     assert last.split()[4:] == ["lost", "current,", "from", "round", "1"]
-    assert "was removed" in refused(tmp_path, "rollback", "state", "0")
+    assert "is not kept" in refused(tmp_path, "rollback", "state", "0")
 
 
 def test_backup_and_restore(state: Path, tmp_path: Path) -> None:

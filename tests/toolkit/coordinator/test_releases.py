@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
+from commands import edgetailor
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.fleet_status import lines, own_lines
 from device_agent.federation.membership import join
@@ -19,6 +20,7 @@ from device_agent.formats.protocol.transfers import FileOffer
 from killing import Job, die_at
 from parameters import some_long
 from refusals import refused
+from toolkit.cli.release_command import about_share
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.releases.release_changes import (
     add_release,
@@ -292,6 +294,58 @@ def test_killed_at_every_write_of_a_release(
                     assert fingerprint_file(path) == entry
         assert change(state, writing("release 2"), None) == 0
     assert write > 10
+
+
+def test_a_kind_with_one_device_is_named_when_its_share_is_all_of_it(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", CONFIG + '[[devices]]\nname = "none"\nsubmodel = "full"\n')
+    with running(config) as server:
+        enrol(server, tmp_path)
+
+    def write(folder: Path) -> None:
+        for kind in kinds:
+            (folder / kind).mkdir()
+            (folder / kind / "manifest.json").write_bytes(b"{}")
+
+    kinds = ["desktop", "board", "none"]
+    assert list(about_share(config.state, add_release(config.state, 1, kinds, write, 0.1))) == [
+        "All devices of kind board (1) are in the share.",
+        "No device of kind none is a member, so none is in the share.",
+    ]
+    assert list(about_share(config.state, release_to_all(config.state))) == []
+
+
+def test_going_back_says_to_what(tmp_path: Path) -> None:
+    config = configured(tmp_path, DESKTOPS)
+    with running(config):
+        pass
+    for number in (1, 2, 3):
+        release(config, f"release {number}", precision="int8" if number == 2 else "float32")
+
+    def said(*arguments: str) -> str:
+        done = edgetailor("release", "fleet.toml", *arguments, cwd=tmp_path)
+        return done.stderr + done.stdout
+
+    assert said("--back") == "Release 3 is withdrawn: devices return to release 2.\n"
+    assert said("--back") == (
+        "Release 2 is withdrawn: devices return to the newest model of a round. No earlier release "
+        "is kept.\n"
+    )
+    backup(config.state, tmp_path / "backup")  # it needs no bundle that was removed
+    for option in ("--back", "--all"):
+        assert "every release is withdrawn, or its bundles" in said(option)
+    rows = [line.split()[3:] for line in said().splitlines()[1:4]]
+    assert rows == [
+        ["float32", "all", "not", "kept"],
+        ["int8", "all", "withdrawn"],
+        ["float32", "all", "withdrawn"],
+    ]
+    with running(config) as server:
+        join(server.url, full_token(config, "desktop"), "one", tmp_path / "one")
+        link = joined(server, tmp_path / "one")
+        assert_soon(lambda: link.work().release is not None)
+        offer = link.work().release
+        assert offer is not None
+        assert (offer.number, offer.back) == (0, True)
 
 
 def test_a_release_goes_to_all_once_its_whole_share_has_taken_it(tmp_path: Path) -> None:

@@ -12,14 +12,15 @@ from toolkit.terminal_output import filled, print_table, table
 
 def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease]) -> None:
     """Print a row for each release, one for each device, and why devices refused a release."""
-    rows = table("release", "round", "kinds", "devices", "note")
-    for column in (2, 4):
+    rows = table("release", "round", "kinds", "precision", "devices", "note")
+    for column in (2, 3, 5):
         rows.columns[column].justify = "left"
     for release in releases:
         rows.add_row(
             str(release.number),
             str(release.round),
             ", ".join(release.kinds),
+            release.precision,
             "all" if release.devices is None else str(len(release.devices)),
             ", ".join(_notes(release)),
         )
@@ -53,6 +54,8 @@ def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease])
 def _notes(release: Release) -> Iterator[str]:
     if release.withdrawn:
         yield "withdrawn"
+    elif not release.offered_kinds:
+        yield "not kept"
     elif release.devices is not None:
         yield "at a share"
     if release.then_all:

@@ -12,7 +12,12 @@ from profiles.errors import InputError
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.storage.device_registry import Device
 from toolkit.coordinator.storage.recoverable import has_hash
-from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder, bundles_kept
+from toolkit.coordinator.storage.release_folder import (
+    Release,
+    ReleaseFolder,
+    bundles_kept,
+    newest_of,
+)
 
 logger = logging.getLogger(__name__)
 NONE = Release(number=0, round=0, created=0, changed=0, kinds={})
@@ -112,5 +117,5 @@ class OfferedReleases:
 
     @property
     def newest(self) -> Release | None:
-        """The newest release that was not withdrawn."""
-        return next((r for r in reversed(self._present.releases) if not r.withdrawn), None)
+        """The newest release that devices can get."""
+        return newest_of(self._present.releases)

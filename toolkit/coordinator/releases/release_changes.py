@@ -14,7 +14,7 @@ import msgspec
 from device_agent.formats.atomic_files import fingerprint_file
 from profiles.errors import InputError
 from toolkit.coordinator.storage.new_folder import new_folder
-from toolkit.coordinator.storage.release_folder import Files, Release, ReleaseFolder
+from toolkit.coordinator.storage.release_folder import Files, Release, ReleaseFolder, newest_of
 from toolkit.coordinator.storage.saved_rounds import reading
 
 Write = Callable[[Path], None]
@@ -28,6 +28,7 @@ def add_release(
     write: Write,
     share: float | None = None,
     then_all: bool = False,
+    precision: str = "float32",
 ) -> Release:
     """Make a new release for the devices of `kinds`.
 
@@ -38,6 +39,7 @@ def add_release(
         write: Writes the bundles.
         share: The share of the devices of each kind that get it, rounded up; None for all.
         then_all: Whether the coordinator offers it to all devices once this share has taken it.
+        precision: The precision of the weights.
 
     Raises:
         InputError: The newest release is still at its share, or no device can be in the share.
@@ -61,6 +63,7 @@ def add_release(
             kinds=files,
             devices=devices,
             then_all=then_all,
+            precision=precision,
         )
         folder.write([*releases, release])
     return release
@@ -96,7 +99,12 @@ def _change_newest(state: Path, **changes: object) -> Release:
         raise _no_release(state)
     with folder.locked():
         if newest_of(folder.read()) is None:
-            raise _no_release(state)
+            raise InputError(
+                "{state}: every release is withdrawn, or its bundles are not kept any more. Make "
+                "a new one: `edgetailor release FEDERATION ROUND`.",
+                code="release.none-left",
+                state=str(state),
+            )
         return _replace_newest(folder, **changes)
 
 
@@ -116,12 +124,6 @@ def _replace_newest(folder: ReleaseFolder, **changes: object) -> Release:
     changed = msgspec.structs.replace(newest, changed=_next_time(releases), **changes)
     folder.write([changed if release is newest else release for release in releases])
     return changed
-
-
-def newest_of(releases: Iterable[Release]) -> Release | None:
-    """The newest release that was not withdrawn."""
-    present = [release for release in releases if not release.withdrawn]
-    return present[-1] if present else None
 
 
 def members(state: Path, kinds: Iterable[str]) -> dict[str, list[str]]:

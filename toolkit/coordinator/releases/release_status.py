@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.protocol.releases import ReleaseReport
-from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder
+from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder, offered_to
 from toolkit.coordinator.storage.release_reports import stored_reports
 from toolkit.coordinator.storage.saved_rounds import reading
 
@@ -57,9 +57,3 @@ def release_status(state: Path) -> tuple[tuple[Release, ...], list[DeviceRelease
         DeviceRelease(device, name, kind, offered_to(releases, device, kind), reports.get(device))
         for device, name, kind in rows
     ]
-
-
-def offered_to(releases: tuple[Release, ...], device: str, kind: str) -> int:
-    """The number of the newest release for a device that was not withdrawn; 0 if there is none."""
-    offered = [r.number for r in releases if not r.withdrawn and r.is_for(device, kind)]
-    return max(offered, default=0)

@@ -10,9 +10,11 @@ folder first; it exists when releases.json names it. So every change is one atom
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Count, FileEntry, Struct, encode
@@ -42,6 +44,8 @@ class Release(Struct, frozen=True, kw_only=True):
         devices: The devices that get it; None if all devices of its kinds do.
         then_all: Whether all devices get it once all of `devices` have taken it.
         withdrawn: Whether devices go back to the release before.
+        removed: The kinds whose bundle was removed, because later releases need the room.
+        precision: The precision of the weights.
     """
 
     number: Count
@@ -52,10 +56,27 @@ class Release(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] | None = None
     then_all: bool = False
     withdrawn: bool = False
+    removed: tuple[str, ...] = ()
+    precision: str = "float32"
+
+    @property
+    def offered_kinds(self) -> list[str]:
+        """The kinds whose devices can get the release; none if it was withdrawn."""
+        return [k for k in self.kinds if not self.withdrawn and k not in self.removed]
 
     def is_for(self, device: str, kind: str) -> bool:
-        """Whether the device called `device`, of this kind, gets the release."""
-        return kind in self.kinds and (self.devices is None or device in self.devices)
+        """Whether the device called `device`, of this kind, can get the release."""
+        return kind in self.offered_kinds and (self.devices is None or device in self.devices)
+
+
+def newest_of(releases: Iterable[Release]) -> Release | None:
+    """The newest release that devices can get."""
+    return max((r for r in releases if r.offered_kinds), key=lambda r: r.number, default=None)
+
+
+def offered_to(releases: Iterable[Release], device: str, kind: str) -> int:
+    """The number of the newest release for a device; 0 if there is none."""
+    return max((r.number for r in releases if r.is_for(device, kind)), default=0)
 
 
 class _Index(Struct, frozen=True, kw_only=True):
@@ -112,16 +133,20 @@ class ReleaseFolder:
 
         Call it when locked.
         """
-        releases = releases[-MOST:]
+        kept = bundles_kept(releases)
+        releases = [
+            replace(r, removed=tuple(k for k in r.kinds if (r.number, k) not in kept))
+            for r in releases[-MOST:]
+        ]
         write_file(self.index, encode(_Index(releases=tuple(releases))), mode=0o600)
-        self._remove_others(releases)
+        self._remove_others(kept)
 
     def bundle(self, number: int, kind: str) -> Path:
         """The folder of the bundle of release `number` for a kind."""
         return self.path / str(number) / kind
 
-    def _remove_others(self, releases: Sequence[Release]) -> None:
-        kept = {self.bundle(number, kind) for number, kind in bundles_kept(releases)}
+    def _remove_others(self, named: Iterable[tuple[int, str]]) -> None:
+        kept = {self.bundle(number, kind) for number, kind in named}
         # The releases are written already, so what cannot be removed, like a stray file, stays.
         numbered = (path for path in self.path.iterdir() if path.name.isdigit() and path.is_dir())
         for folder in numbered:
@@ -133,9 +158,9 @@ class ReleaseFolder:
 
 
 def bundles_kept(releases: Sequence[Release]) -> set[tuple[int, str]]:
-    """Number and kind of the bundles that are kept: of each kind the last that count."""
+    """Number and kind of the bundles that are kept: of each kind the last ones."""
     kept = set()
     for kind in {kind for release in releases for kind in release.kinds}:
-        numbers = [r.number for r in releases if kind in r.kinds and not r.withdrawn]
+        numbers = [r.number for r in releases if kind in r.offered_kinds]
         kept |= {(number, kind) for number in numbers[-KEPT:]}
     return kept

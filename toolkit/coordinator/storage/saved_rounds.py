@@ -136,11 +136,12 @@ def model_file(folder: Path, round_: int) -> Path:
     if not known[round_].kept:
         kept = [saved.round for saved in known.values() if saved.kept]
         raise InputError(
-            "The model of round {round} was removed, as `keep` in the federation's file says. "
-            "Models of these rounds are kept: {kept}.",
+            "The model of round {round} is not kept: `keep` in the federation's file has removed "
+            "it, or it was lost. Models of these rounds are kept: {kept}.{initial}",
             code="round.not-kept",
             round=round_,
             kept=kept,
+            initial="" if round_ else " Round 0 is the model before any training.",
         )
     if not has_hash(path, known[round_].model):
         raise InputError(
