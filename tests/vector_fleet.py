@@ -46,6 +46,7 @@ from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.rounds.upload_validation import Update
 from toolkit.coordinator.server import Server
+from toolkit.model_evaluation import Evaluation
 from toolkit.web.built_page import Page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -127,9 +128,9 @@ class VectorModel:
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
         pass
 
-    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    def evaluation(self, x: np.ndarray, y: np.ndarray) -> Evaluation:
         with np.errstate(over="ignore"):
-            return 0.5, float(self.weights.mean())
+            return Evaluation(len(x), len(x), 0.5, float(self.weights.mean()))
 
     def save(self) -> bytes:
         return save({"w": self.weights})

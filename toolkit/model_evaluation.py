@@ -17,6 +17,7 @@ from device_agent.formats.evaluation_counts import MOST_CLASSES
 from device_agent.formats.label_rule import IGNORED, LabelRule, count_labels
 from device_agent.formats.manifest import Dtype
 from device_agent.formats.preprocessing import Preprocessing
+from device_agent.formats.protocol.fleet import HeldOutFigures
 from exporters.programs.losses import Objective, objective
 from exporters.recording.input_shapes import wrong_input_shape
 from exporters.recording.model_output import trained_output
@@ -61,6 +62,14 @@ class Evaluation:
     confusion: np.ndarray | None = field(default=None, compare=False, repr=False)
     rmse: float | None = None
     mae: float | None = None
+
+    @property
+    def figures(self) -> HeldOutFigures | None:
+        """The figures that are kept of each round; None if there are only accuracy and loss."""
+        if self.classes is None and self.rmse is None:
+            return None
+        classes = None if self.classes is None else list(self.classes)
+        return HeldOutFigures(classes=classes, rmse=self.rmse, mae=self.mae)
 
 
 def evaluate(

@@ -7,6 +7,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.round_log import last_lines
 from device_agent.federation.state_folder import StateFolder
+from device_agent.formats.class_counts import worst_class_text
 from device_agent.formats.protocol.fleet import ABSENT, LEFT, DeviceStatus, Status
 from profiles.text_formatting import counted, have_joined, loss_figure, round_of, wrapped
 
@@ -64,6 +65,9 @@ def lines(status: Status) -> list[str]:
             accuracy = None if judged[0] is None else f"accuracy {judged[0]:.1%}"
             where = " on the devices" if last.loss is None else ""
             head += f", global {accuracy or f'loss {loss_figure(judged[1])}'}{where}"
+            figures = last.held_out
+            if figures is not None and figures.rmse is not None and figures.mae is not None:
+                head += f", RMSE {figures.rmse:.4g}, MAE {figures.mae:.4g}"
         if last is not status.history[-1]:
             head += f" (back to round {last.round})"
     if status.release is not None:
@@ -73,10 +77,22 @@ def lines(status: Status) -> list[str]:
     closed = counted(status.closed_connections, "connection")
     too_many = [f"  closed {closed}, because there were too many"]
     return [
-        *(head, *_judgement(status), *warnings, *preparing),
+        *(head, *_worst_class(status), *_judgement(status), *warnings, *preparing),
         *(too_many if status.closed_connections else []),
         *_rows(status.devices),
     ]
+
+
+def _worst_class(status: Status) -> list[str]:
+    """Lines that name the class far below the mean; empty if none is."""
+    current = [result for result in status.history if result.round == status.model_round]
+    found = []
+    for result in current:
+        if result.held_out is not None:
+            found.append(("held-out data", worst_class_text(result.held_out.classes or [])))
+        if result.devices is not None:
+            found.append(("the devices", worst_class_text(result.devices.classes or [])))
+    return [f"  worst class on {where}: {text}" for where, text in found if text is not None]
 
 
 def _judgement(status: Status) -> list[str]:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from profiles.text_formatting import counted
+
 ClassCounts = Sequence[tuple[int, int]]
 """For each class, its number of labels and how many of them are predicted correctly."""
 FAR = 0.1
@@ -60,6 +62,15 @@ def worst_class(counts: ClassCounts) -> int | None:
         ),
         None,
     )
+
+
+def worst_class_text(counts: ClassCounts) -> str | None:
+    """The class that is far below the mean in a few words; None if none is."""
+    worst = worst_class(counts)
+    if worst is None:
+        return None
+    labels, correct = counts[worst]
+    return f"{worst}, far below the mean: {correct / labels:.1%} of {counted(labels, 'label')}"
 
 
 def _at_most(correct: int, labels: int, probability: float) -> float:

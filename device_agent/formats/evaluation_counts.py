@@ -75,6 +75,11 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     loss_sum: float
     classes: tuple[tuple[Count, Count], ...] | None = None
 
+    @property
+    def accuracy(self) -> float | None:
+        """The share of labels predicted correctly; None for a regression and for CTC."""
+        return None if self.correct is None else self.correct / max(self.counted, 1)
+
     def means(self) -> Evaluation:
         """The mean loss, with the counts."""
         return Evaluation(

@@ -26,7 +26,7 @@ from toolkit.aggregation.update_bounds import Scale
 from toolkit.aggregation.update_scales import scales
 from toolkit.aggregation.update_validation import check_update, is_variance
 from toolkit.families import recovering_family
-from toolkit.model_evaluation import evaluate, take_statistics, training_problem
+from toolkit.model_evaluation import Evaluation, evaluate, take_statistics, training_problem
 from toolkit.splitting import split
 from toolkit.submodels import global_model
 from toolkit.submodels.global_model import GlobalModel
@@ -171,7 +171,16 @@ class Federation:
         self.model = replace(new, factorizer=self.model.factorizer)
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
-        """Evaluate the global model.
+        """Evaluate the global model, like `evaluation`.
+
+        Returns:
+            The accuracy (None for a regression) and the mean loss.
+        """
+        evaluation = self.evaluation(x, y)
+        return evaluation.accuracy, evaluation.loss
+
+    def evaluation(self, x: np.ndarray, y: np.ndarray) -> Evaluation:
+        """Evaluate the global model, also by class.
 
         If batch norm is static, its statistics are computed first. They come from the samples
         `statistics`, or from `x` if the federation was created without `statistics`.
@@ -181,7 +190,7 @@ class Federation:
             y: Their labels, (samples,), or (samples, ...) as the model's output needs them.
 
         Returns:
-            The accuracy (None for a regression) and the mean loss.
+            Accuracy, loss and errors, and those of each class.
 
         Raises:
             ModelError: If the model cannot process these samples.
@@ -190,8 +199,7 @@ class Federation:
         self.model.lend_to(self.module)
         if self.training.batch_norm == "static":
             self._take_statistics(x if self.statistics is None else self.statistics)
-        evaluation = evaluate(self.module, x, y, "The held-out data", self.training.loss)
-        return evaluation.accuracy, evaluation.loss
+        return evaluate(self.module, x, y, "The held-out data", self.training.loss)
 
     def check_weights(self) -> None:
         """Raise UpdateError if a weight of the global model is not finite.

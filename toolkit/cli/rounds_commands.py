@@ -18,8 +18,14 @@ FOLDER = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("state", type=FOLDER)
+@click.option(
+    "--round",
+    "round_",
+    type=click.IntRange(min=0),
+    help="Show one round: by class, by kind and by device.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def rounds(state: Path, as_json: bool) -> None:
+def rounds(state: Path, round_: int | None, as_json: bool) -> None:
     """List the rounds of the federation in STATE.
 
     Shows the quality of the global model after each round and whether that model is kept (`keep`
@@ -27,33 +33,35 @@ def rounds(state: Path, as_json: bool) -> None:
 
     If devices judge the models, `devices` is the figure of all of them, `worst` that of the worst
     tenth, and `trained` that after the next round's local training: accuracies, or losses of a
-    regression.
+    regression. With --round they are listed by kind and by device, too. Figures by device are known
+    for the last three rounds.
     """
-    from toolkit.coordinator.storage.saved_rounds import compared_by, saved_rounds
+    from toolkit.cli.printed.round_details import worst_classes
+    from toolkit.coordinator.storage.saved_rounds import compared_by, known_round, saved_rounds
 
     rounds = saved_rounds(state)
+    if round_ is not None:
+        _one_round(state, known_round(rounds, round_, state), as_json)
+        return
     if as_json:
         document = {"version": 1, "rounds": [asdict(saved) for saved in rounds]}
         click.echo(json.dumps(document, indent=1))
         return
     held_out = any(saved.loss is not None for saved in rounds)
     judged = any(saved.devices is not None for saved in rounds) or not held_out
+    errors = any(saved.held_out is not None and saved.held_out.rmse for saved in rounds)
     # With both, the table would be wider than 80 columns.
     digits = 8 if held_out and judged else 12
     columns = [
-        *(["accuracy", "loss"] if held_out else []),
+        *((["RMSE", "MAE"] if errors else ["accuracy", "loss"]) if held_out else []),
         *(["devices", "worst", "trained"] if judged else []),
     ]
     shown = table("round", *columns, "updates", "model", "note")
     shown.columns[-1].justify = "left"
     for saved in rounds:
-        central = [
-            "" if saved.accuracy is None else f"{saved.accuracy:.2%}",
-            "" if saved.loss is None else f"{saved.loss:.4f}",
-        ]
         shown.add_row(
             str(saved.round),
-            *(central if held_out else []),
+            *(_central(saved, errors) if held_out else []),
             *(_judgement(saved.devices) if judged else []),
             str(saved.updates),
             "lost" if saved.lost else saved.model[:digits] if saved.kept else "not kept",
@@ -62,6 +70,34 @@ def rounds(state: Path, as_json: bool) -> None:
     print_table(shown)
     if (figure := compared_by(state)) is not None:
         click.echo(f"The best round has the best {figure}.")
+    for line in (line for saved in rounds if saved.current for line in worst_classes(saved)):
+        click.echo(line)
+
+
+def _one_round(state: Path, saved: "SavedRound", as_json: bool) -> None:
+    """Print one round by class, kind and device."""
+    from toolkit.cli.printed.round_details import show_round
+    from toolkit.coordinator.storage.judging_devices import judging_devices
+
+    devices = judging_devices(state, saved.round)
+    if as_json:
+        by_device = [asdict(device) for device in devices]
+        document = {"version": 1, "round": asdict(saved), "by_device": by_device}
+        click.echo(json.dumps(document, indent=1))
+    else:
+        show_round(saved, devices)
+
+
+def _central(saved: "SavedRound", errors: bool) -> list[str]:
+    """The figures on held-out data: accuracy and loss, or the errors of a regression."""
+    if errors:
+        figures = saved.held_out
+        known = [] if figures is None else [figures.rmse, figures.mae]
+        return [f"{error:.4g}" for error in known if error is not None] or ["", ""]
+    return [
+        "" if saved.accuracy is None else f"{saved.accuracy:.2%}",
+        "" if saved.loss is None else f"{saved.loss:.4f}",
+    ]
 
 
 def _judgement(judged: "FederatedEvaluation | None") -> list[str]:

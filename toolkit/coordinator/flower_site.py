@@ -27,6 +27,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import encode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.update_bounds import Scale
+from toolkit.model_evaluation import Evaluation
 from toolkit.submodels.global_model import from_bytes
 
 SITE = "site"
@@ -153,9 +154,9 @@ class SiteModel:
         self._files = encode_partial(aggregation)
         self._federation.take(aggregation)
 
-    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
-        """Accuracy and loss of the model that the site's own updates were aggregated into."""
-        return self._federation.evaluate(x, y)
+    def evaluation(self, x: np.ndarray, y: np.ndarray) -> Evaluation:
+        """How good the model is that the site's own updates were aggregated into."""
+        return self._federation.evaluation(x, y)
 
     def scales(self, update: Received) -> Mapping[str, Scale]:
         """How large the numbers in each tensor of `update` are; `check` has accepted the update."""

@@ -4,7 +4,7 @@ To fold an update means to aggregate it into the model.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -26,8 +26,9 @@ from toolkit.coordinator.rounds.upload_validation import Update, is_finite
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.suspicions import Suspect
 
-Quality = tuple[float | None, float]
-"""Accuracy (None for a regression) and loss on held-out samples."""
+if TYPE_CHECKING:
+    from toolkit.model_evaluation import Evaluation
+
 Samples = tuple[np.ndarray, np.ndarray]
 """Samples and labels."""
 DAMAGED = "its tensors are missing or damaged in the coordinator's state folder"
@@ -51,13 +52,13 @@ class Model(Protocol):
     def fold_checked(self, updates: Iterable[Update]) -> None:
         """Aggregate updates, which `check` has accepted, into the global model."""
 
-    def evaluate(self, x: np.ndarray, y: np.ndarray) -> Quality:
-        """Accuracy (None for a regression) and loss of the global model on samples."""
+    def evaluation(self, x: np.ndarray, y: np.ndarray) -> "Evaluation":
+        """How good the global model is on samples."""
 
     def check_weights(self) -> None:
         """Raise UpdateError if a weight of the global model is not finite.
 
-        It replaces `evaluate` if the coordinator has no samples.
+        It replaces `evaluation` if the coordinator has no samples.
         """
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
@@ -87,7 +88,7 @@ class RoundAggregation:
     def __init__(self, model: Model, store: Store, held_out: Samples | None, round_: int) -> None:
         self.left_out: dict[str, str] = {}
         self.excess: dict[str, Excess] = {}
-        self.quality: Quality | None = None
+        self.quality: Evaluation | None = None
         self._model, self._store, self._held_out = model, store, held_out
         self._round, self._must_train = round_, True
         self._most_samples = MOST_SAMPLES
@@ -180,8 +181,8 @@ class RoundAggregation:
         if self._held_out is None:
             self._model.check_weights()
             return
-        self.quality = self._model.evaluate(*self._held_out)
-        loss = self.quality[1]
+        self.quality = self._model.evaluation(*self._held_out)
+        loss = self.quality.loss
         if not usable:
             return
         if not is_finite(loss):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from device_agent.formats.atomic_files import shown
 from device_agent.formats.manifest import MANIFEST
@@ -16,7 +17,7 @@ from toolkit.coordinator.coordinator import EARLY_STOP, STARTED, Coordinator, ea
 from toolkit.coordinator.full_disk import plain, when_room
 from toolkit.coordinator.judging import counts_of_updates, judging_is_over, last_figure
 from toolkit.coordinator.releases.automatic_release import round_to_release
-from toolkit.coordinator.round_aggregation import Model, Quality, RoundAggregation, Samples
+from toolkit.coordinator.round_aggregation import Model, RoundAggregation, Samples
 from toolkit.coordinator.rounds.compared_rounds import compared, last_improvement, stops_early
 from toolkit.coordinator.rounds.device_evaluation import federated_evaluation
 from toolkit.coordinator.rounds.falling_quality import falling
@@ -26,6 +27,9 @@ from toolkit.coordinator.storage.published_files import publish
 from toolkit.coordinator.storage.recoverable import MODEL
 from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder
 from toolkit.coordinator.untrainable_model import go_back, is_spoilt
+
+if TYPE_CHECKING:
+    from toolkit.model_evaluation import Evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +68,7 @@ class RoundWorker:
         coordinator.check_update = model.check
         self.make_release: Callable[[int], Release] | None = None
         self._release_considered: int | None = None
-        self._quality: Quality | None = None
+        self._quality: Evaluation | None = None
         self._unmade: dict[str, str] = {}
         self._exported: set[str] = set()
         self._reopened: Counter[int] = Counter()
@@ -370,8 +374,8 @@ class RoundWorker:
             self._model.check_weights()
             return
         logger.info("Round 0: evaluating the initial model.")
-        self._quality = self._model.evaluate(*self._held_out)
-        loss = self._quality[1]
+        self._quality = self._model.evaluation(*self._held_out)
+        loss = self._quality.loss
         if not is_finite(loss):
             raise EdgeTailorError(
                 "The loss of the initial model is {loss}: give other `weights`, or check the "
@@ -382,9 +386,14 @@ class RoundWorker:
 
     def _result(self, round_: int, updates: int, left_out: Mapping[str, str]) -> RoundResult:
         """The result of `round_`, with the quality of its model."""
-        accuracy, loss = self._quality or (None, None)
+        quality = self._quality
         return RoundResult(
-            round=round_, accuracy=accuracy, loss=loss, updates=updates, left_out=dict(left_out)
+            round=round_,
+            accuracy=None if quality is None else quality.accuracy,
+            loss=None if quality is None else quality.loss,
+            updates=updates,
+            left_out=dict(left_out),
+            held_out=None if quality is None else quality.figures,
         )
 
     def _keep(self, result: RoundResult, received: FederatedEvaluation | None = None) -> None:

@@ -92,11 +92,26 @@ def _figures(accuracy: float | None, loss: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldOutFigures:
+    """What accuracy and loss on the coordinator's held-out data do not show.
+
+    `classes` has the number of labels and of correct predictions of each class; it is None for a
+    regression, for label sequences and above 1,000 classes. Only a regression has `rmse`, the root
+    of the mean squared error, and `mae`, the mean absolute error.
+    """
+
+    classes: list[tuple[int, int]] | None = None
+    rmse: float | None = None
+    mae: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundResult:
     """The quality of the global model after `round` (0: before training).
 
     `accuracy` and `loss` are those on held-out data of the coordinator; `accuracy` is None for a
-    regression, and both are None without such data. `devices` is the judgement of the devices that
+    regression, and both are None without such data. `held_out` has further figures on these data,
+    if there are any. `devices` is the judgement of the devices that
     received this model; None before they have answered, and if they are not asked. `left_out`
     states why the updates of some devices were not used, by device.
     """
@@ -107,6 +122,7 @@ class RoundResult:
     updates: int
     left_out: dict[str, str] = field(default_factory=dict)
     devices: FederatedEvaluation | None = None
+    held_out: HeldOutFigures | None = None
 
     def judgement(self) -> tuple[float | None, float] | None:
         """Accuracy and loss that rounds are compared by; None if there are none yet.

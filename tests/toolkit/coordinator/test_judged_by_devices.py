@@ -195,6 +195,45 @@ def test_figures_are_those_of_pooled_samples(judged: Played, round_: int) -> Non
     assert (came.trained_accuracy is None) == (round_ == ROUNDS)
 
 
+def test_a_round_by_device(judged: Played, tmp_path: Path) -> None:
+    state, data, _ = judged
+    shown = run("edgetailor", "rounds", str(state), "--round", "1", "--json", cwd=tmp_path)
+    by_device = json.loads(shown.stdout)["by_device"]
+    expected = [
+        {
+            "labels": c["n"],
+            "accuracy": c["right"] / c["n"],
+            "loss": pytest.approx(c["loss"] / c["n"]),
+        }
+        for c in pooled(state, 1, data)
+    ]
+    accuracies = [own["accuracy"] for own in by_device]
+    assert accuracies == sorted(accuracies)  # the worst first
+    found = [{key: own[key] for key in ("labels", "accuracy", "loss")} for own in by_device]
+    assert len(found) == len(expected) == DEVICES
+    assert all(counts in found for counts in expected)
+    trained = sum(own["labels"] * own["trained_accuracy"] for own in by_device)
+    total = sum(own["labels"] for own in by_device)
+    assert trained / total == pytest.approx(figure_of(state, 1).trained_accuracy)
+    text = run("edgetailor", "rounds", str(state), "--round", "1", cwd=tmp_path).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    kind = figure_of(state, 1).kinds["board"]
+    rows = [line.split() for line in text.splitlines()]
+    assert [
+        "kind", "board", str(kind.devices), str(kind.counted), f"{kind.accuracy:.1%}",
+        f"{kind.trained_accuracy:.1%}",
+    ] in rows  # fmt: skip
+    classes = figure_of(state, 1).classes
+    assert classes is not None
+    shares = [f"{right / of:.1%}" if of else "" for of, right in classes]
+    assert [[str(n), share] for n, share in enumerate(shares) if share] == [
+        row for row in rows if len(row) == 2 and row[0].isdigit()
+    ]
+    # The last round's counts came without an update.
+    last = run("edgetailor", "rounds", str(state), "--round", str(ROUNDS), "--json", cwd=tmp_path)
+    assert json.loads(last.stdout)["by_device"] == []
+
+
 def test_the_best_round_is_that_of_the_devices(
     judged: Played,
 ) -> None:

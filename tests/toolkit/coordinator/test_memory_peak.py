@@ -55,7 +55,7 @@ def federation(name, units):
         send(store, bundle, encoded, manifest, number, model)
     folding = RoundAggregation(model, store, held_out, 1)
     assert (folding.run(), folding.left_out) == (2, {})
-    loss = folding.quality[1]
+    loss = folding.quality.loss
     keep(store, model, RoundResult(round=1, loss=loss, accuracy=0, updates=2))
     model.load(store.model())  # as after a restart
     store.close()

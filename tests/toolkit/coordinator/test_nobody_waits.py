@@ -16,6 +16,7 @@ from profiles.documents.device_profile import DeviceProfile
 from toolkit.coordinator.federation_config import DeviceKind
 from toolkit.coordinator.round_aggregation import Update
 from toolkit.coordinator.storage import blobs
+from toolkit.model_evaluation import Evaluation
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running, token
 
 WAIT_S = 20
@@ -50,9 +51,9 @@ class SlowModel(VectorModel):
         self._reach("fold")
         super().fold_checked(updates)
 
-    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    def evaluation(self, x: np.ndarray, y: np.ndarray) -> Evaluation:
         self._reach("evaluate")
-        return super().evaluate(x, y)
+        return super().evaluation(x, y)
 
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
         self._reach("bundle")

@@ -22,6 +22,7 @@ from refusals import refused
 from toolkit.coordinator.round_aggregation import DAMAGED
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.upload_validation import Update
+from toolkit.model_evaluation import Evaluation
 from vector_fleet import (
     SIZE,
     VectorModel,
@@ -118,8 +119,9 @@ def test_updates_that_diverge_only_together(tmp_path: Path) -> None:
     class Touchy(VectorModel):
         """Diverges when it folds more than one update."""
 
-        def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-            return 0.5, np.inf if self.folded[-1:] > [1] else float(self.weights.mean())
+        def evaluation(self, x: np.ndarray, y: np.ndarray) -> Evaluation:
+            loss = np.inf if self.folded[-1:] > [1] else float(self.weights.mean())
+            return Evaluation(len(x), len(x), 0.5, loss)
 
         def load(self, data: bytes) -> None:
             super().load(data)

@@ -28,6 +28,7 @@ from profiles.errors import DataError
 from refusals import refused
 from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.server import Server
+from toolkit.model_evaluation import Evaluation
 from trainings import evaluate_bundle, train_bundle
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running
 
@@ -166,8 +167,8 @@ def test_held_out_numbers(tmp_path: Path) -> None:
 class Numbers(VectorModel):
     """A global model without an accuracy."""
 
-    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[None, float]:
-        return None, 0.25
+    def evaluation(self, x: np.ndarray, y: np.ndarray) -> Evaluation:
+        return Evaluation(len(x), len(x), None, 0.25, rmse=0.5, mae=0.4)
 
 
 def test_a_coordinator_without_an_accuracy(tmp_path: Path) -> None:
@@ -200,6 +201,6 @@ def test_commands_of_a_regression(folder: Path) -> None:
     judged = evaluate_bundle(folder / "b", str(folder / "data.npz"), threads=1)
     arguments = ("--weights", "w", "--data", "data.npz", "--loss", "mse")
     done = edgetailor("evaluate", TINY[0], *TINY[1:3], *arguments, cwd=folder)
-    assert done.stdout == f"loss {judged.loss:.4f} on 5 samples\n"
+    assert done.stdout.startswith(f"loss {judged.loss:.4f}, RMSE {judged.loss**0.5:.4g}, MAE ")
     done = edgetailor("evaluate", TINY[0], *TINY[1:3], *arguments, "--json", cwd=folder)
     assert json.loads(done.stdout)["accuracy"] is None

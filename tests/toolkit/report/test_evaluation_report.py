@@ -145,7 +145,7 @@ def test_models_side_by_side(tmp_path: Path) -> None:
     share = [own[4].correct / own[4].labels for own in (first, second)]
     row = ["4", *(f"{own:.1%}" for own in share), f"{100 * (share[1] - share[0]):+.1f}"]
     assert row in [line.split() for line in done.stdout.splitlines()]
-    assert "worst class of 2: 3, far below the mean" in done.stdout
+    assert "worst class (2): 3, far below the mean" in done.stdout
     assert "Confusions of mymodels:net after round 1" in (tmp_path / "both.html").read_text()
     (tmp_path / "few.json").write_text(as_json(document(4)))
     said = refusal(edgetailor("report", "0.json", "few.json", cwd=tmp_path))

@@ -80,11 +80,14 @@ def show_evaluations(documents: Sequence["EvaluationDocument"]) -> None:
 
 
 def show_classes_compared(
-    class_label: Callable[[int], str], counts: Mapping[str, ClassCounts]
+    class_label: Callable[[int], str], counts: Mapping[str, ClassCounts], difference: bool = True
 ) -> None:
-    """Print the accuracy of each class for several models side by side.
+    """Print the accuracy of each class side by side.
 
-    `counts` has the counts of each class for each model, by its name.
+    Args:
+        class_label: The name of a class by its number.
+        counts: The counts of each class by the name of their column.
+        difference: Whether a last column has the difference of the last and the first one.
     """
     accuracies = [class_accuracies(own) for own in counts.values()]
     classes = min(map(len, accuracies))
@@ -97,30 +100,31 @@ def show_classes_compared(
             if shares:
                 means[number] = sum(shares) / len(shares)
         numbers = sorted(means, key=means.__getitem__)[:LOWEST]
-    rows = table("class", *(clipped(name, NAME) for name in counts), "difference")
+    rows = table("class", *(clipped(name, NAME) for name in counts), *["difference"] * difference)
     for number in numbers:
         own = [accuracy[number] for accuracy in accuracies]
-        rows.add_row(Text(clipped(class_label(number), NAME)), *shown_shares(own))
-    rows.add_row("mean", *shown_shares([mean_of_classes(own) for own in counts.values()]))
+        rows.add_row(Text(clipped(class_label(number), NAME)), *shown_shares(own, difference))
+    means_of_all = [mean_of_classes(own) for own in counts.values()]
+    rows.add_row("mean", *shown_shares(means_of_all, difference))
     print_table(rows)
     if classes > ROWS:
         click.echo(f"The {len(numbers)} least accurate of {classes:,} classes.")
     for name, own_counts in counts.items():
         worst = worst_class(own_counts)
         if worst is not None:
-            click.echo(
-                f"worst class of {clipped(name, NAME)}: {clipped(class_label(worst), NAME)}, far "
-                "below the mean"
-            )
+            label = clipped(class_label(worst), NAME)
+            click.echo(f"worst class ({clipped(name, NAME)}): {label}, far below the mean")
 
 
-def shown_shares(shares: Sequence[float | None]) -> list[str]:
-    """Shares in percent, and the difference of the last and the first in points."""
-    known = [share for share in shares if share is not None]
-    difference = ""
-    if len(known) == len(shares) > 1:
-        difference = f"{100 * (known[-1] - known[0]):+.1f}"
-    return [*("" if share is None else f"{share:.1%}" for share in shares), difference]
+def shown_shares(shares: Sequence[float | None], difference: bool) -> list[str]:
+    """Shares in percent, and with `difference` that of the last and the first in points."""
+    cells = ["" if share is None else f"{share:.1%}" for share in shares]
+    if not difference:
+        return cells
+    first, last = shares[0], shares[-1]
+    if first is None or last is None:
+        return [*cells, ""]
+    return [*cells, f"{100 * (last - first):+.1f}"]
 
 
 def figures_line(document: "EvaluationDocument") -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import FileEntry, encode
-from device_agent.formats.protocol.fleet import FederatedEvaluation, RoundResult
+from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures, RoundResult
 from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.profile_reading import same_hardware
@@ -281,7 +281,7 @@ class Store:
                 ).fetchone()
                 db.execute(
                     "INSERT OR REPLACE INTO history (round, accuracy, loss, updates, model, size, "
-                    "left_out, started_from) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    "left_out, started_from, held_out) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         result.round,
                         result.accuracy,
@@ -291,6 +291,7 @@ class Store:
                         entry.size,
                         json.dumps(result.left_out),
                         before and before[0],
+                        figures_text(result.held_out),
                     ),
                 )
                 if before is not None and received is not None:
@@ -312,7 +313,7 @@ class Store:
         """The results so far, from round 0."""
         with self._database.transaction() as db:
             rows = db.execute(
-                "SELECT round, accuracy, loss, updates, left_out, devices FROM history "
+                "SELECT round, accuracy, loss, updates, left_out, devices, held_out FROM history "
                 "ORDER BY round"
             ).fetchall()
         return [
@@ -323,8 +324,9 @@ class Store:
                 updates=n,
                 left_out=json.loads(out),
                 devices=judgement(devices),
+                held_out=held_out_figures(held_out),
             )
-            for r, a, x, n, out, devices in rows
+            for r, a, x, n, out, devices, held_out in rows
         ]
 
     def current_round(self) -> int | None:
@@ -437,3 +439,13 @@ def _judge(db: sqlite3.Connection, round_: int, figure: FederatedEvaluation) -> 
 def judgement(text: str | None) -> FederatedEvaluation | None:
     """Decode the column `devices` of the history."""
     return None if text is None else msgspec.json.decode(text, type=FederatedEvaluation)
+
+
+def figures_text(figures: HeldOutFigures | None) -> str | None:
+    """Encode the column `held_out` of the history."""
+    return None if figures is None else msgspec.json.encode(figures).decode()
+
+
+def held_out_figures(text: str | None) -> HeldOutFigures | None:
+    """Decode the column `held_out` of the history."""
+    return None if text is None else msgspec.json.decode(text, type=HeldOutFigures)

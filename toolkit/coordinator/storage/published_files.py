@@ -36,8 +36,10 @@ def publish(
 
 
 def _entry(result: RoundResult) -> dict[str, object]:
-    """The fields of `result`, without `devices` if no device has judged the model."""
+    """The fields of `result`, without `devices` and `held_out` if there are no such figures."""
     entry = asdict(result)
-    if result.devices is None:
-        del entry["devices"]
-    return entry
+    return {
+        key: value
+        for key, value in entry.items()
+        if value is not None or key not in ("devices", "held_out")
+    }

@@ -1,16 +1,16 @@
 """Reads the rounds of a state folder, also while `serve` runs, and goes back to one of them."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.atomic_files import check_file_place, write_file
-from device_agent.formats.protocol.fleet import FederatedEvaluation
+from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures
 from profiles.errors import InputError
 from toolkit.coordinator.storage import retention, schema
-from toolkit.coordinator.storage.coordinator_store import Store, judgement
+from toolkit.coordinator.storage.coordinator_store import Store, held_out_figures, judgement
 from toolkit.coordinator.storage.database import BUSY_S
 from toolkit.coordinator.storage.database_check import check_version
 from toolkit.coordinator.storage.folder_check import DATABASE
@@ -35,6 +35,7 @@ class SavedRound:
         best: Whether it is the best round so far.
         current: Whether the next round starts from its model.
         devices: How the devices that received this model judge it; None if they did not.
+        held_out: Further figures on held-out data, such as those of each class; None without any.
     """
 
     round: int
@@ -48,6 +49,7 @@ class SavedRound:
     best: bool
     current: bool
     devices: FederatedEvaluation | None
+    held_out: HeldOutFigures | None
 
 
 def saved_rounds(folder: Path) -> list[SavedRound]:
@@ -57,7 +59,7 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
         current = db.execute(schema.CURRENT_ROUND).fetchone()
         rows = db.execute(
             "SELECT round, accuracy, loss, updates, model, kept, started_from, "
-            "devices FROM history ORDER BY round"
+            "devices, held_out FROM history ORDER BY round"
         ).fetchall()
     return [
         SavedRound(
@@ -72,8 +74,9 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             best=best == (round_,),
             current=current == (round_,),
             devices=judgement(judged),
+            held_out=held_out_figures(figures),
         )
-        for round_, accuracy, loss, updates, model, kept, start, judged in rows
+        for round_, accuracy, loss, updates, model, kept, start, judged, figures in rows
     ]
 
 
@@ -122,7 +125,33 @@ def export_model(folder: Path, round_: int, out: Path, force: bool = False) -> N
 
 def model_file(folder: Path, round_: int) -> Path:
     """The file of the global model after `round_`. Raises InputError if it is not there."""
-    known = {saved.round: saved for saved in saved_rounds(folder)}
+    rounds = saved_rounds(folder)
+    wanted = known_round(rounds, round_, folder)
+    path = folder / FILES / wanted.model
+    if not wanted.kept:
+        kept = [saved.round for saved in rounds if saved.kept]
+        raise InputError(
+            "The model of round {round} is not kept: `keep` in the federation's file has removed "
+            "it, or it was lost. Models of these rounds are kept: {kept}.{initial}",
+            code="round.not-kept",
+            round=round_,
+            kept=kept,
+            initial="" if round_ else " Round 0 is the model before any training.",
+        )
+    if not has_hash(path, wanted.model):
+        raise InputError(
+            "{path}, the model of round {round}, is missing or damaged. Choose another round "
+            "(`edgetailor rounds`), or restore a backup.",
+            code="round.damaged-model",
+            path=str(path),
+            round=round_,
+        )
+    return path
+
+
+def known_round(rounds: Sequence[SavedRound], round_: int, folder: Path) -> SavedRound:
+    """The round `round_` of the state folder `folder`. Raises InputError if it is not there."""
+    known = {saved.round: saved for saved in rounds}
     if round_ not in known:
         last = f"The last round that is over is {max(known)}." if known else "No round is over."
         raise InputError(
@@ -132,26 +161,7 @@ def model_file(folder: Path, round_: int) -> Path:
             folder=folder,
             last=last,
         )
-    path = folder / FILES / known[round_].model
-    if not known[round_].kept:
-        kept = [saved.round for saved in known.values() if saved.kept]
-        raise InputError(
-            "The model of round {round} is not kept: `keep` in the federation's file has removed "
-            "it, or it was lost. Models of these rounds are kept: {kept}.{initial}",
-            code="round.not-kept",
-            round=round_,
-            kept=kept,
-            initial="" if round_ else " Round 0 is the model before any training.",
-        )
-    if not has_hash(path, known[round_].model):
-        raise InputError(
-            "{path}, the model of round {round}, is missing or damaged. Choose another round "
-            "(`edgetailor rounds`), or restore a backup.",
-            code="round.damaged-model",
-            path=str(path),
-            round=round_,
-        )
-    return path
+    return known[round_]
 
 
 def roll_back(folder: Path, target: int) -> int:
@@ -191,10 +201,10 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     try:
         check_version(folder, connection)
         columns = connection.execute("SELECT name FROM pragma_table_info('history')").fetchall()
-        if ("devices",) not in columns:  # `serve` has not upgraded the folder yet
-            connection.execute(
-                "CREATE TEMP VIEW history AS SELECT *, NULL AS devices FROM main.history"
-            )
+        absent = [name for name in ("devices", "held_out") if (name,) not in columns]
+        if absent:  # `serve` has not upgraded the folder yet
+            new = ", ".join(f"NULL AS {name}" for name in absent)
+            connection.execute(f"CREATE TEMP VIEW history AS SELECT *, {new} FROM main.history")
         yield connection
     except sqlite3.DatabaseError as error:
         raise InputError(

@@ -4,7 +4,7 @@ import sqlite3
 
 from toolkit.coordinator.storage import content_digest
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES, and add the
 change of existing databases to `schema_upgrade.py`."""
 UPDATES = """CREATE TABLE updates (
@@ -25,7 +25,20 @@ HISTORY = """CREATE TABLE history (
     started_from INTEGER,  -- the round whose model was trained
     kept INTEGER NOT NULL DEFAULT 1,  -- whether the file of the model is there
     -- JSON: how devices judge the model
-    devices TEXT)"""
+    devices TEXT,
+    -- JSON: further figures on held-out samples, such as those of each class
+    held_out TEXT)"""
+HISTORY_7 = """CREATE TABLE history (
+    round INTEGER PRIMARY KEY, accuracy REAL,
+    loss REAL,  -- on held-out samples; NULL without them
+    updates INTEGER NOT NULL, model TEXT NOT NULL,
+    size INTEGER NOT NULL,  -- bytes of the model
+    left_out TEXT NOT NULL,  -- JSON: why an update was not used, by device
+    started_from INTEGER,  -- the round whose model was trained
+    kept INTEGER NOT NULL DEFAULT 1,  -- whether the file of the model is there
+    -- JSON: how devices judge the model
+    devices TEXT);"""
+"""The same table in version 7."""
 HISTORY_6 = """CREATE TABLE history (
     round INTEGER PRIMARY KEY, accuracy REAL, loss REAL NOT NULL,
     updates INTEGER NOT NULL, model TEXT NOT NULL,
@@ -87,8 +100,8 @@ ORDER BY round DESC LIMIT 1"""
 def create(connection: sqlite3.Connection, version: int = SCHEMA_VERSION) -> None:
     """Make all tables in one transaction: a process that is killed here leaves none or all."""
     wanted = TABLES
-    if version < 7:
-        wanted = wanted.replace(f"{HISTORY};", HISTORY_6)
+    if version < 8:
+        wanted = wanted.replace(f"{HISTORY};", HISTORY_7 if version == 7 else HISTORY_6)
     if version < 6:
         wanted = wanted.replace(UPDATES, UPDATES_5)
     tables = sqlite3.connect(":memory:")

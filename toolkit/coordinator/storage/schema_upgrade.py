@@ -10,7 +10,7 @@ from device_agent.formats.manifest import encode
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.storage import content_digest, schema
 
-READABLE = (5, 6, schema.SCHEMA_VERSION)
+READABLE = (5, 6, 7, schema.SCHEMA_VERSION)
 """The versions that this program reads. `edgetailor serve` upgrades them to the current one."""
 
 
@@ -22,7 +22,7 @@ def upgrade(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
     if version < 6:
         _count_updates_in_columns(db)
-    _let_devices_judge(db)
+    _extend_history(db, version)
     content_digest.renew(db)
     db.execute(f"PRAGMA user_version={schema.SCHEMA_VERSION}")
 
@@ -34,10 +34,11 @@ def _count_updates_in_columns(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX updates_by_file ON updates (sha256)")
 
 
-def _let_devices_judge(db: sqlite3.Connection) -> None:
-    """Upgrade from version 6 to 7: devices may judge a model, and nobody else need do it."""
+def _extend_history(db: sqlite3.Connection, version: int) -> None:
+    """Upgrade to version 8: rounds have figures of classes; before 7 no device has judged."""
+    new = "NULL, NULL" if version < 7 else "NULL"
     with _replaced(db, "history", schema.HISTORY):
-        db.execute("INSERT INTO history SELECT *, NULL FROM earlier_history")
+        db.execute(f"INSERT INTO history SELECT *, {new} FROM earlier_history")
     db.execute("CREATE INDEX history_by_file ON history (model)")
 
 

@@ -8,9 +8,11 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from deployed_digits import JUDGED
 from toolkit.coordinator.coordinator import restore
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.round_worker import RoundWorker
@@ -61,25 +63,31 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
     assert len(before.pop("updates")) == 6
     for changing in ("content_digest", "meta"):  # `meta`: the number of milestones
         del before[changing], after[changing]
-    before["history"] = [(*row, None) for row in before["history"]]  # no device has judged
+    # No device has judged, and there are no figures of classes.
+    before["history"] = [(*row, None, None) for row in before["history"]]
     assert after == before
     marker = check_database(config.state / "state.sqlite3")  # the digest of all rows, among others
     assert marker is not None
     assert marker.round == 1
 
 
-def test_the_version_before_gets_the_tables_of_this_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [6, 7])
+def test_the_versions_before_get_the_tables_of_this_one(tmp_path: Path, version: int) -> None:
     connection = sqlite3.connect(tmp_path / "state.sqlite3")
     content_digest.install(connection)
-    schema.create(connection, 6)
+    schema.create(connection, version)
     connection.execute(
         "INSERT INTO history (round, accuracy, loss, updates, model, size, left_out) "
         "VALUES (0, 0.5, 1.0, 0, 'm', 1, '{}')"
     )
+    if version == 7:
+        connection.execute("UPDATE history SET devices = ?", (msgspec.json.encode(JUDGED),))
     connection.commit()
-    assert [saved.devices for saved in saved_rounds(tmp_path)] == [None]
-    schema_upgrade.upgrade(connection)
-    connection.commit()
+    judged = JUDGED if version == 7 else None
+    for _ in range(2):
+        assert [(s.devices, s.held_out) for s in saved_rounds(tmp_path)] == [(judged, None)]
+        schema_upgrade.upgrade(connection)
+        connection.commit()
     current = schema.expected_statements(schema.SCHEMA_VERSION)
     assert schema.statements(connection) == current
     assert content_digest.matches(connection)
