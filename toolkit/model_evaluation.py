@@ -265,12 +265,24 @@ def evaluate_file(
     """
     progress("loading the model")
     module = load_model(model, weights_file, seed)
-    shape, dtype = _output_shape_and_sample_type(module.eval(), sample_shape)
     progress("reading the data")
+    x, y = samples_for(module, sample_shape, data, loss, preprocessing)
+    progress(f"evaluating {counted(len(y), 'sample')}")
+    return evaluate(module, x, y, str(data), loss)
+
+
+def samples_for(
+    module: nn.Module,
+    sample_shape: tuple[int, ...],
+    data: str | Path,
+    loss: Loss,
+    preprocessing: Preprocessing | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read samples and labels for a model, see `evaluate_file`."""
+    shape, dtype = _output_shape_and_sample_type(module.eval(), sample_shape)
     labels = objective(loss, shape).labels
     local = load_data(data, sample_shape, labels, dtype, least=1, preprocessing=preprocessing)
-    progress(f"evaluating {counted(len(local), 'sample')}")
-    return evaluate(module, np.array(local.x), np.array(local.y), str(data), loss)
+    return np.array(local.x), np.array(local.y)
 
 
 def _check_labels(y: np.ndarray, labels: LabelRule, origin: str) -> None:

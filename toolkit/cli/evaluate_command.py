@@ -1,5 +1,6 @@
 """`edgetailor evaluate`: how good a global model is on held-out data."""
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.terminal_output import show_stages
 
 if TYPE_CHECKING:
+    from toolkit.coordinator.federation_config import CoordinatorConfig
     from toolkit.report.evaluation_document import EvaluationDocument
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,10 @@ class EvaluateOptions:
         "Shape of one sample of a MODEL, like 3,32,32.", type=Shape()
     )
     loss: Loss | None = option(f"{LOSS_HELP}  [default: {TrainingConfig.loss}]")
+    leave_one_out: bool = option(
+        "Aggregate the federation's last round, or that of --round, again without each of its "
+        "devices. Needs `keep_updates` in the federation's file."
+    )
     as_json: bool = option(JSON_HELP, "--json")
 
 
@@ -51,12 +57,21 @@ def evaluate(options: EvaluateOptions) -> None:
     regression it prints the loss, the root of the mean squared error (RMSE) and the mean absolute
     error (MAE). `edgetailor report` draws the output of --json.
 
+    With --leave-one-out it shows how good the model of a round would be without the update of each
+    device.
+
     \b
         edgetailor evaluate federation.toml --round best
+        edgetailor evaluate federation.toml --leave-one-out
         edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\
             --input-shape 3,32,32 --data held_out.npz
     """
     of_federation = Path(options.source).is_file()
+    if options.leave_one_out:
+        if not of_federation:
+            raise click.UsageError("--leave-one-out needs a federation's file as SOURCE.")
+        _leave_one_out(options)
+        return
     load = (federation_model if of_federation else referenced_model)(options)
     if options.data is not None:
         check_data(options.data)
@@ -86,15 +101,7 @@ def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
         loss=options.loss,
     )
     config = load_config(Path(options.source))
-    check_model(config.model)
-    data = options.data or config.held_out
-    if data is None:
-        raise InputError(
-            "{path} has no `held_out` samples. Give samples with --data, or see in `edgetailor "
-            "rounds` how the devices judge the models.",
-            code="evaluate.no-samples",
-            path=options.source,
-        )
+    data = checked_data(options, config)
     asked = options.round in (None, BEST)
     round_ = best_round(config.state) if asked else int(options.round or 0)
     weights = model_file(config.state, round_)
@@ -118,6 +125,61 @@ def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
         return evaluation_document(evaluation, config.model, round_, names, devices)
 
     return load
+
+
+def checked_data(options: EvaluateOptions, config: "CoordinatorConfig") -> str | Path:
+    """Where the held-out data of a federation are. Raises InputError without any."""
+    check_model(config.model)
+    if options.data is not None:
+        check_data(options.data)
+        return options.data
+    if config.held_out is None:
+        raise InputError(
+            "{path} has no `held_out` samples. Give samples with --data, or see in `edgetailor "
+            "rounds` how the devices judge the models.",
+            code="evaluate.no-samples",
+            path=options.source,
+        )
+    return config.held_out
+
+
+def _leave_one_out(options: EvaluateOptions) -> None:
+    """Print how good a round's model would be without each device."""
+    from toolkit.coordinator.federation_config import load_config
+    from toolkit.coordinator.leave_one_out import kept_updates, leave_one_out
+    from toolkit.coordinator.storage.saved_rounds import best_round, saved_rounds
+
+    config = load_config(Path(options.source))
+    data = checked_data(options, config)
+    if config.site:
+        raise InputError(
+            "The model of a Flower site comes from the server, so its rounds cannot be aggregated "
+            "again here. Leave out --leave-one-out.",
+            code="evaluate.flower-site",
+        )
+    if options.round == BEST:
+        round_ = best_round(config.state)
+    elif options.round is not None:
+        round_ = int(options.round)
+    else:
+        round_ = max((saved.round for saved in saved_rounds(config.state)), default=0)
+    kept_updates(config.state, round_)  # what can fail is checked before PyTorch is loaded
+
+    show_stages()
+    logger.info("loading PyTorch")
+
+    from toolkit.cli.printed.leave_one_out_table import as_json, show_without_devices
+    from toolkit.coordinator.federation_setup import federation
+    from toolkit.model_evaluation import samples_for
+
+    # No submodel is split: the updates are recovered from their records.
+    model = federation(config.model_copy(update={"devices": ()}), logger.info)
+    samples = samples_for(model.module, config.input_shape, data, config.training.loss, config.data)
+    every, without = leave_one_out(model, config.state, round_, samples)
+    if options.as_json:
+        click.echo(json.dumps(as_json(round_, every, without), indent=1))
+    else:
+        show_without_devices(round_, every, without)
 
 
 def referenced_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocument"]:

@@ -29,6 +29,8 @@ from toolkit.toml_files import KeyPath, Table, Tier, checked_spec, read_table, r
 
 Positive = Annotated[int, Field(ge=1)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MOST_KEPT_UPDATES = 3
+"""The highest `keep_updates`: older rounds have no records of their updates."""
 AUTO = "auto"
 """The value of `submodel` if each device gets the strongest submodel that fits it."""
 ANY = "any"
@@ -198,6 +200,7 @@ class FederationConfig(Table):
     - `early_stopping`: the rounds end when the models have not improved for so many rounds.
     - `deadline_s`: seconds that a round may last.
     - `keep`: which rounds' models stay in the state folder.
+    - `keep_updates`: so many of the last rounds keep the tensors of their updates.
     - `port`: 0 chooses a free port.
     - `token_days`: lifetime of a join token, in days.
     - `phones`: serve the page with which phones join.
@@ -231,6 +234,7 @@ class FederationConfig(Table):
     min_updates: Positive | None = None
     forget_after: Span | None = None
     keep: Annotated[int | Literal["all", "best"], _whole_or("all", "best")] = 10
+    keep_updates: Annotated[int, Field(ge=0, le=MOST_KEPT_UPDATES)] = 0
     token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
     phones: bool = True
     site: bool = False

@@ -32,6 +32,7 @@ from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.settings_check import check_judged, check_same_settings
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.folder_lock import FolderLock
+from toolkit.coordinator.storage.retention import KEEP_UPDATES
 from toolkit.web.built_page import Page
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class Server:
         self._socket = listening or bind(config.host, config.port, origin)
         try:
             self._store = store or Store(config.state, config.keep, lock=lock)
+            self._store.set_value(KEEP_UPDATES, str(config.keep_updates))
         except BaseException:
             self._socket.close()
             raise

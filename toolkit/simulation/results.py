@@ -28,7 +28,7 @@ EVENTS, RUN_ID = "tensorboard", "mlflow-run"
 """The folder of TensorBoard's event files, and the file with the id of MLflow's run."""
 UNUSED = (
     "state", "host", "port", "tls_cert", "tls_key", "phones", "site", "min_devices",
-    "forget_after", "keep", "release", "token_days",
+    "forget_after", "keep", "keep_updates", "release", "token_days",
 )  # fmt: skip
 """Settings that only a coordinator uses. Some depend on the folder of the federation's file."""
 CHANGEABLE = ("rounds", "early_stopping", *UNUSED)

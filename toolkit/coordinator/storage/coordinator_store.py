@@ -48,6 +48,11 @@ UNION ALL SELECT sha256 FROM updates WHERE round > (SELECT coalesce(max(round), 
 UNION ALL SELECT model FROM history WHERE kept"""
 """The hashes of the files that the database needs, some twice. It no longer needs the tensors of
 updates that are in the global model."""
+KEPT_UPDATES = f"""
+SELECT sha256 FROM updates WHERE round > (SELECT max(round) FROM history) -
+(SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{retention.KEEP_UPDATES}')"""
+"""The hashes of the tensors of updates that stay after their round. They may be lost: only
+`leave_one_out.py` reads them."""
 
 
 class Store:
@@ -425,7 +430,10 @@ class Store:
                     self.blobs.path(sha256).unlink(missing_ok=True)
 
     def _is_named(self, sha256: str) -> bool:
-        query = f"SELECT EXISTS (SELECT 1 FROM ({REFERENCED}) WHERE sha256 = ?)"
+        query = (
+            f"SELECT EXISTS (SELECT 1 FROM ({REFERENCED} UNION ALL {KEPT_UPDATES}) "
+            "WHERE sha256 = ?)"
+        )
         with self._database.transaction() as db:
             return bool(db.execute(query, (sha256,)).fetchone()[0])
 

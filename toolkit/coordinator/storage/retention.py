@@ -12,6 +12,8 @@ FULL_RECORDS = 3
 
 For older updates only a summary row is kept: samples, steps and losses, about 100 bytes.
 """
+KEEP_UPDATES = "keep_updates"
+"""The key in the table `meta` of the number of rounds whose updates keep their tensors."""
 BY_DEVICES = """
 SELECT loss IS NULL FROM history WHERE loss IS NOT NULL OR devices IS NOT NULL
 ORDER BY round DESC LIMIT 1"""
