@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bundles import once
-from device_agent.formats.protocol.fleet import FederatedEvaluation, RoundResult
+from device_agent.formats.protocol.fleet import FederatedEvaluation, KindEvaluation, RoundResult
 from edgetailor import load_model
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -51,7 +51,10 @@ memory = "61MB"
 JUDGED = FederatedEvaluation(
     round=2, devices=12, samples=96, counted=96, correct=90, accuracy=0.9375, loss=0.2,
     trained_accuracy=None, trained_loss=None, mean_accuracy=0.9, mean_loss=0.25,
-    worst_accuracy=0.75, worst_loss=0.8, kinds={},
+    worst_accuracy=0.75, worst_loss=0.8, kinds={"board": KindEvaluation(
+        devices=4, samples=30, counted=30, correct=24, accuracy=0.8, loss=0.5,
+        trained_accuracy=None, trained_loss=None,
+    )},
 )  # fmt: skip
 """How the devices judge the model of round 1."""
 

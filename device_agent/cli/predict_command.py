@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from device_agent.cli.console import print_json
+from device_agent.cli.console import print_json, say
 from device_agent.cli.options import (
     json_option,
     max_memory_option,
     state_option,
     threads_option,
 )
+from profiles.text_formatting import counted
 
 if TYPE_CHECKING:
     from device_agent.inference.predictor import Prediction, Predictor
+    from profiles.errors import DataError
 
 STANDARD_INPUT = "-"
 HEAD_BYTES = 16
@@ -59,13 +61,18 @@ def predict(
 ) -> None:
     """Predict with BUNDLE or this device's model.
 
-    Without BUNDLE, the newest model that this device has received in its federation predicts.
+    Without BUNDLE, the newest model that this device has received in its federation predicts. Files
+    of a folder that cannot be used are named, and the exit code is then not 0.
 
     \b
         edgetailor-agent predict --data picture.png
         edgetailor-agent predict bundles/phone --data samples.npy --json
     """
-    from device_agent.federation.newest_model import newest_model, personal_model
+    from device_agent.federation.newest_model import (
+        newest_model,
+        personal_model,
+        refuse_state_folder,
+    )
     from device_agent.inference.predictor import Predictor
 
     if bundle is None and personal and Path(personal).is_dir():
@@ -73,21 +80,32 @@ def predict(
             f"--personal takes a file, and {personal} is a folder. Put the bundle first: "
             f"predict {personal} --personal FILE."
         )
+    if bundle is not None:
+        refuse_state_folder(bundle)
     folder = bundle or newest_model(state, personal=personal is not None)
     own = None if personal is None else Path(personal) if personal else personal_model(state)
     predictor = Predictor(folder, personal=own, threads=threads, max_memory=max_memory)
+    failed: list[DataError] = []
+
+    def on_error(error: "DataError") -> None:
+        say(f"Error: {error}")
+        failed.append(error)
+
     with _source(data, predictor) as source:
-        predictions = list(predictor.predict_files(source))
+        predictions = list(predictor.predict_files(source, on_error=on_error))
     if as_json:
         import msgspec
 
-        document = _document(folder, own, predictor, predictions)
+        document = _document(folder, own, predictor, predictions, failed)
         print_json(msgspec.json.format(msgspec.json.encode(document), indent=1))
-        return
-    for line in _lines(predictor, predictions[:SHOWN]):
-        click.echo(line)
-    if len(predictions) > SHOWN:
-        click.echo(f"... and {len(predictions) - SHOWN} more: --json prints all.", err=True)
+    else:
+        for line in _lines(predictor, predictions[:SHOWN]):
+            click.echo(line)
+        if len(predictions) > SHOWN:
+            say(f"... and {len(predictions) - SHOWN} more: --json prints all.")
+    if failed:
+        say(f"{counted(len(failed), 'file')} could not be used.")
+        raise click.exceptions.Exit(failed[0].exit_code)
 
 
 @contextmanager
@@ -109,10 +127,30 @@ def _source(data: str, predictor: "Predictor") -> Iterator[Path]:
 
 
 def _lines(predictor: "Predictor", predictions: Sequence["Prediction"]) -> Iterator[str]:
-    """A line for each prediction, at most 80 columns wide if names are not longer."""
-    width = max((len(prediction.file) for prediction in predictions), default=0)
-    for prediction in predictions:
-        yield f"{prediction.file:<{width}}  {predictor.describe(prediction.values)}"
+    """A title and a line for each prediction, at most 80 columns wide if names are not longer."""
+    if not predictions:
+        return
+    titles: tuple[str, ...] = ("file", "class", "probability")
+    if not _is_class(predictor, predictions[0]):
+        titles = ("file", {"numbers": "numbers", "ctc": "labels"}.get(predictor.meaning, "classes"))
+    rows = [titles, *(_cells(predictor, prediction) for prediction in predictions)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _is_class(predictor: "Predictor", prediction: "Prediction") -> bool:
+    """Whether a sample has a single class."""
+    return predictor.meaning in ("softmax", "sigmoid") and prediction.values.ndim == 1
+
+
+def _cells(predictor: "Predictor", prediction: "Prediction") -> tuple[str, ...]:
+    values = prediction.values
+    if not _is_class(predictor, prediction):
+        return prediction.file, predictor.describe(values)
+    best = int(values.argmax())
+    return prediction.file, predictor.classes[best], f"{values[best]:.1%}"
 
 
 def _document(
@@ -120,6 +158,7 @@ def _document(
     personal: Path | None,
     predictor: "Predictor",
     predictions: Sequence["Prediction"],
+    failed: Sequence["DataError"],
 ) -> dict[str, object]:
     about, meaning = predictor.bundle.manifest, predictor.meaning
     key = "values" if meaning == "numbers" else "probabilities"
@@ -134,10 +173,11 @@ def _document(
             {"file": prediction.file, key: prediction.values.tolist()}
             | (
                 {"class": predictor.classes[int(prediction.values.argmax())]}
-                if meaning != "numbers" and prediction.values.ndim == 1
+                if _is_class(predictor, prediction)
                 else {}
             )
             | ({"labels": predictor.decode(prediction.values)} if meaning == "ctc" else {})
             for prediction in predictions
         ],
+        "failed": [{"code": error.code, "message": str(error)} | error.values for error in failed],
     }

@@ -12,7 +12,7 @@ import click
 from device_agent.cli.console import say
 from device_agent.cli.options import run_options
 from device_agent.log_format import JsonFormatter, PlainFormatter, fields, show_logs
-from profiles.errors import EdgeTailorError
+from profiles.errors import EdgeTailorError, InputError
 from profiles.text_formatting import counted
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def run(**given: Any) -> None:
     with show_logs(write, formatter):
         try:
             taken = _run(options, notifier)
+            _say_what_is_next(options.state)
         except EdgeTailorError as error:
             # A program that reads the log must find the error there, in its format.
             if not options.log_json:
@@ -78,6 +79,21 @@ def _run(options: "RunOptions", notifier: "Notifier") -> int:
 
     os.nice(options.nice)
     return take_part(options, alive=notifier.alive)
+
+
+def _say_what_is_next(state: Path | None) -> None:
+    """Log that the agent ends, and how the owner uses its model."""
+    from device_agent.federation.newest_model import newest_model
+
+    try:
+        newest_model(state)
+    except InputError:  # it has received none
+        log.info("This agent ends now.")
+        return
+    where = "" if state is None else f" --state {state}"
+    log.info(
+        "This agent ends now. Predict with its model: edgetailor-agent predict --data FILE%s", where
+    )
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

@@ -25,6 +25,9 @@ from profiles.errors import DataError, StorageError
 from profiles.text_formatting import format_bytes
 
 LABELS, SAMPLES = "y", "x"
+MEANINGS = {SAMPLES: "x (samples)", LABELS: "y (labels)"}
+MOST_NAMED = 8
+"""The most arrays of a file that an error names."""
 PIECE_BYTES = 1 << 22
 """Amount of data that is read or checked at a time."""
 IN_MEMORY_BYTES = 1 << 24
@@ -57,6 +60,7 @@ def read_arrays(path: Path, unpack_to: Path | None = None) -> tuple[FileArray, F
     with _data_errors(path):
         if path.is_dir():
             return _read_folder(path)
+        _refuse_single(path)
         return _read_npz(path, unpack_to)
 
 
@@ -88,9 +92,21 @@ def read_headers(path: Path) -> tuple[Header, Header]:
         if path.is_dir():
             x, y = (mapped.array for mapped in _read_folder(path))
             return (x.shape, x.dtype), (y.shape, y.dtype)
+        _refuse_single(path)
         with _open_archive(path) as archive:
             x_header, y_header = (_member_header(archive, name) for name in (SAMPLES, LABELS))
             return x_header, y_header
+
+
+def _refuse_single(path: Path) -> None:
+    """Raise DataError if `path` is an .npy file, which has no labels."""
+    if path.suffix == ".npy" and path.exists():
+        raise DataError(
+            "{path} is a single array, but samples need labels: put both into an .npz file as x "
+            "and y, or into a folder as x.npy and y.npy.",
+            code="data.unreadable-file",
+            path=str(path),
+        )
 
 
 @contextmanager
@@ -110,11 +126,11 @@ def _data_errors(path: Path) -> Iterator[None]:
         if (short := ran_out(error)) is not None:
             raise short from None
         raise DataError(
-            "{path} is not a readable .npz file: {reason}. To give single arrays, put them in "
-            "a folder as x.npy and y.npy.",
+            "{path} is not a readable {kind} file: {reason}. Write it again with numpy.",
             code="data.unreadable-file",
             path=str(path),
             reason=str(error),
+            kind=".npy" if path.suffix == ".npy" else ".npz",
         ) from None
 
 
@@ -150,11 +166,14 @@ def _open_archive(
         names = archive.namelist()
         missing = [name for name in wanted if f"{name}.npy" not in names]
         if missing:
+            arrays = ", ".join(name.removesuffix(".npy") for name in names[:MOST_NAMED])
             raise DataError(
-                "{path} has no array {array!r}. It must hold x (samples) and y (labels).",
+                "{path} has no array {array!r}, only {arrays}. It must hold {wanted}.",
                 code="data.missing-array",
                 path=str(path),
                 array=missing[0],
+                arrays=arrays or "nothing",
+                wanted=" and ".join(MEANINGS[name] for name in wanted),
             )
         yield archive
 

@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from device_agent.formats.preprocessing import Images, Preprocessing, Series
 from profiles.errors import DataError
 
 ARRAYS = (".npy", ".npz")
+
+OnError = Callable[[DataError], object]
+"""Is called with the error of a file that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,10 @@ def shown(name: str) -> str:
 
 
 def read_unlabelled(
-    source: Path, preprocessing: Preprocessing | None, sample_shape: tuple[int, ...]
+    source: Path,
+    preprocessing: Preprocessing | None,
+    sample_shape: tuple[int, ...],
+    on_error: OnError | None = None,
 ) -> Iterator[UnlabelledFile]:
     """Read the samples of a file, or of all files in a folder and its subfolders' pictures.
 
@@ -58,6 +64,8 @@ def read_unlabelled(
             also a picture, a CSV file, or a folder of these.
         preprocessing: The bundle's rule for pictures or CSV files; None if it has no rule.
         sample_shape: Shape of one sample.
+        on_error: Called with the error of each file of a folder that cannot be used. Without it,
+            the first such error is raised.
 
     Yields:
         One file at a time.
@@ -77,13 +85,28 @@ def read_unlabelled(
     elif preprocessing is None:
         raise not_prepared(source)
     elif isinstance(preprocessing, Images):
-        yield from _pictures(source, preprocessing, sample_shape)
+        yield from _pictures(source, preprocessing, sample_shape, on_error)
     else:
-        yield from _windows(source, preprocessing, sample_shape)
+        yield from _windows(source, preprocessing, sample_shape, on_error)
+
+
+def _readable(
+    files: Sequence[Path], read: Callable[[Path], UnlabelledFile], on_error: OnError | None
+) -> Iterator[UnlabelledFile]:
+    """Read each of `files`. See `read_unlabelled` for errors."""
+    for file in files:
+        try:
+            samples = read(file)
+        except DataError as error:
+            if on_error is None:
+                raise
+            on_error(error)
+        else:
+            yield samples
 
 
 def _pictures(
-    source: Path, images: Images, sample_shape: tuple[int, ...]
+    source: Path, images: Images, sample_shape: tuple[int, ...], on_error: OnError | None
 ) -> Iterator[UnlabelledFile]:
     check_pillow()
     if not source.is_dir():
@@ -94,13 +117,16 @@ def _pictures(
     files += [file for folder in folders for file in visible(folder) if not file.is_dir()]
     if not files:
         raise wrong_kind(source, "pictures")
-    for file in files:
+
+    def read(file: Path) -> UnlabelledFile:
         name = shown(str(file.relative_to(source)))
-        yield UnlabelledFile(name, read_picture(file, images, sample_shape)[None])
+        return UnlabelledFile(name, read_picture(file, images, sample_shape)[None])
+
+    yield from _readable(files, read, on_error)
 
 
 def _windows(
-    source: Path, series: Series, sample_shape: tuple[int, ...]
+    source: Path, series: Series, sample_shape: tuple[int, ...], on_error: OnError | None
 ) -> Iterator[UnlabelledFile]:
     files = [source]
     if source.is_dir():
@@ -108,7 +134,8 @@ def _windows(
     if not files or any(file.suffix.lower() != CSV for file in files):
         raise wrong_kind(source, "CSV files")
     length = math.prod(sample_shape) // len(series.columns)
-    for file in files:
+
+    def read(file: Path) -> UnlabelledFile:
         x = unlabelled_windows(file, series, sample_shape)
         if not len(x):
             raise DataError(
@@ -118,7 +145,9 @@ def _windows(
                 window=length,
                 file=file.name,
             )
-        yield UnlabelledFile(shown(file.name), x, "window")
+        return UnlabelledFile(shown(file.name), x, "window")
+
+    yield from _readable(files, read, on_error if source.is_dir() else None)
 
 
 def suffix_of(head: bytes, preprocessing: Preprocessing | None) -> str:

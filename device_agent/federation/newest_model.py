@@ -4,6 +4,7 @@ from pathlib import Path
 
 from device_agent.federation.default_state import default_state
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.state_folder import IDENTITY
 from device_agent.formats.manifest import MANIFEST
 from profiles.errors import InputError
 
@@ -34,6 +35,17 @@ def newest_model(state: Path | None = None, *, personal: bool = False) -> Path:
             path=str(folder.folder),
         )
     return folder.bundle
+
+
+def refuse_state_folder(folder: Path) -> None:
+    """Raise InputError if `folder`, given as a bundle, is the state folder of a device."""
+    if (folder / IDENTITY).is_file():
+        raise InputError(
+            "{path} is the state folder of a device, not a bundle. Give it with --state, without "
+            "BUNDLE: edgetailor-agent predict --state {path} --data FILE.",
+            code="state.no-bundle",
+            path=str(folder),
+        )
 
 
 def personal_model(state: Path | None = None) -> Path:

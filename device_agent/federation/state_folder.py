@@ -31,6 +31,9 @@ class Identity(Struct, frozen=True, kw_only=True):
     certificate: str | None = None
 
 
+IDENTITY = "device.json"
+
+
 class StateFolder:
     """The state folder of a device.
 
@@ -42,7 +45,7 @@ class StateFolder:
         self.folder = folder
         self.key = folder / "device.key"
         self.log = folder / "rounds.log"
-        self._identity = folder / "device.json"
+        self._identity = folder / IDENTITY
 
     def identity(self) -> Identity | None:
         """Read the identity.

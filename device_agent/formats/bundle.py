@@ -120,13 +120,18 @@ def manifest_bytes(folder: Path) -> bytes:
     try:
         return (folder / MANIFEST).read_bytes()
     except OSError as error:
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
         raise BundleError(
-            "{folder} is not a bundle: {manifest} cannot be read ({reason}). Give the folder that "
-            "`edgetailor export --out` wrote.",
+            "{folder} is not a bundle: {manifest} cannot be read ({reason}). {remedy}",
             code="bundle.not-a-bundle",
             folder=str(folder),
             manifest=MANIFEST,
             reason=error.strerror,
+            bundles=inside,
+            remedy=f"It has the bundles {', '.join(inside)}: give one of them, such as "
+            f"{folder / inside[0]}."
+            if inside
+            else "Give a folder that `edgetailor export` or `edgetailor deploy` wrote.",
         ) from None
 
 

@@ -3,11 +3,13 @@
 The check does not need torch, so it can run before torch is imported.
 """
 
+import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from device_agent.formats.atomic_files import check_file_place, refuse_existing
-from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.manifest import CARD, CARD_SIGNATURE, CARD_TEXT, MANIFEST
 from profiles.errors import InputError
 
 
@@ -16,24 +18,44 @@ def check_bundle_place(out: Path, force: bool = False) -> None:
 
     Args:
         out: The bundle folder to be written.
-        force: Allow an existing bundle or an empty folder to be replaced. Other folders are never
-            replaced, because everything in them would be lost.
+        force: Allow an existing bundle or an empty folder to be replaced. A folder with other files
+            is never replaced, because they would be lost.
 
     Raises:
-        InputError: `out` exists. With `force`: `out` exists and is not a bundle.
+        InputError: `out` exists. With `force`: `out` exists, and is not only a bundle.
     """
     refuse_existing(out, force)
     if not os.path.lexists(out):
         check_file_place(out)  # for the parents, a folder has the same conditions as a file
-    elif not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(
-            "{file} is not a bundle, so --force does not replace it: give another place.",
-            code="file.not-replaceable",
-            file=str(out),
-        )
+        return
+    if not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        problem = "is not a bundle"
     elif Path.cwd().is_relative_to(out.resolve()):
         raise InputError(
             "{file} cannot be replaced from inside it: go to another folder first.",
             code="file.current-folder",
             file=str(out),
         )
+    elif (other := foreign_file(out)) is not None:
+        problem = f"has more than a bundle: {other}"
+    else:
+        return
+    raise InputError(
+        "{file} {problem}, so --force does not replace it: give another place.",
+        code="file.not-replaceable",
+        file=str(out),
+        problem=problem,
+    )
+
+
+def foreign_file(folder: Path) -> str | None:
+    """The name of a file in `folder` that is not of a bundle. None for a bundle or an empty folder.
+
+    The manifest may be of another version, or damaged.
+    """
+    known: set[str] = set()
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        content = (folder / MANIFEST).read_bytes()
+        known = {MANIFEST, CARD, CARD_TEXT, CARD_SIGNATURE}
+        known |= set(json.loads(content)["files"])
+    return next((path.name for path in sorted(folder.iterdir()) if path.name not in known), None)

@@ -15,6 +15,8 @@ from device_agent.formats.preprocessing import Preprocessing
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
+CARD, CARD_TEXT, CARD_SIGNATURE = "card.json", "CARD.md", "card.sig"
+"""Files of the model card, which lie beside the manifest of a deployed bundle."""
 SAMPLES = "x"
 """Name of the data set of the device's own samples."""
 

@@ -241,11 +241,13 @@ def check_matches_bundle(record: UpdateRecord, manifest: Manifest, origin: str) 
 
 
 def check_place(out: Path, force: bool = False) -> None:
-    """Raise InputError if `out` exists, unless `force` is given and `out` is an update."""
+    """Raise InputError if `out` exists, unless `force` is given and `out` is only an update."""
     refuse_existing(out, force)
-    if out.exists() and not (out / RECORD).is_file():
+    files = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if out.exists() and not {RECORD} <= files <= {RECORD, TENSORS}:
         raise InputError(
-            "{path} is not an update, so --force does not replace it: give another place.",
+            "{path} is not an update, or has other files too, so --force does not replace it: give "
+            "another place.",
             code="file.not-replaceable",
             path=str(out),
         )

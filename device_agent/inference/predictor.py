@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from device_agent.data.array_files import PIECE_BYTES
 from device_agent.data.data_checks import check_samples
-from device_agent.data.unlabelled import UnlabelledFile, read_unlabelled
+from device_agent.data.unlabelled import OnError, UnlabelledFile, read_unlabelled
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.label_rule import class_axis
 from device_agent.formats.manifest import (
@@ -183,19 +183,24 @@ class Predictor:
         A stage that does not stay open is freed when this returns, before the next one opens.
         """
         stage = self._open(name)
-        parts = [
-            self._run(stage, samples[start : start + batch])
-            for start in range(0, len(samples), batch)
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return joined(
+            [
+                self._run(stage, samples[start : start + batch])
+                for start in range(0, len(samples), batch)
+            ]
+        )
 
-    def predict_files(self, source: str | Path) -> Iterator[Prediction]:
+    def predict_files(
+        self, source: str | Path, *, on_error: OnError | None = None
+    ) -> Iterator[Prediction]:
         """Predict the samples of a file or folder, which needs no labels.
 
         Args:
             source: An .npy file with samples, an .npz file with `x`, or a folder with x.npy. With
                 the `preprocessing` of the bundle also a picture, a folder of pictures, a CSV file
                 or a folder of CSV files.
+            on_error: Called with the DataError of each file of a folder that cannot be used; the
+                other files are still predicted. Without it, the first such error is raised.
 
         Yields:
             The prediction for each sample.
@@ -204,9 +209,23 @@ class Predictor:
             DataError: A file cannot be read or does not fit the model.
             InputError: Pictures need a package that is not installed.
         """
-        for file in self.samples(Path(source)):
-            for index, values in enumerate(self.predict(file.x)):
-                yield Prediction(file.title(index), values)
+        for files in self._groups(self.samples(Path(source), on_error)):
+            values = self.predict(joined([file.x for file in files]))
+            titles = (file.title(index) for file in files for index in range(len(file.x)))
+            for title, own in zip(titles, values, strict=True):
+                yield Prediction(title, own)
+
+    def _groups(self, files: Iterable[UnlabelledFile]) -> Iterator[list[UnlabelledFile]]:
+        """Put files together, so that graphs which open for each group open less often."""
+        most = 1 if self._keeps_open else group_of(self.bundle.manifest, self._stages)
+        waiting: list[UnlabelledFile] = []
+        for file in files:
+            waiting.append(file)
+            if sum(len(file.x) for file in waiting) >= most:
+                yield waiting
+                waiting = []
+        if waiting:
+            yield waiting
 
     def decode(self, values: np.ndarray) -> list[str]:
         """The labels that a CTC model has most probably seen, from its probabilities (t, classes).
@@ -227,10 +246,10 @@ class Predictor:
         most_probable = int(values.argmax())
         return f"{self.classes[most_probable]}  {values[most_probable]:.1%}"
 
-    def samples(self, source: Path) -> Iterator[UnlabelledFile]:
+    def samples(self, source: Path, on_error: OnError | None = None) -> Iterator[UnlabelledFile]:
         """Read the files at `source` as samples. Raises like `predict_files`."""
         manifest = self.bundle.manifest
-        return read_unlabelled(source, manifest.preprocessing, manifest.sample_shape)
+        return read_unlabelled(source, manifest.preprocessing, manifest.sample_shape, on_error)
 
     def _read(self, file: Path) -> Tensors:
         if not personal_entries(self.bundle.manifest):
@@ -298,6 +317,11 @@ class Predictor:
                 repair=REPAIR,
             )
         return output
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The samples of all `parts`. A single part, which may be larger than memory, is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def group_of(manifest: Manifest, names: Sequence[str]) -> int:

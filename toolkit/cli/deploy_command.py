@@ -109,10 +109,12 @@ def deploy(options: DeployOptions) -> None:
         edgetailor deploy toolkit.models:resnet20 --input-shape 3,32,32 \\
             --weights global.safetensors --submodel width:0.5 --out deployed
     """
-    from toolkit.deployment.targets import with_options
+    from toolkit.deployment.targets import check_tree, with_options
 
     of_federation = Path(options.source).is_file()
     targets, load = (federation_model if of_federation else referenced_model)(options)
+    if targets[0].out != options.out:
+        check_tree(options.out)
     for source in (options.data, options.calibrate):
         if source is not None:
             check_data(source)

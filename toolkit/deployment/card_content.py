@@ -9,7 +9,7 @@ import numpy as np
 from device_agent import __version__
 from device_agent.formats.bundle import Bundle
 from device_agent.formats.label_rule import class_axis
-from device_agent.formats.manifest import PREDICT, encode
+from device_agent.formats.manifest import CARD, CARD_SIGNATURE, CARD_TEXT, PREDICT, encode
 from device_agent.formats.protocol.fleet import FederatedEvaluation
 from device_agent.inference.predictor import stages
 from device_agent.runtime.runtime_choice import runtime_of
@@ -22,14 +22,12 @@ from profiles.text_formatting import counted, format_bytes
 from toolkit.deployment.card_text import card_markdown
 from toolkit.deployment.inference_bundle import InferenceBundle, predictor, runner
 from toolkit.deployment.model_card import (
-    CARD,
-    CARD_SIGNATURE,
-    CARD_TEXT,
     Cost,
     DeviceQuality,
     GraphFile,
     GraphInput,
     GraphOutput,
+    KindQuality,
     ModelCard,
     Quality,
     Signer,
@@ -92,7 +90,7 @@ def model_card(
         class_names=() if manifest.preprocessing is None else manifest.preprocessing.classes,
         quality=quality(measured),
         global_quality=quality(trained.evaluation),
-        device_quality=device_quality(trained.devices),
+        device_quality=device_quality(trained.devices, target.kind),
         graph_bytes=sum(manifest.files[signature.graph].size for signature in graphs.values()),
         cost=cost(made, target),
         speed=speed,
@@ -118,18 +116,22 @@ def quality(evaluation: Evaluation | None) -> Quality | None:
     )
 
 
-def device_quality(judged: FederatedEvaluation | None) -> DeviceQuality | None:
-    """The judgement of the devices as a part of the card."""
-    return (
-        None
-        if judged is None
-        else DeviceQuality(
-            devices=judged.devices,
-            samples=judged.samples,
-            accuracy=judged.accuracy,
-            loss=judged.loss,
-            worst_accuracy=judged.worst_accuracy,
-        )
+def device_quality(judged: FederatedEvaluation | None, kind: str | None) -> DeviceQuality | None:
+    """The judgement of all devices, and of those of `kind`, as a part of the card."""
+    if judged is None:
+        return None
+    own = judged.kinds.get(kind or "")
+    return DeviceQuality(
+        devices=judged.devices,
+        samples=judged.samples,
+        accuracy=judged.accuracy,
+        loss=judged.loss,
+        worst_accuracy=judged.worst_accuracy,
+        kind=None
+        if own is None
+        else KindQuality(
+            devices=own.devices, samples=own.samples, accuracy=own.accuracy, loss=own.loss
+        ),
     )
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.manifest import CARD, CARD_SIGNATURE, MANIFEST
 from device_agent.formats.preprocessing import Images
 from profiles.text_formatting import counted, format_bytes, format_seconds
-from toolkit.deployment.model_card import CARD, CARD_SIGNATURE, DeviceQuality, ModelCard, Quality
+from toolkit.deployment.model_card import DeviceQuality, KindQuality, ModelCard, Quality
 
 PROBABILITIES = {
     "softmax": "logits; softmax gives the probabilities of the classes",
@@ -68,6 +68,8 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
         yield "the whole model in PyTorch, float32", _quality(card.global_quality)
     if card.device_quality is not None:
         yield "on the devices, as they received the model", _device_quality(card.device_quality)
+        if card.device_quality.kind is not None:
+            yield f"on the devices of kind `{card.kind}`", _judged(card.device_quality.kind)
     if card.cost.memory_bytes is not None:
         at_a_time = "" if len(card.graphs) == 1 else " with one graph in memory at a time,"
         memory = format_bytes(card.cost.memory_bytes)
@@ -94,11 +96,15 @@ def _shape(shape: tuple[int | None, ...]) -> str:
 
 
 def _device_quality(quality: DeviceQuality) -> str:
-    accuracy = "" if quality.accuracy is None else f"accuracy {quality.accuracy:.2%}, "
     worst = quality.worst_accuracy
     tenth = "" if worst is None else f"; accuracy {worst:.2%} on the worst tenth of them"
+    return f"{_judged(quality)}{tenth}"
+
+
+def _judged(quality: DeviceQuality | KindQuality) -> str:
+    accuracy = "" if quality.accuracy is None else f"accuracy {quality.accuracy:.2%}, "
     samples, devices = counted(quality.samples, "sample"), counted(quality.devices, "device")
-    return f"{accuracy}loss {quality.loss:.4f} on {samples} of {devices}{tenth}"
+    return f"{accuracy}loss {quality.loss:.4f} on {samples} of {devices}"
 
 
 def _quality(quality: Quality) -> str:

@@ -10,7 +10,6 @@ from device_agent.formats.manifest import Dtype, Output, Struct
 from device_agent.formats.preprocessing import Preprocessing
 
 CARD_VERSION = 1
-CARD, CARD_TEXT, CARD_SIGNATURE = "card.json", "CARD.md", "card.sig"
 
 Format = Literal["onnx", "tflite"]
 Precision = Literal["float32", "float16", "int8"]
@@ -63,12 +62,22 @@ class Quality(Struct, frozen=True, kw_only=True):
     loss: float
 
 
+class KindQuality(Struct, frozen=True, kw_only=True):
+    """How the devices of the card's kind judge the model that they received."""
+
+    devices: int
+    samples: int
+    accuracy: float | None
+    loss: float
+
+
 class DeviceQuality(Struct, frozen=True, kw_only=True):
     """How the federation's devices judge the whole model, on samples that they keep apart.
 
     `accuracy` (None for a regression) and `loss` are over all labels of all devices, so a device
     with more labels counts more. `worst_accuracy` is the mean of the tenth of the devices with the
-    lowest accuracy. A kind with a reduced submodel judges the reduced model.
+    lowest accuracy. A kind with a reduced submodel judges the reduced model. `kind` has the figures
+    of the devices that the card is for; None if none of them judged, or outside a federation.
     """
 
     devices: int
@@ -76,6 +85,7 @@ class DeviceQuality(Struct, frozen=True, kw_only=True):
     accuracy: float | None
     loss: float
     worst_accuracy: float | None
+    kind: KindQuality | None
 
 
 class Cost(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from device_agent.formats.bundle_place import check_bundle_place
+from device_agent.formats.bundle_place import check_bundle_place, foreign_file
 from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES, UNCALIBRATED
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
@@ -95,6 +95,25 @@ def kind_targets(config: FederationConfig, names: Sequence[str], out: Path) -> l
         for kind in config.devices
         if not names or kind.name in names
     ]
+
+
+def check_tree(out: Path) -> None:
+    """Raise InputError if `out`, the folder for several bundles, has anything else.
+
+    Otherwise bundles would end up among the files of a state folder, for example.
+    """
+    if not out.is_dir():
+        return  # what else is wrong with it is found for each bundle
+    for path in sorted(out.iterdir()):
+        if not path.name.startswith(".") and not (
+            path.is_dir() and any(path.iterdir()) and foreign_file(path) is None
+        ):
+            raise InputError(
+                "{path} is not a folder of bundles: it has {other}. Give a new folder.",
+                code="deploy.other-folder",
+                path=str(out),
+                other=path.name,
+            )
 
 
 def spec_targets(specs: Sequence[str], out: Path) -> list[Target]:

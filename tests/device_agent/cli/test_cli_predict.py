@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import bundles
+import edgetailor as et
 from bundles import BundleOf
 from commands import Agent, refusal
+from device_agent.formats.preprocessing import Images
 from exporters.export import export
 from toolkit.splitting import split
 from toolkit.submodels.global_model import from_model
@@ -34,9 +37,10 @@ def test_a_line_for_each_sample(
     np.save(tmp_path / "x.npy", x)
     done = agent("predict", bundle_of("full"), "--data", "x.npy")
     lines = [
-        f"x.npy, sample {number}  {row.argmax()}  {row.max():.1%}"
+        f"x.npy, sample {number}  {row.argmax()}      {row.max():.1%}"
         for number, row in enumerate(expected(x), 1)
     ]
+    lines.insert(0, "file             class  probability")
     assert (done.code, done.stderr, done.stdout.splitlines()) == (0, "", lines)
 
 
@@ -56,6 +60,7 @@ def test_json_has_the_probabilities(
         "submodel": "slice:classifier",
         "personal": None,
         "classes": list(map(str, range(bundles.CLASSES))),
+        "failed": [],
     }
     found = np.array([prediction["probabilities"] for prediction in predictions])
     np.testing.assert_allclose(found, expected(x), atol=1e-5)
@@ -69,7 +74,7 @@ def test_a_ctc_model_prints_labels(agent: Agent, tmp_path: Path) -> None:
     values = submodel.cut(from_model(model))
     export(submodel.program, values, tmp_path / "b", base="0" * 64, check=False)
     np.save(tmp_path / "x.npy", 9 * np.eye(4, dtype=np.float32)[[2, 2, 0, 2, 3]][None])
-    assert agent("predict", "b", "--data", "x.npy").stdout == "x.npy  2 2 3\n"
+    assert agent("predict", "b", "--data", "x.npy").stdout == "file   labels\nx.npy  2 2 3\n"
     [found] = json.loads(agent("predict", "b", "--data", "x.npy", "--json").stdout)["predictions"]
     assert found["labels"] == ["2", "2", "3"]
     assert np.shape(found["probabilities"]) == (5, 4)
@@ -87,7 +92,9 @@ def test_a_device_predicts_with_what_it_received(
     arguments = ("predict", "--data", "x.npy", "--state", "state")
     assert "has not received a model yet" in refusal(agent(*arguments))
     shutil.copytree(bundle_of("cp"), tmp_path / "state" / "bundle")
-    assert agent(*arguments).stdout.startswith("x.npy  ")
+    assert agent(*arguments).stdout.splitlines()[1].startswith("x.npy  ")
+    state = refusal(agent("predict", "state", "--data", "x.npy"))
+    assert "predict --state state --data FILE" in state
     assert "has no personal model" in refusal(agent(*arguments, "--personal"))
     data = bundles.write_data(tmp_path / "data.npz", seed=seed)
     own = tmp_path / "state" / "personal.safetensors"
@@ -110,7 +117,10 @@ def test_standard_input(bundle_of: BundleOf, tmp_path: Path, seed: int) -> None:
         check=True,
     )
     [row] = expected(x)
-    assert done.stdout.decode() == f"stdin.npy  {row.argmax()}  {row.max():.1%}\n"
+    assert done.stdout.decode().splitlines() == [
+        "file       class  probability",
+        f"stdin.npy  {row.argmax()}      {row.max():.1%}",
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\x03\x04", b"GIF89a"])
@@ -119,3 +129,48 @@ def test_what_is_no_array_is_refused(
 ) -> None:
     (tmp_path / "x.npy").write_bytes(content)
     assert "x.npy" in refusal(agent("predict", bundle_of("full"), "--data", "x.npy"))
+
+
+def test_damaged_pictures_do_not_stop_a_folder(agent: Agent, tmp_path: Path) -> None:
+    """They are named, the others are predicted, and the exit code says that some are missing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
+    names = ("ash", "birch", "cedar")
+    et.deploy(model, "full", (1, 3, 3), tmp_path / "b", preprocessing=Images(classes=names))
+    (tmp_path / "seen").mkdir()
+    grey = np.arange(9, dtype=np.uint8).reshape(3, 3) * 20
+    for name in ("a.png", "d.png"):
+        Image.fromarray(grey).save(tmp_path / "seen" / name)
+    (tmp_path / "seen" / "b.png").write_bytes(b"")
+    (tmp_path / "seen" / "c.png").write_bytes((tmp_path / "seen" / "a.png").read_bytes()[:45])
+    with torch.no_grad():
+        row = torch.softmax(model(torch.from_numpy(grey[None, None] / np.float32(255))), 1)[0]
+    best = int(row.argmax())
+    done = agent("predict", "b", "--data", "seen")
+    assert done.code == 2
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["file", "class", "probability"],
+        *([file, names[best], f"{float(row[best]):.1%}"] for file in ("a.png", "d.png")),
+    ]
+    errors = done.stderr.splitlines()
+    assert [line.split()[1] for line in errors[:2]] == ["seen/b.png", "seen/c.png"]
+    assert errors[2:] == ["2 files could not be used."]
+    document = json.loads(agent("predict", "b", "--data", "seen", "--json").stdout)
+    assert [p["file"] for p in document["predictions"]] == ["a.png", "d.png"]
+    assert [(f["code"], f["path"]) for f in document["failed"]] == [
+        ("data.unreadable-file", f"seen/{name}.png") for name in "bc"
+    ]
+    # A single picture is an ordinary error; so is a folder given in place of one of its bundles.
+    assert "seen/b.png is not a picture" in refusal(agent("predict", "b", "--data", "seen/b.png"))
+    assert "It has the bundles b: give one of them, such as b." in refusal(
+        agent("predict", ".", "--data", "seen")
+    )
+
+
+def test_a_file_without_samples(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
+    np.savez(tmp_path / "z.npz", y=np.zeros(3), more=np.zeros(2))
+    said = refusal(agent("predict", bundle_of("full"), "--data", "z.npz"))
+    assert said.endswith("has no array 'x', only y, more. It must hold x (samples).")
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    said = refusal(agent("train", bundle_of("full"), "--data", "x.npy", "--out", "u"))
+    assert "x.npy is a single array, but samples need labels" in said

@@ -137,11 +137,16 @@ def test_force_leaves_alone_what_is_no_update(
 ) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
-    done = agent("train", bundle_of("full"), "--data", data, "--out", "photos", "--force")
-    assert refusal(done) == (
-        "photos is not an update, so --force does not replace it: give another place."
-    )
-    assert everything(tmp_path) == {"photos": b"folder", "photos/cat.jpg": b"cat"}
+    files = {"photos": b"folder", "photos/cat.jpg": b"cat"}
+    for _ in range(2):
+        done = agent("train", bundle_of("full"), "--data", data, "--out", "photos", "--force")
+        assert refusal(done) == (
+            "photos is not an update, or has other files too, so --force does not replace it: give "
+            "another place."
+        )
+        assert everything(tmp_path) == files
+        (tmp_path / "photos" / "update.json").write_bytes(b"{}")
+        files["photos/update.json"] = b"{}"
 
 
 def test_train_needs_data(agent: Agent, bundle_of: BundleOf) -> None:

@@ -216,7 +216,7 @@ def test_pieces_cover_the_array_once() -> None:
             "local is not a folder of readable .npy files",
         ),
         ("text", "data.unreadable-file", {}, "local is not a folder of readable .npy files"),
-        ("one array", "data.unreadable-file", {}, "x.npy is not a readable .npz file"),
+        ("one array", "data.unreadable-file", {}, "x.npy is a single array"),
     ],
 )
 def test_folders_that_hold_no_data(

@@ -108,7 +108,7 @@ def test_no_bundle_at_all(copy: Path, tmp_path: Path) -> None:
         with refused("bundle.not-a-bundle", folder=str(folder)) as caught:
             open_bundle(folder)
         assert f"{folder} " in str(caught.value)
-        assert "edgetailor export --out" in str(caught.value)
+        assert "`edgetailor export` or `edgetailor deploy` wrote" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00\x01", '{"version": 1}'])

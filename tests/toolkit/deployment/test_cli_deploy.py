@@ -73,7 +73,7 @@ def test_a_model_is_deployed_from_its_weights(folder: Path) -> None:
     ("arguments", "message"),
     [
         ([FILE, "--round", "7"], r"^state has no round 7\. The last round that is over is 2\."),
-        ([FILE, "--round", "0"], r"^The model of round 0 was removed"),
+        ([FILE, "--round", "0"], r"^The model of round 0 is not kept: "),
         ([FILE, "--round", "last"], r"Invalid round 'last': write its number, or best"),
         ([FILE, "--kind", "bord"], r"^The federation has no kind 'bord'.*board"),
         ([FILE, "--weights", "w.safetensors"], r"^A federation's file has the model: leave out"),
@@ -103,3 +103,27 @@ def test_another_model_and_other_data(folder: Path) -> None:
     (folder / "state" / "coordinator.key").write_text("no key")
     assert "is missing or damaged" in refused(folder, "deploy", FILE, "--out", "out")
     assert not (folder / "out").exists()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_only_an_earlier_output_is_replaced(folder: Path) -> None:
+    """Neither a state folder nor files beside a bundle are lost or get company."""
+    before = content(folder / "state")
+    for options in ((), ("--force",)):
+        said = refused(folder, "deploy", FILE, "--out", "state", "--kind", "desktop", *options)
+        assert "state is not a folder of bundles: it has " in said
+        assert "Give a new folder." in said
+    assert content(folder / "state") == before
+    arguments = ("deploy", FILE, "--out", "out", "--kind", "desktop")
+    assert edgetailor(*arguments, cwd=folder).code == 0
+    # Another kind may come later, and the same kind again.
+    assert edgetailor(*arguments, "--kind", "sensor", "--force", cwd=folder).code == 0
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["desktop", "sensor"]
+    (folder / "out" / "desktop" / "notes.txt").write_text("mine")
+    assert "it has desktop" in refused(folder, *arguments, "--force")
+    said = refused(folder, "deploy", *REFERENCE, "--out", "out/desktop", "--force")
+    assert "has more than a bundle: notes.txt, so --force does not replace it" in said
+    assert (folder / "out" / "desktop" / "notes.txt").read_text() == "mine"

@@ -137,8 +137,10 @@ def test_the_card_has_the_figures_of_this_file(
             float(nn.functional.nll_loss(log_p, torch.from_numpy(y))), abs=1e-6
         )
         assert (card["kind"], card["round"]) == (kind, 1)
+        own = {"devices": 4, "samples": 30, "accuracy": 0.8, "loss": 0.5}
         assert card["device_quality"] == {
-            "devices": 12, "samples": 96, "accuracy": 0.9375, "loss": 0.2, "worst_accuracy": 0.75
+            "devices": 12, "samples": 96, "accuracy": 0.9375, "loss": 0.2, "worst_accuracy": 0.75,
+            "kind": own if kind == "board" else None,
         }  # fmt: skip
         assert card["input"]["shape"] == [None, *SHAPE]
         assert card["output"] == {
@@ -150,6 +152,8 @@ def test_the_card_has_the_figures_of_this_file(
         assert f"accuracy {card['quality']['accuracy']:.2%}" in text
         assert card["bundle_sha256"] in text
         assert "93.75%, loss 0.2000 on 96 samples of 12 devices; accuracy 75.00% on the" in text
+        of_kind = "of kind `board` | accuracy 80.00%, loss 0.5000 on 30 samples of 4 devices |"
+        assert (of_kind in text) == (kind == "board")
 
 
 def test_a_federation_without_central_data(federation: Path, tmp_path: Path) -> None:

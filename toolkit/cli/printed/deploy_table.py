@@ -9,15 +9,20 @@ from toolkit.deployment.deploy_targets import Outcome
 from toolkit.deployment.model_card import ModelCard, Quality
 from toolkit.terminal_output import filled, table
 
+COLUMNS = ("submodel", "graph", "accuracy", "loss", "memory", "time")
+"""A column without any value is left out."""
+
 
 def show_deployed(outcomes: Sequence[Outcome]) -> None:
     """Print a row for each bundle, the decisions, and the errors of those that failed."""
-    rows = table("bundle", "submodel", "graph", "accuracy", "loss", "memory", "time")
-    rows.columns[1].justify = "left"
     cards = [outcome.deployed.card for outcome in outcomes if outcome.deployed is not None]
+    known = [cells(card) for card in cards]
+    shown = [n for n, _ in enumerate(COLUMNS) if n == 0 or any(row[n] for row in known)]
+    rows = table("bundle", *(COLUMNS[n] for n in shown))
+    rows.columns[1].justify = "left"
     for outcome in outcomes:
-        card = None if outcome.deployed is None else outcome.deployed.card
-        rows.add_row(outcome.target.name, *(("failed",) if card is None else cells(card)))
+        row = ("failed",) if outcome.deployed is None else cells(outcome.deployed.card)
+        rows.add_row(outcome.target.name, *(row[n] for n in shown if n < len(row)))
     console = Console(highlight=False)
     console.print(rows)
     if cards:
