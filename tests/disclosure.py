@@ -18,6 +18,7 @@ class Listener:
         if not path.startswith("/v1/"):
             return
         path = re.sub(r"/rounds/\d+", "/rounds/{round}", path.removeprefix("/v1"))
+        path = re.sub(r"/releases/\d+", "/releases/{number}", path)
         path = re.sub(r"/[0-9a-f]{64}", "/{sha256}", path)
         request_name = f"{request.method} {path}"
         if request.headers.get("content-type") == "application/octet-stream":

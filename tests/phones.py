@@ -319,6 +319,7 @@ class NativeAgent:
     kind: str
     state: Path
     data: Path
+    options: dict[str, Any] = field(default_factory=dict)
     sent: dict[int, Path] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -334,7 +335,7 @@ class NativeAgent:
             shutil.copytree(out, self.sent[round_])
             return trained
 
-        options = RunOptions(data=str(self.data), state=self.state)
+        options = RunOptions(data=str(self.data), state=self.state, **self.options)
         round_loop.run(options, train=train, sleep=lambda seconds: time.sleep(0.1))
 
     def finish(self) -> None:

@@ -70,7 +70,8 @@ def bottom(page, selector: str) -> float:
 
 def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
     data = samples(tmp_path, 0, 0, 40, (1, 8, 8), 3)
-    training = {"batch_size": 4, "epochs": 60, "training": "masked = true"}
+    judged = "masked = true\n[evaluation]\nshare = 0.2"
+    training = {"batch_size": 4, "epochs": 60, "training": judged}
     kinds = {"phone": "low-rank:0.5"}
     toml = fleet(tmp_path / "c", **DIGITS, **training, kinds=kinds, top=TOLD)
     with serve(*toml, page=with_script_before_worker(LONG_PAUSES)) as server:

@@ -2,33 +2,31 @@
 
 import base64
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.numpy import load, load_file
+from safetensors.numpy import load
 from torch import nn
 
 import sample_models
 from device_agent.data.pictures import read_picture
-from device_agent.formats.preprocessing import Images
 from phones import Phone, fleet, keep_updates, with_script_before_worker
-from toolkit.coordinator.server import Server
-from toolkit.coordinator.storage.saved_rounds import model_file
+from picture_phones import (
+    CLASSES,
+    CLOSE,
+    IMAGES,
+    SHAPE,
+    prepared,
+    shared_model,
+    trained,
+    tried,
+    with_tensors,
+)
 
 pytestmark = pytest.mark.web
 
-CLASSES = ("cat", "dog", "owl")
-DATA = """[data]
-kind = "images"
-classes = ["cat", "dog", "owl"]
-mean = [0.4, 0.5, 0.6]
-std = [0.2, 0.3, 0.4]"""
-IMAGES = Images(classes=CLASSES, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
-SHAPE = (3, 16, 12)
-CLOSE = 1e-5
 PICTURES = 50
 PERSONAL = """async () => {
   const root = await navigator.storage.getDirectory();
@@ -59,26 +57,6 @@ def pictures(folder: Path, seed: int, count: int) -> list[Path]:
     return [picture(folder / f"{number:02}.png", draw) for number in range(count)]
 
 
-def trained(browser: Any, server: Server, kind: str, files: list[Path]) -> Phone:
-    """A phone that has joined and trains on `files`, which are of all classes."""
-    phone = Phone.opened(browser, server, kind)
-    phone.join(f"phone {kind}")
-    for number, name in enumerate(CLASSES):
-        field = phone.page.get_by_label(f"Pictures: {name}")
-        field.set_input_files([str(file) for file in files[number::3]])
-    phone.page.get_by_role("button", name=f"Use these pictures ({len(files)})").click()
-    phone.start()
-    return phone
-
-
-def tried(phone: Phone, file: Path) -> dict[str, Any]:
-    """The answer for `file`, as the worker has sent it to the page."""
-    phone.page.evaluate("window.view.trial = null")
-    phone.page.locator("#try-file").set_input_files(str(file))
-    phone.wait_until("() => window.view.trial !== null && !window.view.trying")
-    return phone.view()["trial"]
-
-
 def probabilities(model: nn.Module, file: Path) -> np.ndarray:
     x = torch.from_numpy(read_picture(file, IMAGES, SHAPE))[None]
     with torch.no_grad():
@@ -90,25 +68,6 @@ def assert_answers(phone: Phone, model: nn.Module, files: list[Path]) -> None:
         answer = tried(phone, file)["answer"]
         expected = probabilities(model, file)
         np.testing.assert_allclose(answer["probabilities"], expected, rtol=0, atol=CLOSE)
-
-
-def with_tensors(tensors: dict[str, np.ndarray]) -> nn.Module:
-    model = sample_models.pictures_with_statistics()
-    values = {name: torch.from_numpy(value) for name, value in tensors.items()}
-    model.load_state_dict(values | {k: v for k, v in model.state_dict().items() if "num" in k})
-    return model
-
-
-def shared_model(server: Server, round_: int) -> dict[str, np.ndarray]:
-    """The tensors of the global model after `round_`."""
-    tensors = load_file(model_file(server.config.state, round_))
-    return {name: value for name, value in tensors.items() if not name.startswith("kept|")}
-
-
-def prepared(folder: Path, **settings: object) -> tuple[str, Path]:
-    model = "sample_models:pictures_with_statistics"
-    usual = {"model": model, "batch_size": 4, "epochs": 3, "shape": SHAPE, "classes": 3}
-    return fleet(folder, top=DATA, **usual | settings)
 
 
 def test_a_new_picture_without_a_network(browser, serve, tmp_path: Path, seed: int) -> None:

@@ -34,7 +34,7 @@ export function answerOf(output: Tensor, form: OutputForm): Answer {
 }
 
 /** The logits at each position. Classes are axis 2 of an output (1, t, n), otherwise axis 1. */
-function logitsOf({ shape, data }: Tensor): number[][] {
+export function logitsOf({ shape, data }: Tensor): number[][] {
   const last = shape.length === 3;
   const classes = (last ? shape[2] : shape[1]) ?? 1;
   const positions = sizeOf(shape) / classes;

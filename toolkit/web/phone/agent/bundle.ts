@@ -3,6 +3,7 @@
 import type { CoordinatorClient, FileOffer } from "./client.js";
 import { Failure } from "./faults.js";
 import { MANIFEST, readManifest, WEIGHTS, type Manifest } from "./manifest.js";
+import { keptBundles, type StoredBundle } from "./model_in_use.js";
 import { folderOf, names, OpenFile, remove, sha256, type Bytes, type Values } from "./storage.js";
 import { readPlaces, readTensor, zeros, type Place, type Tensors } from "./tensors.js";
 import { multipliesFaster } from "./winograd_probe.js";
@@ -14,39 +15,61 @@ const LONGEST_MANIFEST = 32 << 20;
 const FORM = /\.(nchwc\d+|winograd)\.onnx$/;
 const WINOGRAD = ".winograd.onnx";
 
-/** The last bundle that this page has trained. Its files stay until a later one is trained. */
-export const TRAINED = "trained";
-export interface StoredBundle {
-  round: number;
-  files: FileOffer[];
-  /** Whether this device has a personal model. */
-  personal: boolean;
-}
+const PART = ".part";
 
-/** Fetches the files of `offers` that the page lacks, and removes those of other bundles. */
+/** Fetches the files of `offers` that the page lacks, and removes those of bundles that it does not need any more. */
 export async function fetchBundle(
   client: CoordinatorClient,
   offers: FileOffer[],
   values: Values,
+  patienceMs = Infinity,
 ): Promise<Bundle> {
-  const folder = await folderOf(FOLDER);
-  const trained = (await values.get<StoredBundle>(TRAINED))?.files ?? [];
-  const wanted = new Set([...offers, ...trained].flatMap(({ sha256 }) => [sha256, `${sha256}.part`]));
-  for (const name of await names(folder)) if (!wanted.has(name)) await remove(folder, name);
-  const have = new Set(await names(folder));
+  await removeOthers(offers, values);
   const winograd = await runsWinograd(offers, values);
-  for (const offer of runHere(offers, winograd)) {
-    if (!have.has(offer.sha256)) await fetchFile(client, folder, offer);
-  }
+  const folder = await folderOf(FOLDER);
+  for (const offer of await missing(runHere(offers, winograd))) await fetchFile(client, folder, offer, patienceMs);
   return Bundle.open(offers, winograd);
+}
+
+/** Removes the files of bundles, except those of `offers` and those from which this page predicts. */
+export async function removeOthers(offers: FileOffer[], values: Values): Promise<void> {
+  const folder = await folderOf(FOLDER);
+  const bundles = await keptBundles(values);
+  const kept = [...offers, ...bundles.flatMap(({ files }) => files)];
+  const wanted = new Set(kept.flatMap(({ sha256 }) => [sha256, sha256 + PART]));
+  for (const name of await names(folder)) if (!wanted.has(name)) await remove(folder, name);
+}
+
+/** Those of `offers` that this page lacks. While a file is written, its part is there, too. */
+async function missing(offers: FileOffer[]): Promise<FileOffer[]> {
+  const have = new Set(await names(await folderOf(FOLDER)));
+  return offers.filter(({ sha256 }) => !have.has(sha256) || have.has(sha256 + PART));
+}
+
+/** Whether the files of a bundle are there and have their hashes. Removes a damaged file. */
+export async function isWhole(stored: StoredBundle, values: Values): Promise<boolean> {
+  const offers = runHere(stored.files, await runsWinograd(stored.files, values));
+  const lacking = new Set(await missing(offers));
+  for (const offer of offers) {
+    if (lacking.has(offer)) continue;
+    const held = await withFile(offer, (file) => (file.size === offer.size ? file.read(0, offer.size) : null));
+    if (held !== null && (await sha256(held)) === offer.sha256) continue;
+    lacking.add(offer);
+    await remove(await folderOf(FOLDER), offer.sha256);
+  }
+  return lacking.size === 0;
+}
+
+/** The most bytes that fetching `offers` adds: for a moment, a file is there twice. */
+export async function bytesToFetch(offers: FileOffer[], values: Values): Promise<number> {
+  const sizes = (await missing(runHere(offers, await runsWinograd(offers, values)))).map(({ size }) => size);
+  return sizes.reduce((sum, size) => sum + size, Math.max(0, ...sizes));
 }
 
 /** Opens the bundle `stored` of an earlier round, without the coordinator. */
 export async function openStored(stored: StoredBundle, values: Values): Promise<Bundle> {
   const winograd = await runsWinograd(stored.files, values);
-  const have = new Set(await names(await folderOf(FOLDER)));
-  const complete = runHere(stored.files, winograd).every(({ sha256 }) => have.has(sha256));
-  if (!complete) throw new Failure("storage.lost/model", {});
+  if ((await missing(runHere(stored.files, winograd))).length > 0) throw new Failure("storage.lost/model", {});
   return Bundle.open(stored.files, winograd);
 }
 
@@ -63,15 +86,14 @@ async function fetchFile(
   client: CoordinatorClient,
   folder: FileSystemDirectoryHandle,
   offer: FileOffer,
+  patienceMs: number,
 ): Promise<void> {
-  const part = `${offer.sha256}.part`;
+  const part = offer.sha256 + PART;
   const file = await OpenFile.at(folder, part);
   let content: Bytes;
   try {
-    await client.download(offer, {
-      received: Math.min(file.size, offer.size),
-      write: (piece, at) => file.write(piece, at),
-    });
+    const write = (piece: Bytes, at: number): void => file.write(piece, at);
+    await client.download(offer, { received: Math.min(file.size, offer.size), write }, patienceMs);
     file.flush();
     content = file.read(0, offer.size);
   } finally {

@@ -6,7 +6,7 @@
 import type { Body } from "./disclosure.js";
 import { Failure } from "./faults.js";
 import type { InputSummary } from "./input_summary.js";
-import type { Problem } from "./messages.js";
+import type { EvaluationRequest, Problem } from "./messages.js";
 import { Away, Interrupted, readBody, upload, Watch } from "./requests.js";
 import type { SampleForm } from "./sample_form.js";
 import type { Bytes } from "./storage.js";
@@ -20,6 +20,8 @@ const LONGEST_WAIT_MS = 60_000;
 const STILL_MS = 30_000;
 /** The same limit for a request for which training waits. */
 const SHORT_MS = 5000;
+/** The longest wait that a coordinator can ask for while rounds go on. */
+export const LONGEST_ASKED_MS = 300_000;
 const LONGEST_MESSAGE = 1000;
 /** HTTP statuses of a coordinator, or of a proxy in front of it, that is away for a while. */
 const RETRIED = new Set([429, 500, 502, 503, 504]);
@@ -38,23 +40,36 @@ export interface FileOffer {
   size: number;
   sha256: string;
 }
-/** What a federation asks of devices that judge its models. */
-export interface EvaluationRequest {
-  share: number;
-  by_class: boolean;
+/** The release with which a device should predict, signed on its own; the number 0 is none. */
+export interface ReleaseOffer {
+  number: number;
+  /** The round whose model it has. */
+  round: number;
+  files: FileOffer[];
+  /** Whether a later release was withdrawn, so that the device returns to this one without a trial. */
+  back: boolean;
+  evaluation?: EvaluationRequest | null;
+  issued: number;
+  signature: string;
 }
 export interface Work {
   /** Set if devices judge the models. */
   evaluation?: EvaluationRequest | null;
   /** The summary of the coordinator's own samples. */
   inputs?: InputSummary | null;
-  state: "train" | "wait" | "finished";
+  /** For a device that has nothing to train. */
+  release?: ReleaseOffer | null;
+  /** After the last round, `judge`: evaluate the offered model, and send the counts. */
+  state: "train" | "wait" | "judge" | "finished";
   round: number;
   files: FileOffer[];
   joined: number;
   expected: number;
   submodel: string;
-  /** Seconds after which a waiting device should ask again; with 0 or nothing, the device chooses. */
+  /**
+   * Seconds after which a waiting device should ask again; with 0 or nothing, the device chooses. After
+   * the last round: when a device that stays for releases should ask.
+   */
   ask_again_s?: number;
   issued: number;
   signature: string;
@@ -90,6 +105,12 @@ export class Refusal extends Failure {
   get unknown(): boolean {
     return this.status === 401 || this.status === 403;
   }
+}
+
+/** The wait that an answer asks for in its header Retry-After, at most LONGEST_ASKED_MS; 0 without one. */
+function retryAfterMs(response: Response): number {
+  const seconds = Number(response.headers.get("Retry-After") ?? 0);
+  return seconds > 0 ? Math.min(1000 * seconds, LONGEST_ASKED_MS) : 0;
 }
 
 /** Takes the bytes of a download. It already has the first `received` bytes. */
@@ -152,6 +173,16 @@ export class CoordinatorClient {
     await this.patiently(() => this.json("POST", "/problems", failure));
   }
 
+  /** Sends the counts of a model that this device only evaluates. */
+  async sendJudgement(round: number, judgement: Body<"POST /rounds/{round}/evaluation">): Promise<void> {
+    await this.patiently(() => this.json("POST", `/rounds/${round}/evaluation`, judgement));
+  }
+
+  /** Reports once about a release. Returns whether the coordinator has answered. */
+  async reportRelease(report: Body<"POST /releases/{number}">): Promise<boolean> {
+    return this.once("POST", `/releases/${Number(report.number)}`, report);
+  }
+
   /** Tells the coordinator once that this device stops, so that no round waits for it. */
   async stopped(words: Body<"POST /stopped">): Promise<void> {
     await this.json("POST", "/stopped", words, SHORT_MS).catch(() => null);
@@ -159,14 +190,23 @@ export class CoordinatorClient {
 
   /** Asks once to leave. Returns whether the coordinator now knows that this device has left. */
   async leave(): Promise<boolean> {
-    return this.json("POST", "/leave", undefined, SHORT_MS).then(
+    return this.once("POST", "/leave");
+  }
+
+  /** Sends a request once. Returns whether the coordinator has taken or refused it. */
+  private async once(method: string, path: string, body?: object): Promise<boolean> {
+    return this.json(method, path, body, SHORT_MS).then(
       () => true,
       (error: unknown) => error instanceof Refusal,
     );
   }
 
-  /** Fetches the rest of a file. An answer longer than announced is cut off and refused. */
-  async download(offer: FileOffer, sink: Sink): Promise<void> {
+  /**
+   * Fetches the rest of a file. An answer longer than announced is cut off and refused.
+   *
+   * @param patienceMs How long it is tried while the coordinator is away.
+   */
+  async download(offer: FileOffer, sink: Sink, patienceMs = Infinity): Promise<void> {
     await this.patiently(async () => {
       if (sink.received === offer.size) return;
       const range = { Range: `bytes=${sink.received}-`, "If-Range": `"${offer.sha256}"` };
@@ -179,7 +219,7 @@ export class CoordinatorClient {
         });
       });
       if (sink.received < offer.size) throw new Away("client.away/broke-off", {});
-    });
+    }, patienceMs);
   }
 
   /** Sends the tensors of an update. Bytes that the coordinator already has are not sent again. */
@@ -212,21 +252,26 @@ export class CoordinatorClient {
     });
   }
 
-  /** Repeats `attempt` until the coordinator answers. */
-  private async patiently<T>(attempt: () => Promise<T>): Promise<T> {
-    let away = false;
-    for (let wait = FIRST_WAIT_MS; ; wait = Math.min(2 * wait, LONGEST_WAIT_MS)) {
+  /** Repeats `attempt` until the coordinator answers, or until the waits would exceed `patienceMs`. */
+  private async patiently<T>(attempt: () => Promise<T>, patienceMs = Infinity): Promise<T> {
+    let waited = 0;
+    for (let next = FIRST_WAIT_MS; ; next = Math.min(2 * next, LONGEST_WAIT_MS)) {
       await this.permitted();
       try {
         const answer = await attempt();
-        if (away) this.onAway(null);
+        if (waited > 0) this.onAway(null);
         return answer;
       } catch (error) {
         if (error instanceof Interrupted) continue;
         if (!(error instanceof Away)) throw error;
-        away = true;
+        const wait = Math.max(next, error.afterMs);
+        if (waited + wait > patienceMs) {
+          this.onAway(null);
+          throw error;
+        }
+        waited += wait;
         this.onAway({ ...error.problem, retryAt: Date.now() + wait });
-        if (await this.interrupted(wait)) wait = FIRST_WAIT_MS / 2;
+        if (await this.interrupted(wait)) next = FIRST_WAIT_MS / 2;
       }
     }
   }
@@ -299,13 +344,14 @@ export class CoordinatorClient {
       // The answer is of another program, such as a proxy in front of the coordinator.
     }
     const { code, message } = problem;
+    const afterMs = retryAfterMs(response);
     if (typeof code !== "string" || typeof message !== "string") {
       const { status } = response;
-      if (RETRIED.has(status)) return new Away("client.away/status", { status });
+      if (RETRIED.has(status)) return new Away("client.away/status", { status }, afterMs);
       return new Away("client.not-a-coordinator/status", { origin: this.origin, status });
     }
     if (RETRIED.has(response.status) || SEND_AGAIN.has(code)) {
-      return new Away(code === PREPARING ? "client.away/preparing" : "client.away/busy", {});
+      return new Away(code === PREPARING ? "client.away/preparing" : "client.away/busy", {}, afterMs);
     }
     return new Refusal(code, message.slice(0, LONGEST_MESSAGE), response.status);
   }

@@ -9,6 +9,7 @@ export type Line =
   | "numbers"
   | "counts"
   | "loss"
+  | "judged"
   | "classes"
   | "inputs"
   | "name"
@@ -16,6 +17,7 @@ export type Line =
   | "speed"
   | "doing"
   | "problems"
+  | "release"
   | "key";
 /** Values that the coordinator has sent or that are the same for all devices. They have no line. */
 type Nothing = "";
@@ -62,6 +64,18 @@ export const DISCLOSED = table({
     validation: "",
     classes: "classes",
     inputs: "inputs",
+    evaluation: "judged",
+  },
+  "POST /rounds/{round}/evaluation": { bundle: "", counts: "judged" },
+  "POST /releases/{number}": {
+    number: "",
+    bundle: "",
+    taken: "release",
+    runs: "release",
+    code: "release",
+    reason: "release",
+    before: "judged",
+    after: "judged",
   },
   "POST /rounds/{round}/update profile": {
     version: "",

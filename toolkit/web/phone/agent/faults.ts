@@ -79,6 +79,10 @@ export interface Faults {
   "leave.untold": { device: string; id: string };
   /** The coordinator refused the request. The code and the message are the coordinator's. */
   refused: { message: string };
+  "release.no-inference-bundle": None;
+  "release.no-room": { needed: number; free: number };
+  /** The reason is in English, for the operator. */
+  "release.worse": { reason: string };
   "storage.disk-full": None;
   "storage.lost": None;
   "storage.lost/data": None;
@@ -87,7 +91,9 @@ export interface Faults {
   "trial.no-model": None;
   "trial.training": None;
   "trust.forged-invitation": None;
+  "trust.forged-release": { number: number };
   "trust.forged-work": None;
+  "trust.old-release": { number: number };
   "trust.old-work": None;
   "trust.other-key": None;
   "update.beyond-float16": { value: number };

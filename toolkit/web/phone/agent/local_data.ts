@@ -1,6 +1,7 @@
 /** The owner's samples and labels, copied into the page's own files. They never leave the device. */
 
 import { Failure } from "./faults.js";
+import { LEAST_SAMPLES } from "./held_out.js";
 import { labelPort, SAMPLES, type Manifest } from "./manifest.js";
 import type { StoredArray } from "./npz.js";
 import { checkArray, open } from "./preparation.js";
@@ -10,8 +11,8 @@ import { folderOf, names, OpenFile, piecesOf, remove, sha256, type Values } from
 import { BYTES, sizeOf, type Dtype, type Tensor } from "./tensors.js";
 
 const FOLDER = "data";
-const IGNORED = -100n;
-const LEAST_SAMPLES = 2;
+/** The label of a position that does not count. */
+export const IGNORED = -100n;
 
 interface Kinds {
   x: { dtype: Dtype; rowShape: number[] };
@@ -190,10 +191,10 @@ export class LocalData {
     return { ...this.labelFile.read(indices), shape: [indices.length, ...this.y.shape.slice(1)] };
   }
 
-  /** 1 for each class that occurs among the labels, otherwise 0. */
-  classes(count: number): Tensor {
+  /** 1 for each class that occurs among the labels of the samples `of`, otherwise 0. */
+  classes(count: number, of: Int32Array): Tensor {
     const data = new Float32Array(count);
-    for (const label of this.y.data) data[Number(label)] = 1;
+    for (const label of this.labels(of).data) data[Number(label)] = 1;
     return { dtype: "float32", shape: [count], data };
   }
 

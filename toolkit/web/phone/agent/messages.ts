@@ -24,6 +24,8 @@ export type Command =
   | { do: "train" }
   /** Pauses between two batches; null continues. */
   | { do: "pause"; reason: PauseReason | null }
+  /** Whether the owner agrees to counts of each class, in a federation that asks for them. */
+  | { do: "by-class"; agreed: boolean }
   /** Asks a coordinator that was away again at once. */
   | { do: "retry" }
   /** Removes everything that this page has stored, and tells the coordinator if it answers. */
@@ -38,6 +40,7 @@ export type Stage =
   | "waiting" // for the next round
   | "downloading"
   | "training"
+  | "evaluating" // counts how the last model predicts samples that are kept apart
   | "uploading"
   | "paused"
   | "leaving"
@@ -92,6 +95,30 @@ export interface Invitation {
   /** Bytes that a device receives and sends in its first round, and in each later round; 0 if not known. */
   first_bytes: number;
   round_bytes: number;
+  /** What is asked of devices if they judge the models. Earlier versions did not store it. */
+  evaluation?: EvaluationRequest | null;
+}
+
+/** What a federation asks of devices that judge its models. */
+export interface EvaluationRequest {
+  share: number;
+  by_class: boolean;
+}
+
+/** How many of the counted labels a model predicts correctly; null if labels are numbers or sequences. */
+export type Right = { right: number; of: number } | null;
+
+/** The model with which this device predicts. */
+export interface ModelInUse {
+  round: number;
+  /** Whether it is the personal model of this device. */
+  personal: boolean;
+  /** Whether it is the model after the last round; otherwise the model with which `round` began. */
+  last?: boolean;
+  /** How it predicts samples of this device that were kept apart or used for a trial. */
+  right?: Right;
+  /** The release that it is; `issued` is its time in seconds since 1970. */
+  release?: { number: number; issued: number };
 }
 
 /** The progress of the training in a round. */
@@ -134,7 +161,13 @@ export interface View {
   /** Predictions for the owner's first sample, before and after this device trained the model. */
   predictions: { round: number; before: Prediction; after: Prediction } | null;
   /** The model that answers when the owner tries it; null before this page has trained one. */
-  model: { round: number; personal: boolean } | null;
+  model: ModelInUse | null;
+  /** The number of a later release that this device has not taken; null if there is none. */
+  refusedRelease: number | null;
+  /** What is asked of this device if devices judge the models. */
+  evaluation: EvaluationRequest | null;
+  /** Whether the owner agrees to counts of each class. */
+  byClass: boolean;
   /** Whether the model is answering. */
   trying: boolean;
   trial: Trial | null;

@@ -24,14 +24,31 @@ export async function outputOf(bundle: Bundle, x: Tensor, state: Tensors): Promi
   let last = x;
   for (const instruction of bundle.manifest.schedule) {
     if (instruction.do !== "record") continue;
-    last = await run(bundle, instruction.signature, values.get(instruction.source)!, new Map());
+    last = first(await run(bundle, instruction.signature, values.get(instruction.source)!, new Map()));
     values.set(instruction.target, last);
   }
-  return run(bundle, PREDICT, last, state);
+  return first(await run(bundle, PREDICT, last, state));
 }
 
-/** Runs a signature with one output. Its graph and weights are in memory only meanwhile. */
-async function run(bundle: Bundle, name: string, x: Tensor, state: Tensors): Promise<Tensor> {
+/** The personal tensors with which a first round starts, computed from the shared model; empty without any. */
+export async function initialPersonal(bundle: Bundle): Promise<Tensors> {
+  const personal: Tensors = new Map();
+  for (const instruction of bundle.manifest.schedule) {
+    if (instruction.do !== "initialise") continue;
+    const results = await run(bundle, instruction.signature, null, new Map());
+    for (const { name, state } of bundle.manifest.signatures[instruction.signature]!.outputs) {
+      if (state !== null) personal.set(state, results.get(name)!);
+    }
+  }
+  return personal;
+}
+
+function first(results: Tensors): Tensor {
+  return results.values().next().value!;
+}
+
+/** Runs a signature, whose samples are `x`. Its graph and weights are in memory only meanwhile. */
+async function run(bundle: Bundle, name: string, x: Tensor | null, state: Tensors): Promise<Tensors> {
   const signature = bundle.manifest.signatures[name];
   if (signature === undefined) throw new Failure("bundle.malformed", { where: `${MANIFEST}: signatures.${name}` });
   const read = signature.inputs.flatMap((port) => (port.state === null ? [] : [port.state]));
@@ -39,9 +56,9 @@ async function run(bundle: Bundle, name: string, x: Tensor, state: Tensors): Pro
   const session = await Session.open(await bundle.graph(name), signature, name);
   try {
     const inputs = signature.inputs.map(
-      (port) => [port.name, port.state === null ? x : tensors.get(port.state)!] as const,
+      (port) => [port.name, port.state === null ? x! : tensors.get(port.state)!] as const,
     );
-    return (await session.run(new Map(inputs))).values().next().value!;
+    return await session.run(new Map(inputs));
   } finally {
     await session.close();
   }

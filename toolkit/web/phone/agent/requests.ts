@@ -1,13 +1,25 @@
 /** Watches single requests: ends one in which nothing moves, or ends it at once. */
 
-import { Failure } from "./faults.js";
+import { Failure, type Faults, type FaultName } from "./faults.js";
 import type { Bytes } from "./storage.js";
 
 /** The coordinator cannot be reached now. */
-export class Away extends Failure {}
+export class Away<F extends FaultName = FaultName> extends Failure<F> {
+  /** @param afterMs The wait that the coordinator asks for. */
+  constructor(
+    is: F,
+    values: Faults[F],
+    readonly afterMs = 0,
+  ) {
+    super(is, values);
+  }
+}
 
 /** The request was ended by this page. */
 export class Interrupted extends Error {}
+
+/** The owner has left or erased everything. */
+export class Stopped extends Error {}
 
 /** Ends a request in which nothing moves for `milliseconds`. */
 export class Watch {

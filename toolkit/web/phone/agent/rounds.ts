@@ -1,15 +1,19 @@
 /** Runs the rounds of a device that has joined: downloads, trains and sends until the last round. */
 
-import { fetchBundle, TRAINED, type Bundle, type StoredBundle } from "./bundle.js";
-import { Refusal, type CoordinatorClient, type Work } from "./client.js";
+import { fetchBundle, type Bundle } from "./bundle.js";
+import { LONGEST_ASKED_MS, Refusal, type CoordinatorClient, type Work } from "./client.js";
 import { ENGLISH_FAULTS, PAUSES } from "../texts/english_faults.js";
+import { rightOf } from "./evaluation.js";
 import { Failure, problemOf, sentenceOf } from "./faults.js";
 import { farOff, summaryOf } from "./input_summary.js";
 import { LocalData, type DataRecord } from "./local_data.js";
 import { formOf, isPersonal, MANIFEST } from "./manifest.js";
 import type { Identity } from "./membership.js";
-import type { PauseReason, Prediction, Problem, View } from "./messages.js";
+import type { EvaluationRequest, PauseReason, Prediction, Problem, View } from "./messages.js";
+import { modelInUse, releasePointer, TRAINED, type StoredBundle } from "./model_in_use.js";
 import { predicted } from "./prediction.js";
+import { Releases } from "./releases.js";
+import { Stopped } from "./requests.js";
 import { textOf, type SampleForm } from "./sample_form.js";
 import { ScheduleRun } from "./schedule.js";
 import type { Values } from "./storage.js";
@@ -20,22 +24,25 @@ const SHORTEST_POLL_MS = 250;
 const LONGEST_POLL_MS = 2000;
 /** How often a running training asks whether its round is still open. */
 const ROUND_CHECK_MS = 60_000;
-/** The longest wait that a coordinator can request, in seconds. */
-const LONGEST_ASKED_S = 300;
+/** How often a page asks for a release after the last round, if the coordinator does not say it. */
+const RELEASE_CHECK_MS = 3_600_000;
+const LONGEST_RELEASE_MS = 24 * 3_600_000;
+/** Each wait is up to this share longer or shorter, so that not all devices ask at the same time. */
+const JITTER = 0.2;
 const MOST_FAILURES = 3;
 /** These failures are not retried: the same weights and order would give them again. */
 const DIVERGED = ["update.diverged", "update.not-finite"];
 const LONGEST_REASON = 500;
 /** The name of a stored value: whether the coordinator has said that the last round is over. */
 export const FINISHED = "finished";
+/** The same: whether the owner agrees to counts of each class. */
+export const BY_CLASS = "byClass";
 /** Quoted text in a message, which may be a cell of the owner's data. */
 const QUOTED = /“[^”]*”|'[^']*'/g;
 
-type WorkingStage = "waiting" | "downloading" | "training" | "uploading";
+type WorkingStage = "waiting" | "downloading" | "training" | "evaluating" | "uploading";
 
 class RoundClosed extends Error {}
-/** The owner has left or erased everything. */
-export class Stopped extends Error {}
 
 export class Rounds {
   private pause: PauseReason | null = null;
@@ -53,6 +60,9 @@ export class Rounds {
   private failure: { round: number; problem: Problem } | null = null;
   private trainedSeconds = 0;
   private pausedMs = 0;
+  /** Whether the coordinator has said that the last round is over. */
+  private over = false;
+  private readonly releases: Releases;
 
   constructor(
     private readonly client: CoordinatorClient,
@@ -62,12 +72,19 @@ export class Rounds {
     private readonly show: (change: Partial<View>) => void,
   ) {
     client.permitted = () => this.whilePaused();
+    this.releases = new Releases(client, identity.key, values);
   }
 
   /** Pauses or continues. Ends a running request, which may be stuck; its next attempt continues it. */
   setPause(reason: PauseReason | null): void {
     if (reason === this.pause) return;
     this.pause = reason;
+    this.client.interrupt();
+    this.wake();
+  }
+
+  /** Ends a wait, for example when the network is back. */
+  askNow(): void {
     this.client.interrupt();
     this.wake();
   }
@@ -98,29 +115,47 @@ export class Rounds {
 
   private async allRounds(): Promise<void> {
     let poll = SHORTEST_POLL_MS;
+    this.over = (await this.values.get<boolean>(FINISHED)) === true;
     for (;;) {
-      const work = await this.client.work();
+      // After the end, the coordinator may be gone for ever: that is no problem.
+      const work = this.over ? await this.client.peek() : await this.client.work();
+      if (work === null) {
+        await this.rest(jittered(RELEASE_CHECK_MS));
+        continue;
+      }
+      await this.setOver(work.state === "finished");
       const { round, joined, expected } = work;
       // Before a round opens again, the coordinator sends the number of the earlier round.
       if (this.failure !== null && round > this.failure.round) this.failure = null;
-      this.show({ round, joined, expected, problem: this.failure?.problem ?? null });
-      if (work.state === "finished") {
-        await this.values.put({ [FINISHED]: true });
-        return this.show({ stage: "finished", training: null });
+      if (!this.over) this.show({ round, joined, expected });
+      const toDo = (work.state === "train" || work.state === "judge") && offerOf(work) !== this.skipped;
+      if (!toDo) {
+        if (!this.over) this.show({ stage: "waiting", training: null });
+        if (work.state !== "train" && (await this.releases.follow(work.release ?? null))) await this.showModel();
       }
-      if (work.state === "train" && offerOf(work) !== this.skipped) {
+      this.show({ problem: this.failure?.problem ?? this.releases.problem });
+      const asked = 1000 * Math.max(work.ask_again_s ?? 0, 0);
+      if (toDo) {
         this.round = work.round;
-        await this.takePart(work);
+        await (work.state === "judge" ? this.judge(work) : this.takePart(work));
         this.round = 0;
         poll = SHORTEST_POLL_MS;
+      } else if (this.over) {
+        if (asked === 0) return;
+        await this.rest(jittered(Math.min(asked, LONGEST_RELEASE_MS)));
       } else {
         this.stage = "waiting";
-        this.show({ stage: "waiting", training: null });
-        const asked = Math.min(work.ask_again_s ?? 0, LONGEST_ASKED_S);
-        await this.rest(asked > 0 ? 1000 * asked : poll);
+        await this.rest(jittered(Math.min(asked, LONGEST_ASKED_MS) || poll));
         poll = Math.min(2 * poll, LONGEST_POLL_MS);
       }
     }
+  }
+
+  /** Stores and shows whether the last round is over. More rounds may come after it. */
+  private async setOver(over: boolean): Promise<void> {
+    if (over !== this.over) await this.values.put({ [FINISHED]: over || null });
+    this.over = over;
+    if (over) this.show({ stage: "finished", training: null });
   }
 
   private async takePart(work: Work): Promise<void> {
@@ -130,7 +165,9 @@ export class Rounds {
       const bundle = await fetchBundle(this.client, work.files, this.values);
       this.show({ bytesDown: this.client.bytesDown });
       const update = (await this.results.trained(bundle.sha256)) ?? (await this.train(work, bundle));
-      await this.offer({ round: work.round, files: work.files, personal: isPersonal(bundle.manifest) });
+      const personal = isPersonal(bundle.manifest);
+      const right = rightOf(personal ? update.evaluation?.after : update.evaluation?.before);
+      await this.offer({ round: work.round, files: work.files, personal, right });
       await this.send(work.round, update);
     } catch (error) {
       if (error instanceof RoundClosed || (error instanceof Refusal && error.roundOver)) return;
@@ -138,27 +175,70 @@ export class Rounds {
     }
   }
 
+  /** Evaluates the model after the last round, and sends the counts. Skips it if that fails. */
+  private async judge(work: Work): Promise<void> {
+    await checkWork(work, this.identity.key, this.values);
+    try {
+      await this.enter("downloading");
+      const bundle = await fetchBundle(this.client, work.files, this.values);
+      await this.enter("evaluating");
+      const asked = await this.agreed(work);
+      const counts = await this.withData(bundle, async (data) => {
+        const hooks = { beforeBatch: () => this.whilePaused(), onProgress: () => undefined };
+        const run = await ScheduleRun.open(bundle, data, work.round, new Map(), asked, hooks);
+        return run.judgeOnly().finally(() => run.remove());
+      });
+      if (counts !== null) {
+        const model = { round: work.round, files: work.files, personal: false, last: true, right: rightOf(counts) };
+        if (!isPersonal(bundle.manifest)) await this.offer(model);
+        return await this.client.sendJudgement(work.round, { bundle: bundle.sha256, counts });
+      }
+    } catch (error) {
+      if (error instanceof Stopped || (error instanceof Refusal && error.unknown)) throw error;
+    }
+    this.skipped = offerOf(work);
+  }
+
+  /** What the federation asks for in an evaluation, as far as the owner agrees. */
+  private async agreed({ evaluation }: Work): Promise<EvaluationRequest | null> {
+    if (!evaluation) return null;
+    this.show({ evaluation });
+    return { ...evaluation, by_class: evaluation.by_class && (await this.values.get(BY_CLASS)) === true };
+  }
+
   /** From here on, the owner can try the model of this round. */
   private async offer(model: StoredBundle): Promise<void> {
     await this.values.put({ [TRAINED]: model });
-    this.show({ model });
+    await this.showModel();
+  }
+
+  private async showModel(): Promise<void> {
+    this.show({ ...(await modelsOf(this.values)), bytesDown: this.client.bytesDown });
   }
 
   private async train(work: Work, bundle: Bundle): Promise<Update> {
     await this.enter("training");
     this.failure = null;
     this.show({ problem: null });
+    return this.withData(bundle, (data) => this.trainOn(data, work, bundle));
+  }
+
+  private async withData<T>(bundle: Bundle, use: (data: LocalData) => Promise<T>): Promise<T> {
     const record = await this.values.get<DataRecord>("data");
     if (record === null) throw new Failure("data.missing", {});
     await this.checkForm(record, formOf(bundle.manifest));
     const data = await LocalData.open(record, bundle.manifest);
+    return use(data).finally(() => data.close());
+  }
+
+  private async trainOn(data: LocalData, work: Work, bundle: Bundle): Promise<Update> {
     this.checkedAt = performance.now();
     const begun = this.unpausedMs();
     const spent = (): number => this.trainedSeconds + (this.unpausedMs() - begun) / 1000;
     const personal = await this.results.personalTensors();
     let run: ScheduleRun | null = null;
     try {
-      run = await ScheduleRun.open(bundle, data, work.round, personal, {
+      run = await ScheduleRun.open(bundle, data, work.round, personal, await this.agreed(work), {
         beforeBatch: () => this.betweenBatches(work.round),
         onProgress: (training) => this.show({ training, trainedSeconds: spent() }),
       });
@@ -167,7 +247,7 @@ export class Rounds {
       await this.compare(work.round, before, await predicted(bundle, data, run.tensors));
       const inputs = work.inputs ? summaryOf(data.x) : null;
       this.show({ farOff: inputs && work.inputs ? farOff(inputs, work.inputs) : null });
-      const update = await updateOf(bundle, data, run, inputs);
+      const update = await updateOf(bundle, run, inputs);
       const kept = bundle.manifest.tensors.filter((entry) => entry.role === "personal");
       const values = new Map(kept.map(({ name }) => [name, run!.state.get(name)!]));
       await this.results.keep(update, values);
@@ -178,7 +258,6 @@ export class Rounds {
       run?.close();
       return await this.failed(work, error);
     } finally {
-      data.close();
       this.trainedSeconds = spent();
       this.show({ trainedSeconds: this.trainedSeconds });
     }
@@ -256,13 +335,15 @@ export class Rounds {
     const begun = performance.now();
     while (this.pause !== null) {
       const reason: PauseReason = this.pause;
-      this.show({ stage: "paused", paused: reason, problem: null });
-      await this.client.progress("paused", null, PAUSES[reason]);
+      if (!this.over) {
+        this.show({ stage: "paused", paused: reason, problem: null });
+        await this.client.progress("paused", null, PAUSES[reason]);
+      }
       // The owner may have continued during the request.
       if (this.pause === reason) await this.rest(ROUND_CHECK_MS);
     }
     this.show({ paused: null });
-    await this.enter(this.stage);
+    if (!this.over) await this.enter(this.stage);
     this.pausedMs += performance.now() - begun;
   }
 
@@ -282,6 +363,18 @@ export class Rounds {
     });
     if (this.stopped) throw new Stopped();
   }
+}
+
+/** What the View says about the models on this device. */
+export async function modelsOf(values: Values): Promise<Pick<View, "model" | "refusedRelease">> {
+  const { current, refused } = await releasePointer(values);
+  const refusedRelease = refused.at(-1)?.number ?? 0;
+  const later = refusedRelease > (current?.release.number ?? 0);
+  return { model: await modelInUse(values), refusedRelease: later ? refusedRelease : null };
+}
+
+function jittered(milliseconds: number): number {
+  return milliseconds * (1 - JITTER + 2 * JITTER * Math.random());
 }
 
 /** A text that identifies the training of `work`. */

@@ -5,27 +5,21 @@
  */
 
 import type { Bundle } from "./bundle.js";
+import { EvaluatedRuns, LOSS, type Counts } from "./evaluation.js";
 import { Failure } from "./faults.js";
-import { sourceOf, type LocalData } from "./local_data.js";
-import {
-  trainingOf,
-  type Initialise,
-  type Instruction,
-  type Port,
-  type Record_,
-  type Signature,
-  type Train,
-} from "./manifest.js";
-import type { Progress } from "./messages.js";
+import { heldOut } from "./held_out.js";
+import type { LocalData } from "./local_data.js";
+import { trainingOf, type Initialise, type Instruction, type Record_, type Train } from "./manifest.js";
+import type { EvaluationRequest, Progress } from "./messages.js";
 import { NumpyRandom, type RandomState } from "./numpy_random.js";
 import { RowFile } from "./row_file.js";
-import { Session } from "./runtime.js";
+import type { Session } from "./runtime.js";
+import { batches } from "./signature_runs.js";
 import { folderOf, names, packed, remove, sha256, Sealed, unpacked } from "./storage.js";
 import { readAllTensors, writeTensors, type Tensor, type Tensors } from "./tensors.js";
 
 const FOLDER = "training";
 const CHECKPOINT = "checkpoint";
-const LOSS = "loss";
 /** Time between checkpoints within an epoch. Phones end a tab more often than boards lose power. */
 const CHECKPOINT_MS = 10_000;
 const STATE = "state:";
@@ -42,6 +36,9 @@ interface Position {
   /** Complete recordings, by name. */
   recorded: string[];
   dropout: RandomState;
+  /** Counts of the received model and of the trained one, if the federation asks for them. */
+  before?: Counts;
+  after?: Counts;
 }
 
 export interface Hooks {
@@ -50,39 +47,23 @@ export interface Hooks {
   onProgress: (progress: Progress) => void;
 }
 
-/**
- * Splits `samples` samples into batches of `size`, shuffled by `order` if it is given. If a
- * single sample remains, it joins the last batch: batch normalisation cannot train on one sample.
- */
-function batches(samples: number, size: number, order: NumpyRandom | null): Int32Array[] {
-  const indices = order?.permutation(samples) ?? Int32Array.from({ length: samples }, (_, i) => i);
-  const starts: number[] = [];
-  for (let at = 0; at < samples; at += size) starts.push(at);
-  if (starts.length > 1 && samples - starts[starts.length - 1]! === 1) starts.pop();
-  return starts.map((start, i) => indices.subarray(start, starts[i + 1] ?? samples));
-}
-
-export class ScheduleRun {
-  /** The tensors that the open signatures read and replace. */
-  state: Tensors = new Map();
-  private recordings = new Map<string, RowFile>();
+export class ScheduleRun extends EvaluatedRuns {
   private position: Position;
-  private dropout: NumpyRandom;
   private savedAt = performance.now();
   private readonly batchSeconds: number[] = [];
 
   private constructor(
-    private readonly bundle: Bundle,
-    private readonly data: LocalData,
+    bundle: Bundle,
+    data: LocalData,
     private readonly seed: number,
     private readonly folder: FileSystemDirectoryHandle,
     private readonly checkpoint: Sealed,
     private readonly key: string,
-    public personal: Tensors,
+    personal: Tensors,
+    private readonly asked: EvaluationRequest | null,
     private readonly hooks: Hooks,
   ) {
-    // Use a separate generator, not the one of the sample order, as in the native agent.
-    this.dropout = new NumpyRandom([seed, 1]);
+    super(bundle, data, seed, personal, asked === null ? new Int32Array() : heldOut(data.samples, asked.share));
     this.position = {
       instruction: 0,
       epoch: 0,
@@ -96,19 +77,24 @@ export class ScheduleRun {
     };
   }
 
-  /** Starts a training, or continues where a killed tab has stopped. */
+  /**
+   * Starts a training, or continues where a killed tab has stopped.
+   *
+   * @param asked What the federation asks for; null if devices do not judge its models.
+   */
   static async open(
     bundle: Bundle,
     data: LocalData,
     seed: number,
     personal: Tensors,
+    asked: EvaluationRequest | null,
     hooks: Hooks,
   ): Promise<ScheduleRun> {
     const folder = await folderOf(FOLDER);
-    const inputs = JSON.stringify([bundle.sha256, data.record.sha256, seed]);
+    const inputs = JSON.stringify([bundle.sha256, data.record.sha256, seed, ...(asked === null ? [] : [asked])]);
     const key = await sha256([new TextEncoder().encode(inputs), writeTensors(personal)]);
     const checkpoint = new Sealed(folder, CHECKPOINT);
-    const run = new ScheduleRun(bundle, data, seed, folder, checkpoint, key, personal, hooks);
+    const run = new ScheduleRun(bundle, data, seed, folder, checkpoint, key, personal, asked, hooks);
     await run.restore();
     return run;
   }
@@ -129,6 +115,22 @@ export class ScheduleRun {
   /** Durations of the training batches of this tab, in seconds. */
   get seconds(): readonly number[] {
     return this.batchSeconds;
+  }
+
+  /** The counts of the received model and of the trained one; null if nothing is kept apart. */
+  get evaluation(): { before: Counts; after: Counts } | null {
+    const { before, after } = this.position;
+    return before === undefined || after === undefined ? null : { before, after };
+  }
+
+  /** Evaluates the received model, without training it; null if this device has too few samples. */
+  async judgeOnly(): Promise<Counts | null> {
+    if (this.asked === null || this.apart.length === 0) return null;
+    for (const instruction of this.bundle.manifest.schedule) {
+      if (instruction.do === "record") await this.record(instruction);
+      this.position.batch = 0;
+    }
+    return this.judgeReceived(trainingOf(this.bundle.manifest), this.asked);
   }
 
   async finish(): Promise<void> {
@@ -200,18 +202,24 @@ export class ScheduleRun {
     const signature = this.bundle.manifest.signatures[name]!;
     const wanted = signature.outputs.map((port) => port.state!);
     if (!every_round && wanted.every((tensor) => this.personal.has(tensor))) return;
-    const session = await this.open(name);
-    try {
-      const none = new Int32Array();
-      this.replace(signature, await session.run(this.feeds(signature, "x", none, {})));
-    } finally {
-      await session.close();
-    }
+    await this.initialTensors(name);
     this.personal = new Map(wanted.map((tensor) => [tensor, this.state.get(tensor)!]));
     this.state.clear();
   }
 
+  /** Trains. For a federated evaluation, the received model is judged before and the trained one after. */
   private async train(instruction: Train): Promise<void> {
+    const asked = this.apart.length > 0 ? this.asked : null;
+    if (asked !== null) this.position.before ??= await this.judgeReceived(instruction, asked);
+    await this.trainEpochs(instruction);
+    if (asked !== null) this.position.after = await this.judge(instruction, asked);
+  }
+
+  protected async beforeBatch(): Promise<void> {
+    await this.hooks.beforeBatch();
+  }
+
+  private async trainEpochs(instruction: Train): Promise<void> {
     const sessions = new Map<string, Session>();
     try {
       for (const { signature } of instruction.steps) {
@@ -228,13 +236,14 @@ export class ScheduleRun {
   private async epoch(instruction: Train, sessions: Map<string, Session>): Promise<void> {
     const at = this.position;
     const order = new NumpyRandom([this.seed, at.epoch]);
-    const all = batches(this.data.samples, instruction.batch_size, order);
+    const all = batches(this.trained.length, instruction.batch_size, order);
     const left = (instruction.batches ?? Infinity) - at.epoch * all.length;
     const parts = all.slice(0, left);
     while (at.batch < parts.length) {
       await this.hooks.beforeBatch();
       const begun = performance.now();
-      const losses = await this.batch(instruction, sessions, parts[at.batch]!);
+      const indices = parts[at.batch]!.map((index) => this.trained[index]!);
+      const losses = await this.batch(instruction, sessions, indices);
       this.batchSeconds.push((performance.now() - begun) / 1000);
       at.lossSum += losses.reduce((sum, loss) => sum + loss, 0);
       at.lossCount += losses.length;
@@ -253,7 +262,7 @@ export class ScheduleRun {
 
   /** The number of epochs. The last one may end early, see `Train`. */
   private epochs({ epochs, batches: most, batch_size }: Train): number {
-    const each = batches(this.data.samples, batch_size, null).length;
+    const each = batches(this.trained.length, batch_size, null).length;
     return Math.min(epochs, Math.ceil((most ?? Infinity) / each));
   }
 
@@ -288,60 +297,6 @@ export class ScheduleRun {
       loss: losses.at(-1) ?? null,
       batchSeconds: sorted[sorted.length >> 1] ?? null,
     });
-  }
-
-  /** Opens a session for `name`. Loads the tensors that it reads, unless they are already loaded. */
-  private async open(name: string): Promise<Session> {
-    const signature = this.bundle.manifest.signatures[name]!;
-    const read = signature.inputs.flatMap((port) => (port.state === null ? [] : [port.state]));
-    const missing = read.filter((tensor) => !this.state.has(tensor));
-    for (const [tensor, value] of await this.bundle.tensors(missing)) this.state.set(tensor, value);
-    for (const { name: tensor, stored } of this.bundle.manifest.tensors) {
-      const kept = stored ? undefined : this.personal.get(tensor);
-      if (kept !== undefined && missing.includes(tensor)) this.state.set(tensor, kept);
-    }
-    return Session.open(await this.bundle.graph(name), signature, name);
-  }
-
-  private feeds(
-    signature: Signature,
-    source: string,
-    indices: Int32Array,
-    scalars: Record<string, number>,
-  ): Tensors {
-    return new Map(
-      signature.inputs.map((port) => [port.name, this.feed(port, source, indices, scalars)]),
-    );
-  }
-
-  private feed(
-    port: Port,
-    source: string,
-    indices: Int32Array,
-    scalars: Record<string, number>,
-  ): Tensor {
-    switch (port.kind) {
-      case "samples":
-        return sourceOf(this.data, this.recordings, source).read(indices);
-      case "labels":
-        return this.data.labels(indices);
-      case "classes":
-        return this.data.classes(this.bundle.manifest.classes);
-      case "scalar":
-        return { dtype: "float32", shape: [], data: Float32Array.of(scalars[port.name]!) };
-      case "seed": {
-        const drawn = BigInt(this.dropout.integers(2 ** 31 - 1));
-        return { dtype: "int64", shape: [], data: BigInt64Array.of(drawn) };
-      }
-      default:
-        return this.state.get(port.state!)!;
-    }
-  }
-
-  private replace(signature: Signature, results: Tensors): void {
-    for (const port of signature.outputs) {
-      if (port.state !== null) this.state.set(port.state, results.get(port.name)!);
-    }
   }
 
   /** Saves a checkpoint. `recording` is the file that is being recorded. */

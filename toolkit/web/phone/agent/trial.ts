@@ -1,16 +1,17 @@
 /** "Try it": the model on this device answers for a file of the owner. The file is not stored. */
 
 import { answerOf, outputForm } from "./answer.js";
-import { openStored, TRAINED, type Bundle, type StoredBundle } from "./bundle.js";
+import { openStored, type Bundle } from "./bundle.js";
 import { Failure } from "./faults.js";
 import type { Manifest } from "./manifest.js";
 import type { Trial } from "./messages.js";
+import { modelInUse } from "./model_in_use.js";
 import { firstBytes, readNpz } from "./npz.js";
 import { pictureOf } from "./pictures.js";
 import { outputOf } from "./prediction.js";
 import { checkArray } from "./preparation.js";
 import type { Values } from "./storage.js";
-import { BYTES, numbers, sizeOf, type Dtype, type Numbers, type Tensors } from "./tensors.js";
+import { BYTES, numbers, sizeOf, type Dtype, type Numbers, type Tensor, type Tensors } from "./tensors.js";
 import type { Results } from "./update.js";
 import { lastWindow } from "./windows.js";
 
@@ -23,12 +24,20 @@ interface Model {
   state: Tensors;
 }
 
-/** Chooses the model that answers: the last bundle that was trained, with the personal model if it has one. */
+/** The model that answers. */
 async function chosenModel(values: Values, results: Results): Promise<Model> {
-  const stored = await values.get<StoredBundle>(TRAINED);
+  const stored = await modelInUse(values);
   if (stored === null) throw new Failure("trial.no-model", {});
   const bundle = await openStored(stored, values);
-  return { bundle, state: await results.personalModel(bundle.manifest) };
+  const own = stored.personal ? await results.personalModel(bundle.manifest) : null;
+  return { bundle, state: own ?? new Map<string, Tensor>() };
+}
+
+/** `error`, or the failure for owners if memory is missing. */
+export function outOfMemory(error: unknown): unknown {
+  // Without room, browsers cannot make an array, and the runtime writes beyond its memory.
+  const noMemory = error instanceof RangeError || NO_MEMORY.test(String(error));
+  return noMemory && !(error instanceof Failure) ? new Failure("trial.no-memory", {}) : error;
 }
 
 /** The answer of the model for the picture, the last lines or the first array in `file`. */
@@ -41,9 +50,7 @@ export async function tryModel(file: File, values: Values, results: Results): Pr
     const answer = answerOf(await outputOf(bundle, x, state), outputForm(manifest));
     return { file: file.name, sample, answer, names: manifest.preprocessing?.classes ?? [] };
   } catch (error) {
-    // Without room, browsers cannot make an array, and the runtime writes beyond its memory.
-    const noMemory = error instanceof RangeError || NO_MEMORY.test(String(error));
-    throw noMemory && !(error instanceof Failure) ? new Failure("trial.no-memory", {}) : error;
+    throw outOfMemory(error);
   }
 }
 

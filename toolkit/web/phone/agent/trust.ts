@@ -3,9 +3,9 @@
  * the key of the coordinator that this page has joined, and must be recent.
  */
 
-import type { CoordinatorClient, EvaluationRequest, Work } from "./client.js";
+import type { CoordinatorClient, ReleaseOffer, Work } from "./client.js";
 import { Failure } from "./faults.js";
-import type { Invitation } from "./messages.js";
+import type { EvaluationRequest, Invitation } from "./messages.js";
 import type { Bytes, Values } from "./storage.js";
 
 /** The most characters of a line in which a federation describes itself. */
@@ -30,12 +30,11 @@ export async function checkKey(key: string, fingerprint: string | null): Promise
 }
 
 export interface SignedInvitation extends Invitation {
-  evaluation?: EvaluationRequest | null;
   key: string;
   signature: string;
 }
 
-/** The signed line of a request for a federated evaluation; none without a request. This page sends no counts. */
+/** The signed line of a request for a federated evaluation; none without a request. */
 function evaluationLines(asked: EvaluationRequest | null | undefined): string[] {
   if (!asked) return [];
   return [`evaluation ${Math.round(asked.share * 1e6)}${asked.by_class ? " by class" : ""}`];
@@ -55,6 +54,7 @@ export async function invited(client: CoordinatorClient, fingerprint: string | n
     round_s: number(signed.round_s),
     first_bytes: number(signed.first_bytes),
     round_bytes: number(signed.round_bytes),
+    evaluation: signed.evaluation ?? null,
   };
 }
 
@@ -79,6 +79,7 @@ export async function checkWork(work: Work, key: string, values: Values): Promis
   const lines = ["edgetailor-work-1", `${work.issued}`, `${work.round}`, work.submodel];
   for (const { sha256, size, name } of work.files) lines.push(`${sha256} ${size} ${name}`);
   lines.push(...evaluationLines(work.evaluation));
+  if (work.state === "judge") lines.push("judge");
   if (!(await isSigned(lines, key, work.signature))) {
     throw new Failure("trust.forged-work", {});
   }
@@ -87,6 +88,16 @@ export async function checkWork(work: Work, key: string, values: Values): Promis
     throw new Failure("trust.old-work", {});
   }
   await values.put({ newest: work.issued });
+}
+
+/** Checks the signature of a release. `newest` is the time of the last offer that this page has followed. */
+export async function checkRelease(offer: ReleaseOffer, key: string, newest: number): Promise<void> {
+  const { number, round, back, issued } = offer;
+  const lines = ["edgetailor-release-1", `${issued}`, `${number}`, `${round}`, back ? "back" : "forward"];
+  for (const { sha256, size, name } of offer.files) lines.push(`${sha256} ${size} ${name}`);
+  lines.push(...evaluationLines(offer.evaluation));
+  if (!(await isSigned(lines, key, offer.signature))) throw new Failure("trust.forged-release", { number });
+  if (issued < newest) throw new Failure("trust.old-release", { number });
 }
 
 function decoded(base64: string): Bytes {

@@ -2,9 +2,9 @@
 
 import type { Bundle } from "./bundle.js";
 import type { Body } from "./disclosure.js";
+import type { Counts } from "./evaluation.js";
 import { Failure } from "./faults.js";
 import type { InputSummary } from "./input_summary.js";
-import type { LocalData } from "./local_data.js";
 import { uploaded, type Manifest } from "./manifest.js";
 import { profileOf } from "./round_profile.js";
 import type { ScheduleRun } from "./schedule.js";
@@ -21,12 +21,12 @@ export interface Update {
   tensors: Bytes;
   sha256: string;
   loss: number;
+  evaluation?: { before: Counts; after: Counts } | null;
 }
 
 /** @param inputs The summary of the inputs, if the coordinator has sent its own summary. */
 export async function updateOf(
   bundle: Bundle,
-  data: LocalData,
   run: ScheduleRun,
   inputs: InputSummary | null,
 ): Promise<Update> {
@@ -42,14 +42,14 @@ export async function updateOf(
   const digest = await sha256(tensors);
   // Without a masked loss, the server learns nothing about the labels.
   const masked = manifest.tensors.some((entry) => entry.by_class);
-  const present = [...data.classes(manifest.classes).data].flatMap((occurs, i) => (occurs ? [i] : []));
+  const present = [...run.trainedClasses.data].flatMap((occurs, i) => (occurs ? [i] : []));
   const raw = manifest.tensors.filter((entry) => entries.includes(entry));
   const record: Body<"POST /rounds/{round}/update"> = {
     version: VERSION,
     bundle: bundle.sha256,
     base: manifest.base,
     submodel: manifest.submodel,
-    samples: data.samples,
+    samples: run.trained.length,
     steps: run.steps,
     loss_first: run.losses[0],
     loss_last: run.losses.at(-1),
@@ -58,8 +58,9 @@ export async function updateOf(
     profile: await profileOf(manifest, run.seconds),
     validation: [],
     classes: masked ? present : null,
-    // Coordinators of earlier versions refuse the field.
+    // Coordinators of earlier versions refuse these fields.
     inputs: inputs ?? undefined,
+    evaluation: run.evaluation ?? undefined,
   };
   return {
     bundle: bundle.sha256,
@@ -67,6 +68,7 @@ export async function updateOf(
     tensors,
     sha256: digest,
     loss: run.losses.at(-1) ?? NaN,
+    evaluation: run.evaluation,
   };
 }
 

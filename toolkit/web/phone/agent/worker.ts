@@ -1,12 +1,12 @@
 /** The worker of the page. It runs Commands one after another, and posts Views. */
 
 import { CoordinatorClient } from "./client.js";
-import { TRAINED, type StoredBundle } from "./bundle.js";
 import { Failure, problemOf } from "./faults.js";
 import { importData, removeReplaced, type DataRecord } from "./local_data.js";
 import { join, type Identity } from "./membership.js";
 import type { Command, View } from "./messages.js";
-import { FINISHED, Rounds, Stopped } from "./rounds.js";
+import { BY_CLASS, FINISHED, modelsOf, Rounds } from "./rounds.js";
+import { Stopped } from "./requests.js";
 import { readForm, type Source } from "./sample_form.js";
 import { eraseAll, Values } from "./storage.js";
 import { tryModel } from "./trial.js";
@@ -33,6 +33,9 @@ const EMPTY: View = {
   losses: [],
   predictions: null,
   model: null,
+  refusedRelease: null,
+  evaluation: null,
+  byClass: false,
   trying: false,
   trial: null,
   trialProblem: null,
@@ -74,9 +77,12 @@ function client(secret: string): CoordinatorClient {
 async function showStored(): Promise<void> {
   const identity = await values.get<Identity>("device");
   const data = await values.get<DataRecord>("data");
+  const invitation = (await values.get<View["invitation"]>("invitation")) ?? view.invitation;
   show({
     ...(rounds === null ? idle(identity, (await values.get<boolean>(FINISHED)) === true) : {}),
-    invitation: (await values.get<View["invitation"]>("invitation")) ?? view.invitation,
+    invitation,
+    evaluation: view.evaluation ?? invitation?.evaluation ?? null,
+    byClass: (await values.get(BY_CLASS)) === true,
     device: identity && { id: identity.device, name: identity.name, submodel: identity.submodel },
     data: data && {
       name: data.name,
@@ -89,7 +95,7 @@ async function showStored(): Promise<void> {
     measured: null,
     losses: (await values.get<View["losses"]>("losses")) ?? [],
     predictions: await values.get<View["predictions"]>("predictions"),
-    model: await values.get<StoredBundle>(TRAINED),
+    ...(await modelsOf(values)),
     persisted: await navigator.storage.persisted(),
   });
 }
@@ -105,7 +111,8 @@ async function look(given: string): Promise<void> {
   const [token, fingerprint] = splitToken(given);
   show({ bareLink: fingerprint === null });
   try {
-    show({ invitation: await invited(client(token), fingerprint) });
+    const invitation = await invited(client(token), fingerprint);
+    show({ invitation, evaluation: invitation.evaluation ?? null });
   } catch (error) {
     show({ problem: problemOf(error) });
   }
@@ -114,16 +121,9 @@ async function look(given: string): Promise<void> {
 async function train(): Promise<void> {
   const identity = await values.get<Identity>("device");
   if (identity === null || rounds !== null) return;
-  const contact = client(identity.secret);
-  if (await stillFinished(contact)) return;
-  show({ problem: null, stage: "waiting" });
-  rounds = new Rounds(
-    contact,
-    identity,
-    values,
-    await openResults(),
-    show,
-  );
+  const over = (await values.get<boolean>(FINISHED)) === true;
+  show({ problem: null, stage: over ? "finished" : "waiting" });
+  rounds = new Rounds(client(identity.secret), identity, values, await openResults(), show);
   try {
     await rounds.run();
   } catch (error) {
@@ -131,15 +131,6 @@ async function train(): Promise<void> {
   } finally {
     rounds = null;
   }
-}
-
-/** Whether the last round is over. The coordinator may be gone for ever, or may have more rounds today. */
-async function stillFinished(contact: CoordinatorClient): Promise<boolean> {
-  if (!(await values.get<boolean>(FINISHED))) return false;
-  const work = await contact.peek();
-  if (work === null || work.state === "finished") return true;
-  await values.put({ [FINISHED]: null });
-  return false;
 }
 
 /** Tries a file. Not while a training uses the processor and the memory. */
@@ -180,7 +171,7 @@ async function leave(): Promise<void> {
   show({ stage: "new", problem: untold && new Failure("leave.untold", untold).problem });
 }
 
-async function obey(command: Exclude<Command, { do: "look" | "pause" | "retry" }>): Promise<void> {
+async function obey(command: Exclude<Command, { do: "look" | "pause" | "retry" | "by-class" }>): Promise<void> {
   switch (command.do) {
     case "join": {
       show({ stage: "joining", problem: null });
@@ -235,7 +226,11 @@ self.onmessage = ({ data }: MessageEvent<Command>) => {
   // These commands do not wait: they change the running command, or run at the same time.
   if (data.do === "look") return void look(data.token);
   if (data.do === "pause") return rounds?.setPause(data.reason);
-  if (data.do === "retry") return contact?.interrupt();
+  if (data.do === "retry") return void (rounds === null ? contact?.interrupt() : rounds.askNow());
+  if (data.do === "by-class") {
+    show({ byClass: data.agreed });
+    return void values.put({ [BY_CLASS]: data.agreed });
+  }
   last = last
     .then(() => obey(data))
     .catch(async (error: unknown) => {

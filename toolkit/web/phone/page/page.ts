@@ -63,13 +63,15 @@ function start(): void {
   });
 
   function pauseReason(): PauseReason | null {
-    return ownerPaused ? "owner" : conditions.pauseReason();
+    return ownerPaused && view?.stage !== "finished" ? "owner" : conditions.pauseReason();
   }
 
   /** Sends the reason to pause until a View shows it, because a training that just begins may miss it. */
   function applyPause(): void {
     const reason = pauseReason();
-    if (view !== null && isWorking(view.stage) && view.paused !== reason) send({ do: "pause", reason });
+    // After the end, releases come only if the conditions allow it.
+    const asks = view !== null && (isWorking(view.stage) || view.stage === "finished");
+    if (asks && view?.paused !== reason) send({ do: "pause", reason });
   }
 
   /** Draws soon. There is a View for every batch; only the newest is drawn, a few times a second. */
@@ -172,6 +174,8 @@ function start(): void {
     const answer = sure.returnValue;
     if (answer === "leave") send({ do: "leave" });
   };
+  const byClass = element<HTMLInputElement>("by-class");
+  byClass.onchange = () => send({ do: "by-class", agreed: byClass.checked });
   element("retry-now").onclick = () => send({ do: "retry" });
   addEventListener("online", () => send({ do: "retry" }));
   setInterval(redraw, 1000); // updates the seconds until a coordinator is asked again

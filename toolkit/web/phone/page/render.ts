@@ -54,6 +54,7 @@ export function draw(view: View, surroundings: Surroundings): void {
   say("bare-link", view.bareLink ? TEXTS.bareLink : "");
   drawProblem(view);
   drawInvitation(view);
+  drawEvaluation(view);
   drawRetry(view);
   element("join").querySelector("button")!.disabled = stage === "joining";
   if (device !== null) {
@@ -129,6 +130,14 @@ function drawInvitation({ invitation }: View): void {
   const all = rounds === 0 ? round_bytes : first_bytes + round_bytes * (rounds - 1);
   const minutes = number(Math.ceil(round_s / 60));
   say("estimate", TEXTS.estimate(rounds, minutes, all === 0 ? "" : size(all)));
+}
+
+/** Draws what is asked of this device if devices judge the models. */
+function drawEvaluation({ stage, evaluation, byClass }: View): void {
+  say("apart", evaluation === null ? "" : TEXTS.apart(percent(evaluation.share)));
+  const box = element<HTMLInputElement>("by-class");
+  box.closest("label")!.hidden = evaluation?.by_class !== true || stage === "finished";
+  box.checked = byClass;
 }
 
 /** Draws the list of what leaves this device: a line for each kind of field in requests. */

@@ -3,7 +3,7 @@
 import type { Answer, Trial, View } from "../agent/messages.js";
 import { element, itemWith, say, write } from "./elements.js";
 import { taken } from "./sources.js";
-import { messageOf, percent, TEXTS } from "./words.js";
+import { dayOf, messageOf, percent, TEXTS } from "./words.js";
 
 const ACCEPTED = { images: "image/*", series: ".csv,text/csv", arrays: ".npz" };
 /** The most classes, and the most numbers or positions, that are shown. */
@@ -27,9 +27,11 @@ export function offerTrial(use: (file: File) => void): void {
 
 let drawn: Trial | null = null;
 
-export function drawTrial({ stage, model, preprocessing, trying, trial, trialProblem }: View): void {
+export function drawTrial(view: View): void {
+  const { stage, model, refusedRelease, preprocessing, trying, trial, trialProblem } = view;
   const kind = preprocessing?.kind ?? "arrays";
   write("try-model", modelOf(stage === "training", model));
+  say("try-refused", refusedRelease === null ? "" : TEXTS.refusedRelease(refusedRelease));
   write("try-label", TEXTS.tryFile[kind]);
   element<HTMLInputElement>("try-file").accept = ACCEPTED[kind];
   element<HTMLFieldSetElement>("try-source").disabled = model === null || trying || stage === "training";
@@ -47,7 +49,16 @@ export function drawTrial({ stage, model, preprocessing, trying, trial, trialPro
 function modelOf(training: boolean, model: View["model"]): string {
   if (model === null) return TEXTS.noModel;
   if (training) return TEXTS.tryLater;
-  return (model.personal ? TEXTS.personalModel : TEXTS.model)(model.round);
+  const { right } = model;
+  const judged = right ? ` ${TEXTS.right(right.right, right.of, percent(right.right / Math.max(1, right.of)))}` : "";
+  return nameOfModel(model) + judged;
+}
+
+/** Which model it is: the personal one, a release, or the shared model of a round. */
+function nameOfModel({ round, personal, last, release }: NonNullable<View["model"]>): string {
+  if (personal) return TEXTS.personalModel(round);
+  if (release) return TEXTS.releasedModel(release.number, round, dayOf(release.issued));
+  return last ? TEXTS.lastModel : TEXTS.model(round);
 }
 
 function aboutOf({ file, sample }: Trial): string {

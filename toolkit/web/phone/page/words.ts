@@ -42,3 +42,8 @@ export function number(value: number, digits = 0): string {
 export function percent(share: number): string {
   return share.toLocaleString(TEXTS.language, { style: "percent" });
 }
+
+/** The day of a time in seconds since 1970. */
+export function dayOf(seconds: number): string {
+  return new Date(1000 * seconds).toLocaleDateString(TEXTS.language, { dateStyle: "long" });
+}

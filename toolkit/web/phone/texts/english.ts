@@ -21,6 +21,7 @@ export const PAGE = {
   nameHelp: "The operator sees this name.",
   join: "Join",
   sharesHeading: "What leaves this device",
+  byClass: "Send these counts for each kind of example, too",
   staysHeading: "What never leaves it",
   staysData: "your data",
   staysPersonal: "your personal model, if this federation has personal models",
@@ -100,6 +101,9 @@ export const ENGLISH = {
     numbers: "the trained numbers of its part of the model",
     counts: "how many examples you have, and how many steps it has trained",
     loss: "how well the model fits your examples: a few numbers for each round",
+    judged:
+      "how many of the examples that are kept apart the model gets right, and the sum of its errors on them, if this " +
+      "federation is judged by its devices",
     classes: "which of the kinds occur among your examples, if the federation's models ask for it",
     inputs: "the range in which most values of your examples lie, in two digits, if the coordinator compares ranges",
     name: "the name that you give this device",
@@ -107,8 +111,14 @@ export const ENGLISH = {
     speed: "when it trained, how fast it computes, and how much memory that takes",
     doing: "what it is doing, and why it pauses: you, the hidden page, no charger, a metered connection",
     problems: "what went wrong, if its training fails",
+    release:
+      "which released model it uses, or why it did not take one, for example how many of your examples it gets right",
     key: "a public key and the time of its clock, when it joins",
   } satisfies Record<Line, string>,
+  /** What a federation asks for that is judged by its devices. */
+  apart: (share: string) =>
+    `${share} of your examples are kept apart: this device never trains on them. In each round it counts how many of ` +
+    "them the model gets right, before and after its training, and sends these counts.",
   leavesAddress: "as with every page: its internet address",
   workerFailed: "A part of this page could not be loaded. Reload the page.",
   tryingAgain: (seconds: number) => `Trying again in ${seconds} s.`,
@@ -122,6 +132,7 @@ export const ENGLISH = {
     waiting: "Waiting for the next round",
     downloading: "Downloading the model",
     training: "Training",
+    evaluating: "Counting how many of your examples the last model gets right",
     uploading: "Sending the result",
     paused: "Paused",
     leaving: "Leaving and erasing",
@@ -205,6 +216,14 @@ export const ENGLISH = {
     round === 1
       ? "The shared model answers, as it was before the first round. It may only guess."
       : `The shared model answers, as it was when round ${round} began.`,
+  lastModel: "The shared model answers, as it was after the last round.",
+  releasedModel: (number: number, round: number, date: string) =>
+    `The released model answers: release ${number} of ${date}, the shared model after round ${round}.`,
+  /** How the model predicts examples of this device. */
+  right: (right: number, of: number, share: string) =>
+    `Of ${of} of your own examples with which it was judged, it got ${right} right (${share}).`,
+  refusedRelease: (number: number) =>
+    `This device did not take release ${number}: it is worse on your own examples, or cannot be used here.`,
   personalModel: (round: number) => `Your personal model answers, as this device trained it in round ${round}.`,
   trying: "The model is working",
   tried: (file: string, lines: number) => `The last ${lines} lines of ${file}`,

@@ -121,6 +121,10 @@ export const ENGLISH_FAULTS: Sentences = {
   "leave.untold": ({ device, id }) =>
     "Everything on this device is erased. The coordinator did not answer, and keeps the place: tell the " +
     `operator that “${device}” (${id}) has left.`,
+  "release.no-inference-bundle": () => "The release cannot predict, so it cannot be used.",
+  "release.no-room": ({ needed, free }) =>
+    `The release needs ${needed} bytes, and this page may store ${free} more. It is tried again in an hour.`,
+  "release.worse": ({ reason }) => reason,
   "storage.disk-full": () =>
     "The browser has no room left for this page. Free some storage, then continue.",
   "storage.lost": () => "The browser has removed a file of this page.",
@@ -134,9 +138,14 @@ export const ENGLISH_FAULTS: Sentences = {
   "trial.training": () => "This device is training. Try the model when it waits, is paused or has finished.",
   "trust.forged-invitation": () =>
     "The description of this federation is not signed by its coordinator: somebody on the way has altered it.",
+  "trust.forged-release": ({ number }) =>
+    `Release ${number} is not signed by your coordinator: somebody on the way has altered it. Nothing was changed.`,
   "trust.forged-work": () =>
     "The work that came is not signed by your coordinator: somebody on the way has altered it. Nothing was " +
     "trained.",
+  "trust.old-release": ({ number }) =>
+    `The offer of release ${number} is older than one that this page has followed: somebody may have sent an old ` +
+    "message again. Nothing was changed.",
   "trust.old-work": () =>
     "The work is signed, but it is not current: somebody may have sent old work again. Nothing was trained. " +
     "Check the date and the time of this device.",

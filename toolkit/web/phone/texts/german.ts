@@ -19,6 +19,7 @@ const PAGE: Words["page"] = {
   nameHelp: "Der Betreiber sieht diesen Namen.",
   join: "Mitmachen",
   sharesHeading: "Was dieses Gerät verlässt",
+  byClass: "Diese Zahlen auch für jede Art von Beispielen senden",
   staysHeading: "Was es nie verlässt",
   staysData: "Ihre Daten",
   staysPersonal: "Ihr persönliches Modell, falls diese Föderation persönliche Modelle hat",
@@ -94,6 +95,9 @@ export const GERMAN: Words = {
     numbers: "die trainierten Zahlen seines Teils des Modells",
     counts: "wie viele Beispiele Sie haben, und wie viele Schritte es trainiert hat",
     loss: "wie gut das Modell zu Ihren Beispielen passt: ein paar Zahlen für jede Runde",
+    judged:
+      "bei wie vielen der zurückgelegten Beispiele das Modell recht hat, und die Summe seiner Fehler dabei, wenn die " +
+      "Geräte dieser Föderation das Modell beurteilen",
     classes: "welche der Arten unter Ihren Beispielen vorkommen, wenn die Modelle der Föderation danach fragen",
     inputs:
       "in welchem Bereich die Werte Ihrer Beispiele meistens liegen, auf zwei Stellen, wenn der Koordinator sie vergleicht",
@@ -103,8 +107,14 @@ export const GERMAN: Words = {
     speed: "wann es trainiert hat, wie schnell es rechnet und wie viel Arbeitsspeicher das braucht",
     doing: "was es gerade tut, und warum es pausiert: Sie, die verdeckte Seite, kein Ladegerät, eine getaktete Verbindung",
     problems: "was nicht geklappt hat, wenn sein Training fehlschlägt",
+    release:
+      "welche veröffentlichte Fassung des Modells es verwendet, oder warum es eine nicht genommen hat, zum Beispiel bei " +
+      "wie vielen Ihrer Beispiele sie recht hat",
     key: "ein öffentlicher Schlüssel und die Zeit seiner Uhr, wenn es mitmacht",
   },
+  apart: (share) =>
+    `${share} Ihrer Beispiele werden zurückgelegt: Dieses Gerät trainiert nie mit ihnen. In jeder Runde zählt es, bei ` +
+    "wie vielen davon das Modell recht hat, vor und nach seinem Training, und sendet diese Zahlen.",
   leavesAddress: "wie bei jeder Seite: seine Internetadresse",
   workerFailed: "Ein Teil dieser Seite konnte nicht geladen werden. Laden Sie die Seite neu.",
   tryingAgain: (seconds) => `Nächster Versuch in ${seconds} s.`,
@@ -118,6 +128,7 @@ export const GERMAN: Words = {
     waiting: "Warten auf die nächste Runde",
     downloading: "Das Modell wird geladen",
     training: "Training läuft",
+    evaluating: "Es wird gezählt, bei wie vielen Ihrer Beispiele das letzte Modell recht hat",
     uploading: "Das Ergebnis wird gesendet",
     paused: "Pause",
     leaving: "Es wird ausgestiegen und gelöscht",
@@ -206,6 +217,13 @@ export const GERMAN: Words = {
     round === 1
       ? "Das gemeinsame Modell antwortet, so wie es vor der ersten Runde war. Vielleicht rät es nur."
       : `Das gemeinsame Modell antwortet, so wie es am Anfang von Runde ${round} war.`,
+  lastModel: "Das gemeinsame Modell antwortet, so wie es nach der letzten Runde war.",
+  releasedModel: (number, round, date) =>
+    `Das veröffentlichte Modell antwortet: Fassung ${number} vom ${date}, das gemeinsame Modell nach Runde ${round}.`,
+  right: (right, of, share) =>
+    `Bei ${right} von ${of} Ihrer eigenen Beispiele, an denen es beurteilt wurde, hatte es recht (${share}).`,
+  refusedRelease: (number) =>
+    `Dieses Gerät hat Fassung ${number} nicht genommen: Sie ist bei Ihren Beispielen schlechter, oder sie geht hier nicht.`,
   personalModel: (round) =>
     `Ihr persönliches Modell antwortet, so wie dieses Gerät es in Runde ${round} trainiert hat.`,
   trying: "Das Modell rechnet",

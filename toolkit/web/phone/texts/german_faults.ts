@@ -122,6 +122,11 @@ export const GERMAN_FAULTS: Sentences = {
   "leave.untold": ({ device, id }) =>
     "Auf diesem Gerät ist alles gelöscht. Der Koordinator hat nicht geantwortet und hält den Platz frei: Sagen " +
     `Sie dem Betreiber, dass „${device}“ (${id}) ausgestiegen ist.`,
+  "release.no-inference-bundle": () => "Die neue Fassung kann nichts vorhersagen, deshalb wird sie nicht verwendet.",
+  "release.no-room": ({ needed, free }) =>
+    `Die neue Fassung braucht ${needed} Bytes, und diese Seite darf noch ${free} speichern. Der nächste Versuch ist in ` +
+    "einer Stunde.",
+  "release.worse": ({ reason }) => reason,
   "storage.disk-full": () =>
     "Der Browser hat keinen Platz mehr für diese Seite. Schaffen Sie Platz, und machen Sie dann weiter.",
   "storage.lost": () => "Der Browser hat eine Datei dieser Seite gelöscht.",
@@ -137,9 +142,15 @@ export const GERMAN_FAULTS: Sentences = {
   "trust.forged-invitation": () =>
     "Die Beschreibung dieser Föderation ist nicht von ihrem Koordinator unterschrieben: Jemand hat sie " +
     "unterwegs verändert.",
+  "trust.forged-release": ({ number }) =>
+    `Fassung ${number} ist nicht von Ihrem Koordinator unterschrieben: Jemand hat sie unterwegs verändert. Es wurde ` +
+    "nichts geändert.",
   "trust.forged-work": () =>
     "Die Arbeit ist nicht von Ihrem Koordinator unterschrieben: Jemand hat sie unterwegs verändert. Es wurde " +
     "nichts trainiert.",
+  "trust.old-release": ({ number }) =>
+    `Das Angebot der Fassung ${number} ist älter als eines, dem diese Seite schon gefolgt ist: Vielleicht hat jemand eine ` +
+    "alte Nachricht noch einmal geschickt. Es wurde nichts geändert.",
   "trust.old-work": () =>
     "Die Arbeit ist unterschrieben, aber von einer anderen Zeit: Vielleicht wiederholt jemand eine alte. Es " +
     "wurde nichts trainiert. Prüfen Sie Datum und Uhrzeit dieses Geräts.",
