@@ -46,7 +46,7 @@ from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.rounds.upload_validation import Update
 from toolkit.coordinator.server import Server
-from toolkit.model_evaluation import Evaluation
+from toolkit.evaluation_sums import Evaluation
 from toolkit.web.built_page import Page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -25,8 +25,9 @@ from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.update_bounds import Scale
 from toolkit.aggregation.update_scales import scales
 from toolkit.aggregation.update_validation import check_update, is_variance
+from toolkit.evaluation_sums import Evaluation
 from toolkit.families import recovering_family
-from toolkit.model_evaluation import Evaluation, evaluate, take_statistics, training_problem
+from toolkit.model_evaluation import evaluate, take_statistics, training_problem
 from toolkit.splitting import split
 from toolkit.submodels import global_model
 from toolkit.submodels.global_model import GlobalModel

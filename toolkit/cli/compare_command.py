@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from device_agent.cli.console import print_json
-from toolkit.cli.printed.comparison_table import show_comparison
+from toolkit.cli.options import Choice
 
 if TYPE_CHECKING:
     from toolkit.simulation.comparison import Row
@@ -16,17 +16,30 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--by",
+    type=Choice(["class", "device"]),
+    help="Also compare the last rounds by class, or on the devices and by kind.",
+)
 @click.option("--curves", type=click.Path(path_type=Path), help="Write the curves to this PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def compare(runs: Sequence[Path], curves: Path | None, as_json: bool) -> None:
+def compare(runs: Sequence[Path], by: str | None, curves: Path | None, as_json: bool) -> None:
     """Compare simulations by their folders RUN.
 
     Runs that differ only in their seeds are one row, with means and sample standard deviations.
     `final` and `best` are accuracies of the global model (losses of a regression). `own` is the
     accuracy of the clients' own models with `validation`. `sent` counts the bytes in both
     directions. `time` is how long the simulation took, `simulated` how long the rounds would take
-    on devices with a `profile`.
+    on devices with a `profile`. A regression has `RMSE` and `MAE` of the last round.
+
+    --by device needs a table [evaluation] in the federation's file. Its figures are those of the
+    clients of the last round, which judge the model of the round before.
     """
+    from toolkit.cli.printed.comparison_table import (
+        show_by_class,
+        show_by_device,
+        show_comparison,
+    )
     from toolkit.simulation.comparison import compare as read
     from toolkit.simulation.curves import draw_comparison
 
@@ -36,14 +49,20 @@ def compare(runs: Sequence[Path], curves: Path | None, as_json: bool) -> None:
     if as_json:
         document = {"version": 1, "runs": [_as_object(row) for row in rows]}
         print_json(msgspec.json.encode(document))  # null in place of NaN and infinity
-    else:
-        show_comparison(rows)
+        return
+    show_comparison(rows)
+    if by == "class":
+        show_by_class(rows)
+    elif by == "device":
+        show_by_device(rows)
 
 
 def _as_object(row: "Row") -> dict[str, object]:
     values = {
         "final_loss" if row.judged_by_loss else "final_accuracy": row.final,
         "best_loss" if row.judged_by_loss else "best_accuracy": row.best,
+        "rmse": row.errors and row.errors[0],
+        "mae": row.errors and row.errors[1],
         "own_accuracy": row.own_models,
         "bytes": row.sent,
         "seconds": row.seconds,
@@ -54,4 +73,6 @@ def _as_object(row: "Row") -> dict[str, object]:
         "folders": [str(folder) for folder in row.folders],
         "rounds": [len(history) for history in row.histories],
         **{key: value and value._asdict() for key, value in values.items()},
+        "classes": row.classes,
+        "devices": row.devices,
     }

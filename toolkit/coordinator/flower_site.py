@@ -27,7 +27,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import encode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.update_bounds import Scale
-from toolkit.model_evaluation import Evaluation
+from toolkit.evaluation_sums import Evaluation
 from toolkit.submodels.global_model import from_bytes
 
 SITE = "site"

@@ -24,7 +24,7 @@ from toolkit.coordinator.storage.saved_rounds import known_round, model_file, re
 if TYPE_CHECKING:
     from toolkit.aggregation.federation import Federation
     from toolkit.coordinator.round_aggregation import Samples
-    from toolkit.model_evaluation import Evaluation
+    from toolkit.evaluation_sums import Evaluation
 
 logger = logging.getLogger(__name__)
 

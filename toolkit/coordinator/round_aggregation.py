@@ -27,7 +27,7 @@ from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.suspicions import Suspect
 
 if TYPE_CHECKING:
-    from toolkit.model_evaluation import Evaluation
+    from toolkit.evaluation_sums import Evaluation
 
 Samples = tuple[np.ndarray, np.ndarray]
 """Samples and labels."""

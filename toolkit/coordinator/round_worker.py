@@ -29,7 +29,7 @@ from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder
 from toolkit.coordinator.untrainable_model import go_back, is_spoilt
 
 if TYPE_CHECKING:
-    from toolkit.model_evaluation import Evaluation
+    from toolkit.evaluation_sums import Evaluation
 
 logger = logging.getLogger(__name__)
 

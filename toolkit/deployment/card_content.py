@@ -36,7 +36,8 @@ from toolkit.deployment.model_card import (
 from toolkit.deployment.speed import medians
 from toolkit.deployment.targets import Target, needed_bytes
 from toolkit.deployment.trained_model import TrainedModel
-from toolkit.model_evaluation import Evaluation, evaluate_outputs
+from toolkit.evaluation_sums import Evaluation
+from toolkit.model_evaluation import evaluate_outputs
 
 SLOWER = 1.1
 """Times differ by less than this factor between two measurements of the same graph."""

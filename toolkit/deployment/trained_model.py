@@ -18,7 +18,8 @@ from profiles.text_formatting import counted
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.storage.saved_rounds import model_file, saved_rounds
-from toolkit.model_evaluation import Evaluation, evaluate
+from toolkit.evaluation_sums import Evaluation
+from toolkit.model_evaluation import evaluate
 from toolkit.splitting import split
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig

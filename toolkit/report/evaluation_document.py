@@ -14,7 +14,7 @@ from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 
 if TYPE_CHECKING:
-    from toolkit.model_evaluation import Evaluation
+    from toolkit.evaluation_sums import Evaluation
 
 EVALUATION_VERSION = 1
 CONFUSION = "confusion"

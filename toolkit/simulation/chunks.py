@@ -16,6 +16,7 @@ from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import encode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.evaluation_sums import Evaluation
 from toolkit.simulation.simulation_config import SimulationConfig
 from toolkit.simulation.torch_executor import Arrays, MemoryBundle, TorchExecutor, sent_bytes
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -62,8 +63,7 @@ class Chunk:
 class OwnModel:
     """The model of a client that trains alone, and its evaluation."""
 
-    accuracy: float | None
-    loss: float
+    evaluation: Evaluation
     model: bytes
 
 
@@ -158,8 +158,8 @@ class ChunkTrainer:
             self.bundles.clear()
             with result.leaving_out_diverged(client.number):
                 self.federation.fold([self._update(chunk.spec, client, result)])
-                evaluated = self.federation.evaluate(*self.held_out)
-                result.own[client.number] = OwnModel(*evaluated, self.federation.save())
+                evaluation = self.federation.evaluation(*self.held_out)
+                result.own[client.number] = OwnModel(evaluation, self.federation.save())
             self.federation.model = first
         result.bytes_down = result.bytes_up = 0
 

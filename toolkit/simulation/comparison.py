@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from device_agent.formats.protocol.fleet import FederatedEvaluation
 from toolkit.simulation.results import UNUSED, RoundResult, read_run
 
 
@@ -67,6 +68,40 @@ class Row:
         accuracies = [history[-1].local_accuracy for history in self.histories]
         known = [accuracy for accuracy in accuracies if accuracy is not None]
         return spread(known) if len(known) == len(accuracies) else None
+
+    @property
+    def classes(self) -> list[tuple[int, int]] | None:
+        """Labels and correct predictions of each class after the last round, summed over the runs.
+
+        They are those on held-out samples; None if a run has none.
+        """
+        counts = [
+            history[-1].held_out.classes
+            for history in self.histories
+            if history[-1].held_out is not None and history[-1].held_out.classes is not None
+        ]
+        if len(counts) < len(self.histories):
+            return None
+        return [
+            (sum(labels for labels, _ in same), sum(correct for _, correct in same))
+            for same in zip(*counts, strict=True)
+        ]
+
+    @property
+    def errors(self) -> tuple[Spread, Spread] | None:
+        """RMSE and MAE of the last round: mean and deviation over the runs; None without them."""
+        last = [history[-1].held_out for history in self.histories]
+        rmse = [own.rmse for own in last if own is not None and own.rmse is not None]
+        mae = [own.mae for own in last if own is not None and own.mae is not None]
+        if len(rmse) < len(last) or len(mae) < len(last):
+            return None
+        return spread(rmse), spread(mae)
+
+    @property
+    def devices(self) -> list[FederatedEvaluation] | None:
+        """How the clients of the last round judge the received model; None if a run has none."""
+        judged = [own for history in self.histories if (own := history[-1].devices) is not None]
+        return judged if len(judged) == len(self.histories) else None
 
     @property
     def sent(self) -> Spread:

@@ -25,6 +25,8 @@ LogName: TypeAlias = Literal["mlflow", "tensorboard"]
 Observer = Callable[[RoundResult], None]
 """Called with each finished round."""
 EXPERIMENT = "edgetailor"
+ERRORS = ("rmse", "mae")
+"""Figures of a regression that are logged."""
 DEVICE_FIGURES = ("accuracy", "loss", "mean_accuracy", "worst_accuracy", "trained_accuracy")
 """Figures of a federated evaluation that are logged, with `devices_` before their names."""
 
@@ -62,7 +64,9 @@ def open_logs(
 def metrics(result: RoundResult) -> dict[str, float]:
     """The figures of a round, by key. Figures that are None are left out."""
     figures = msgspec.structs.asdict(result)
-    del figures["round"], figures["devices"]
+    del figures["round"], figures["devices"], figures["held_out"]
+    if result.held_out is not None:
+        figures |= {key: getattr(result.held_out, key) for key in ERRORS}
     if result.devices is not None:
         figures |= {f"devices_{key}": getattr(result.devices, key) for key in DEVICE_FIGURES}
     return {key: float(value) for key, value in figures.items() if value is not None}
@@ -112,7 +116,8 @@ def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Obser
             write_file(file, _new_run(client, folder.root, settings).encode())
         run = file.read_text()
         client.update_run(run, status="RUNNING")
-        keys = [*RoundResult.__struct_fields__, *(f"devices_{key}" for key in DEVICE_FIGURES)]
+        of_devices = (f"devices_{key}" for key in DEVICE_FIGURES)
+        keys = [*RoundResult.__struct_fields__, *ERRORS, *of_devices]
         known = {
             (key, metric.step) for key in keys for metric in client.get_metric_history(run, key)
         }

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from device_agent.formats.atomic_files import write_file
-from device_agent.formats.protocol.fleet import FederatedEvaluation
+from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 from toolkit.coordinator.federation_config import EvaluationTable
@@ -44,6 +44,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         accuracy: Accuracy of the new global model on held-out samples; None for a regression.
         loss: Mean loss of the new global model on these samples. A loss that is not finite is null
             in the file, and is read as NaN.
+        held_out: Further figures on these samples, such as those of each class; None without any.
         devices: How the clients of this round judge the model that they received, which is that of
             the round before; None without `[evaluation]`.
         local_accuracy: Accuracy of the clients' own models after training, on samples that the
@@ -67,6 +68,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes_up: int
     seconds: float
     local_accuracy: float | None = None
+    held_out: HeldOutFigures | None = None
     devices: FederatedEvaluation | None = None
     failed: int = 0
     late: int = 0

@@ -17,6 +17,7 @@ from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.coordinator.simulation_table import SimulationTable
+from toolkit.evaluation_sums import Evaluation, mean_evaluation
 from toolkit.simulation.attendance import Attendance, Turnout
 from toolkit.simulation.chunks import Chunk, Client, TrainedChunk, shared_out
 from toolkit.simulation.engines.engine import Engine
@@ -25,9 +26,6 @@ from toolkit.simulation.results import RoundResult, RunFolder
 from toolkit.simulation.simulation_config import SimulationConfig
 
 logger = logging.getLogger(__name__)
-Evaluated = tuple[float | None, float]
-"""Accuracy (None for a regression) and mean loss."""
-
 Choices = Mapping[str, Sequence[str]]
 """The submodels that a client may train in a round, by its own submodel. If that is not a key, the
 client trains only its own submodel."""
@@ -109,11 +107,12 @@ class Simulation:
             raise UpdateError(DIVERGED, code="update.diverged")
         lost = (*turnout.failed, *turnout.late)
         trained.bytes_down += sum(self.federation.submodel(spec).bytes for _, spec in lost)
-        accuracy, loss = trained.evaluated()
+        evaluation = trained.evaluated()
         result = RoundResult(
             round=round_,
-            accuracy=accuracy,
-            loss=loss,
+            accuracy=evaluation.accuracy,
+            loss=evaluation.loss,
+            held_out=evaluation.figures,
             devices=trained.federated_evaluation(),
             local_accuracy=trained.correct / trained.judged if trained.judged else None,
             clients=len(turnout.present) - len(trained.diverged),
@@ -162,7 +161,7 @@ class _Round(TrainedChunk):
         self.simulation, self.number = simulation, number
         federation = simulation.federation
         self.aggregation = Aggregation(federation.model, federation.policy)
-        self.alone: list[Evaluated] = []
+        self.alone: list[Evaluation] = []
 
     def keep(self, chunk: TrainedChunk) -> None:
         """Add a chunk, and write the tensors and models that its clients keep."""
@@ -173,7 +172,7 @@ class _Round(TrainedChunk):
             folder.keep_personal(client, self.number, tensors)
         for client, own in chunk.own.items():
             folder.keep_own_model(client, self.number, own.model)
-            self.alone.append((own.accuracy, own.loss))
+            self.alone.append(own.evaluation)
         if chunk.partial is not None:
             partial = decode_partial(chunk.partial, aggregation.model, aggregation.policy)
             aggregation.merge(partial)
@@ -193,19 +192,17 @@ class _Round(TrainedChunk):
         ]
         return federated_evaluation(self.number, counts)
 
-    def evaluated(self) -> Evaluated:
+    def evaluated(self) -> Evaluation:
         """Make the next global model and evaluate it. Without updates, the model does not change.
 
-        If clients train alone, returns the means of their evaluations.
+        If clients train alone, returns the mean of their evaluations.
         """
         federation = self.simulation.federation
         if not self.alone:
             if self.aggregation.updates:
                 federation.take(self.aggregation)
-            return federation.evaluate(*self.simulation.held_out)
-        accuracies = [accuracy for accuracy, _ in self.alone if accuracy is not None]
-        mean = float(np.mean(accuracies)) if accuracies else None
-        return mean, float(np.mean([loss for _, loss in self.alone]))
+            return federation.evaluation(*self.simulation.held_out)
+        return mean_evaluation(self.alone)
 
 
 def sampled(

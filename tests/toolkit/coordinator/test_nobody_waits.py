@@ -16,7 +16,7 @@ from profiles.documents.device_profile import DeviceProfile
 from toolkit.coordinator.federation_config import DeviceKind
 from toolkit.coordinator.round_aggregation import Update
 from toolkit.coordinator.storage import blobs
-from toolkit.model_evaluation import Evaluation
+from toolkit.evaluation_sums import Evaluation
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running, token
 
 WAIT_S = 20

@@ -22,7 +22,7 @@ from refusals import refused
 from toolkit.coordinator.round_aggregation import DAMAGED
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.upload_validation import Update
-from toolkit.model_evaluation import Evaluation
+from toolkit.evaluation_sums import Evaluation
 from vector_fleet import (
     SIZE,
     VectorModel,

@@ -28,7 +28,7 @@ from profiles.errors import DataError
 from refusals import refused
 from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.server import Server
-from toolkit.model_evaluation import Evaluation
+from toolkit.evaluation_sums import Evaluation
 from trainings import evaluate_bundle, train_bundle
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running
 
@@ -183,7 +183,7 @@ def test_a_coordinator_without_an_accuracy(tmp_path: Path) -> None:
         while not server.coordinator.status().history and time.monotonic() < end:
             time.sleep(0.02)
         status = next(iter(links.values())).status()
-    assert lines(status)[0].endswith("global loss 0.2500")
+    assert lines(status)[0].endswith("global loss 0.2500, RMSE 0.5, MAE 0.4")
     assert "Round 0 of 3: loss 0.2500, from 0 updates" in told
     history = json.loads((config.state / "history.json").read_text())["history"]
     assert history[0]["accuracy"] is None

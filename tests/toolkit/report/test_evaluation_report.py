@@ -15,7 +15,7 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, KindEvaluat
 from html_tables import Reader
 from refusals import refused
 from toolkit.cli.printed.evaluation_table import show_evaluations
-from toolkit.model_evaluation import Evaluation
+from toolkit.evaluation_sums import Evaluation
 from toolkit.report.evaluation_charts import draw_png
 from toolkit.report.evaluation_document import (
     EvaluationDocument,

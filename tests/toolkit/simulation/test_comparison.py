@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from commands import edgetailor, refusal
+from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures, KindEvaluation
 from profiles.text_formatting import format_duration
 from refusals import refused
 from toolkit.simulation.comparison import compare
@@ -154,3 +155,78 @@ def test_losses_that_are_no_numbers(seed: int, tmp_path: Path) -> None:
         min(result.loss for result in read_run(tmp_path / f"run-{n}")[1][:-1]) for n in range(2)
     ]
     assert row["best_loss"]["mean"] == pytest.approx(np.mean(best))
+
+
+def judged(accuracy: float | None, kinds: tuple[str, ...]) -> FederatedEvaluation:
+    """How ten devices judge a model; the others' figures follow from that of all."""
+
+    def kind(lower: float) -> KindEvaluation:
+        own = None if accuracy is None else accuracy - lower
+        trained = None if own is None else own + 0.05
+        return KindEvaluation(
+            devices=5, samples=50, counted=50, correct=None, accuracy=own, loss=1 + lower,
+            trained_accuracy=trained, trained_loss=0.9 + lower,
+        )  # fmt: skip
+
+    return FederatedEvaluation(
+        **vars(kind(0.0)), round=ROUNDS, mean_accuracy=accuracy, mean_loss=1.0,
+        worst_accuracy=None if accuracy is None else accuracy / 2, worst_loss=3.0,
+        kinds={name: kind(0.1 * number) for number, name in enumerate(kinds)},
+    )  # fmt: skip
+
+
+def write_judged(folder: Path, seed: int, **more: object) -> None:
+    history = random_history(np.random.default_rng(seed))
+    history[-1] = msgspec.structs.replace(history[-1], **more)
+    write_run(folder, settings(seed, model=folder.name.partition("-")[0]), history)
+
+
+def rows_of(shown: str) -> list[list[str]]:
+    assert max(map(len, shown.splitlines())) <= 80
+    return [line.split() for line in shown.splitlines()]
+
+
+def test_runs_side_by_side_by_class(tmp_path: Path) -> None:
+    counts = {
+        "iid-0": [(10, 9), (20, 10), (0, 0)], "iid-1": [(10, 8), (20, 12), (0, 0)],
+        "skewed": [(10, 4), (20, 20), (5, 1)],
+    }  # fmt: skip
+    for seed, (name, classes) in enumerate(counts.items()):
+        write_judged(tmp_path / name, seed, held_out=HeldOutFigures(classes=classes))
+    done = edgetailor("compare", *counts, "--by", "class", cwd=tmp_path)
+    rows = rows_of(done.stdout)
+    assert ["class", "iid", "skewed", "difference"] in rows
+    assert ["0", "85.0%", "40.0%", "-45.0"] in rows
+    assert ["1", "55.0%", "100.0%", "+45.0"] in rows
+    assert ["2", "20.0%"] in rows
+    assert ["mean", "70.0%", "53.3%", "-16.7"] in rows
+    printed = json.loads(edgetailor("compare", *counts, "--json", cwd=tmp_path).stdout)
+    assert printed["runs"][0]["classes"] == [[20, 17], [40, 22], [0, 0]]
+    write_judged(tmp_path / "none", 9)
+    alone = edgetailor("compare", "none", "--by", "class", cwd=tmp_path).stdout
+    assert alone.endswith("No run has figures by class.\n")
+
+
+def test_runs_side_by_side_by_device(tmp_path: Path) -> None:
+    write_judged(tmp_path / "iid-0", 0, devices=judged(0.8, ("board", "phone")))
+    write_judged(tmp_path / "iid-1", 1, devices=judged(0.9, ("board", "phone")))
+    write_judged(tmp_path / "skewed", 2, devices=judged(0.5, ("board",)))
+    runs = ("iid-0", "iid-1", "skewed")
+    rows = rows_of(edgetailor("compare", *runs, "--by", "device", cwd=tmp_path).stdout)
+    assert ["devices", "iid", "skewed", "difference"] in rows
+    assert ["all", "85.0%", "50.0%", "-35.0"] in rows
+    assert ["all,", "trained", "90.0%", "55.0%", "-35.0"] in rows
+    assert ["worst", "tenth", "42.5%", "25.0%", "-17.5"] in rows
+    assert ["kind", "board", "85.0%", "50.0%", "-35.0"] in rows
+    assert ["kind", "phone,", "trained", "80.0%"] in rows
+    write_judged(tmp_path / "loss", 3, accuracy=None, devices=judged(None, ()))
+    rows = rows_of(edgetailor("compare", "loss", "--by", "device", cwd=tmp_path).stdout)
+    assert ["all,", "trained", "0.9000"] in rows
+
+
+def test_a_regression_shows_its_errors(tmp_path: Path) -> None:
+    for seed, rmse in enumerate((0.5, 0.7)):
+        figures = HeldOutFigures(rmse=rmse, mae=rmse / 2)
+        write_judged(tmp_path / f"line-{seed}", seed, accuracy=None, held_out=figures)
+    rows = rows_of(edgetailor("compare", "line-0", "line-1", cwd=tmp_path).stdout)
+    assert rows[-2:] == [["run", "RMSE", "MAE"], ["line", "0.6000±0.1414", "0.3000±0.0707"]]

@@ -1,16 +1,18 @@
 """Simulated clients judge the model that they receive, as devices do."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.metrics import confusion_matrix
 from torch import nn
 from torch.nn import functional
 
-from bundles import samples, tiny_cnn
+from bundles import CLASSES, samples, tiny_cnn
 from device_agent.data.local_data import LocalData
 from device_agent.formats.evaluation_counts import EvaluationRequest, LocalEvaluation
 from device_agent.formats.label_rule import IGNORED
@@ -54,6 +56,21 @@ count = 2
 """
 
 
+def check_held_out(
+    result: RoundResult, state: Mapping[str, torch.Tensor], data: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """The round's figures on held-out data are those of scikit-learn with the round's model."""
+    model, (x, y) = tiny_cnn(), data
+    model.load_state_dict({name: state[name] for name in model.state_dict()})
+    with torch.no_grad():
+        predicted = model.eval()(torch.from_numpy(x)).argmax(1).numpy()
+    matrix = confusion_matrix(y, predicted, labels=range(CLASSES))
+    assert result.held_out is not None
+    assert result.held_out.classes == [
+        *zip(matrix.sum(1).tolist(), matrix.diagonal().tolist(), strict=True)
+    ]
+
+
 def test_figures_are_those_of_pooled_samples(tmp_path: Path) -> None:
     """Round 1 judges the initial model, round 2 that of round 1."""
     x, y = samples(240, 3)
@@ -80,6 +97,7 @@ def test_figures_are_those_of_pooled_samples(tmp_path: Path) -> None:
             losses += float(functional.cross_entropy(output.double(), labels, reduction="sum"))
             right, total = right + correct, total + len(rows)
             accuracies.append(correct / len(rows))
+        check_held_out(result, received[result.round], prepared.held_out)
         came = result.devices
         assert came is not None
         assert (came.round, came.devices) == (result.round, CLIENTS)

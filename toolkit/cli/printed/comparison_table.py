@@ -1,13 +1,22 @@
 """The table of `edgetailor compare`."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
 
+import click
+from rich.text import Text
+
+from device_agent.formats.protocol.fleet import FederatedEvaluation, KindEvaluation
 from profiles.text_formatting import format_bytes, format_duration
+from toolkit.cli.printed.evaluation_table import NAME, clipped, show_classes_compared
+from toolkit.simulation.comparison import Spread
 from toolkit.terminal_output import print_table, table
 
 if TYPE_CHECKING:
-    from toolkit.simulation.comparison import Row, Spread
+    from toolkit.simulation.comparison import Row
+
+Figure = TypeVar("Figure")
 
 
 def show_comparison(rows: Sequence["Row"]) -> None:
@@ -26,12 +35,91 @@ def show_comparison(rows: Sequence["Row"]) -> None:
             cells.append(format_duration(row.simulated_s.mean))
         shown.add_row(*cells)
     print_table(shown)
+    if any(row.errors for row in rows):
+        click.echo()
+        errors = table("run", "RMSE", "MAE")
+        for row in rows:
+            own_errors = row.errors or (None, None)
+            errors.add_row(row.name, *(_score(error, by_loss=True) for error in own_errors))
+        print_table(errors)
 
 
-def _score(value: "Spread | None", by_loss: bool) -> str:
+def _score(value: Spread | None, by_loss: bool) -> str:
     """A score as text, like 98.3±0.2% or 0.032±0.001."""
     if value is None:
         return ""
     scale, digits, unit = (1, 4, "") if by_loss else (100, 1, "%")
     around = "" if value.deviation is None else f"±{scale * value.deviation:.{digits}f}"
     return f"{scale * value.mean:.{digits}f}{around}{unit}"
+
+
+def show_by_class(rows: Sequence["Row"]) -> None:
+    """Print the accuracy of each class in the last round, the runs side by side."""
+    known = _by_name(rows, [row.classes for row in rows])
+    click.echo()
+    if not known:
+        click.echo("No run has figures by class.")
+        return
+    if len({len(counts) for counts in known.values()}) > 1:
+        click.echo("The runs have different numbers of classes.")
+        return
+    click.echo("Accuracy of each class on held-out samples:")
+    show_classes_compared(str, known)
+
+
+def show_by_device(rows: Sequence["Row"]) -> None:
+    """Print how the clients of the last round judge, by kind, the runs side by side."""
+    known = _by_name(rows, [row.devices for row in rows])
+    click.echo()
+    if not known:
+        click.echo("In no run do devices judge: set `share` in [evaluation].")
+        return
+    by_loss = any(own.accuracy is None for judged in known.values() for own in judged)
+    figures = [
+        {name: [own[name] for own in runs if name in own] for name in dict.fromkeys(chain(*runs))}
+        for judged in known.values()
+        for runs in [[_device_figures(own, by_loss) for own in judged]]
+    ]
+    click.echo(f"{'Loss' if by_loss else 'Accuracy'} on the samples of devices:")
+    shown = table("devices", *(clipped(name, NAME) for name in known), "difference")
+    for name in dict.fromkeys(chain(*figures)):
+        values = [_mean(own.get(name, [])) for own in figures]
+        cells = ["" if value is None else _score(Spread(value, None), by_loss) for value in values]
+        first, last = values[0], values[-1]
+        difference = ""
+        if first is not None and last is not None and len(values) > 1:
+            difference = f"{last - first:+.4f}" if by_loss else f"{100 * (last - first):+.1f}"
+        shown.add_row(Text(clipped(name, NAME)), *cells, difference)
+    print_table(shown)
+
+
+def _device_figures(judged: FederatedEvaluation, by_loss: bool) -> dict[str, float | None]:
+    """The figures of all devices, in their mean, of the worst tenth, and of each kind."""
+
+    def both(name: str, own: KindEvaluation) -> dict[str, float | None]:
+        if by_loss:
+            return {name: own.loss, f"{name}, trained": own.trained_loss}
+        return {name: own.accuracy, f"{name}, trained": own.trained_accuracy}
+
+    figures = both("all", judged)
+    figures["mean of devices"] = judged.mean_loss if by_loss else judged.mean_accuracy
+    figures["worst tenth"] = judged.worst_loss if by_loss else judged.worst_accuracy
+    for name, kind in judged.kinds.items():
+        figures |= both(f"kind {name}", kind)
+    return figures
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean over the runs of a row; None if one has no figure."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _by_name(rows: Sequence["Row"], figures: Sequence[Figure | None]) -> dict[str, Figure]:
+    """The figures of the rows that have some, by name; a name that comes again gets a number."""
+    known: dict[str, Figure] = {}
+    for row, own in zip(rows, figures, strict=True):
+        if own is not None:
+            name = row.name if row.name not in known else f"{row.name} ({len(known) + 1})"
+            known[name] = own
+    return known

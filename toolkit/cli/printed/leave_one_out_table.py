@@ -13,7 +13,7 @@ from toolkit.terminal_output import print_table, table
 
 if TYPE_CHECKING:
     from toolkit.coordinator.leave_one_out import WithoutDevice
-    from toolkit.model_evaluation import Evaluation
+    from toolkit.evaluation_sums import Evaluation
 
 VERSION = 1
 

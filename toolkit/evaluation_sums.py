@@ -1,0 +1,116 @@
+"""The figures of an evaluation, and the sums over batches that they are computed from."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from device_agent.formats.evaluation_counts import MOST_CLASSES
+from device_agent.formats.label_rule import IGNORED
+from device_agent.formats.protocol.fleet import HeldOutFigures
+from exporters.programs.losses import Objective
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy, loss and errors of a model.
+
+    Attributes:
+        samples: How many samples were evaluated.
+        counted: How many labels count for the accuracy and the loss. A sample has one, or one for
+            each position with a class.
+        accuracy: Share of labels predicted correctly, from 0 to 1; None for a regression and for
+            label sequences (CTC).
+        loss: Mean loss of the labels that count.
+        classes: For each class, its number of labels and how many of them are predicted correctly.
+            None without an accuracy, and for more than 1,000 classes.
+        confusion: The confusion matrix, int64 (classes, classes): how many labels of the class of
+            the row are predicted as the class of the column. None if `classes` is None.
+        rmse: Root of the mean squared error over all numbers of a regression; else None.
+        mae: Mean absolute error over all numbers of a regression; else None.
+    """
+
+    samples: int
+    counted: int
+    accuracy: float | None
+    loss: float
+    classes: tuple[tuple[int, int], ...] | None = None
+    confusion: np.ndarray | None = field(default=None, compare=False, repr=False)
+    rmse: float | None = None
+    mae: float | None = None
+
+    @property
+    def figures(self) -> HeldOutFigures | None:
+        """The figures that are kept of each round; None if there are only accuracy and loss."""
+        if self.classes is None and self.rmse is None:
+            return None
+        classes = None if self.classes is None else list(self.classes)
+        return HeldOutFigures(classes=classes, rmse=self.rmse, mae=self.mae)
+
+
+class EvaluationSums:
+    """Sums over batches: the confusion matrix, correct predictions and absolute errors."""
+
+    def __init__(self, goal: Objective) -> None:
+        self._goal = goal
+        self._classes = 1 + (goal.labels.highest or 0)
+        # The last column counts outputs that are not numbers, for which no class is predicted.
+        size = (self._classes, self._classes + 1) if self._classes <= MOST_CLASSES else (0, 0)
+        self._confusion = np.zeros(size, np.int64)
+        self._right, self._absolute, self._numbers = 0, 0.0, 0
+
+    def add(self, output: torch.Tensor, labels: np.ndarray) -> None:
+        """Add a batch."""
+        if self._goal.predicted is not None:
+            predicted = self._goal.predicted(output).numpy().astype(np.int64)
+            self._right += int((predicted == labels).sum())
+            if self._confusion.size:
+                counts = labels != IGNORED
+                pairs = labels[counts] * (self._classes + 1) + predicted[counts]
+                sums = np.bincount(pairs, minlength=self._confusion.size)
+                self._confusion += sums.reshape(self._confusion.shape)
+        elif labels.dtype == np.float32:
+            self._absolute += float((output - torch.from_numpy(labels)).abs().sum())
+            self._numbers += labels.size
+
+    def evaluation(self, samples: int, counted: int, loss_sum: float) -> Evaluation:
+        """The evaluation of all batches."""
+        loss = loss_sum / counted
+        if self._goal.predicted is None:
+            if not self._numbers:
+                return Evaluation(samples, counted, None, loss)
+            mae = self._absolute / self._numbers
+            return Evaluation(samples, counted, None, loss, rmse=math.sqrt(loss), mae=mae)
+        accuracy, classes = self._right / counted, self._confusion[:, :-1]
+        if not self._confusion.size:
+            return Evaluation(samples, counted, accuracy, loss)
+        labels, correct = self._confusion.sum(1).tolist(), classes.diagonal().tolist()
+        by_class = tuple(zip(labels, correct, strict=True))
+        return Evaluation(samples, counted, accuracy, loss, by_class, classes)
+
+
+def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """The mean of evaluations of several models on the same samples.
+
+    The counts of classes are sums, so that the accuracy of a class is the mean over the models.
+    """
+    first = evaluations[0]
+    confusions = [own.confusion for own in evaluations if own.confusion is not None]
+    counts = [own.classes for own in evaluations if own.classes is not None]
+    return Evaluation(
+        first.samples,
+        first.counted,
+        _mean([own.accuracy for own in evaluations]),
+        float(np.mean([own.loss for own in evaluations])),
+        tuple(map(tuple, np.sum(counts, axis=0).tolist())) if counts else None,
+        np.sum(confusions, axis=0) if confusions else None,
+        rmse=_mean([own.rmse for own in evaluations]),
+        mae=_mean([own.mae for own in evaluations]),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
