@@ -117,7 +117,7 @@ def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> n
             "{path} is not a picture that Pillow can read: {reason}. Remove it or convert it.",
             code="data.unreadable-file",
             path=str(file),
-            reason=said_by(error),
+            reason=said_by(error).rstrip("."),
         ) from None
 
 

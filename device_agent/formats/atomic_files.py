@@ -1,5 +1,6 @@
 """Writes files atomically, so that a reader sees a whole file or none. Also hashes files."""
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -145,9 +146,9 @@ def write_folder(
 ) -> None:
     """Create the folder `out` with `files` (name to content) atomically.
 
-    An existing folder is refused. With `force`, it is replaced when the new folder is complete.
-    Until then, the new files are in `staging`, a folder on the same file system. By default this is
-    the parent of `out`.
+    An existing folder is refused. With `force`, the new folder takes its place when it is complete,
+    on Linux in one step. Until then, the new files are in `staging`, a folder on the same file
+    system. By default this is the parent of `out`.
     """
     refuse_existing(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -157,15 +158,29 @@ def write_folder(
         for name, data in files.items():
             write_file(staged / name, data)
         staged.chmod(0o755)  # mkdtemp creates folders that only the user can read
-        if out.exists():
+        if not out.exists():
+            os.replace(staged, out)
+        elif not exchange(staged, out):
             # A folder that is not empty cannot be replaced by a rename, so move the old one away.
             old = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}.old."))
             os.replace(out, old / "was")
             # If the process is killed here, there is no `out`, but `staging` has both folders.
             os.replace(staged, out)
             shutil.rmtree(old)
-        else:
-            os.replace(staged, out)
         sync_folder(out.parent)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Exchange two folders of one file system atomically.
+
+    Returns False if the system cannot do it: only Linux can, with most file systems.
+    """
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError, TypeError):
+        return False
+    here, exchanged = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    source, target = (ctypes.c_char_p(os.fsencode(path)) for path in (first, second))
+    return bool(rename(here, source, here, target, exchanged) == 0)

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import flatbuffers
 import numpy as np
@@ -57,9 +57,25 @@ def with_int8(graph: bytes, signature: str, name: str, samples: np.ndarray) -> b
             regex=".*", operation_name=port, algorithm_key=AlgorithmName.NO_QUANTIZE
         )
     parts = [samples[start : start + BATCH] for start in range(0, len(samples), BATCH)]
+    ranges: dict[str, dict[str, np.ndarray]] = {}
     with quiet():
-        ranges = run.calibrate({signature: [{name: part} for part in parts]})
+        for part in parts:
+            widen(ranges, run.calibrate({signature: [{name: part}]}))
         return compact(run.quantize(ranges).quantized_model)
+
+
+def widen(
+    ranges: dict[str, dict[str, np.ndarray]], others: Mapping[str, Mapping[str, np.ndarray]]
+) -> None:
+    """Widen `ranges` of tensors, so that they include those of `others`.
+
+    The quantizer itself takes moving averages over batches. Activations of later batches would then
+    be cut off where the first batch has smaller ones.
+    """
+    for name, new in others.items():
+        old = ranges.setdefault(name, dict(new))
+        old["min"] = np.minimum(old["min"], new["min"])
+        old["max"] = np.maximum(old["max"], new["max"])
 
 
 class SharingBuilder(flatbuffers.Builder):  # type: ignore[misc]

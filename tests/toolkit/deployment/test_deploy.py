@@ -434,6 +434,25 @@ def test_smaller_weights(
         check_integers(done.out / "predict.onnx")
 
 
+@pytest.mark.parametrize("file_format", ["onnx", "tflite"])
+def test_int8_includes_the_ranges_of_all_samples(
+    file_format: Literal["onnx", "tflite"], tmp_path: Path
+) -> None:
+    """Files are often sorted: the first samples may be the smallest."""
+    if file_format == "tflite":
+        pytest.importorskip("ai_edge_quantizer")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    x = np.random.default_rng(0).random((96, *SHAPE), dtype=np.float32)
+    x *= np.linspace(0.1, 4, len(x), dtype=np.float32)[:, None, None, None]
+    done = et.deploy(
+        model, "full", SHAPE, tmp_path / "b", data=(x, in_torch(model, x)),
+        training=et.TrainingConfig(loss="mse"), format=file_format, precision="int8",
+    )  # fmt: skip
+    right = in_torch(model, x)
+    # Rounded samples, weights and outputs: a few steps of 1/255 of the range.
+    assert float(np.abs(by_card(done.out, x) - right).max()) <= 0.02 * float(np.ptp(right))
+
+
 def check_integers(file: Path) -> None:
     """Two products of 8-bit activations and these weights fit 16 bits, as AVX2 adds them.
 
