@@ -122,6 +122,12 @@ OWNER_OPTIONS = (
         "model recognises each class of this device's samples.",
     ),
     click.option(
+        "--fine-tune",
+        is_flag=True,
+        help="If the operator asks for it, fine-tune each release on the samples of this device, "
+        "and predict with the better model. The fine-tuned model stays on the device.",
+    ),
+    click.option(
         "--nice",
         default=0,
         type=click.IntRange(0, 19),

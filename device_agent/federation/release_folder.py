@@ -7,6 +7,7 @@ A switch is one atomic write of release.json. Bundles are complete before it, an
 longer names are removed after it. So a device that is killed at any moment has a whole model.
 """
 
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,16 +20,32 @@ from profiles.json_decoding import MalformedError, decode_json
 
 POINTER = "release.json"
 RELEASES = "releases"
+FINE_TUNING = "fine-tuning"
+"""The folder of a fine-tuning that is not finished."""
 MOST_REFUSED = 20
 """How many refused releases are remembered."""
 
 
 class InstalledRelease(Struct, frozen=True, kw_only=True):
-    """A release on this device. `bundle` is the SHA-256 of its manifest."""
+    """A release on this device.
+
+    Attributes:
+        number: Its number.
+        round: The round whose model it has.
+        bundle: SHA-256 of the manifest of its bundle.
+        fine_tuned: The same of the bundle with the model that this device has fine-tuned. Empty if
+            the release is better; None if it was not fine-tuned yet.
+    """
 
     number: Count
     round: Count
     bundle: str
+    fine_tuned: str | None = None
+
+    def is_release(self, other: "InstalledRelease | None") -> bool:
+        """Whether both are the same release, fine-tuned or not."""
+        mine = (self.number, self.round, self.bundle)
+        return other is not None and mine == (other.number, other.round, other.bundle)
 
 
 class ReleasePointer(Struct, frozen=True, kw_only=True):
@@ -60,6 +77,7 @@ class DeviceReleases:
 
     def __init__(self, state: Path) -> None:
         self.folder, self._pointer = state / RELEASES, state / POINTER
+        self.scratch = state / FINE_TUNING
 
     def read(self) -> ReleasePointer:
         """What release.json says. If it is missing or damaged, there is no release."""
@@ -69,9 +87,15 @@ class DeviceReleases:
             return ReleasePointer()
 
     def current(self) -> Path | None:
-        """The folder of the current release's bundle; None if there is no release."""
+        """The folder of the bundle of the current release, fine-tuned if that is better.
+
+        None if there is no release.
+        """
         current = self.read().current
-        return None if current is None else self.bundle(current.bundle)
+        if current is None:
+            return None
+        fine_tuned = self.bundle(current.fine_tuned or current.bundle)
+        return fine_tuned if (fine_tuned / MANIFEST).exists() else self.bundle(current.bundle)
 
     def bundle(self, sha256: str) -> Path:
         """The folder of the bundle whose manifest has this SHA-256."""
@@ -85,11 +109,21 @@ class DeviceReleases:
     def remove_others(self, pointer: ReleasePointer, fetched: str = "") -> None:
         """Remove the bundles that `pointer` does not name, except the bundle `fetched`."""
         releases = (pointer.current, pointer.previous)
-        named = {fetched} | {release.bundle for release in releases if release is not None}
+        named = {fetched}
+        for release in releases:
+            if release is not None:
+                named |= {release.bundle, release.fine_tuned or release.bundle}
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 if path.name not in named:
                     shutil.rmtree(path)
+
+    def adopt(self, bundle: Path) -> str:
+        """Move a complete bundle here. Returns the SHA-256 of its manifest."""
+        sha256 = fingerprint_file(bundle / MANIFEST).sha256
+        shutil.rmtree(self.bundle(sha256), ignore_errors=True)
+        os.replace(bundle, self.bundle(sha256))
+        return sha256
 
     def missing(self, offers: Iterable[FileOffer]) -> list[FileOffer]:
         """Those of the offered files that this device does not have, or has damaged."""
@@ -111,6 +145,7 @@ class DeviceReleases:
         """Remove all releases. The pointer goes first: it never names a bundle that is missing."""
         self._pointer.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def manifest_of(offers: Iterable[FileOffer]) -> str:

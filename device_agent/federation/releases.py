@@ -1,6 +1,7 @@
 """Follows the coordinator's offers of releases, when the device has nothing to train."""
 
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,16 +23,19 @@ from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.manifest import MANIFEST, encode
 from device_agent.formats.protocol.releases import ReleaseOffer, ReleaseReport
 from device_agent.formats.signed_work import check_release
+from device_agent.inference.fine_tuning import FineTuned
 from device_agent.inference.release_trial import TrialResult
 from device_agent.log_format import fields
 from device_agent.system.disk_space import room, storage_error
 from profiles.errors import (
     AuthorisationError,
     BundleError,
+    DataError,
     EdgeTailorError,
     LimitError,
     StorageError,
     TrustError,
+    UpdateError,
 )
 from profiles.json_decoding import MalformedError, decode_json
 from profiles.text_formatting import format_bytes
@@ -46,6 +50,8 @@ WORSE = "release.worse"
 NOTHING = ReleaseReport(number=0, bundle="", taken=True, runs=0)
 Trial = Callable[[Path, Path | None, EvaluationRequest | None], TrialResult]
 """(the offered bundle, the present one, what the federation asks for) -> what the trial found."""
+FineTune = Callable[[ReleaseOffer, Path], FineTuned]
+"""(the offer, the bundle of the release) -> the fine-tuned model, if it is better."""
 
 
 class Releases:
@@ -58,6 +64,7 @@ class Releases:
         client: The coordinator.
         key: The coordinator's public key; None if this device joined when coordinators had none.
         trial: Compares a release with the present model.
+        tune: Fine-tunes a release; None if the owner has not agreed to that.
     """
 
     def __init__(
@@ -67,9 +74,10 @@ class Releases:
         client: CoordinatorClient,
         key: str | None,
         trial: Trial,
+        tune: FineTune | None = None,
     ) -> None:
         self._folder, self._received, self._client, self._key = folder, received, client, key
-        self._trial = trial
+        self._trial, self._tune = trial, tune
         self._pointer = folder.read()
         self._unsent = _decoded(self._pointer.unsent)
         self._postponed: dict[str, float] = {}
@@ -80,10 +88,12 @@ class Releases:
 
         Nothing that goes wrong here stops the rounds: it is logged, and tried again later.
         """
-        if offer is not None and not self._is_answered(offer):
+        if offer is not None:
             try:
-                self._check(offer)
-                self._install(offer)
+                if not self._is_answered(offer):
+                    self._check(offer)
+                    self._install(offer)
+                self._fine_tune(offer)
             except AuthorisationError:
                 raise
             except TrustError as error:
@@ -102,7 +112,10 @@ class Releases:
     def _is_answered(self, offer: ReleaseOffer) -> bool:
         """Whether this device has done what `offer` asks for, or will later."""
         current, release = self._pointer.current, _release(offer)
-        if current == release:
+        if current is None or release is None:
+            if current is release:
+                return True
+        elif current.is_release(release):
             return self._verify(offer)
         # An offer of an earlier release: the operator has not asked to go back.
         if current is not None and offer.number < current.number and not offer.back:
@@ -168,11 +181,56 @@ class Releases:
         what = "Back to release" if offer.back else "Now predicting with release"
         log.info("%s %d, the model after round %d.", what, offer.number, offer.round, extra=about)
 
+    def _fine_tune(self, offer: ReleaseOffer) -> None:
+        """Fine-tune the current release once, if `offer` asks for it and the owner agrees."""
+        current = self._pointer.current
+        if not offer.fine_tune or current is None or not current.is_release(_release(offer)):
+            return
+        if current.fine_tuned is not None or time.monotonic() < self._postponed.get("tune", 0):
+            return
+        about = f"Release {offer.number} asks for {offer.fine_tune} steps of fine-tuning"
+        if self._tune is None:
+            self._tell(f"{about}. The owner agrees with `run --fine-tune`.")
+            return
+        self._check(offer)
+        check_offers(offer.training)
+        log.info("%s on the samples of this device.", about)
+        last = self._unsent
+        before = None if last is None or last.number != offer.number else last.before
+        self._send()
+        try:
+            tuned = self._tune(offer, self._folder.bundle(current.bundle))
+        except (BundleError, DataError, LimitError, UpdateError) as error:
+            log.warning("Release %d was not fine-tuned: %s", offer.number, error)
+            tuned = FineTuned()
+        except (EdgeTailorError, RefusedError) as error:
+            self._postponed["tune"] = time.monotonic() + AGAIN_S
+            log.warning("Release %d was not fine-tuned: %s", offer.number, error)
+            return
+        sha256 = "" if tuned.bundle is None else self._folder.adopt(tuned.bundle)
+        asked = offer.evaluation is not None
+        report = ReleaseReport(
+            number=offer.number,
+            bundle=current.bundle,
+            taken=True,
+            runs=offer.number,
+            before=before,
+            after=tuned.released if asked else None,
+            fine_tuned=tuned.tuned if asked else None,
+            runs_fine_tuned=bool(sha256),
+        )
+        fine_tuned = replace(current, fine_tuned=sha256)
+        self._write(replace(self._pointer, current=fine_tuned, unsent=_encoded(report)))
+        shutil.rmtree(self._folder.scratch, ignore_errors=True)
+        log.info("The %s model is better.", "fine-tuned" if sha256 else "released")
+
     @property
     def _present(self) -> Path | None:
         """The bundle with which this device predicts now: a release or a training bundle."""
-        current = self._folder.current()
-        return current or (self._received if (self._received / MANIFEST).exists() else None)
+        current = self._pointer.current
+        if current is not None:  # without fine-tuning: this release is fine-tuned, too
+            return self._folder.bundle(current.bundle)
+        return self._received if (self._received / MANIFEST).exists() else None
 
     def _report(
         self,

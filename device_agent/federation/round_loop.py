@@ -32,9 +32,11 @@ from device_agent.federation.training_attempts import (
 from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.input_summary import far_off
 from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.rounds import Progress, Work
 from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.update import RECORD, TENSORS, decode_record
+from device_agent.inference.fine_tuning import FineTuned, fine_tune
 from device_agent.inference.release_trial import TrialResult, try_release
 from device_agent.log_format import fields
 from device_agent.runtime.runtime_packages import unverified
@@ -189,7 +191,8 @@ class _Rounds:
         self._pauses = Pauses(options.limits, client.progress, hooks.rest)
         self._key = folder.member().key
         trial = partial(hooks.try_release, options.data, options.training)
-        self._releases = Releases(folder.releases, folder.bundle, client, self._key, trial)
+        tune = self._fine_tune if options.fine_tune else None
+        self._releases = Releases(folder.releases, folder.bundle, client, self._key, trial, tune)
         self._distrust = self._no_distrust()
         self._idle: Usage | None = None
         self._attempts = Attempts(folder.attempts)
@@ -312,6 +315,22 @@ class _Rounds:
                 raise
             log.warning("The model of the last round was not evaluated: %s", error)
         self._skipped, self._skipped_at = (work.round, self._manifest), time.monotonic()
+
+    def _fine_tune(self, offer: ReleaseOffer, released: Path) -> FineTuned:
+        """Fine-tune a release on the samples of this device."""
+        self._tell(Progress(state="downloading"))
+        self._folder.collect(offer.training, self._fetch)
+        self._tell(Progress(state="training", note=f"fine-tunes release {offer.number}"))
+        return fine_tune(
+            self._hooks.train,
+            self._options.data,
+            self._options.training,
+            self._folder.bundle,
+            released,
+            self._folder.releases.scratch,
+            offer.evaluation,
+            self._wait_if_paused,
+        )
 
     def _wait_if_paused(self) -> None:
         self._hooks.alive()

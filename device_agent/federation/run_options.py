@@ -16,7 +16,7 @@ from profiles.text_formatting import did_you_mean
 
 log = logging.getLogger(__name__)
 TEXT_OPTIONS = {"data", "state", "quiet_hours"}
-SWITCHES = {"only_when_charging", "log_json", "report_classes"}
+SWITCHES = {"only_when_charging", "log_json", "report_classes", "fine_tune"}
 NUMBER_LIMIT = 2**63
 """Numbers in an options file must be below this: larger ones overflow in click and in C code."""
 
@@ -33,6 +33,7 @@ class RunOptions:
         training: Options of the training in every round.
         limits: When to pause.
         report_classes: If the federation asks for it, also report the evaluation of each class.
+        fine_tune: Fine-tune releases on the samples of this device, if the operator asks for it.
         nice: Niceness of the process, 0 to 19.
         log_json: Write the log as JSON lines.
     """
@@ -42,6 +43,7 @@ class RunOptions:
     training: TrainingOptions = DEFAULT_OPTIONS
     limits: OwnerLimits = NO_LIMITS
     report_classes: bool = False
+    fine_tune: bool = False
     nice: int = 0
     log_json: bool = False
 

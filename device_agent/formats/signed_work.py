@@ -72,6 +72,9 @@ def release_text(offer: ReleaseOffer) -> bytes:
     lines.append("back" if offer.back else "forward")
     lines += [f"{file.sha256} {file.size} {file.name}" for file in offer.files]
     lines += _evaluation_lines(offer.evaluation)
+    if offer.fine_tune:
+        lines.append(f"fine-tune {offer.fine_tune}")
+        lines += [f"{file.sha256} {file.size} {file.name}" for file in offer.training]
     return "".join(f"{line}\n" for line in lines).encode()
 
 

@@ -87,9 +87,9 @@ def try_release(
         )
     scratch = Path(tempfile.mkdtemp(dir=offered.parent, prefix=".trial."))
     try:
-        local = _local_data(manifest, data, scratch)
-        samples = _samples(len(local), asked)
-        after, before = _scores(predictor, local, samples, meaning), None
+        local = trial_data(manifest, data, scratch)
+        samples = trial_samples(len(local), asked)
+        after, before = model_scores(predictor, local, samples, meaning), None
         del predictor  # one model is in memory at a time
         if present is not None:
             before = _scores_of_present(present, local, samples, options, meaning)
@@ -107,7 +107,7 @@ def try_release(
     reason = unusable(after)
     if reason is None and before is not None and len(samples) >= FEWEST:
         reason = worse(before, after)
-    return TrialResult(reason, _counts(before), _counts(after))
+    return TrialResult(reason, counts_of(before), counts_of(after))
 
 
 def labels_of(manifest: Manifest) -> LabelRule:
@@ -122,7 +122,8 @@ def labels_of(manifest: Manifest) -> LabelRule:
     return LabelRule(manifest.classes, tuple(sizes[1:]))
 
 
-def _local_data(manifest: Manifest, data: Data, scratch: Path) -> LocalData:
+def trial_data(manifest: Manifest, data: Data, scratch: Path) -> LocalData:
+    """The local data for the inference bundle with `manifest`."""
     return load_data(
         data,
         manifest.sample_shape,
@@ -134,7 +135,7 @@ def _local_data(manifest: Manifest, data: Data, scratch: Path) -> LocalData:
     )
 
 
-def _samples(number: int, asked: EvaluationRequest | None) -> np.ndarray:
+def trial_samples(number: int, asked: EvaluationRequest | None) -> np.ndarray:
     """The samples of the trial; none if the device has too few."""
     try:
         return held_out(number, SHARE if asked is None else asked.share)
@@ -142,7 +143,9 @@ def _samples(number: int, asked: EvaluationRequest | None) -> np.ndarray:
         return np.empty(0, np.int64)
 
 
-def _scores(predictor: Predictor, local: LocalData, samples: np.ndarray, meaning: Output) -> Scores:
+def model_scores(
+    predictor: Predictor, local: LocalData, samples: np.ndarray, meaning: Output
+) -> Scores:
     """The scores of a model on `samples` (indices)."""
     parts = []
     for start in range(0, len(samples), CHUNK):
@@ -158,13 +161,14 @@ def _scores_of_present(
     """The scores of the present model; None if it cannot be used: any release is better."""
     try:
         predictor = Predictor(present, threads=options.threads, max_memory=options.max_memory)
-        return _scores(predictor, local, samples, meaning)
+        return model_scores(predictor, local, samples, meaning)
     except (BundleError, LimitError) as error:
         log.warning("The present model cannot be compared: %s", error)
         return None
 
 
-def _counts(scores: Scores | None) -> EvaluationCounts | None:
+def counts_of(scores: Scores | None) -> EvaluationCounts | None:
+    """The counts for a report; None if no report can hold them."""
     usable = scores is not None and len(scores.loss) and unusable(scores) is None
     return scores.counts() if scores is not None and usable else None
 

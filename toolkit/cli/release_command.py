@@ -61,6 +61,11 @@ class ReleaseOptions:
     calibrate: str | None = option(
         "Samples for int8.  [default: statistics or held_out of the federation]"
     )
+    fine_tune: int | None = option(
+        "STEPS for which devices train it on their own samples; they keep the better model.",
+        type=click.IntRange(1),
+        metavar="STEPS",
+    )
     to_all: bool = option("Offer the newest release to all devices.", "--all")
     back: bool = option("Withdraw the newest release: devices return to the one before.")
     as_json: bool = option(JSON_HELP, "--json")
@@ -87,6 +92,7 @@ def release(options: ReleaseOptions) -> None:
     from toolkit.coordinator.releases.release_changes import release_to_all, withdraw_newest
 
     new = {"--to": options.kinds, "--share": options.share, "--then-all": options.then_all}
+    new["--fine-tune"] = options.fine_tune
     given = [name for name, value in new.items() if value]
     actions = [options.round is not None, options.to_all, options.back]
     if sum(actions) > 1:
@@ -139,6 +145,7 @@ def _new(config: "CoordinatorConfig", options: ReleaseOptions) -> "Release":
         then_all=options.then_all,
         precision=options.precision,
         calibration=options.calibrate,
+        fine_tune=options.fine_tune or 0,
     )
 
 
@@ -180,9 +187,14 @@ def _told(release: "Release") -> str:
         f"{', ...' if len(release.devices) > 5 else ''}"
     )
     kinds = ", ".join(release.kinds)
+    tuned = (
+        f" They fine-tune it for {counted(release.fine_tune, 'step')} if their owners agree."
+        if release.training
+        else ""
+    )
     return (
         f"Release {release.number}, the model after round {release.round}, is offered to {whose} "
-        f"(kinds: {kinds})."
+        f"(kinds: {kinds}).{tuned}"
     )
 
 

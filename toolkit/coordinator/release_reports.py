@@ -80,7 +80,11 @@ def _short(report: ReleaseReport) -> ReleaseReport:
     """The part of `report` that is kept: texts of limited length, and no counts by class."""
     without = {
         name: counts and replace(counts, classes=None)
-        for name, counts in (("before", report.before), ("after", report.after))
+        for name, counts in (
+            ("before", report.before),
+            ("after", report.after),
+            ("fine_tuned", report.fine_tuned),
+        )
     }
     return replace(
         report,

@@ -7,6 +7,7 @@ from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.releases.release_changes import add_release
 from toolkit.coordinator.storage.release_folder import Release
 from toolkit.deployment.deploy_targets import deploy_targets
+from toolkit.deployment.fine_tuning_bundles import write_training_bundles
 from toolkit.deployment.model_card import Precision
 from toolkit.deployment.targets import kind_targets, with_options
 from toolkit.deployment.trained_model import from_federation
@@ -21,6 +22,7 @@ def make_release(
     then_all: bool = False,
     precision: Precision = "float32",
     calibration: str | None = None,
+    fine_tune: int = 0,
 ) -> Release:
     """Make a release of the model of `round_`, which devices are then offered.
 
@@ -32,6 +34,7 @@ def make_release(
         then_all: Whether all get it once this share has taken it.
         precision: The precision of the weights.
         calibration: Samples to calibrate int8. Default: as for `from_federation`.
+        fine_tune: For how many steps devices may train it on their own samples; 0 for none.
 
     Raises:
         InputError: The round's model is not there, a kind is unknown, or the release before is
@@ -47,5 +50,7 @@ def make_release(
         for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error
+        if fine_tune:
+            write_training_bundles(config, round_, names, fine_tune, folder)
 
-    return add_release(config.state, round_, names, write, share, then_all, precision)
+    return add_release(config.state, round_, names, write, share, then_all, precision, fine_tune)

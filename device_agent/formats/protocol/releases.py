@@ -18,6 +18,9 @@ class ReleaseOffer:
     With `evaluation` the device tries the release on these samples and reports counts. `issued` is
     the time of the operator's last change, in seconds since 1970. `signature` is the coordinator's
     signature of `signed_work.release_text`.
+
+    With `fine_tune` a device whose owner agrees trains the released model for so many steps on its
+    own samples, and keeps the better one. `training` are the files of the bundle that it trains.
     """
 
     number: Count
@@ -27,6 +30,8 @@ class ReleaseOffer:
     evaluation: EvaluationRequest | None = None
     issued: Count = 0
     signature: str = ""
+    fine_tune: Count = 0
+    training: list[FileOffer] = field(default_factory=list)
 
 
 class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,6 +47,8 @@ class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
         before: Counts of the model that the device had. None if the federation does not evaluate
             on devices, and if there was no trial.
         after: The same of the offered release.
+        fine_tuned: The same of the release after fine-tuning on this device.
+        runs_fine_tuned: Whether the device predicts with the fine-tuned model.
     """
 
     number: Count
@@ -52,11 +59,13 @@ class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     before: EvaluationCounts | None = None
     after: EvaluationCounts | None = None
+    fine_tuned: EvaluationCounts | None = None
+    runs_fine_tuned: bool = False
 
 
 def check_report(report: ReleaseReport, origin: str) -> None:
     """Raise UpdateError if a device cannot have counted what `report` says."""
-    for counts in (report.before, report.after):
+    for counts in (report.before, report.after, report.fine_tuned):
         if counts is not None:
             check_counts(counts, origin)
     if report.taken and report.runs != report.number:

@@ -9,8 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import onnx
 import pytest
 
+from bundles import CLASSES, SAMPLE_SHAPE, once, rewrite, tiny_model
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.transfers import PART
 from device_agent.federation import releases as module
@@ -21,10 +24,12 @@ from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.releases import ReleaseOffer, ReleaseReport
 from device_agent.formats.protocol.transfers import FileOffer
+from device_agent.inference.fine_tuning import FineTuned
+from device_agent.inference.predictor import Predictor
 from device_agent.inference.release_trial import TrialResult
+from edgetailor import deploy
 from killing import Job, die_at
 from log_messages import logged
-from parameters import some_long
 from profiles.errors import BundleError, LimitError
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 
@@ -37,10 +42,13 @@ def content(number: int) -> Files:
     return {MANIFEST: b"manifest %d" % number, "predict.onnx": b"graph %d" % number * 50}
 
 
+Content = Callable[[int], Files]
+
+
 class Shelf:
     """A coordinator that serves the files of releases 1 to 9, and keeps the reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, content: Content = content) -> None:
         self.reports: list[ReleaseReport] = []
         self.fetched: list[str] = []
         self.answers = True
@@ -61,11 +69,25 @@ class Shelf:
         return self.answers
 
 
-def offer(number: int, *, back: bool = False, issued: int | None = None) -> ReleaseOffer:
+def offer(
+    number: int,
+    *,
+    back: bool = False,
+    issued: int | None = None,
+    content: Content = content,
+    fine_tune: int = 0,
+) -> ReleaseOffer:
     entries = {name: fingerprint(data) for name, data in content(number).items() if number}
     files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in entries.items()]
-    when = 100 + number if issued is None else issued
-    unsigned = ReleaseOffer(number=number, round=number, files=files, back=back, issued=when)
+    unsigned = ReleaseOffer(
+        number=number,
+        round=number,
+        files=files,
+        back=back,
+        issued=100 + number if issued is None else issued,
+        fine_tune=fine_tune,
+        training=files if fine_tune else [],
+    )
     return KEY.releases(unsigned)
 
 
@@ -78,10 +100,13 @@ def refuse(*arguments: object) -> TrialResult:
 
 
 def device(
-    state: Path, shelf: Shelf | None = None, trial: Callable[..., TrialResult] = take
+    state: Path,
+    shelf: Shelf | None = None,
+    trial: Callable[..., TrialResult] = take,
+    tune: Callable[..., FineTuned] | None = None,
 ) -> Releases:
     client = cast(CoordinatorClient, shelf or Shelf())
-    return Releases(DeviceReleases(state), state / "bundle", client, KEY.public, trial)
+    return Releases(DeviceReleases(state), state / "bundle", client, KEY.public, trial, tune)
 
 
 def whole_release(state: Path) -> int:
@@ -294,54 +319,96 @@ def test_a_lost_pointer_needs_no_download(tmp_path: Path) -> None:
     assert (whole_release(tmp_path), len(shelf.fetched)) == (1, 2)
 
 
-def run(state: Path, given: ReleaseOffer, trial: Callable[..., TrialResult], job: Job) -> int:
+def run(releases: Releases, given: ReleaseOffer, job: Job) -> int:
     """Follow an offer in a forked process that `job` kills at one of its writes."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             die_at(job)
-            device(state, trial=trial).follow(given)
+            releases.follow(given)
             code = 0
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def write_constants(folder: Path) -> None:
+    """Inference bundles of models that always predict the class of their folder's name."""
+    model, _ = tiny_model()
+    deploy(model, "full", SAMPLE_SHAPE, folder / "any")
+    graph = onnx.load(folder / "any" / "predict.onnx")
+    (bias,) = [t for t in graph.graph.initializer if list(t.dims) == [CLASSES]]
+    for number in range(CLASSES):
+        shutil.copytree(folder / "any", folder / str(number))
+        biased = onnx.numpy_helper.from_array(1e4 * np.eye(CLASSES, dtype=np.float32)[number])
+        biased.name = bias.name
+        bias.CopyFrom(biased)
+        onnx.save(graph, folder / str(number) / "predict.onnx")
+        rewrite(folder / str(number), lambda manifest: None)
+
+
+@pytest.fixture(scope="module")
+def constants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "constant-releases", write_constants)
+
+
+TUNED = 7
+"""The model that a fine-tuning gives."""
+
+
+@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize(
-    ("before", "step"),
-    some_long([(True, 3), (False, 3), (True, 1), (False, 1)], (True, 1), (False, 1)),
-)
-@pytest.mark.parametrize(
-    ("given", "trial", "after"),
+    ("number", "options", "trial", "after"),
     [
-        (offer(3), take, 3),
-        (offer(3), refuse, 2),
-        (offer(1, back=True, issued=200), take, 1),
-        (offer(0, back=True, issued=200), take, 0),
+        (3, {}, take, 3),
+        (3, {}, refuse, 2),
+        (1, {"back": True, "issued": 200}, take, 1),
+        (0, {"back": True, "issued": 200}, take, 0),
+        (3, {"fine_tune": 5}, take, TUNED),
     ],
 )
-def test_killed_at_every_write_of_a_switch(
+def test_killed_at_any_write_of_a_switch_a_device_predicts(
     tmp_path: Path,
-    given: ReleaseOffer,
+    constants: Path,
+    number: int,
+    options: dict[str, Any],
     trial: Any,
     after: int,
     before: bool,
-    step: int,
-    seed: int,
 ) -> None:
-    releases = device(tmp_path / "start")
-    for number in (1, 2):
-        releases.follow(offer(number))
-    write, code = seed % step + 1 - step, -signal.SIGKILL
+    def files(number: int) -> Files:
+        folder = constants / str(number % CLASSES)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def predicted(state: Path) -> int:
+        """The class that the device predicts, as `edgetailor-agent predict` would."""
+        predictor = Predictor(DeviceReleases(state).current() or state / "bundle", threads=1)
+        (probabilities,) = predictor.predict(np.zeros((1, *SAMPLE_SHAPE), np.float32))
+        return int(probabilities.argmax())
+
+    def ready(state: Path) -> Releases:
+        def tune(*arguments: object) -> FineTuned:
+            scratch = DeviceReleases(state).scratch
+            shutil.copytree(constants / str(TUNED), scratch / "bundle", dirs_exist_ok=True)
+            return FineTuned(scratch / "bundle")
+
+        return device(state, shelf, trial, tune)
+
+    shelf = Shelf(files)
+    shutil.copytree(constants / "0", tmp_path / "start" / "bundle")
+    for earlier in (1, 2):
+        device(tmp_path / "start", shelf).follow(offer(earlier, content=files))
+    given = offer(number, content=files, **options)
+    write, code = 0, -signal.SIGKILL
     while code == -signal.SIGKILL:
-        write += step
+        write += 1
         state = tmp_path / str(write)
         shutil.copytree(tmp_path / "start", state)
-        code = run(state, given, trial, Job("", "", "", stop=write, before=before))
+        code = run(ready(state), given, Job("", "", "", stop=write, before=before))
         assert code in (0, -signal.SIGKILL)
-        assert whole_release(state) in (2, after)
-        device(state, trial=trial).follow(given)
-        assert whole_release(state) == after
-        assert bundles(state) <= 2
+        assert predicted(state) in {2, after} | ({number} if after == TUNED else set())
+        ready(state).follow(given)
+        assert predicted(state) == after
+        assert bundles(state) <= 3
     assert write > 5

@@ -26,6 +26,8 @@ from device_agent.federation.newest_model import newest_model
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol.fleet import RoundResult
+from device_agent.inference.predictor import Predictor
+from device_agent.training.batching import held_out
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.releases.release_changes import add_release
 from toolkit.coordinator.releases.release_status import release_status
@@ -100,8 +102,8 @@ class StoppedError(BaseException):
 
 
 @contextmanager
-def fleet(server: Server, folder: Path) -> Iterator[list[Path]]:
-    """Devices that take part, in threads; their state folders."""
+def fleet(server: Server, folder: Path, agreeing: int = 0) -> Iterator[list[Path]]:
+    """Devices that take part, in threads; their state folders. Some agree to fine-tuning."""
     states, stop = [folder / f"device {number}" for number in range(DEVICES)], threading.Event()
     failures: list[BaseException] = []
 
@@ -110,7 +112,9 @@ def fleet(server: Server, folder: Path) -> Iterator[list[Path]]:
             raise StoppedError
 
     def take_part(number: int) -> None:
-        options = RunOptions(data=str(folder / f"{number}.npz"), state=states[number])
+        agrees = number < agreeing
+        data = str(folder / f"{number}.npz")
+        options = RunOptions(data=data, state=states[number], fine_tune=agrees)
         try:
             round_loop.run(options, patience_s=20, sleep=rest)
         except StoppedError:
@@ -215,6 +219,44 @@ def test_what_is_refused(folder: Path, arguments: list[str], message: str) -> No
     sentence = refused(folder, "release", FILE, *arguments)
     assert re.search(message, sentence.replace(f"{folder}/", "")), sentence
     assert not (folder / "state" / "releases" / "releases.json").exists()
+
+
+def test_devices_fine_tune_a_release(folder: Path) -> None:
+    """Device 0 calls each digit by the next one; device 3's owner has not agreed."""
+    with np.load(folder / "0.npz") as data:
+        np.savez(folder / "0.npz", x=data["x"], y=(data["y"] + 1) % 10)
+    config = load_config(folder / FILE)
+    with running(config, IdleModel()) as server, fleet(server, folder, agreeing=3) as states:
+        told = released(folder, "1", "--fine-tune", "60").stderr
+        assert "fine-tune it for 60 steps" in told
+
+        def all_tuned() -> bool:
+            reports = [device.report for device in release_status(config.state)[1]]
+            tuned = [report is not None and report.fine_tuned is not None for report in reports]
+            return tuned == [True, True, True, False]
+
+        assert_soon(all_tuned, 60)
+        devices = release_status(config.state)[1]
+        table = released(folder).stdout
+    assert "fine-tune 60" in table
+    assert max(map(len, table.splitlines())) <= 80
+    for number, device in enumerate(devices[:3]):
+        report, state = device.report, states[number]
+        assert (device.answer, report.runs) == ("taken", 1)
+        pointer = DeviceReleases(state).read()
+        assert report.runs_fine_tuned == bool(pointer.current.fine_tuned)
+        assert newest_model(state).name == (pointer.current.fine_tuned or pointer.current.bundle)
+        with np.load(folder / f"{number}.npz") as data:
+            apart = held_out(len(data["y"]), 0.2)
+            x, y = data["x"][apart], data["y"][apart]
+        best = max(report.after.correct, report.fine_tuned.correct)
+        assert (Predictor(newest_model(state)).predict(x).argmax(1) == y).sum() == best
+        assert not (state / "fine-tuning").exists()
+    first = devices[0].report
+    assert first.runs_fine_tuned
+    assert first.fine_tuned.correct > first.after.correct + 20
+    current = DeviceReleases(states[3]).read().current
+    assert (current.number, current.fine_tuned) == (1, None)
 
 
 def test_the_coordinator_releases_the_best_model_by_itself(folder: Path) -> None:

@@ -21,6 +21,7 @@ from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.preprocessing import Series
 from device_agent.formats.protocol.joining import Invitation
+from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.protocol.transfers import FileOffer
 from page_modules import run_with
@@ -284,7 +285,7 @@ def test_graphs_that_no_export_makes(tmp_path: Path) -> None:
 
 
 SIGNED = """
-const [works, key, invitations] = given.map((text) => JSON.parse(text));
+const [works, key, invitations, releases] = given.map((text) => JSON.parse(text));
 const values = { get: async () => null, put: async () => undefined };
 const taken = [];
 for (const work of works) {
@@ -293,6 +294,9 @@ for (const work of works) {
 for (const invitation of invitations) {
   const client = { invitation: async () => invitation };
   taken.push(await page.invited(client, null).then(() => true, (error) => error.code));
+}
+for (const release of releases) {
+  taken.push(await page.checkRelease(release, key, 0).then(() => true, (error) => error.code));
 }
 console.log(JSON.stringify(taken));
 """
@@ -311,11 +315,17 @@ def test_signed_work_of_a_federation_that_its_devices_judge(tmp_path: Path) -> N
         invitations.append(msgspec.to_builtins(key.invites(invitation)))
     for signed in (works, invitations):
         signed.append({**signed[-1], "evaluation": {"share": 0.2, "by_class": True}})
-    given = (json.dumps(value) for value in (works, key.public, invitations))
+    releases = [
+        msgspec.to_builtins(key.releases(ReleaseOffer(number=2, files=[offer], issued=9, **more)))
+        for more in ({}, {"fine_tune": 5, "training": [offer]})
+    ]
+    releases.append({**releases[-1], "fine_tune": 500})
+    given = (json.dumps(value) for value in (works, key.public, invitations, releases))
     taken = json.loads(run_with("trust", SIGNED, tmp_path, *given))
     assert taken == [
         *(True, True, True, "trust.forged-work"),
         *(True, True, True, "trust.forged-invitation"),
+        *(True, True, "trust.forged-release"),
     ]
 
 

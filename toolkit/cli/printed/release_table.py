@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from device_agent.formats.evaluation_counts import EvaluationCounts
+from device_agent.formats.protocol.releases import ReleaseReport
 from toolkit.coordinator.releases.release_status import DeviceRelease
 from toolkit.coordinator.storage.release_folder import Release
 from toolkit.terminal_output import filled, print_table, table
@@ -28,7 +29,9 @@ def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease])
     if not devices:
         return
     print()
-    rows = table("device", "runs", "offered", "answer", "before", "after")
+    tuned = any(d.report is not None and d.report.fine_tuned for d in devices)
+    columns = ["tuned"] if tuned else []
+    rows = table("device", "runs", "offered", "answer", "before", "after", *columns)
     rows.columns[3].justify = "left"
     for device in devices:
         report = device.report
@@ -40,8 +43,11 @@ def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease])
             str(device.offered or "none"),
             device.answer,
             *("", "") if report is None else (_figure(report.before), _figure(report.after)),
+            *([_tuned(report)] if tuned else []),
         )
     print_table(rows)
+    if tuned:
+        print("tuned: the fine-tuned release; * if the device predicts with it")
     if any(device.report is not None and device.report.before for device in devices):
         print("before, after: its present model and the release on the device's own samples")
     width = Console().width
@@ -49,6 +55,13 @@ def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease])
         if device.report is not None and not device.report.taken:
             text = f"{device.device}, release {device.report.number}: {device.report.reason}"
             print(filled(text, width, indent="  "))
+
+
+def _tuned(report: ReleaseReport | None) -> str:
+    """The figure of the fine-tuned model, with a star if the device predicts with it."""
+    if report is None:
+        return ""
+    return _figure(report.fine_tuned) + ("*" if report.runs_fine_tuned else "")
 
 
 def _notes(release: Release) -> Iterator[str]:
@@ -60,6 +73,8 @@ def _notes(release: Release) -> Iterator[str]:
         yield "at a share"
     if release.then_all:
         yield "then all"
+    if release.fine_tune:
+        yield f"fine-tune {release.fine_tune}"
 
 
 def _figure(counts: EvaluationCounts | None) -> str:

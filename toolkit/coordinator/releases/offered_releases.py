@@ -1,7 +1,7 @@
 """The signed offers of releases to the devices of each kind."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.storage.device_registry import Device
 from toolkit.coordinator.storage.recoverable import has_hash
 from toolkit.coordinator.storage.release_folder import (
+    Files,
     Release,
     ReleaseFolder,
     bundles_kept,
@@ -20,6 +21,7 @@ from toolkit.coordinator.storage.release_folder import (
 )
 
 logger = logging.getLogger(__name__)
+FolderOf = Callable[[int, str], Path]
 NONE = Release(number=0, round=0, created=0, changed=0, kinds={})
 """What devices go back to from the first release."""
 
@@ -71,28 +73,28 @@ class OfferedReleases:
             kept = bundles_kept(releases)
             usable = [r for r in of_kind if (r.number, kind) in kept and self._is_whole(r, kind)]
             for release in [*reversed(usable), *([NONE] if withdrawn else [])]:
-                files = [
-                    FileOffer(name=name, size=entry.size, sha256=entry.sha256)
-                    for name, entry in release.kinds.get(kind, {}).items()
-                ]
                 offer = ReleaseOffer(
                     number=release.number,
                     round=release.round,
-                    files=files,
+                    files=_file_offers(release.kinds.get(kind, {})),
                     back=any(number > release.number for number in withdrawn),
                     evaluation=self._evaluation,
                     issued=issued,
+                    fine_tune=release.fine_tune if kind in release.training else 0,
+                    training=_file_offers(release.training.get(kind, {})),
                 )
                 offers.setdefault(kind, []).append((release, key.releases(offer)))
         return offers
 
     def _is_whole(self, release: Release, kind: str) -> bool:
-        folder = self._folder.bundle(release.number, kind)
-        for name, entry in release.kinds[kind].items():
-            if not has_hash(folder / name, entry.sha256):
+        folder, training = (f(release.number, kind) for f in _folders(self._folder))
+        files = {folder / name: entry for name, entry in release.kinds[kind].items()}
+        files |= {training / name: e for name, e in release.training.get(kind, {}).items()}
+        for path, entry in files.items():
+            if not has_hash(path, entry.sha256):
                 logger.warning(
                     "%s is missing or damaged: release %d is not offered to devices of kind %s.",
-                    folder / name,
+                    path,
                     release.number,
                     kind,
                 )
@@ -109,13 +111,23 @@ class OfferedReleases:
     def file(self, device: Device, sha256: str) -> tuple[Path, int] | None:
         """Path and size of a file of a release for devices of the kind of `device`, or None."""
         for release, offer in self._present.offers.get(device.kind, ()):
-            for file in offer.files:
-                if file.sha256 == sha256:
-                    folder = self._folder.bundle(release.number, device.kind)
-                    return folder / file.name, file.size
+            parts = zip(_folders(self._folder), (offer.files, offer.training), strict=True)
+            for folder_of, files in parts:
+                for file in files:
+                    if file.sha256 == sha256:
+                        return folder_of(release.number, device.kind) / file.name, file.size
         return None
 
     @property
     def newest(self) -> Release | None:
         """The newest release that devices can get."""
         return newest_of(self._present.releases)
+
+
+def _folders(folder: ReleaseFolder) -> tuple[FolderOf, FolderOf]:
+    """The folders of a release's bundle and of the bundle for its fine-tuning."""
+    return folder.bundle, folder.training
+
+
+def _file_offers(files: Files) -> list[FileOffer]:
+    return [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in files.items()]

@@ -14,7 +14,13 @@ import msgspec
 from device_agent.formats.atomic_files import fingerprint_file
 from profiles.errors import InputError
 from toolkit.coordinator.storage.new_folder import new_folder
-from toolkit.coordinator.storage.release_folder import Files, Release, ReleaseFolder, newest_of
+from toolkit.coordinator.storage.release_folder import (
+    TRAINING,
+    Files,
+    Release,
+    ReleaseFolder,
+    newest_of,
+)
 from toolkit.coordinator.storage.saved_rounds import reading
 
 Write = Callable[[Path], None]
@@ -29,6 +35,7 @@ def add_release(
     share: float | None = None,
     then_all: bool = False,
     precision: str = "float32",
+    fine_tune: int = 0,
 ) -> Release:
     """Make a new release for the devices of `kinds`.
 
@@ -40,6 +47,8 @@ def add_release(
         share: The share of the devices of each kind that get it, rounded up; None for all.
         then_all: Whether the coordinator offers it to all devices once this share has taken it.
         precision: The precision of the weights.
+        fine_tune: For how many steps devices may train it. `write` then also writes the bundles for
+            that.
 
     Raises:
         InputError: The newest release is still at its share, or no device can be in the share.
@@ -54,6 +63,8 @@ def add_release(
         with new_folder(folder.path / str(number), "") as temporary:
             write(temporary)
             files = {kind: _files(temporary / kind) for kind in kinds}
+            folders = {kind: temporary / f"{kind}{TRAINING}" for kind in kinds}
+            training = {kind: _files(path) for kind, path in folders.items() if path.exists()}
         now = _next_time(releases)
         release = Release(
             number=number,
@@ -64,6 +75,8 @@ def add_release(
             devices=devices,
             then_all=then_all,
             precision=precision,
+            fine_tune=fine_tune,
+            training=training,
         )
         folder.write([*releases, release])
     return release

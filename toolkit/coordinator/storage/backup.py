@@ -141,11 +141,17 @@ def _copy_releases(state: Path, temporary: Path) -> None:
     copy_file(state / RELEASES / INDEX, temporary / RELEASES / INDEX)
     folder, source = ReleaseFolder(temporary), ReleaseFolder(state)
     releases = folder.read()
-    kinds = {release.number: release.kinds for release in releases}
+    known = {release.number: release for release in releases}
     for number, kind in bundles_kept(releases):
-        for name, entry in kinds[number][kind].items():
-            path = source.bundle(number, kind) / name
-            target = folder.bundle(number, kind) / name
+        release = known[number]
+        files = {
+            source.bundle(number, kind) / name: (folder.bundle(number, kind) / name, entry)
+            for name, entry in release.kinds[kind].items()
+        } | {
+            source.training(number, kind) / name: (folder.training(number, kind) / name, entry)
+            for name, entry in release.training.get(kind, {}).items()
+        }
+        for path, (target, entry) in files.items():
             if path.exists() or (number, kind) not in bundles_kept(source.read()):
                 copy_file(path, target)  # if a new release has removed it, the backup begins again
             if not has_hash(target, entry.sha256):

@@ -2,6 +2,7 @@
 
 releases.json      all releases, one record each
 NUMBER/KIND/       the inference bundle for the devices of a kind
+NUMBER/KIND+training/  the bundle with which they may fine-tune it
 
 `edgetailor release` writes this folder, and the running coordinator reads it. A new release is a
 folder first; it exists when releases.json names it. So every change is one atomic write.
@@ -10,10 +11,11 @@ folder first; it exists when releases.json names it. So every change is one atom
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec import field
 from msgspec.structs import replace
 
 from device_agent.formats.atomic_files import write_file
@@ -23,6 +25,8 @@ from profiles.json_decoding import MalformedError, decode_json
 
 RELEASES = "releases"
 INDEX = "releases.json"
+TRAINING = "+training"
+"""Ends the name of the folder with the bundle for a fine-tuning; no kind has a + in its name."""
 KEPT = 2
 """How many releases of a kind keep their bundles: the newest, and the one to go back to."""
 
@@ -46,6 +50,8 @@ class Release(Struct, frozen=True, kw_only=True):
         withdrawn: Whether devices go back to the release before.
         removed: The kinds whose bundle was removed, because later releases need the room.
         precision: The precision of the weights.
+        fine_tune: For how many steps devices may train it on their own samples; 0 for none.
+        training: The files of the bundle that is trained for that, by kind.
     """
 
     number: Count
@@ -58,6 +64,8 @@ class Release(Struct, frozen=True, kw_only=True):
     withdrawn: bool = False
     removed: tuple[str, ...] = ()
     precision: str = "float32"
+    fine_tune: Count = 0
+    training: dict[str, Files] = field(default_factory=dict)
 
     @property
     def offered_kinds(self) -> list[str]:
@@ -145,8 +153,13 @@ class ReleaseFolder:
         """The folder of the bundle of release `number` for a kind."""
         return self.path / str(number) / kind
 
-    def _remove_others(self, named: Iterable[tuple[int, str]]) -> None:
+    def training(self, number: int, kind: str) -> Path:
+        """The folder of the bundle for the fine-tuning of release `number`, if there is one."""
+        return self.path / str(number) / f"{kind}{TRAINING}"
+
+    def _remove_others(self, named: Collection[tuple[int, str]]) -> None:
         kept = {self.bundle(number, kind) for number, kind in named}
+        kept |= {self.training(number, kind) for number, kind in named}
         # The releases are written already, so what cannot be removed, like a stray file, stays.
         numbered = (path for path in self.path.iterdir() if path.name.isdigit() and path.is_dir())
         for folder in numbered:

@@ -51,6 +51,9 @@ export interface ReleaseOffer {
   evaluation?: EvaluationRequest | null;
   issued: number;
   signature: string;
+  /** For how many steps agents may fine-tune it, and the files for that. */
+  fine_tune?: number;
+  training?: FileOffer[];
 }
 export interface Work {
   /** Set if devices judge the models. */

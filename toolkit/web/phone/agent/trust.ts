@@ -96,6 +96,11 @@ export async function checkRelease(offer: ReleaseOffer, key: string, newest: num
   const lines = ["edgetailor-release-1", `${issued}`, `${number}`, `${round}`, back ? "back" : "forward"];
   for (const { sha256, size, name } of offer.files) lines.push(`${sha256} ${size} ${name}`);
   lines.push(...evaluationLines(offer.evaluation));
+  // Phones do not fine-tune, but the signature covers it.
+  if (offer.fine_tune) {
+    lines.push(`fine-tune ${offer.fine_tune}`);
+    for (const { sha256, size, name } of offer.training ?? []) lines.push(`${sha256} ${size} ${name}`);
+  }
   if (!(await isSigned(lines, key, offer.signature))) throw new Failure("trust.forged-release", { number });
   if (issued < newest) throw new Failure("trust.old-release", { number });
 }

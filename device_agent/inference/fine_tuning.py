@@ -1,0 +1,131 @@
+"""Fine-tunes a release on this device, and compares the result with the release."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors.numpy import load_file, save
+
+from device_agent.data.data_source import Data
+from device_agent.formats.atomic_files import fingerprint, write_folder
+from device_agent.formats.bundle import Bundle, open_bundle
+from device_agent.formats.evaluation_counts import EvaluationCounts, EvaluationRequest
+from device_agent.formats.manifest import MANIFEST, WEIGHTS, encode
+from device_agent.formats.update import read_update
+from device_agent.inference.predictor import Predictor
+from device_agent.inference.release_trial import (
+    FEWEST,
+    SHARE,
+    counts_of,
+    model_scores,
+    trial_data,
+    trial_samples,
+    unusable,
+)
+from device_agent.inference.scores import Scores
+from device_agent.training.training_options import TrainingOptions
+from profiles.errors import BundleError
+from profiles.text_formatting import counted
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A release and its fine-tuned form on samples that were not trained.
+
+    Attributes:
+        bundle: The folder of the bundle with the fine-tuned model; None if it is not better.
+        released: Counts of the release.
+        tuned: Counts of the fine-tuned model.
+    """
+
+    bundle: Path | None = None
+    released: EvaluationCounts | None = None
+    tuned: EvaluationCounts | None = None
+
+
+def fine_tune(
+    train: Callable[..., object],
+    data: Data,
+    options: TrainingOptions,
+    training: Path,
+    released: Path,
+    scratch: Path,
+    asked: EvaluationRequest | None,
+    on_batch: Callable[[], None],
+) -> FineTuned:
+    """Train the released model on the samples of this device, and compare both models.
+
+    Both are compared on samples that this training leaves out: those that the federation keeps
+    apart, or else a tenth. The fine-tuned model is better if it predicts more of them correctly, or
+    as many with a lower loss; without an accuracy, if its loss is lower. A killed training
+    continues.
+
+    Args:
+        train: Trains a bundle, as `train_bundle` does.
+        data: The local data.
+        options: Threads, seed and memory limit.
+        training: The training bundle that starts from the released model.
+        released: The inference bundle of the release.
+        scratch: A folder for the training. The caller removes it.
+        asked: What the federation asks for.
+        on_batch: Called before each batch.
+
+    Raises:
+        BundleError: A bundle cannot be used.
+        LimitError: The training needs more memory than the limits of this process allow.
+        DataError: The local data do not fit the bundle.
+        UpdateError: The training diverged.
+    """
+    bundle = open_bundle(training)
+    if any(entry.role == "personal" for entry in bundle.manifest.tensors):
+        raise BundleError(
+            "{path} has a personal model, which is not fine-tuned.",
+            code="release.personal-model",
+            path=str(training),
+        )
+    request = asked or EvaluationRequest(share=SHARE)
+    scratch.mkdir(parents=True, exist_ok=True)
+    present = Predictor(released, threads=options.threads, max_memory=options.max_memory)
+    meaning = present.meaning
+    local = trial_data(present.bundle.manifest, data, scratch)
+    samples = trial_samples(len(local), request)
+    if len(samples) < FEWEST:
+        log.info("The release is not fine-tuned: %s to compare.", counted(len(samples), "sample"))
+        return FineTuned()
+    before = model_scores(present, local, samples, meaning)
+    del present  # one model is in memory at a time
+    update = scratch / "update"
+    apart = replace(options, evaluation=replace(request, by_class=False))
+    train(training, data, update, apart, on_batch=on_batch, force=True)
+    _, tensors = read_update(update)
+    folder = scratch / "bundle"
+    write_folder(folder, with_tensors(bundle, tensors), force=True)
+    tuned = Predictor(folder, threads=options.threads, max_memory=options.max_memory)
+    after = model_scores(tuned, local, samples, meaning)
+    chosen = folder if is_better(after, before) else None
+    return FineTuned(chosen, counts_of(before), counts_of(after))
+
+
+def is_better(after: Scores, before: Scores) -> bool:
+    """Whether the fine-tuned model is better than the release, on the same samples."""
+    if unusable(after) is not None:
+        return False
+    if after.correct is None or before.correct is None:
+        return bool(after.loss.sum() < before.loss.sum())
+    more = int(after.correct.sum()) - int(before.correct.sum())
+    return more > 0 or (more == 0 and bool(after.loss.sum() < before.loss.sum()))
+
+
+def with_tensors(bundle: Bundle, tensors: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    """The files of `bundle` with these tensors in place of its own."""
+    weights = load_file(bundle.folder / WEIGHTS)
+    data = save({**weights, **tensors})
+    files = {p.name: p.read_bytes() for p in bundle.folder.iterdir() if p.name != MANIFEST}
+    entries = bundle.manifest.files | {WEIGHTS: fingerprint(data)}
+    manifest = msgspec.structs.replace(bundle.manifest, files=entries)
+    return {**files, WEIGHTS: data, MANIFEST: encode(manifest)}
