@@ -196,7 +196,7 @@ def consent(asked: EvaluationRequest) -> str:
     return (
         f"{asked.share:.0%} of this device's samples are kept apart and never trained. In each "
         "round the device sends how many of them the model predicts correctly, before and after "
-        f"its training, and the sums of the losses.{classes if asked.by_class else ''}"
+        f"its training, and the sums of losses and errors.{classes if asked.by_class else ''}"
     )
 
 

@@ -10,6 +10,8 @@ from device_agent.formats.manifest import Count, Struct
 from profiles.errors import UpdateError
 from profiles.text_formatting import loss_figure
 
+ROUNDED = 1.001
+"""Factor for the rounding of sums that devices compute in float32."""
 MOST_CLASSES = 1000
 """With more classes a device reports no counts by class: its record would become too long."""
 MOST_EVALUATED = 10**9
@@ -64,7 +66,9 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
         correct: How many of these labels are predicted correctly. None for a regression and for
             label sequences (CTC).
         loss_sum: Sum of the loss over these labels. In a regression the loss of a sample is its
-            mean squared error. There is no absolute error, because bundles do not compute it.
+            mean squared error.
+        absolute_sum: Sum over the samples of a regression of their mean absolute error. None for
+            other models, and for bundles of version 0.2 and before.
         classes: For each class, its number of labels and how many of them are predicted correctly.
             None unless the federation asks for it and the owner agrees.
     """
@@ -73,6 +77,7 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     counted: Count
     correct: Count | None = None
     loss_sum: float
+    absolute_sum: float | None = None
     classes: tuple[tuple[Count, Count], ...] | None = None
 
     @property
@@ -130,6 +135,13 @@ def _impossible(counts: EvaluationCounts) -> str | None:
         return f"{counts.correct:,} of {counts.counted:,} labels are correct"
     if counts.loss_sum < 0:
         return f"a sum of losses below zero, {counts.loss_sum:g}"
+    if counts.absolute_sum is not None:
+        # The mean absolute error is at most the root of the mean squared error.
+        most = math.sqrt(counts.loss_sum * counts.counted)
+        if not 0 <= counts.absolute_sum <= ROUNDED * most:
+            return (
+                f"a sum of absolute errors of {counts.absolute_sum:g}, where {most:g} is the most"
+            )
     if counts.classes is None:
         return None
     labels, correct = (sum(pair[column] for pair in counts.classes) for column in (0, 1))

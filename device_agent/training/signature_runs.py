@@ -31,7 +31,7 @@ from profiles.errors import BundleError
 OnBatch = Callable[[], None]
 """Called before each batch of a recording, training or evaluation. The batch starts afterwards."""
 
-CORRECT = "correct"
+CORRECT, ABSOLUTE = "correct", "absolute"
 
 
 def at_once() -> None:
@@ -240,7 +240,7 @@ class SignatureRuns:
         """Evaluate `samples`, see `evaluate`. If `label` is given, only this label counts."""
         signature = self.bundle.manifest.signatures[EVALUATE]
         name = next(port.name for port in signature.inputs if port.kind == "labels")
-        loss, correct, counted = 0.0, 0, 0
+        loss, absolute, correct, counted = 0.0, 0.0, 0, 0
         for indices in batches(len(samples), instruction.batch_size, None):
             self.on_batch()
             feeds = self.feeds(signature, instruction.source, samples[indices], {})
@@ -251,12 +251,14 @@ class SignatureRuns:
             labels = count_labels(feeds[name])
             loss, counted = loss + float(results[LOSS]) * labels, counted + labels
             correct += int(results.get(CORRECT, 0))
-        counts = any(port.name == CORRECT for port in signature.outputs)
+            absolute += float(results.get(ABSOLUTE, 0)) * labels
+        names = {port.name for port in signature.outputs}
         return EvaluationCounts(
             samples=len(samples),
             counted=counted,
-            correct=correct if counts else None,
+            correct=correct if CORRECT in names else None,
             loss_sum=loss,
+            absolute_sum=absolute if ABSOLUTE in names else None,
         )
 
     def with_label(self, samples: np.ndarray, label: int) -> np.ndarray:

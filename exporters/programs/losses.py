@@ -15,7 +15,7 @@ All functions use only operators whose gradients can be written with forward ope
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -40,10 +40,12 @@ class Measures:
         loss: The loss of a batch.
         predicted: The class that is predicted at each position, in the type of the logits; None
             where no single output is a class: for a regression, and for CTC.
+        absolute: The mean absolute error of a regression; else None.
     """
 
     loss: Measure
     predicted: Callable[[Tensor], Tensor] | None
+    absolute: Measure | None = field(default=None, kw_only=True)
 
     @property
     def correct(self) -> Measure | None:
@@ -119,6 +121,12 @@ def mean_squared_error(output: Tensor, labels: Tensor) -> Tensor:
     return (output - labels).square().mean()
 
 
+def mean_absolute_error(output: Tensor, labels: Tensor) -> Tensor:
+    """Mean over all numbers of |output - label|; both (batch, ...)."""
+    error = output - labels
+    return (functional.relu(error) + functional.relu(-error)).mean()
+
+
 def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Tensor:
     """CTC (Graves et al. 2006) with class 0 as the blank, as a mean over the labels.
 
@@ -190,7 +198,7 @@ MEASURES = {
     "cross-entropy": Measures(cross_entropy, likeliest_classes),
     "binary-cross-entropy": Measures(binary_cross_entropy, positive_logits),
     "ctc": Measures(connectionist_temporal_classification, None),
-    "mse": Measures(mean_squared_error, None),
+    "mse": Measures(mean_squared_error, None, absolute=mean_absolute_error),
 }
 """Measures by the name of the loss."""
 
@@ -215,7 +223,8 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
     """
     measures = MEASURES[loss]
     if loss == "mse":
-        return Objective(measures.loss, None, LabelRule(None, shape, "float32"))
+        labels = LabelRule(None, shape, "float32")
+        return Objective(measures.loss, None, labels, absolute=measures.absolute)
     if loss == "ctc":
         if len(shape) != 2 or shape[1] < 2:
             raise ModelError(

@@ -236,7 +236,7 @@ def prediction_signatures(
     """
     predict = forward_signature(PREDICT, graph, sample_shape, reads, names=names)
     target = objective(loss, output_shape(graph))
-    measures = {"loss": target.loss, "correct": target.correct}
+    measures = {"loss": target.loss, "correct": target.correct, "absolute": target.absolute}
     known = {key: measure for key, measure in measures.items() if measure is not None}
 
     def function(feeds: Tensors) -> dict[str, Tensor]:

@@ -136,13 +136,17 @@ def device_section(document: EvaluationDocument) -> str:
     """HTML of the judgement of the devices."""
     judged = document.devices
     assert judged is not None
+    errors = ["RMSE", "MAE"] if judged.rmse is not None else []
+    mean = figures(judged.mean_accuracy, judged.mean_loss)
+    worst = figures(judged.worst_accuracy, judged.worst_loss)
     rows = [
         pooled_row("all devices", judged),
-        ["mean of devices", "", "", *figures(judged.mean_accuracy, judged.mean_loss), "", ""],
-        ["worst tenth", "", "", *figures(judged.worst_accuracy, judged.worst_loss), "", ""],
+        ["mean of devices", "", "", *mean, "", "", *([""] * len(errors))],
+        ["worst tenth", "", "", *worst, "", "", *([""] * len(errors))],
         *(pooled_row(f"kind {name}", kind) for name, kind in judged.kinds.items()),
     ]
-    head = ["", "devices", "labels", "accuracy", "loss", "accuracy trained", "loss trained"]
+    trained = ["accuracy trained", "loss trained"]
+    head = ["", "devices", "labels", "accuracy", "loss", *trained, *errors]
     title = f"On the devices: {document.title}"
     return section(title, DEVICES_NOTE, table("Federated evaluation", head, rows))
 
@@ -155,6 +159,7 @@ def pooled_row(name: str, pooled: KindEvaluation | FederatedEvaluation) -> list[
         f"{pooled.counted:,}",
         *figures(pooled.accuracy, pooled.loss),
         *figures(pooled.trained_accuracy, pooled.trained_loss),
+        *(number(error) for error in (pooled.rmse, pooled.mae) if error is not None),
     ]
 
 

@@ -42,8 +42,9 @@ class KindEvaluation:
     """How the devices of a kind judge the model that they received, and their own after training.
 
     The figures are pooled: sums over the devices, divided once. `counted` is the number of labels
-    that count, `loss` the mean over them. `accuracy` and `correct` are None for a regression. The
-    figures of trained models are None if the devices did not train.
+    that count, `loss` the mean over them. `accuracy` and `correct` are None for a regression. Only
+    a regression has `rmse` and `mae`, those of the received model. The figures of trained models
+    are None if the devices did not train.
     """
 
     devices: int
@@ -54,6 +55,8 @@ class KindEvaluation:
     loss: float
     trained_accuracy: float | None
     trained_loss: float | None
+    rmse: float | None = None
+    mae: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,8 @@ class FederatedEvaluation(KindEvaluation):
         trained = ""
         if self.trained_loss is not None:
             trained = f"; after local training {_figures(self.trained_accuracy, self.trained_loss)}"
+        if self.rmse is not None and self.mae is not None:
+            received += f", RMSE {self.rmse:.4g}, MAE {self.mae:.4g}"
         on = "1 device" if self.devices == 1 else f"{self.devices:,} devices"
         return f"{received} on {on} (worst tenth: {worst}){trained}"
 

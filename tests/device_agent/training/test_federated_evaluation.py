@@ -188,6 +188,14 @@ def test_impossible_counts_are_refused(change: dict[str, Any]) -> None:
         check_counts(msgspec.structs.replace(SOUND, **change), "board-1")
 
 
+@pytest.mark.parametrize("absolute", [-1e-9, 6.4, float("nan"), float("inf")])
+def test_impossible_absolute_errors_are_refused(absolute: float) -> None:
+    regression = EvaluationCounts(samples=10, counted=10, loss_sum=4.0, absolute_sum=40**0.5)
+    check_counts(regression, "board-1")  # all errors are equal
+    with refused("update.unusable-evaluation"):
+        check_counts(msgspec.structs.replace(regression, absolute_sum=absolute), "board-1")
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_is_refused(loss: float) -> None:
     with refused("update.diverged"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from device_agent.formats.evaluation_counts import EvaluationCounts
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
@@ -75,6 +76,40 @@ def test_a_regression_has_losses_only() -> None:
     assert (figure.accuracy, figure.correct, figure.mean_accuracy) == (None, None, None)
     assert (figure.loss, figure.mean_loss, figure.worst_loss) == (0.5, 1.0, 2.0)
     assert figure.trained_loss is None
+
+
+def test_the_errors_of_a_regression_are_those_of_all_numbers() -> None:
+    order = np.random.default_rng(0)
+    errors = [order.normal(size=(int(order.integers(1, 30)), 3)) for _ in range(12)]
+    given_counts = [
+        EvaluationCounts(
+            samples=len(own),
+            counted=len(own),
+            loss_sum=float((own**2).mean(1).sum()),
+            absolute_sum=float(np.abs(own).mean(1).sum()),
+        )
+        for own in errors
+    ]
+    devices = [
+        DeviceCounts("board" if number % 3 else "desk", own)
+        for number, own in enumerate(given_counts)
+    ]
+    figure = federated_evaluation(1, devices)
+    assert figure is not None
+    zeros = [np.zeros(own.shape) for own in errors]
+    rows = {"board": [n for n in range(12) if n % 3], "desk": [0, 3, 6, 9], None: range(12)}
+    for kind, members in rows.items():
+        own = figure if kind is None else figure.kinds[kind]
+        pooled = np.concatenate([errors[n] for n in members]).ravel()
+        expected = np.concatenate([zeros[n] for n in members]).ravel()
+        assert own.rmse == pytest.approx(root_mean_squared_error(expected, pooled), rel=1e-12)
+        assert own.mae == pytest.approx(mean_absolute_error(expected, pooled), rel=1e-12)
+    # An agent that does not count absolute errors leaves both unknown.
+    silent = DeviceCounts("board", EvaluationCounts(samples=1, counted=1, loss_sum=1.0))
+    partly = federated_evaluation(1, [*devices, silent])
+    assert partly is not None
+    assert (partly.rmse, partly.kinds["board"].mae) == (None, None)
+    assert partly.kinds["desk"].mae is not None
 
 
 def test_devices_without_labels_are_left_out() -> None:

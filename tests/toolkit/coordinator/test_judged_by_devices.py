@@ -318,6 +318,7 @@ def both(counts: EvaluationCounts, **changes: Any) -> dict[str, Any]:
         ({"loss_sum": None}, "update.malformed-record"),
         ({"counted": 11}, "update.unfitting-evaluation"),
         ({"correct": None}, "update.unfitting-evaluation"),
+        ({"absolute_sum": 0.1}, "update.unfitting-evaluation"),
         ({"classes": [[6, 3], [4, 3]]}, "update.unasked-evaluation"),
     ],
 )

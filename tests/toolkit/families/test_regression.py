@@ -18,10 +18,13 @@ from commands import edgetailor
 from device_agent.data.local_data import load_data
 from device_agent.federation.fleet_status import lines
 from device_agent.formats.bundle import open_bundle
+from device_agent.formats.evaluation_counts import EvaluationRequest, LocalEvaluation
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.update import read_update
+from device_agent.training.batching import held_out
 from device_agent.training.random_run import synthetic
 from edgetailor import Federation, TrainingConfig
+from exporters.export import Format, export
 from models_for_tests import CLASSES, INPUT_SHAPE
 from oracles import Device, Plan
 from profiles.errors import DataError
@@ -117,6 +120,23 @@ def test_a_round_of_a_regression(seed: int, tmp_path: Path) -> None:
         assert float((came[name] - value).norm()) <= 1e-4 * float(value.norm()), name
     with refused("data.wrong-shape", shape=[21, 2], expected=[CLASSES]):
         fleet.evaluate(device.x, device.y[:, :2])
+
+
+@pytest.mark.parametrize("format", ["onnx", "tflite"])
+def test_devices_add_up_absolute_errors(tmp_path: Path, format: Format) -> None:
+    fleet = federation(1)
+    device, data = local_data(1, tmp_path)
+    submodel = fleet.submodel("full")
+    values = submodel.cut(fleet.model)
+    export(submodel.program, values, tmp_path / "b", base="g", format=format, check=True)
+    asked = EvaluationRequest(share=0.5)
+    done = train_bundle(tmp_path / "b", data, tmp_path / "update", threads=1, evaluation=asked)
+    assert isinstance(done.record.evaluation, LocalEvaluation)
+    rows = held_out(SAMPLES, 0.5)
+    with torch.no_grad():
+        output = fleet.module.double().eval()(torch.from_numpy(device.x[rows]).double()).numpy()
+    errors = np.abs(output - device.y[rows]).mean(1)
+    assert done.record.evaluation.before.absolute_sum == pytest.approx(errors.sum(), rel=1e-4)
 
 
 @pytest.mark.long

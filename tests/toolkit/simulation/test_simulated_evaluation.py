@@ -154,3 +154,4 @@ def test_a_regression_sends_the_sum_of_its_squared_errors() -> None:
         errors = model(torch.from_numpy(x[rows])).numpy() - y[rows]
     assert (came.correct, came.classes, came.counted) == (None, None, 10)
     assert came.loss_sum == pytest.approx(float((errors**2).mean(axis=1).sum()), rel=1e-5)
+    assert came.absolute_sum == pytest.approx(float(np.abs(errors).mean(axis=1).sum()), rel=1e-5)

@@ -68,7 +68,8 @@ def worst_classes(saved: "SavedRound") -> list[str]:
 
 def show_federated(judged: FederatedEvaluation) -> None:
     """Print how the devices judge a model: all, in the mean, the worst tenth, and by kind."""
-    rows = table("on the devices", "devices", "labels", *heads(judged.accuracy is None))
+    errors = ["RMSE", "MAE"] if judged.rmse is not None else []
+    rows = table("on the devices", "devices", "labels", *heads(judged.accuracy is None), *errors)
     rows.add_row("all", *pooled(judged))
     rows.add_row("mean of devices", "", "", *shown(judged.mean_accuracy, judged.mean_loss), "")
     rows.add_row("worst tenth", "", "", *shown(judged.worst_accuracy, judged.worst_loss), "")
@@ -89,6 +90,7 @@ def pooled(figures: KindEvaluation) -> tuple[str, ...]:
         f"{figures.counted:,}",
         *shown(figures.accuracy, figures.loss),
         *shown(figures.trained_accuracy, figures.trained_loss),
+        *(f"{error:.4g}" for error in (figures.rmse, figures.mae) if error is not None),
     )
 
 

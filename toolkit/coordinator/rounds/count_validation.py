@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from device_agent.formats.evaluation_counts import EvaluationCounts, EvaluationRequest, check_counts
 from device_agent.formats.label_rule import LabelRule, label_rule
 from device_agent.formats.manifest import EVALUATE, Manifest
-from device_agent.training.signature_runs import CORRECT
+from device_agent.training.signature_runs import ABSOLUTE, CORRECT
 from profiles.errors import UpdateError
 
 
@@ -60,6 +60,8 @@ def _misfit(counts: EvaluationCounts, manifest: Manifest) -> str | None:
     counts_correct = any(port.name == CORRECT for port in signature.outputs)
     if (counts.correct is not None) != counts_correct:
         return "correct predictions are counted only for a classification, and always there"
+    if counts.absolute_sum is not None and not any(p.name == ABSOLUTE for p in signature.outputs):
+        return "absolute errors are counted only for a regression"
     most = counts.samples * math.prod(label_rule(manifest).shape or ())
     if counts.counted > most:
         return f"{counts.counted:,} labels of {counts.samples:,} samples, which have {most:,}"

@@ -74,7 +74,17 @@ def _pooled(devices: Sequence[DeviceCounts]) -> KindEvaluation:
         loss=_pooled_loss(received),
         trained_accuracy=_pooled_accuracy(trained),
         trained_loss=_pooled_loss(trained) if trained else None,
+        **_errors(received),
     )
+
+
+def _errors(given: Counts) -> dict[str, float]:
+    """The pooled RMSE and MAE of a regression; empty unless all devices report their errors."""
+    absolute = [counts.absolute_sum for counts in given if counts.absolute_sum is not None]
+    if not absolute or len(absolute) < len(given):
+        return {}
+    counted = sum(counts.counted for counts in given)
+    return {"rmse": math.sqrt(_pooled_loss(given)), "mae": math.fsum(absolute) / counted}
 
 
 def _correct(given: Counts) -> int | None:

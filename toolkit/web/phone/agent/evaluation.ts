@@ -11,6 +11,7 @@ import type { Tensor, Tensors } from "./tensors.js";
 const EVALUATE = "evaluate";
 export const LOSS = "loss";
 const CORRECT = "correct";
+const ABSOLUTE = "absolute";
 /** With more classes, none is counted alone. */
 const MOST_CLASSES = 1000;
 
@@ -21,6 +22,8 @@ export interface Counts {
   /** Missing for a regression and for label sequences. */
   correct?: number;
   loss_sum: number;
+  /** Only of a regression: the sum of the samples' mean absolute errors. */
+  absolute_sum?: number;
   /** For each class, its labels and how many of them are predicted correctly. */
   classes?: [number, number][];
 }
@@ -90,7 +93,7 @@ export abstract class EvaluatedRuns extends SignatureRuns {
     samples: Int32Array,
     only: bigint | null,
   ): Promise<Counts> {
-    const sums = { counted: 0, correct: 0, loss_sum: 0 };
+    const sums = { counted: 0, correct: 0, loss_sum: 0, absolute_sum: 0 };
     for (const part of batches(samples.length, batch_size, null)) {
       await this.beforeBatch();
       const feeds: Tensors = this.feeds(signature, source, part.map((index) => samples[index]!), {});
@@ -104,10 +107,16 @@ export abstract class EvaluatedRuns extends SignatureRuns {
       sums.loss_sum += Number(results.get(LOSS)!.data[0]) * counted;
       sums.counted += counted;
       sums.correct += Number(results.get(CORRECT)?.data[0] ?? 0);
+      sums.absolute_sum += Number(results.get(ABSOLUTE)?.data[0] ?? 0) * counted;
     }
-    const { correct, ...rest } = sums;
-    const counts = signature.outputs.some((port) => port.name === CORRECT);
-    return { samples: samples.length, ...rest, ...(counts ? { correct } : {}) };
+    const { correct, absolute_sum, ...rest } = sums;
+    const has = (name: string): boolean => signature.outputs.some((port) => port.name === name);
+    return {
+      samples: samples.length,
+      ...rest,
+      ...(has(CORRECT) ? { correct } : {}),
+      ...(has(ABSOLUTE) ? { absolute_sum } : {}),
+    };
   }
 
   /** Those of the samples kept apart that have `label`, at any position. */
