@@ -1,5 +1,7 @@
 """Test rows of operators that are functions of the samples alone."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -44,6 +46,12 @@ def summed(x: Tensor) -> Tensor:
     y = x * 3
     y += x.sin()
     return y.mul_(y.detach().sigmoid())
+
+
+def scattered(x: Tensor, reduce: str, kept: bool) -> Tensor:
+    """What is written to some rows, where both index lists and values depend on the position."""
+    index = PLACES.expand(x.shape[0], -1, -1)
+    return x.cos().scatter_reduce(1, index, x[:, :2].sin(), reduce, include_self=kept)
 
 
 STACKED = torch.tensor([1.0, 2.0, -1.5]).reshape(3, 1, 1, 1)
@@ -179,6 +187,16 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
             ),
             (4, 3),
         ),
+        "vector parameter": Row(
+            with_weight((4,), lambda x, w: x * w[PLACES[0]].sin() + w.permute(0)[0]), (3,)
+        ),
+        **{
+            f"scatter {reduce}, {'with' if kept else 'without'} the old value": Row(
+                of(partial(scattered, reduce=reduce, kept=kept)), (4, 3)
+            )
+            for reduce in ("sum", "mean")
+            for kept in (True, False)
+        },
     },
     "reduction": elementwise(
         mean=lambda x: x.mean(1),
@@ -198,6 +216,8 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         norm=lambda x: x.norm(dim=1),
         norm_of_order_1=lambda x: x.norm(1, 1),
         cumsum=lambda x: x.cumsum(1),
+        quantile=lambda x: x.quantile(0.3, 1).sin(),
+        nanmean=lambda x: x.nanmean(1).sin(),
         cumsum_of_booleans=lambda x: x * (x > 0).cumsum(1),
     ),
     "arithmetic": elementwise(

@@ -126,6 +126,18 @@ class Case:
         expected |= {**dict(layer.named_buffers()), "y": y.detach()}
         return [expected[port.name.removesuffix("+")] for port in self.signature.outputs]
 
+    def prediction(self) -> ProgramSignature:
+        """The signature (x, state) -> y of the layer without gradients."""
+        runs = self.signature.source or self.layer
+
+        def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            own = {name: t for name, t in feeds.items() if name != "x"}
+            return {"y": functional_call(runs, own, (feeds["x"],))}
+
+        inputs = tuple(port for port in self.signature.inputs if port.name != "c")
+        (width,) = (port.shape[1:] for port in self.signature.inputs if port.name == "c")
+        return ProgramSignature("predict", inputs, (samples_port(width, "y"),), function)
+
 
 def entry(name: str, shape: tuple[int, ...]) -> TensorEntry:
     return TensorEntry(name=name, role="parameter", dtype="float32", shape=shape)
@@ -149,21 +161,21 @@ def assert_close(
         assert error <= tolerance, f"{name} {port.name} is off by {error:.1e}"
 
 
-def combined_signature(cases: Mapping[str, Case]) -> ProgramSignature:
+def combined_signature(signatures: Mapping[str, ProgramSignature]) -> ProgramSignature:
     """Combine many signatures into one, because lowering takes seconds even for a small graph."""
 
     def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         results: dict[str, Tensor] = {}
-        for name, case in cases.items():
-            own = {p.name: feeds[f"{name}/{p.name}"] for p in case.signature.inputs}
-            results |= {f"{name}/{k}": t for k, t in case.signature.function(own).items()}
+        for name, signature in signatures.items():
+            own = {p.name: feeds[f"{name}/{p.name}"] for p in signature.inputs}
+            results |= {f"{name}/{k}": t for k, t in signature.function(own).items()}
         return results
 
     def prefixed(side: str) -> tuple[Port, ...]:
         return tuple(
             Port(name=f"{name}/{p.name}", kind=p.kind, dtype=p.dtype, shape=p.shape)
-            for name, case in cases.items()
-            for p in getattr(case.signature, side)
+            for name, signature in signatures.items()
+            for p in getattr(signature, side)
         )
 
     return ProgramSignature("together", prefixed("inputs"), prefixed("outputs"), function)
@@ -172,7 +184,8 @@ def combined_signature(cases: Mapping[str, Case]) -> ProgramSignature:
 def check_on_onnxruntime(cases: Mapping[str, Case], seed: int) -> None:
     """Compare all `cases`, in one ONNX graph, with float64 autograd."""
     short = {f"r{number}": case for number, case in enumerate(cases.values())}
-    session = open_session(to_onnx(combined_signature(short)))
+    signatures = {name: case.signature for name, case in short.items()}
+    session = open_session(to_onnx(combined_signature(signatures)))
     feeds = {name: case.feeds(seed) for name, case in short.items()}
     flat = {f"{n}/{k}": t.numpy() for n, own in feeds.items() for k, t in own.items()}
     known = {port.name for port in session.get_inputs()}
@@ -188,6 +201,23 @@ def check_on_onnxruntime(cases: Mapping[str, Case], seed: int) -> None:
             torch.from_numpy(results[f"{short_name}/{p.name}"]) for p in case.signature.outputs
         ]
         assert_close(case, actual, case.expected(feeds[short_name]), name)
+
+
+def check_predictions(cases: Mapping[str, Case], seed: int) -> None:
+    """Compare the results of all `cases` without gradients, in one ONNX graph, with float64."""
+    short = {f"r{number}": case for number, case in enumerate(cases.values())}
+    signatures = {name: case.prediction() for name, case in short.items()}
+    session = open_session(to_onnx(combined_signature(signatures)))
+    feeds = {name: case.feeds(seed) for name, case in short.items()}
+    known = {port.name for port in session.get_inputs()}
+    flat = {f"{n}/{k}": t.numpy() for n, own in feeds.items() for k, t in own.items()}
+    results = session.run(None, {name: value for name, value in flat.items() if name in known})
+    for (short_name, case), name, result in zip(short.items(), cases, results, strict=True):
+        x = feeds[short_name]["x"]
+        with torch.no_grad():
+            right = copy.deepcopy(case.layer).double()(x if case.row.limit else x.double())
+        error = float((torch.from_numpy(result).double() - right).norm() / right.norm())
+        assert error <= TOLERANCE, f"{name} is off by {error:.1e}"
 
 
 def open_session(graph: bytes) -> onnxruntime.InferenceSession:

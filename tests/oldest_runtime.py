@@ -96,7 +96,11 @@ def write(folder: Path) -> None:
         cases = {f"r{n}": Case.of(row, record=True) for n, row in enumerate(rows.values())}
         feeds = {n: case.feeds(int(draw.integers(2**31))) for n, case in cases.items()}
         flat = {f"{n}/{k}": t.numpy() for n, own in feeds.items() for k, t in own.items()}
-        keep(group.replace(" ", "_"), combined_signature(cases), flat)
+        keep(
+            group.replace(" ", "_"),
+            combined_signature({n: c.signature for n, c in cases.items()}),
+            flat,
+        )
 
     for name, shape, limit in (("resnet20", (3, 32, 32), 0), ("imdb_bilstm", (16,), 10_000)):
         model = getattr(models, name)()

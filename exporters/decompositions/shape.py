@@ -55,7 +55,23 @@ def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, s
     return zeros.index_put((positions,), windows, accumulate=True).movedim(0, dim)
 
 
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Sums and means of what is written to each place, by adding."""
+    if reduce not in ("sum", "mean"):
+        return NotImplemented  # type: ignore[no-any-return]
+    count = torch.zeros_like(x).scatter_add(dim, index, torch.ones_like(src))
+    # A place that nothing is written to keeps its value.
+    start = x if include_self else torch.where(count == 0, x, 0)
+    total = start.scatter_add(dim, index, src)
+    if reduce == "sum":
+        return total
+    return total / (count + 1 if include_self else count.clamp(min=1))
+
+
 DECOMPOSITIONS: Decompositions = {
+    aten.scatter_reduce.two: scatter_reduce,
     aten.diagonal_backward.default: diagonal_backward,
     aten.select_backward.default: select_backward,
     aten.unfold_backward.default: unfold_backward,

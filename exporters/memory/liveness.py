@@ -240,9 +240,9 @@ def is_view(node: Node) -> bool:
     if node.op_type != "Transpose":
         return node.op_type in VIEWS
     # ONNX Runtime removes a transposition before a product and reads the matrix by columns.
-    *ahead, row, column = node.attributes["perm"].as_ints()
-    swapped = ahead == list(range(len(ahead))) and (row, column) == (len(ahead) + 1, len(ahead))
-    return swapped and all(
+    axes = list(node.attributes["perm"].as_ints())
+    rank = len(axes)
+    return axes == [*range(rank - 2), *range(rank)[:-3:-1]] and all(
         use.op_type in PRODUCTS and use.graph is node.graph for use in node.outputs[0].consumers()
     )
 

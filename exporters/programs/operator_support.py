@@ -77,8 +77,10 @@ SUPPORTED = (
         "roll, triangles, diagonal, unfold, fold, pixel and channel shuffle",
     ),
     SupportedGroup("padding", "constant, reflect, replicate, circular"),
-    SupportedGroup("indexing", "constants, gather, where, masked fill, top-k, sort, scatter-add"),
-    SupportedGroup("reduction", "mean, sum, max, min, var, std, norm, cumsum"),
+    SupportedGroup(
+        "indexing", "constants, gather, where, masked fill, top-k, sort, sums and means by scatter"
+    ),
+    SupportedGroup("reduction", "mean, sum, max, min, var, std, norm, quantile, cumsum"),
     SupportedGroup(
         "arithmetic", "powers, exponentials, logarithms, roots, trigonometry, clamp, rounding"
     ),

@@ -173,14 +173,18 @@ def traced_alone(
         results = signature.function(named)
         return [results[port.name] for port in signature.outputs]
 
+    def in_proxies(function: Callable[..., list[Tensor]]) -> GraphModule:
+        traced = make_fx(
+            function, decomposition_table=forms, _allow_non_fake_inputs=True, **TRACING
+        )
+        return traced(*inputs)
+
     try:
         with mode, enable_python_dispatcher(), Replacements(replaced), lean_tracing():
-            graph = make_fx(
-                functionalize(flat),
-                decomposition_table=forms,
-                _allow_non_fake_inputs=True,
-                **TRACING,
-            )(*inputs)
+            graph = in_proxies(functionalize(flat))
+            # Some of PyTorch's decompositions write in place themselves.
+            if any(name.endswith("_") for name in operators(graph)):
+                graph = in_proxies(functionalize(graph))
     except EdgeTailorError:
         raise
     except Exception as error:  # the traced code may raise any error
@@ -250,7 +254,7 @@ def symbolic_batch(mode: FakeTensorMode) -> SymInt:
 def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
     """Raise ExportError for operators that inference runtimes do not have."""
     for name in operators(graph):
-        # A trailing underscore marks in-place operators, which functionalize should have removed.
+        # A trailing underscore marks in-place operators that functionalize could not remove.
         if "backward" in name or name.endswith("_") or name in TRAINING_OPERATORS:
             place = source_lines.place_of_operator(signature.source, name)
             raise ExportError(

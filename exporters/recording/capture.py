@@ -30,6 +30,7 @@ from exporters.programs.torch_internals import without_layouts
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.functional_form import make_functional
+from exporters.recording.given_masks import masks_as_given
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
 from exporters.recording.input_shapes import wrong_input_shape
 from exporters.recording.model_checks import (
@@ -228,6 +229,7 @@ def record_current_mode(
             lstm_shapes_only(),
             redirect_stderr(StringIO()),
             without_layouts(),
+            masks_as_given(),
             draws,
         ):
             warnings.simplefilter("ignore")

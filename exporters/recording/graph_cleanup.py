@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from exporters.programs.recorded_graph import is_impure, is_integer_attribute
+from exporters.recording.double_constants import fold_double_constants
 from exporters.recurrence.dropout_between_layers import split_at_dropouts
 from exporters.recurrence.recurrent_layers import RECURRENT
 
@@ -46,6 +47,7 @@ def clean_up(graph: GraphModule) -> None:
         if guard or node.target in CHECKS or is_batch_counter(graph, node):
             graph.graph.erase_node(node)
     split_at_dropouts(graph)
+    fold_double_constants(graph)
     # Batch norms stay even if nothing reads their output, because they update statistics.
     graph.graph.eliminate_dead_code(is_impure_node=is_impure)
     graph.recompile()

@@ -119,7 +119,8 @@ def check_saved_tensor(name: str, value: object) -> None:
         )
     if not torch.isfinite(value).all():
         raise ModelError(
-            "{tensor!r} holds a number that is not finite (nan or infinity).",
+            "{tensor!r} holds a number that is not finite (nan or infinity). A mask of -inf needs "
+            "register_buffer(..., persistent=False), or -1e9 in place of -inf.",
             code="model.not-finite",
             tensor=name,
         )

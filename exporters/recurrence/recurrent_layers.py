@@ -95,7 +95,15 @@ def run_recurrent_layers(
     return x, *(torch.stack(column).transpose(1, 2) for column in zip(*last, strict=True))
 
 
-LOOPS: dict[Any, Replacement] = dict.fromkeys(STEPS, run_recurrent_layers)
+def reshape(view: Any, x: Tensor, size: Sequence[int]) -> Tensor:
+    """Do what `view` does; the results of loops have another memory layout, where it may fail."""
+    return x.reshape(size)
+
+
+LOOPS: dict[Any, Replacement] = {
+    **dict.fromkeys(STEPS, run_recurrent_layers),
+    torch.ops.aten.view.default: reshape,
+}
 
 
 class RecurrenceLoops(Replacements):

@@ -66,7 +66,8 @@ class Lowering(Layouts):
         return tensor
 
     def constant(self, values: torch.Tensor) -> Value:
-        """Add a constant of the traced graph."""
+        """Add a constant of the traced graph. Raises ExportError for types that TFLite lacks."""
+        dtype_of(values)
         return Value.plain(self.graph.constant(values.detach().contiguous().numpy()))
 
     def is_constant(self, value: Value) -> bool:
@@ -162,6 +163,8 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
     lowering.shape, lowering.dtype = shape_of(first), dtype_of(first)
     args, options = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
     try:
+        if any(known[source] is None for source in node.all_input_nodes):
+            raise UnsupportedError("the indices of max pooling, which max unpooling reads")
         return form(lowering, *args, **options)
     except (
         UnsupportedError,
@@ -229,8 +232,6 @@ def as_float(lowering: Lowering, number: Any) -> Tensor:
     """
     if isinstance(number, Value):
         return number.tensor
-    if number is None:
-        raise UnsupportedError("the indices of max pooling, which max unpooling reads")
     if isinstance(number, float) or not open_size(number):
         return lowering.graph.constant(np.asarray(number, np.float32))
     (symbol,) = number.free_symbols

@@ -228,6 +228,11 @@ def var_mean(
     return variance, mean if keepdim else x.mean(axes)
 
 
+def is_nan(x: Tensor) -> Tensor:
+    """Only a number that is none differs from itself."""
+    return x != x
+
+
 DECOMPOSED_BY_PYTORCH = (
     aten.native_layer_norm.default,
     aten.leaky_relu.default,
@@ -245,6 +250,7 @@ FORMS: Decompositions = {
     aten.split_with_sizes.default: split,
     aten.slice_scatter.default: slice_scatter,
     aten.abs.default: absolute,
+    aten.isnan.default: is_nan,
     aten.var.correction: var,
     aten.var_mean.correction: var_mean,
     aten._log_softmax.default: log_softmax,

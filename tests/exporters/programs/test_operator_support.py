@@ -15,8 +15,9 @@ from exporters.programs import tracing
 from exporters.programs.operator_support import SUPPORTED, UNSUPPORTED
 from exporters.recording.capture import record_current_mode
 from exporters.tflite.tflite_writer import to_tflite
-from layer_cases import Case, Row, check_on_onnxruntime
+from layer_cases import Case, Row, check_on_onnxruntime, check_predictions
 from operator_rows import COMBINED, ROWS, recorded
+from parameters import some_long
 from refusals import refused
 from row_kinds import of
 from uncovered_rows import REFUSED, check_refused
@@ -25,6 +26,16 @@ from uncovered_rows import REFUSED, check_refused
 @pytest.mark.parametrize("group", ROWS)
 def test_gradients_on_onnxruntime(group: str, seed: int) -> None:
     check_on_onnxruntime(recorded(group, seed), seed)
+
+
+SOME = ("normalisation", "indexing", "reduction")
+
+
+@pytest.mark.parametrize("group", some_long(ROWS, *(group for group in ROWS if group not in SOME)))
+def test_predictions_on_onnxruntime(group: str, seed: int) -> None:
+    """Without gradients, PyTorch chooses other operators, for example for nn.RMSNorm."""
+    cases = recorded(group, seed).items()
+    check_predictions({n: c for n, c in cases if not list(c.layer.buffers())}, seed)
 
 
 @pytest.mark.long

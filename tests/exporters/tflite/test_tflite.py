@@ -73,7 +73,7 @@ def test_gradients_of_combined_rows(group: str, seed: int) -> None:
 
 def check_on_litert(cases: Mapping[str, Case], seed: int) -> None:
     short = {f"r{number}": case for number, case in enumerate(cases.values())}
-    data = to_tflite([combined_signature(short)])
+    data = to_tflite([combined_signature({n: c.signature for n, c in short.items()})])
     run = Interpreter(model_content=data, num_threads=1).get_signature_runner("together")
     feeds = {name: case.feeds(seed) for name, case in short.items()}
     results = run(**{f"{n}/{k}": t.numpy() for n, own in feeds.items() for k, t in own.items()})
