@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from device_agent.formats.preprocessing import Images
-from edgetailor import deploy
+from edgetailor import deploy, load_model
 from toolkit.submodels.hyperparameters import TrainingConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,3 +103,29 @@ def deployed_for_programs(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray]
     with torch.no_grad():
         right = torch.softmax(model(torch.from_numpy(samples)), 1).numpy()
     return out, samples, right
+
+
+@pytest.mark.long  # starts a dozen processes: 20 seconds on two idle cores
+def test_a_federation_without_central_data(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes train, judge and predict. PyTorch predicts the same with their weights."""
+    folder = tmp_path / "work"
+    program = load("no_central_data")
+    shorter = program.FEDERATION.replace("rounds = 3", "rounds = 2")
+    monkeypatch.setattr(program, "FEDERATION", shorter)
+    program.main(folder)
+    said = capfd.readouterr().out
+    model = load_model("toolkit.models:digits_cnn", folder / "state" / "global.safetensors").eval()
+    with torch.no_grad():
+        right = torch.softmax(model(torch.from_numpy(np.load(folder / "new.npy"))), 1)
+    for number, row in enumerate(right.numpy(), 1):
+        line = f"new.npy, sample {number}  {row.argmax()}      {row.max():.1%}"
+        assert line in said.splitlines()
+    card = json.loads((folder / "deployed" / "board" / "card.json").read_bytes())
+    assert (card["round"], card["quality"]) == (2, None)
+    judged = card["device_quality"]
+    assert judged["devices"] == judged["kind"]["devices"] == 3
+    samples = sum(len(np.load(folder / f"device{n}.npz")["y"]) for n in range(3))
+    assert abs(judged["samples"] - 0.2 * samples) <= 3
+    assert f"the whole model on the devices: accuracy {judged['accuracy']:.2%}," in said

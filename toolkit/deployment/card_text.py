@@ -67,7 +67,7 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
     if card.global_quality is not None:
         yield "the whole model in PyTorch, float32", _quality(card.global_quality)
     if card.device_quality is not None:
-        yield "on the devices, as they received the model", _device_quality(card.device_quality)
+        yield "on the devices, as they received the model", device_text(card.device_quality)
         if card.device_quality.kind is not None:
             yield f"on the devices of kind `{card.kind}`", _judged(card.device_quality.kind)
     if card.cost.memory_bytes is not None:
@@ -95,7 +95,8 @@ def _shape(shape: tuple[int | None, ...]) -> str:
     return f"({', '.join('n' if size is None else str(size) for size in shape)})"
 
 
-def _device_quality(quality: DeviceQuality) -> str:
+def device_text(quality: DeviceQuality) -> str:
+    """How the devices judge the model, in one line."""
     worst = quality.worst_accuracy
     tenth = "" if worst is None else f"; accuracy {worst:.2%} on the worst tenth of them"
     return f"{_judged(quality)}{tenth}"

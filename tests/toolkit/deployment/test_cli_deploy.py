@@ -36,6 +36,8 @@ def test_a_federation_is_deployed_for_its_kinds(folder: Path) -> None:
     assert f"{card['quality']['accuracy']:.2%}" in row
     assert "board: out/board has the global model, reduced to the devices' low-rank" in done.stdout
     assert max(map(len, lines)) <= 80
+    assert "the whole model on the devices: accuracy 93.75%, loss 0.2000 on 96" in done.stdout
+    assert "time" not in lines[0]  # nothing is known about it
     assert "exists already" in refused(folder, *arguments)
     (folder / "device.json").write_bytes(encode(DEVICE))
     again = edgetailor(

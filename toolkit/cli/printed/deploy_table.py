@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from profiles.text_formatting import format_bytes, format_seconds
+from toolkit.deployment.card_text import device_text
 from toolkit.deployment.deploy_targets import Outcome
 from toolkit.deployment.model_card import ModelCard, Quality
 from toolkit.terminal_output import filled, table
@@ -29,6 +30,9 @@ def show_deployed(outcomes: Sequence[Outcome]) -> None:
         print("memory: predicted for one sample, above the idle agent")
         if (whole := cards[0].global_quality) is not None:
             print(f"the whole model in PyTorch, float32: {' accuracy, loss '.join(figures(whole))}")
+        if (judged := cards[0].device_quality) is not None:
+            text = f"the whole model on the devices: {device_text(judged)}"
+            print(filled(text, console.width, indent="  "))
     for outcome in outcomes:
         if outcome.deployed is not None:
             card = outcome.deployed.card
