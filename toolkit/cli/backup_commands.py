@@ -12,13 +12,16 @@ FOLDER = click.Path(path_type=Path)
 @click.argument("out", type=FOLDER)
 @click.option("--force", is_flag=True, help="Replace OUT if it is a backup.")
 def backup(state: Path, out: Path, force: bool) -> None:
-    """Copy the federation in STATE to the new folder OUT.
+    """Copy a federation to the new folder OUT.
 
-    The copy is consistent, also while `edgetailor serve` runs, and is checked once it is complete.
-    It holds the join tokens: keep it as private as STATE.
+    STATE is its state folder or its file. The copy is consistent, also while `edgetailor serve`
+    runs, and is checked once it is complete. It holds the join tokens: keep it as private as the
+    state folder.
     """
+    from toolkit.coordinator.federation_source import state_folder
     from toolkit.coordinator.storage import backup as copies
 
+    state = state_folder(state)
     copies.backup(state, out, force)
     click.echo(f"{out} holds a backup of {state}.", err=True)
 

@@ -97,8 +97,9 @@ def deploy(options: DeployOptions) -> None:
 
     Devices and other programs predict with them.
 
-    SOURCE is the file of a federation: each kind of devices gets a bundle, with the global model or
-    the kind's reduction of it. SOURCE may also be a MODEL with --weights and --input-shape.
+    SOURCE is the file or the state folder of a federation: each kind of devices gets a bundle, with
+    the global model or the kind's reduction of it. SOURCE may also be a MODEL with --weights and
+    --input-shape.
 
     A bundle has a graph with the weights inside, verified against PyTorch, and a model card:
     card.json for programs, CARD.md for people. A federation's card is signed with its coordinator's
@@ -111,7 +112,7 @@ def deploy(options: DeployOptions) -> None:
     """
     from toolkit.deployment.targets import check_tree, with_options
 
-    of_federation = Path(options.source).is_file()
+    of_federation = Path(options.source).exists()
     targets, load = (federation_model if of_federation else referenced_model)(options)
     if targets[0].out != options.out:
         check_tree(options.out)
@@ -139,7 +140,7 @@ def federation_model(
     options: DeployOptions,
 ) -> tuple[list["Target"], Callable[[], "TrainedModel"]]:
     """The targets of a federation's file, and a function that loads its model."""
-    from toolkit.coordinator.federation_config import load_config
+    from toolkit.coordinator.federation_source import load_federation
     from toolkit.coordinator.storage.saved_rounds import best_round, model_file
     from toolkit.deployment.targets import kind_targets
 
@@ -151,7 +152,7 @@ def federation_model(
         loss=options.loss,
         data_table=options.data_table,
     )
-    config = load_config(Path(options.source))
+    config = load_federation(Path(options.source))
     targets = kind_targets(config, options.kinds, options.out)
     check_model(config.model)
     asked = options.round in (None, BEST)

@@ -51,7 +51,8 @@ class EvaluateOptions:
 def evaluate(options: EvaluateOptions) -> None:
     """Evaluate a trained model on held-out data.
 
-    SOURCE is the file of a federation, or a MODEL with --weights and --input-shape.
+    SOURCE is the file or the state folder of a federation, or a MODEL with --weights and
+    --input-shape.
 
     Prints accuracy, loss, and the accuracy of each class with the confusion matrix. For a
     regression it prints the loss, the root of the mean squared error (RMSE) and the mean absolute
@@ -66,7 +67,7 @@ def evaluate(options: EvaluateOptions) -> None:
         edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\
             --input-shape 3,32,32 --data held_out.npz
     """
-    of_federation = Path(options.source).is_file()
+    of_federation = Path(options.source).exists()
     if options.leave_one_out:
         if not of_federation:
             raise click.UsageError("--leave-one-out needs a federation's file as SOURCE.")
@@ -91,7 +92,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocument"]:
     """A function that evaluates the model of a federation's round."""
-    from toolkit.coordinator.federation_config import load_config
+    from toolkit.coordinator.federation_source import load_federation
     from toolkit.coordinator.storage.saved_rounds import best_round, model_file, saved_rounds
 
     refuse(
@@ -100,7 +101,7 @@ def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
         input_shape=options.input_shape,
         loss=options.loss,
     )
-    config = load_config(Path(options.source))
+    config = load_federation(Path(options.source))
     data = checked_data(options, config)
     asked = options.round in (None, BEST)
     round_ = best_round(config.state) if asked else int(options.round or 0)
@@ -145,11 +146,11 @@ def checked_data(options: EvaluateOptions, config: "CoordinatorConfig") -> str |
 
 def _leave_one_out(options: EvaluateOptions) -> None:
     """Print how good a round's model would be without each device."""
-    from toolkit.coordinator.federation_config import load_config
+    from toolkit.coordinator.federation_source import load_federation
     from toolkit.coordinator.leave_one_out import kept_updates, leave_one_out
     from toolkit.coordinator.storage.saved_rounds import best_round, saved_rounds
 
-    config = load_config(Path(options.source))
+    config = load_federation(Path(options.source))
     data = checked_data(options, config)
     if config.site:
         raise InputError(

@@ -76,8 +76,8 @@ class ReleaseOptions:
 def release(options: ReleaseOptions) -> None:
     """Offer the model of ROUND to devices.
 
-    FEDERATION is the federation's file; `edgetailor serve` may run on it. ROUND is the number of a
-    round, or best. Without ROUND, show the releases and what each device runs.
+    FEDERATION is the federation's file or its state folder; `edgetailor serve` may run on it. ROUND
+    is the number of a round, or best. Without ROUND, show the releases and what each device runs.
 
     A device fetches the release when it has nothing to train, tries it on its own samples, and then
     predicts with it. It keeps its present model if the release is worse.
@@ -88,7 +88,7 @@ def release(options: ReleaseOptions) -> None:
         edgetailor release federation.toml --all
         edgetailor release federation.toml --back
     """
-    from toolkit.coordinator.federation_config import load_config
+    from toolkit.coordinator.federation_source import load_federation
     from toolkit.coordinator.releases.release_changes import release_to_all, withdraw_newest
 
     new = {"--to": options.kinds, "--share": options.share, "--then-all": options.then_all}
@@ -105,7 +105,7 @@ def release(options: ReleaseOptions) -> None:
         if options.precision != "int8":
             raise click.UsageError("--calibrate needs --precision int8.")
         check_data(options.calibrate)
-    config = load_config(options.federation)
+    config = load_federation(options.federation)
     if options.to_all:
         said = _told(release_to_all(config.state))
     elif options.back:

@@ -26,7 +26,9 @@ FOLDER = click.Path(path_type=Path)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def rounds(state: Path, round_: int | None, as_json: bool) -> None:
-    """List the rounds of the federation in STATE.
+    """List the rounds of a federation.
+
+    STATE is its state folder or its file; `edgetailor serve` may run on it.
 
     Shows the quality of the global model after each round and whether that model is kept (`keep`
     in the federation's file). Round 0 is the model before training.
@@ -37,8 +39,10 @@ def rounds(state: Path, round_: int | None, as_json: bool) -> None:
     for the last three rounds.
     """
     from toolkit.cli.printed.round_details import worst_classes
+    from toolkit.coordinator.federation_source import state_folder
     from toolkit.coordinator.storage.saved_rounds import compared_by, known_round, saved_rounds
 
+    state = state_folder(state)
     rounds = saved_rounds(state)
     if round_ is not None:
         _one_round(state, known_round(rounds, round_, state), as_json)
@@ -128,11 +132,12 @@ def _notes(saved: "SavedRound") -> list[str]:
 def export_model(state: Path, round_: int, out: Path, force: bool) -> None:
     """Write the global model after ROUND to OUT (.safetensors).
 
-    STATE is the state folder of the federation; `edgetailor serve` may run on it.
+    STATE is the state folder of the federation or its file; `edgetailor serve` may run on it.
     """
+    from toolkit.coordinator.federation_source import state_folder
     from toolkit.coordinator.storage.saved_rounds import export_model as export
 
-    export(state, round_, out, force)
+    export(state_folder(state), round_, out, force)
     click.echo(f"{out} holds the global model after round {round_}.", err=True)
 
 
@@ -142,14 +147,15 @@ def export_model(state: Path, round_: int, out: Path, force: bool) -> None:
 def rollback(state: Path, round_: int) -> None:
     """Let the next round start from the model after ROUND.
 
-    Stop `edgetailor serve` first. Later rounds stay in the list, and the next round's number
-    follows theirs. Updates that the open round has received are discarded: their devices train
-    again.
+    STATE is the state folder of the federation or its file. Stop `edgetailor serve` first. Later
+    rounds stay in the list, and the next round's number follows theirs. Updates that the open round
+    has received are discarded: their devices train again.
     """
+    from toolkit.coordinator.federation_source import state_folder
     from toolkit.coordinator.storage.recoverable import MODEL
     from toolkit.coordinator.storage.saved_rounds import roll_back
 
-    number = roll_back(state, round_)
+    number = roll_back(state_folder(state), round_)
     click.echo(
         f"Round {number} starts from the model of round {round_}, which {MODEL} now holds. If "
         "all `rounds` of the federation's file are over, set a higher number. If they ended early, "

@@ -117,12 +117,12 @@ def tokens(federation: Path, url: str | None, qr: str | None, as_json: bool) -> 
     Anyone with a link can enrol a device, so keep links private.
     """
     from device_agent.client.addresses import check_url
-    from toolkit.coordinator.federation_config import load_config
+    from toolkit.coordinator.federation_source import state_folder
     from toolkit.coordinator.join_links import address, join_tokens, notes
 
     if qr and as_json:
         raise click.UsageError("--qr and --json exclude each other.")
-    state = federation if federation.is_dir() else load_config(federation).state
+    state = state_folder(federation)
     url = check_url(url or address(state))
     shown = join_tokens(state, url)
     if qr not in (None, ALL, *(token.kind for token in shown)):

@@ -18,6 +18,7 @@ from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_secrets import keep_secrets, read_secrets
+from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.http.certificates import RENEWAL_S, Certificate, certificate_of
 from toolkit.coordinator.http.connection_limits import connections, most_connections
 from toolkit.coordinator.http.http_api import create_app
@@ -96,6 +97,7 @@ class Server:
         try:
             self._store = store or Store(config.state, config.keep, lock=lock)
             self._store.set_value(KEEP_UPDATES, str(config.keep_updates))
+            self._store.set_value(FILE, str(origin.resolve()))
         except BaseException:
             self._socket.close()
             raise

@@ -1,0 +1,44 @@
+"""Finds a federation by its file or by its state folder: commands take either of them."""
+
+from pathlib import Path
+
+from profiles.errors import InputError
+from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.storage.saved_rounds import reading
+
+FILE = "federation_file"
+"""The key in the table `meta` of the path of the federation's file, which `serve` sets."""
+
+
+def state_folder(federation: Path) -> Path:
+    """The state folder of a federation, from its file (.toml) or from the folder itself.
+
+    Raises InputError if the file cannot be read.
+    """
+    is_file = federation.is_file() or (federation.suffix == ".toml" and not federation.is_dir())
+    return load_config(federation).state if is_file else federation
+
+
+def load_federation(federation: Path) -> CoordinatorConfig:
+    """Read the file of a federation, given this file or the state folder.
+
+    With a state folder, the federation has this folder, whatever its file says: it may have been
+    moved or restored.
+
+    Raises InputError if the file cannot be read, or if the state folder does not name it.
+    """
+    if not federation.is_dir():
+        return load_config(federation)
+    with reading(federation) as db:
+        row = db.execute("SELECT value FROM meta WHERE key = ?", (FILE,)).fetchone()
+    file = None if row is None else Path(row[0])
+    if file is None or not file.is_file():
+        where = "it is not known yet" if file is None else f"it is no longer at {file}"
+        raise InputError(
+            "{path} is a state folder, and the file of its federation is needed, too: {where}. "
+            "Give the federation's file.",
+            code="state.unknown-file",
+            path=str(federation),
+            where=where,
+        )
+    return load_config(file).model_copy(update={"state": federation.resolve()})
