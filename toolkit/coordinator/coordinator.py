@@ -26,6 +26,7 @@ from toolkit.coordinator.device_troubles import DeviceTroubles
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_validation import shortened
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
+from toolkit.coordinator.early_stopping import ended_early
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.membership import Membership
 from toolkit.coordinator.refusals import RefusalError
@@ -40,8 +41,6 @@ from toolkit.coordinator.uploads import Uploads
 
 STARTED = "started"
 """The key in the store that says that the first round has opened."""
-EARLY_STOP = "early_stop"
-"""The key in the store of the value of `early_stop` when the rounds ended early."""
 MOST_HISTORY = 1000
 """The status has so many rounds: that of an endless federation must not grow for ever."""
 
@@ -240,11 +239,6 @@ class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
         return kinds | {self._submodel_of(*group) for group in self.store.registry.groups()}
 
 
-def early_stop(config: CoordinatorConfig, round_: int) -> str:
-    """The value of EARLY_STOP if the rounds end after `round_`. With other settings they go on."""
-    return f"{config.early_stopping} {round_}"
-
-
 def newest_rounds(history: list[RoundResult], current: int | None) -> list[RoundResult]:
     """The last MOST_HISTORY rounds of `history`, and the current one."""
     if len(history) <= MOST_HISTORY:
@@ -269,7 +263,7 @@ def restore(
         done=done,
         quorum=config.quorum,
         min_updates=config.min_updates,
-        stopped_early=store.value(EARLY_STOP) == early_stop(config, done),
+        stopped_early=ended_early(store, config, done),
     )
     rounds.left_out |= store.suspicions.left_out.keys()
     bundles = store.bundles(done + 1)

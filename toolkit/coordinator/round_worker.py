@@ -4,7 +4,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,19 +12,18 @@ from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.fleet import FederatedEvaluation, Preparation, RoundResult
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted, round_of
-from toolkit.coordinator.coordinator import EARLY_STOP, STARTED, Coordinator, early_stop
+from toolkit.coordinator.coordinator import STARTED, Coordinator
+from toolkit.coordinator.early_stopping import ends_early, note_early_end
 from toolkit.coordinator.full_disk import plain, when_room
 from toolkit.coordinator.judging import counts_of_updates, judging_is_over, last_figure
-from toolkit.coordinator.releases.automatic_release import round_to_release
+from toolkit.coordinator.releases.automatic_release import MakeRelease, release_if_due
 from toolkit.coordinator.round_aggregation import Model, RoundAggregation, Samples
-from toolkit.coordinator.rounds.compared_rounds import compared, last_improvement, stops_early
 from toolkit.coordinator.rounds.device_evaluation import federated_evaluation
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.device_registry import hashed, label
 from toolkit.coordinator.storage.published_files import publish
 from toolkit.coordinator.storage.recoverable import MODEL
-from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder
 from toolkit.coordinator.untrainable_model import go_back, is_spoilt
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ class RoundWorker:
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
         self._on_failure, self._ready = on_failure, ready
         coordinator.check_update = model.check
-        self.make_release: Callable[[int], Release] | None = None
+        self.make_release: MakeRelease | None = None
         self._release_considered: int | None = None
         self._quality: Evaluation | None = None
         self._unmade: dict[str, str] = {}
@@ -133,30 +131,15 @@ class RoundWorker:
             self._release_if_due()
 
     def _release_if_due(self) -> None:
-        """Release a model if [release] asks for it now. Devices train or have finished meanwhile.
+        """Make the release that [release] asks for after the last round, if any.
 
-        An error is logged and does not stop the rounds.
+        Devices train or have finished meanwhile.
         """
-        coordinator = self._coordinator
-        done, store = coordinator.rounds.done, coordinator.store
+        coordinator, done = self._coordinator, self._coordinator.rounds.done
         if self.make_release is None or self._release_considered == done:
             return
         self._release_considered = done
-        current = store.current_round()
-        assert current is not None
-        try:
-            releases = ReleaseFolder(store.folder).read()
-            round_ = round_to_release(
-                coordinator.config.release, done, current, store.history(), releases
-            )
-            if round_ is None:
-                return
-            release = self.make_release(round_)
-        except (EdgeTailorError, OSError) as error:
-            logger.warning("No release was made after round %d: %s", done, error)
-            return
-        text = "Release %d, the model after round %d, is offered to all devices."
-        logger.info(text, release.number, round_)
+        release_if_due(coordinator.store, coordinator.config.release, done, self.make_release)
 
     def _judge_last(self) -> None:
         """Let devices judge the model of the last round, for which no round follows."""
@@ -319,43 +302,15 @@ class RoundWorker:
         # the result is kept, the round is aggregated again and this is repeated.
         figure = federated_evaluation(round_, list(trusted.values()))
         result = self._result(round_, updates, folding.left_out)
-        stops = self._stops_early(result, figure)
+        stops = ends_early(coordinator.store, coordinator.config, result, figure)
         if coordinator.rounds.is_last(round_) or stops:
             coordinator.store.final_evaluation.begin(sorted(trusted))
         if stops:
-            coordinator.store.set_value(EARLY_STOP, early_stop(coordinator.config, round_))
+            note_early_end(coordinator.store, coordinator.config, round_)
         self._keep(result, figure)
         with coordinator.lock:
             coordinator.rounds.folded(trusted, stops)
             coordinator.bundles = {}
-
-    def _stops_early(self, result: RoundResult, received: FederatedEvaluation | None) -> bool:
-        """Whether the rounds end with `result`, because the models do not improve any more.
-
-        `received` is how the devices judge the model that the round started from.
-        """
-        patience = self._coordinator.config.early_stopping
-        if patience is None:
-            return False
-        store = self._coordinator.store
-        start = store.current_round()
-        history = store.history()
-        if received is not None:
-            history = [replace(r, devices=received) if r.round == start else r for r in history]
-        judged = compared([*history, result])
-        figures = [(earlier.round, figure) for earlier, figure in judged]
-        if not stops_early(figures, patience):
-            return False
-        best = last_improvement(figures)
-        quality = next(earlier.quality() for earlier, _ in judged if earlier.round == best)
-        logger.info(
-            "The rounds end after round %d: no model was better than that of round %d (%s) for %s.",
-            result.round,
-            best,
-            quality,
-            counted(figures[-1][0] - best, "round"),
-        )
-        return True
 
     def _log_end(self) -> None:
         rounds = self._coordinator.rounds

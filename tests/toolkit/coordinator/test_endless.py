@@ -21,6 +21,7 @@ from toolkit.coordinator.rounds.compared_rounds import best_of, compared, stops_
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.release_folder import MOST, Release, ReleaseFolder
 from toolkit.coordinator.storage.retention import BEST
+from toolkit.evaluation_sums import Evaluation
 from vector_fleet import CONFIG, VectorModel, assert_soon, configured, running
 from vector_releases import fleet, held, writing
 
@@ -37,9 +38,10 @@ class ScriptedModel(VectorModel):
         super().__init__()
         self.accuracies = accuracies
 
-    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    def evaluation(self, x: np.ndarray, y: np.ndarray) -> Evaluation:
         round_ = int(self.weights[0])  # training adds one in each round
-        return self.accuracies[min(round_, len(self.accuracies) - 1)], 1.0
+        accuracy = self.accuracies[min(round_, len(self.accuracies) - 1)]
+        return Evaluation(len(x), len(x), accuracy, 1.0)
 
 
 def made(config: CoordinatorConfig, round_: int) -> Release:

@@ -1,11 +1,35 @@
 """Which model the coordinator releases by itself, and when: the table [release]."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 from device_agent.formats.protocol.fleet import RoundResult
+from profiles.errors import EdgeTailorError
 from toolkit.coordinator.federation_config import ReleaseTable
 from toolkit.coordinator.rounds.compared_rounds import best_of, compared, is_better
-from toolkit.coordinator.storage.release_folder import Release
+from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder
+
+logger = logging.getLogger(__name__)
+MakeRelease = Callable[[int], Release]
+"""Makes a release of the model of a round."""
+
+
+def release_if_due(store: Store, table: ReleaseTable, done: int, make: MakeRelease) -> None:
+    """Make the release that is due after round `done`, if any. An error is only logged."""
+    current = store.current_round()
+    assert current is not None
+    try:
+        releases = ReleaseFolder(store.folder).read()
+        round_ = round_to_release(table, done, current, store.history(), releases)
+        if round_ is None:
+            return
+        release = make(round_)
+    except (EdgeTailorError, OSError) as error:
+        logger.warning("No release was made after round %d: %s", done, error)
+        return
+    text = "Release %d, the model after round %d, is offered to all devices."
+    logger.info(text, release.number, round_)
 
 
 def round_to_release(

@@ -1,0 +1,59 @@
+"""Early stopping: the rounds end when the models do not improve any more."""
+
+import logging
+from dataclasses import replace
+
+from device_agent.formats.protocol.fleet import FederatedEvaluation, RoundResult
+from profiles.text_formatting import counted
+from toolkit.coordinator.federation_config import FederationConfig
+from toolkit.coordinator.rounds.compared_rounds import compared, last_improvement, stops_early
+from toolkit.coordinator.storage.coordinator_store import Store
+
+logger = logging.getLogger(__name__)
+EARLY_STOP = "early_stop"
+"""The key in the store of the last round, with the `early_stopping` by which the rounds ended."""
+
+
+def ends_early(
+    store: Store,
+    config: FederationConfig,
+    result: RoundResult,
+    received: FederatedEvaluation | None,
+) -> bool:
+    """Whether the rounds end with `result`, which `store` does not have yet. If so, log why.
+
+    `received` is how the devices judge the model that the round started from.
+    """
+    if config.early_stopping is None:
+        return False
+    history = store.history()
+    if received is not None:
+        start = store.current_round()
+        history = [replace(r, devices=received) if r.round == start else r for r in history]
+    judged = compared([*history, result])
+    figures = [(earlier.round, figure) for earlier, figure in judged]
+    if not stops_early(figures, config.early_stopping):
+        return False
+    best = last_improvement(figures)
+    logger.info(
+        "The rounds end after round %d: no model was better than that of round %d (%s) for %s.",
+        result.round,
+        best,
+        next(earlier.quality() for earlier, _ in judged if earlier.round == best),
+        counted(figures[-1][0] - best, "round"),
+    )
+    return True
+
+
+def note_early_end(store: Store, config: FederationConfig, round_: int) -> None:
+    """Store that the rounds end early after `round_`."""
+    store.set_value(EARLY_STOP, _end(config, round_))
+
+
+def ended_early(store: Store, config: FederationConfig, done: int) -> bool:
+    """Whether the rounds ended early after round `done`. With another setting they go on."""
+    return store.value(EARLY_STOP) == _end(config, done)
+
+
+def _end(config: FederationConfig, round_: int) -> str:
+    return f"{config.early_stopping} {round_}"
