@@ -50,7 +50,7 @@ class Unpooled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         largest, places = functional.max_pool1d(self.first(x)[:, None], 2, return_indices=True)
-        return self.last(functional.max_unpool1d(largest, places, 2)[:, 0])
+        return self.last(functional.max_unpool1d(largest, places, [2])[:, 0])
 
 
 class StepsFirst(nn.Module):
@@ -108,8 +108,8 @@ class Neighbours(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
-        self.register_buffer("source", torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]))
-        self.register_buffer("target", torch.tensor([1, 1, 1, 2, 2, 5, 5, 8, 0, 3, 4, 6]))
+        self.source = nn.Buffer(torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]))
+        self.target = nn.Buffer(torch.tensor([1, 1, 1, 2, 2, 5, 5, 8, 0, 3, 4, 6]))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)

@@ -135,7 +135,8 @@ class Case:
             return {"y": functional_call(runs, own, (feeds["x"],))}
 
         inputs = tuple(port for port in self.signature.inputs if port.name != "c")
-        (width,) = (port.shape[1:] for port in self.signature.inputs if port.name == "c")
+        (port,) = (port for port in self.signature.inputs if port.name == "c")
+        width = tuple(size for size in port.shape[1:] if size is not None)
         return ProgramSignature("predict", inputs, (samples_port(width, "y"),), function)
 
 

@@ -233,6 +233,13 @@ def is_nan(x: Tensor) -> Tensor:
     return x != x
 
 
+def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    """`x` with `value` at the positions `index`."""
+    ones = torch.ones(index.shape, dtype=x.dtype)
+    written = torch.zeros_like(x).scatter_add(dim, index, ones) > 0
+    return torch.where(written, value, x)
+
+
 DECOMPOSED_BY_PYTORCH = (
     aten.native_layer_norm.default,
     aten.leaky_relu.default,
@@ -251,6 +258,7 @@ FORMS: Decompositions = {
     aten.slice_scatter.default: slice_scatter,
     aten.abs.default: absolute,
     aten.isnan.default: is_nan,
+    aten.scatter.value: scatter_value,
     aten.var.correction: var,
     aten.var_mean.correction: var_mean,
     aten._log_softmax.default: log_softmax,
