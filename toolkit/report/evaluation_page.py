@@ -148,7 +148,11 @@ def device_section(document: EvaluationDocument) -> str:
     trained = ["accuracy trained", "loss trained"]
     head = ["", "devices", "labels", "accuracy", "loss", *trained, *errors]
     title = f"On the devices: {document.title}"
-    return section(title, DEVICES_NOTE, table("Federated evaluation", head, rows))
+    # A regression has no accuracies.
+    used = [place for place in range(len(head)) if not place or any(row[place] for row in rows)]
+    shown = [[row[place] for place in used] for row in rows]
+    drawn = table("Federated evaluation", [head[place] for place in used], shown)
+    return section(title, DEVICES_NOTE, drawn)
 
 
 def pooled_row(name: str, pooled: KindEvaluation | FederatedEvaluation) -> list[str]:
