@@ -12,6 +12,7 @@ personal.safetensors   personal tensors, which never leave the device
 forms.json             results of form checks (see remembered_checks.py)
 release.json           which release is current; the bundles are in releases/ (see
                        release_folder.py)
+fine-tuning/           a fine-tuning of the current release that is not finished
 """
 
 import fcntl

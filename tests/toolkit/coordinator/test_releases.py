@@ -229,9 +229,14 @@ def test_the_bundles_of_two_releases_stay(tmp_path: Path) -> None:
 
 def test_a_backup_holds_the_releases(tmp_path: Path) -> None:
     config = configured(tmp_path / "c", DESKTOPS)
+
+    def write(folder: Path) -> None:
+        writing("release 2")(folder)
+        shutil.copytree(folder / "desktop", folder / "desktop+training")
+
     with running(config):
         release(config, "release 1")
-        release(config, "release 2")
+        add_release(config.state, 1, ["desktop"], write, fine_tune=5)
         backup(config.state, tmp_path / "copy")
     shutil.rmtree(config.state)
     restore(tmp_path / "copy", config.state)
@@ -240,6 +245,12 @@ def test_a_backup_holds_the_releases(tmp_path: Path) -> None:
     for number in (1, 2):
         path = folder.bundle(number, "desktop")
         assert {p.name: p.read_bytes() for p in path.iterdir()} == content(f"release {number}")
+    training = folder.training(2, "desktop")
+    assert {p.name: p.read_bytes() for p in training.iterdir()} == content("release 2")
+    (training / "predict.onnx").unlink()
+    with refused("backup.damaged-release", number=2):
+        backup(config.state, tmp_path / "another")
+    shutil.copytree(path, training, dirs_exist_ok=True)
     (path / "predict.onnx").unlink()
     with refused("backup.damaged-release", number=2):
         backup(config.state, tmp_path / "another")

@@ -6,9 +6,13 @@ from rich.console import Console
 
 from device_agent.formats.evaluation_counts import EvaluationCounts
 from device_agent.formats.protocol.releases import ReleaseReport
+from profiles.text_formatting import counted
 from toolkit.coordinator.releases.release_status import DeviceRelease
 from toolkit.coordinator.storage.release_folder import Release
 from toolkit.terminal_output import filled, print_table, table
+
+SHOWN = 10
+"""How many releases the table has."""
 
 
 def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease]) -> None:
@@ -16,7 +20,7 @@ def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease])
     rows = table("release", "round", "kinds", "precision", "devices", "note")
     for column in (2, 3, 5):
         rows.columns[column].justify = "left"
-    for release in releases:
+    for release in releases[-SHOWN:]:
         rows.add_row(
             str(release.number),
             str(release.round),
@@ -26,6 +30,8 @@ def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease])
             ", ".join(_notes(release)),
         )
     print_table(rows)
+    if len(releases) > SHOWN:
+        print(f"{counted(len(releases) - SHOWN, 'earlier release')}: --json")
     if not devices:
         return
     print()
