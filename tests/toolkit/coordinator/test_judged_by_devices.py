@@ -251,8 +251,8 @@ def test_the_best_round_is_that_of_the_devices(
 def test_rounds_are_listed_in_80_columns(judged: Played, tmp_path: Path) -> None:
     state, _, _ = judged
     listed = run("edgetailor", "rounds", str(state), cwd=tmp_path).stdout
-    heading, *lines, last = listed.splitlines()
-    assert last == "The best round has the best accuracy on the devices."
+    heading, *lines = listed.splitlines()
+    assert "The best round has the best accuracy on the devices." in lines
     assert heading.split() == ["round", "devices", "worst", "trained", "updates", "model", "note"]
     assert max(map(len, listed.splitlines())) <= 80
     figure = figure_of(state, 1)
