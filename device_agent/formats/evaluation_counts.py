@@ -14,6 +14,9 @@ ROUNDED = 1.001
 """Factor for the rounding of sums that devices compute in float32."""
 MOST_CLASSES = 1000
 """With more classes a device reports no counts by class: its record would become too long."""
+LARGEST_LOSS = 3.5e38
+"""No loss of a label is larger: devices compute losses in float32. Then sums over devices cannot
+overflow."""
 MOST_EVALUATED = 10**9
 """No device evaluates more samples in a round: that would take years."""
 DIVERGED = "The loss is not finite: training diverged. Lower the learning rate."
@@ -135,6 +138,8 @@ def _impossible(counts: EvaluationCounts) -> str | None:
         return f"{counts.correct:,} of {counts.counted:,} labels are correct"
     if counts.loss_sum < 0:
         return f"a sum of losses below zero, {counts.loss_sum:g}"
+    if counts.loss_sum > LARGEST_LOSS * max(counts.counted, 1):
+        return f"a sum of losses of {counts.loss_sum:g}, which float32 cannot give"
     if counts.absolute_sum is not None:
         # The mean absolute error is at most the root of the mean squared error.
         most = math.sqrt(counts.loss_sum * counts.counted)

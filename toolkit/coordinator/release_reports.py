@@ -1,12 +1,11 @@
 """Receives what devices report about releases, and offers a release to all when it may."""
 
 import logging
-from contextlib import suppress
 
 from msgspec.structs import replace
 
 from device_agent.formats.protocol.releases import ReleaseReport, check_report
-from profiles.errors import UpdateError
+from profiles.errors import InputError, UpdateError
 from toolkit.coordinator.devices.join_validation import TROUBLE_LENGTH, shortened
 from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import conflict, unusable_because
@@ -67,13 +66,19 @@ class ReleaseAnswers(FederationState):
         taken = [a is not None and a.number == newest.number and a.taken for a in answers]
         if not taken or not all(taken):
             return
-        with suppress(BlockingIOError):  # `edgetailor release` is changing releases just now
-            if finish_rollout(self.store.folder, newest.number):
-                logger.info(
-                    "Release %d was taken by its share of the devices (%d): all get it now.",
-                    newest.number,
-                    len(taken),
-                )
+        try:
+            finished = finish_rollout(self.store.folder, newest.number)
+        except BlockingIOError:  # `edgetailor release` is changing releases just now
+            return
+        except (InputError, OSError) as error:
+            self.released.tell(error)
+            return
+        if finished:
+            logger.info(
+                "Release %d was taken by its share of the devices (%d): all get it now.",
+                newest.number,
+                len(taken),
+            )
 
 
 def _short(report: ReleaseReport) -> ReleaseReport:

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from device_agent.formats.evaluation_counts import EvaluationCounts
+from device_agent.formats.evaluation_counts import LARGEST_LOSS, EvaluationCounts, check_counts
+from refusals import refused
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 
 CLASSES = 3
@@ -120,3 +122,13 @@ def test_devices_without_labels_are_left_out() -> None:
     figure = federated_evaluation(1, [nothing, some])
     assert figure is not None
     assert (figure.devices, figure.classes, figure.reporting_classes) == (1, None, 0)
+
+
+def test_the_largest_losses_that_are_taken_can_be_added_up() -> None:
+    huge = EvaluationCounts(samples=10, counted=10, correct=5, loss_sum=10 * LARGEST_LOSS)
+    check_counts(huge, "board-1")
+    figure = federated_evaluation(1, [DeviceCounts("board", huge, huge)] * 10_000)
+    assert figure is not None
+    assert figure.loss == pytest.approx(LARGEST_LOSS)
+    with refused("update.unusable-evaluation"):
+        check_counts(replace(huge, loss_sum=1e308), "board-1")

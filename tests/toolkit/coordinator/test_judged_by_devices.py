@@ -312,6 +312,7 @@ def both(counts: EvaluationCounts, **changes: Any) -> dict[str, Any]:
         ({"correct": 11}, "update.unusable-evaluation"),
         ({"samples": 10**12}, "update.unusable-evaluation"),
         ({"loss_sum": -1.0}, "update.unusable-evaluation"),
+        ({"loss_sum": 1e308}, "update.unusable-evaluation"),
         ({"correct": -1}, "update.malformed-record"),
         ({"samples": 10**30}, "update.malformed-record"),
         ({"loss_sum": "nan"}, "update.malformed-record"),

@@ -1,5 +1,6 @@
 """Releases from the coordinator to devices: offered, fetched, switched to and withdrawn."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,7 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from commands import edgetailor
@@ -16,6 +19,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.fleet_status import lines, own_lines
 from device_agent.federation.membership import join
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file
+from device_agent.formats.protocol.releases import ReleaseReport
 from device_agent.formats.protocol.transfers import FileOffer
 from killing import Job, die_at
 from refusals import refused
@@ -28,6 +32,7 @@ from toolkit.coordinator.releases.release_changes import (
 )
 from toolkit.coordinator.releases.release_status import release_status
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage import release_folder
 from toolkit.coordinator.storage.backup import backup, restore
 from toolkit.coordinator.storage.release_folder import ReleaseFolder
 from toolkit.coordinator.storage.release_reports import ReleaseReports
@@ -381,6 +386,53 @@ def test_a_release_goes_to_all_once_its_whole_share_has_taken_it(tmp_path: Path)
         coordinator.release_to_all_if_taken()
         assert ReleaseFolder(config.state).read()[0].devices == first.devices
         answer(two)  # the worker may be the one that offers the release to all
+        assert_soon(lambda: ReleaseFolder(config.state).read()[0].devices is None)
+
+
+def cannot_read(index: Path) -> None:
+    index.unlink()
+    index.mkdir()  # what permissions also do, but not to root
+
+
+@pytest.mark.parametrize("fault", [lambda index: index.write_text("{"), cannot_read])
+def test_rounds_go_on_while_the_releases_cannot_be_read(
+    tmp_path: Path, fault: Callable[[Path], None]
+) -> None:
+    config, messages = configured(tmp_path / "c", DESKTOPS), list[str]()
+    with running(config, say=messages.append) as server:
+        coordinator, folder = server.coordinator, ReleaseFolder(config.state)
+        device = join(server.url, full_token(config, "desktop"), "a", tmp_path / "a").device
+        release(config, "release 1", share=0.5, then_all=True)
+        whole = folder.index.read_bytes()
+        assert_soon(lambda: coordinator.released.newest is not None)
+        fault(folder.index)
+        body = msgspec.convert(report(), ReleaseReport)
+        coordinator.store.release_reports.note(device, body)
+        for _ in range(3):
+            coordinator.changed.set()
+            coordinator.released.refresh(coordinator.key)
+            coordinator.release_to_all_if_taken()
+        assert sum("Releases stay as they are" in message for message in messages) == 1
+        assert server.round_worker._thread.is_alive()
+        if folder.index.is_dir():
+            folder.index.rmdir()
+        folder.index.write_bytes(whole)
+        assert_soon(lambda: folder.read()[0].devices is None)
+
+
+def test_a_full_disk_does_not_end_the_rounds_when_a_release_goes_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(tmp_path / "c", DESKTOPS)
+    with running(config) as server:
+        device = join(server.url, full_token(config, "desktop"), "a", tmp_path / "a").device
+        release(config, "release 1", share=0.5, then_all=True)
+        with monkeypatch.context() as patch:
+            full = OSError(errno.ENOSPC, "No space left on device")
+            patch.setattr(release_folder, "write_file", Mock(side_effect=full))
+            body = msgspec.convert(report(), ReleaseReport)
+            server.coordinator.store.release_reports.note(device, body)
+            assert_soon(lambda: release_folder.write_file.called)
         assert_soon(lambda: ReleaseFolder(config.state).read()[0].devices is None)
 
 

@@ -45,22 +45,29 @@ class OfferedReleases:
         self._folder, self._evaluation = folder, evaluation
         self._stamp: tuple[int, int] | None = None
         self._present = _Offered()
+        self._told = ""
 
     def refresh(self, key: CoordinatorKey) -> None:
         """Read the releases and sign their offers with `key`, if they have changed.
 
-        If releases.json is damaged, the earlier offers stay, and a warning is logged.
+        If they cannot be read, the earlier offers stay, and a warning is logged.
         """
-        stamp = self._folder.stamp()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
         try:
+            stamp = self._folder.stamp()
+            if stamp == self._stamp:
+                return
             releases = self._folder.read()
-        except InputError as error:
-            logger.warning("%s", error)
+        except (InputError, OSError) as error:
+            self.tell(error)
             return
+        self._stamp, self._told = stamp, ""
         self._present = _Offered(releases, self._offers(releases, key))
+
+    def tell(self, error: Exception) -> None:
+        """Log once that the releases cannot be read or changed. The rounds go on without them."""
+        if str(error) != self._told:
+            logger.warning("Releases stay as they are: %s", error)
+        self._told = str(error)
 
     def _offers(
         self, releases: Sequence[Release], key: CoordinatorKey
