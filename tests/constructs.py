@@ -126,6 +126,72 @@ def numpy_basis(x: Tensor) -> Tensor:
     return x @ basis + torch.arange(8, dtype=torch.float64).div(8).sin().float().to(x)
 
 
+class SampleKernels(nn.Module):
+    """A kernel for each sample, in a convolution of one group a sample or by patches."""
+
+    def __init__(self, grouped: bool) -> None:
+        super().__init__()
+        self.share, self.kernels = nn.Linear(2, 3), nn.Parameter(torch.randn(3, 4, 2, 3, 3))
+        self.last, self.grouped = nn.Linear(4, 3), grouped
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, channels, height, width = x.shape
+        shares = torch.softmax(self.share(x.mean((2, 3))), 1)
+        own = shares @ self.kernels.flatten(1)
+        if self.grouped:
+            flat, kernel = x.reshape(1, -1, height, width), own.view(-1, channels, 3, 3)
+            y = functional.conv2d(flat, kernel, padding=1, groups=samples)
+        else:
+            y = torch.bmm(own.view(-1, 4, channels * 9), functional.unfold(x, 3, padding=1))
+        return self.last(y.view(-1, 4, height * width).relu().mean(2))
+
+
+class Text(nn.Module):
+    """The last real step of padded sequences."""
+
+    def __init__(self, pack: Callable[..., Tensor] | None) -> None:
+        super().__init__()
+        self.embedded, self.last = nn.Embedding(30, 8, padding_idx=0), nn.Linear(12, 3)
+        self.rnn, self.pack = nn.GRU(8, 12, batch_first=True), pack
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = (x != 0).sum(1).clamp(min=1)
+        if self.pack is not None:
+            return self.last(self.pack(self.rnn, self.embedded(x), lengths))
+        steps, _ = self.rnn(self.embedded(x))
+        return self.last(steps[torch.arange(len(x)), lengths - 1])
+
+
+def packed_state(rnn: nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    return rnn(packed)[1][-1]
+
+
+def packed_steps(rnn: nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
+    packed = nn.utils.rnn.pack_padded_sequence(x, [5] * 3, batch_first=True)
+    steps, _ = nn.utils.rnn.pad_packed_sequence(rnn(packed)[0], batch_first=True)
+    return steps[:, -1]
+
+
+def rows_above_zero(x: Tensor) -> Tensor:
+    rows, _ = torch.where(x > 0)
+    return torch.zeros_like(x).index_add(0, rows, x[rows])
+
+
+def product_of_two(x: Tensor, by_logarithms: bool) -> Tensor:
+    index = torch.arange(4).repeat_interleave(2).expand(x.shape[0], -1)
+    values, places = x.sigmoid(), torch.zeros(x.shape[0], 4).to(x)
+    if by_logarithms:
+        return places.scatter_add(1, index, values.log()).exp()
+    return places.scatter_reduce(1, index, values, "prod", include_self=False)
+
+
+def turned(x: Tensor) -> Tensor:
+    picture, angles = x.view(-1, 1, 2, 4), x[:, :6].view(-1, 2, 3)
+    grid = functional.affine_grid(angles, list(picture.size()), align_corners=False)
+    return functional.grid_sample(picture, grid, align_corners=False).flatten(1)
+
+
 CONSTRUCTS = {
     "root mean square": Construct(
         lambda: nn.Sequential(nn.Linear(6, 8), nn.RMSNorm(8), nn.Linear(8, 3)), (6,)
@@ -142,5 +208,53 @@ CONSTRUCTS = {
     "mask of a decoder": Construct(lambda: Queries(whole=False), (5, 3)),
     "mask of a transformer": Construct(lambda: Queries(whole=True), (5, 3)),
     "mean of neighbours": Construct(Neighbours, (9, 4)),
+    "patches by each sample's kernel": Construct(lambda: SampleKernels(grouped=False), (2, 5, 5)),
+    "last real step": Construct(lambda: Text(None), (9,), tokens=30),
+    "product by logarithms": Construct(
+        lambda: Written(lambda x: product_of_two(x, by_logarithms=True), 4), (6,)
+    ),
     "float64 constants": Construct(lambda: Written(numpy_basis), (6,)),
+}
+
+
+class Refusal(NamedTuple):
+    """A model that cannot be exported, the code of the error, and a construct to use instead."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    code: str
+    words: str
+    instead: str | None = None
+
+
+REFUSALS = {
+    "a group for each sample": Refusal(
+        lambda: SampleKernels(grouped=True),
+        (2, 5, 5),
+        "model.grouped-by-sample",
+        "torch.bmm(kernels, F.unfold(x, size))",
+        "patches by each sample's kernel",
+    ),
+    "packed sequences": Refusal(
+        lambda: Text(packed_state), (9,), "model.packed-sequence", "lengths - 1", "last real step"
+    ),
+    "packed and padded sequences": Refusal(
+        lambda: Text(packed_steps), (9,), "model.packed-sequence", "lengths - 1", "last real step"
+    ),
+    "products by scatter": Refusal(
+        lambda: Written(lambda x: product_of_two(x, by_logarithms=False), 4),
+        (6,),
+        "model.scattered-product",
+        "Add logarithms",
+        "product by logarithms",
+    ),
+    "rows chosen by value": Refusal(
+        lambda: Written(rows_above_zero), (6,), "model.data-dependent-size", "aten.where.default"
+    ),
+    "sampled at a grid": Refusal(
+        lambda: Written(turned),
+        (6,),
+        "export.unsupported-operator",
+        "aten::affine_grid_generator",
+    ),
 }

@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
+from exporters.export import compile_graphs
+from exporters.programs.operator_support import find_unsupported
+from exporters.programs.tracing import operators
 from exporters.recording.capture import SharedRecording, capture
 from exporters.recording.captured import Captured
-from profiles.errors import EdgeTailorError, ModelError, SpecError
+from profiles.errors import EdgeTailorError, ExportError, ModelError, SpecError
 from toolkit.cutting.cut_points import Cutter
 from toolkit.splitting import split
 from toolkit.submodels.capacity import count_activations
@@ -130,10 +133,23 @@ def inspect_each(
         for spec in specs:
             logger.info("splitting %s", spec)
             try:
-                results.append(describe(split(model, spec, sample_shape, training), full))
-            except (SpecError, ModelError) as error:
+                submodel = split(model, spec, sample_shape, training)
+                check_operators(submodel)
+                results.append(describe(submodel, full))
+            except (SpecError, ModelError, ExportError) as error:
                 results.append(NotPossible(spec, error))
         return results
+
+
+def check_operators(submodel: Submodel) -> None:
+    """Raise ExportError, as an export does, if the submodel has an operator without a form.
+
+    Other layers may have the same operator: a form without gradients is enough for frozen ones. So
+    the graphs are written, but only if the model has an operator that may lack a form.
+    """
+    sources = (s.source for s in submodel.program.signatures if s.source is not None)
+    if any(find_unsupported(name) for source in sources for name in operators(source)):
+        compile_graphs(submodel.program)
 
 
 def describe(submodel: Submodel, full: Submodel) -> Inspection:

@@ -154,7 +154,9 @@ UNSUPPORTED = (
         "no gradient",
         "slices and views, or torch.where",
     ),
-    UnsupportedGroup("grid sampling", ("grid_sampler",), "no gradient", "nn.Upsample"),
+    UnsupportedGroup(
+        "grid sampling", ("grid_sampler", "affine_grid"), "no gradient", "nn.Upsample"
+    ),
 )
 
 

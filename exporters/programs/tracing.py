@@ -26,7 +26,7 @@ from exporters.decompositions.decomposition import Decompositions
 from exporters.programs import source_lines
 from exporters.programs.composite_operators import COMPOSITES
 from exporters.programs.interrupts import raise_if_interrupted
-from exporters.programs.operator_support import suggest_alternative
+from exporters.programs.operator_support import find_unsupported, suggest_alternative
 from exporters.programs.program import ProgramSignature
 from exporters.programs.torch_internals import TRACING, LazyGraphModule, lean_tracing
 from exporters.recurrence.recurrent_layers import LOOPS
@@ -189,6 +189,7 @@ def traced_alone(
         raise
     except Exception as error:  # the traced code may raise any error
         raise_if_interrupted(error)
+        raise_for_operator(signature, error)
         reason = source_lines.first_line(error)
         raise ExportError(
             "Signature {signature!r} cannot be traced: {reason}",
@@ -256,16 +257,31 @@ def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
     for name in operators(graph):
         # A trailing underscore marks in-place operators that functionalize could not remove.
         if "backward" in name or name.endswith("_") or name in TRAINING_OPERATORS:
-            place = source_lines.place_of_operator(signature.source, name)
-            raise ExportError(
-                "Signature {signature!r} needs the operator {operator}{place}, which cannot be "
-                "exported: {alternative}",
-                code="export.unsupported-operator",
-                operator=name,
-                signature=signature.name,
-                place=place,
-                alternative=suggest_alternative(name),
-            )
+            raise unsupported(signature, name)
+
+
+def raise_for_operator(signature: ProgramSignature, error: Exception) -> None:
+    """Raise ExportError with an operator of the model that cannot be exported, if there is one.
+
+    PyTorch's own `error` names no line of the model.
+    """
+    for name in operators(signature.source) if signature.source is not None else ():
+        if find_unsupported(name):
+            raise unsupported(signature, name) from error
+
+
+def unsupported(signature: ProgramSignature, name: str) -> ExportError:
+    """The error for the operator `name`, which inference runtimes do not have."""
+    place = source_lines.place_of_operator(signature.source, name)
+    return ExportError(
+        "Signature {signature!r} needs the operator {operator}{place}, which cannot be "
+        "exported: {alternative}",
+        code="export.unsupported-operator",
+        operator=name,
+        signature=signature.name,
+        place=place,
+        alternative=suggest_alternative(name),
+    )
 
 
 def operators(graph: GraphModule) -> Iterator[str]:

@@ -30,7 +30,6 @@ from exporters.programs.torch_internals import without_layouts
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.functional_form import make_functional
-from exporters.recording.given_masks import masks_as_given
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
 from exporters.recording.input_shapes import wrong_input_shape
 from exporters.recording.model_checks import (
@@ -50,6 +49,7 @@ from exporters.recording.random_draws import (
     draws_outside_torch,
 )
 from exporters.recording.recording_comparison import check_recording
+from exporters.recording.replaced_functions import PackedSequenceError, replaced_functions
 from exporters.recording.shared_tensors import first_names, tensors_by_all_names
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import ModelError
@@ -229,7 +229,7 @@ def record_current_mode(
             lstm_shapes_only(),
             redirect_stderr(StringIO()),
             without_layouts(),
-            masks_as_given(),
+            replaced_functions(),
             draws,
         ):
             warnings.simplefilter("ignore")
@@ -244,6 +244,14 @@ def record_current_mode(
             "must run the same operators for every batch. Choose with torch.where, or move the "
             "decision out of the model.",
             code="model.data-dependent-code",
+            place=source_lines.place_of_error(error),
+        ) from error
+    except PackedSequenceError as error:
+        raise ModelError(
+            "The model packs sequences of different lengths{place}; a graph has fixed shapes. Run "
+            "the layer over all steps, and take the last real step of each sample: "
+            "h[torch.arange(len(x)), lengths - 1].",
+            code="model.packed-sequence",
             place=source_lines.place_of_error(error),
         ) from error
     except ModelError:  # from joined inputs

@@ -1,5 +1,6 @@
 """Checks of a model and its graph: can it be split and trained? Errors name the cause."""
 
+import operator
 import re
 
 import torch
@@ -220,18 +221,19 @@ def check_sizes(graph: GraphModule) -> None:
         value = node.meta.get("val")
         sizes = value.shape if isinstance(value, Tensor) else ()
         if any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes):
+            named = node.args[0] if node.target is operator.getitem else node
             raise ModelError(
                 "The size of the result of {operator}{place} depends on values inside the model; "
                 "only the batch size may vary. Mask elements with torch.where instead of "
                 "selecting them.",
                 code="model.data-dependent-size",
-                operator=str(node.target),
+                operator=str(getattr(named, "target", node.target)),
                 place=source_lines.place_of_node(node),
             )
 
 
 def check_operators(graph: GraphModule) -> None:
-    """Raise ModelError for complex numbers and for control flow operators such as torch.cond."""
+    """Raise ModelError for operators that no form expresses, such as torch.cond, and say why."""
     for node in graph.graph.nodes:
         value, place = node.meta.get("val"), source_lines.place_of_node(node)
         if isinstance(value, Tensor) and value.is_complex():
@@ -250,6 +252,31 @@ def check_operators(graph: GraphModule) -> None:
                 operator=str(node.target),
                 place=place,
             )
+        groups = argument(node, "groups")
+        if isinstance(groups, Node):
+            raise ModelError(
+                "A convolution{place} has a group for each sample. Multiply the patches of each "
+                "sample by its own kernel instead: torch.bmm(kernels, F.unfold(x, size)).",
+                code="model.grouped-by-sample",
+                place=place,
+            )
+        if argument(node, "reduce") == "prod":
+            raise ModelError(
+                "The model multiplies what it writes to one place{place}; neither format has the "
+                "gradient. Add logarithms with scatter_add and take the exponential.",
+                code="model.scattered-product",
+                place=place,
+            )
+
+
+def argument(node: Node, name: str) -> object:
+    """The argument `name` of the operator that `node` calls; None if it has none or takes none."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    for index, declared in enumerate(node.target._schema.arguments):
+        if declared.name == name:
+            return node.args[index] if index < len(node.args) else node.kwargs.get(name)
+    return None
 
 
 def check_deterministic(graph: GraphModule) -> None:

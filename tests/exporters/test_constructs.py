@@ -9,10 +9,12 @@ import torch
 from safetensors.numpy import load_file
 from torch.nn import functional
 
-from constructs import CONSTRUCTS
+from constructs import CONSTRUCTS, REFUSALS
 from device_agent.inference.predictor import Predictor
 from edgetailor import TrainingConfig, export, split
 from parameters import some_long
+from profiles.errors import EdgeTailorError
+from toolkit.inspection import inspect_each
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
 
@@ -54,3 +56,18 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
         # float32 rounds the weight that the change is taken from.
         rounding = 2**-24 * np.linalg.norm(before[parameter].numpy())
         assert np.linalg.norm(actual - change) <= 1e-5 * np.linalg.norm(change) + 2 * rounding
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_at_inspect_names_the_line_and_what_to_write_instead(name: str) -> None:
+    build, shape, code, words, instead = REFUSALS[name]
+    try:
+        [result] = inspect_each(build(), shape, ["full"], 4)
+        error = getattr(result, "cause", None)
+    except EdgeTailorError as raised:
+        error = raised
+    assert error is not None
+    assert error.code == code
+    assert words in str(error)
+    assert "constructs.py, line" in str(error)
+    assert instead is None or instead in CONSTRUCTS
