@@ -14,6 +14,9 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import Manifest, Record
 from device_agent.formats.manifest_validation import check_consistent
 from device_agent.inference.predictor import Predictor
+from device_agent.inference.release_trial import try_release
+from device_agent.training.batching import held_out
+from device_agent.training.training_options import TrainingOptions
 from refusals import refused
 from toolkit.deployment.deploy import Deployed, deploy_to
 from toolkit.deployment.model_card import Format, Precision
@@ -171,6 +174,19 @@ def test_memory_decides(tmp_path: Path) -> None:
     assert [bundle.card.notes for bundle in (free, whole, stages)] == [(), (), ()]
     full = deployed(model, tmp_path / "full", "full", memory=least - 1)
     assert len(full.card.graphs) == len(full.card.notes) == 1
+
+
+def test_a_release_in_stages_is_tried_like_any_other(tmp_path: Path, seed: int) -> None:
+    """Its counts are those of PyTorch on the samples of the trial, a tenth of all."""
+    model = network(seed)
+    x, y = labelled(model, samples(seed, 90))
+    done = deployed(model, tmp_path / "b", SPEC)
+    result = try_release((x, y), TrainingOptions(threads=1), done.out, None, None)
+    assert (result.reason, result.before) == (None, None)
+    assert result.after is not None
+    tried = held_out(len(y), 0.1)
+    right = in_torch(model, x[tried]).argmax(1) == y[tried]
+    assert (result.after.samples, result.after.correct) == (len(tried), int(right.sum()))
 
 
 class Tied(nn.Module):
