@@ -30,6 +30,7 @@ from device_agent.inference.probabilities import (
     probabilities,
 )
 from device_agent.runtime.runtime_choice import Session, open_session
+from device_agent.system.process_memory import map_large_blocks
 from device_agent.training.memory_estimate import batch_of, concurrent_peak_bytes, size_of
 from device_agent.training.memory_fit import check_need
 from device_agent.training.memory_limits import Ceiling, ceilings
@@ -120,6 +121,8 @@ class Predictor:
         self._stages = stages(manifest)
         limits = ceilings(max_memory)
         self._keeps_open, self.predicted_bytes = self._fit(limits)
+        if not self._keeps_open:
+            map_large_blocks()  # otherwise a closed stage may keep its memory
         self._opened: dict[str, OpenStage] = {}
 
     def _fit(self, limits: Sequence[Ceiling]) -> tuple[bool, int | None]:

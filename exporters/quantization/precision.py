@@ -63,7 +63,12 @@ def with_figures(float32: Graph, graph: Graph, precision: Precision) -> Graph:
                 len(t.raw_data) for t in onnx.load_from_string(float32.data).graph.initializer
             )
             run = replace(run, planned=run.planned - held, process=run.process - held)
-        run = with_opening(run, graph.runtime, precision, graph.size)
+        largest = 0
+        if (graph.runtime, precision) == ("litert", "float16"):
+            from exporters.quantization.tflite_precision import largest_constant
+
+            largest = largest_constant(graph.data)
+        run = with_opening(run, graph.runtime, precision, graph.size, largest)
     return replace(graph, figures=replace(figures, footprint=run))
 
 

@@ -78,6 +78,12 @@ def widen(
         old["max"] = np.maximum(old["max"], new["max"])
 
 
+def largest_constant(graph: bytes) -> int:
+    """Bytes of the largest constant of a compact TFLite `graph`."""
+    model = schema.Model.GetRootAs(graph)
+    return max(int(model.Buffers(n).DataLength()) for n in range(model.BuffersLength()))
+
+
 class SharingBuilder(flatbuffers.Builder):  # type: ignore[misc]
     """Stores equal vectors once. Each channel has a zero point of 8 bytes, and all are zero."""
 

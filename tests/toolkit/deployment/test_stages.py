@@ -1,6 +1,8 @@
 """Where the whole graph does not fit the memory of devices that train a slice, stages predict."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from msgspec.structs import replace as changed
 from torch import nn
 
+from commands import ROOT
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import Manifest, Record
 from device_agent.formats.manifest_validation import check_consistent
@@ -174,6 +177,48 @@ def test_memory_decides(tmp_path: Path) -> None:
     assert [bundle.card.notes for bundle in (free, whole, stages)] == [(), (), ()]
     full = deployed(model, tmp_path / "full", "full", memory=least - 1)
     assert len(full.card.graphs) == len(full.card.notes) == 1
+
+
+GROWTH = """
+import sys
+from pathlib import Path
+import numpy as np
+from device_agent.inference.predictor import Predictor
+
+def highest() -> int:
+    [line] = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
+    return int(line.split()[1]) * 1024
+
+x = np.zeros((70, 1, 8, 8), np.float32)
+Path("/proc/self/clear_refs").write_text("5")  # forget the highest memory until now
+before = highest()
+predictor = Predictor(sys.argv[1], threads=1)
+predictor.predict(x)
+print(highest() - before, predictor.predicted_bytes)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("file_format", ["onnx", "tflite"])
+def test_a_process_grows_by_the_largest_stage(
+    file_format: Format, precision: Precision, tmp_path: Path
+) -> None:
+    """Three stages with one weight of 25 MB each; the last of several graphs has a small one."""
+    if file_format == "tflite":
+        pytest.importorskip("ai_edge_quantizer")
+    torch.manual_seed(0)
+    wide = [layer for _ in range(3) for layer in (nn.Linear(2500, 2500), nn.ReLU())]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2500), nn.ReLU(), *wide, nn.Linear(2500, 10))
+    data = samples(0), np.zeros(70, np.int64)
+    done = deployed(model, tmp_path / "b", "slice:7", file_format, precision, data)
+    assert len(done.card.graphs) == 4
+    command = [sys.executable, "-c", GROWTH, str(done.out)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    measured, predicted = map(int, said.split())
+    assert predicted == done.card.cost.memory_bytes
+    assert 0.5 * predicted < measured < 1.05 * predicted
 
 
 def test_a_release_in_stages_is_tried_like_any_other(tmp_path: Path, seed: int) -> None:
