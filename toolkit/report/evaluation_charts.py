@@ -35,7 +35,7 @@ NUMBERED = 5
 
 
 def drawn_classes(documents: Sequence[EvaluationDocument]) -> list[int]:
-    """The classes that are drawn: all, or those with the least mean accuracy."""
+    """The classes that are drawn: all, or a few, with those far below the mean first."""
     classes = len(documents[0].classes or ())
     if classes <= MOST_ROWS:
         return list(range(classes))
@@ -48,7 +48,8 @@ def drawn_classes(documents: Sequence[EvaluationDocument]) -> list[int]:
         ]
         return sum(known) / len(known) if known else 2.0  # classes without labels are last
 
-    return sorted(range(classes), key=mean)[:FEW]
+    worst = {document.worst_class for document in documents}
+    return sorted(range(classes), key=lambda number: (number not in worst, mean(number)))[:FEW]
 
 
 def draw_png(documents: Sequence[EvaluationDocument]) -> bytes:

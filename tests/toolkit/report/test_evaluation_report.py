@@ -16,7 +16,7 @@ from html_tables import Reader
 from refusals import refused
 from toolkit.cli.printed.evaluation_table import show_evaluations
 from toolkit.evaluation_sums import Evaluation
-from toolkit.report.evaluation_charts import draw_png
+from toolkit.report.evaluation_charts import draw_png, drawn_classes
 from toolkit.report.evaluation_document import (
     EvaluationDocument,
     as_json,
@@ -149,6 +149,17 @@ def test_tables_and_pictures_of_many_classes(
     assert matplotlib.image.imread(io.BytesIO(draw_png(documents[:1]))).shape[0] < 7000
     assert len(evaluation_page(documents[:1])) < 1_000_000
     assert not recwarn.list
+
+
+def test_the_worst_class_is_drawn_though_small_classes_are_worse() -> None:
+    labels = [100] * 20 + [1] * 40
+    correct = [95] * 19 + [10] + [0] * 30 + [1] * 10
+    counts = tuple(zip(labels, correct, strict=True))
+    shown = evaluation_document(Evaluation(1, 1, 0.5, 1.0, counts), "mymodels:net")
+    assert shown.worst_class == 19
+    drawn = drawn_classes([shown])
+    assert drawn[0] == 19
+    assert set(drawn[1:]) < set(range(20, 50))
 
 
 def test_models_side_by_side(tmp_path: Path) -> None:
