@@ -159,7 +159,7 @@ class Text(nn.Module):
         if self.pack is not None:
             return self.last(self.pack(self.rnn, self.embedded(x), lengths))
         steps, _ = self.rnn(self.embedded(x))
-        return self.last(steps[torch.arange(len(x)), lengths - 1])
+        return self.last(steps[torch.arange(x.shape[0]), lengths - 1])
 
 
 def packed_state(rnn: nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:

@@ -250,7 +250,7 @@ def record_current_mode(
         raise ModelError(
             "The model packs sequences of different lengths{place}; a graph has fixed shapes. Run "
             "the layer over all steps, and take the last real step of each sample: "
-            "h[torch.arange(len(x)), lengths - 1].",
+            "h[torch.arange(x.shape[0]), lengths - 1].",
             code="model.packed-sequence",
             place=source_lines.place_of_error(error),
         ) from error
@@ -302,8 +302,8 @@ def fixed_batch_error(reason: str) -> ModelError:
         )
     return ModelError(
         "The model can be recorded only for some batch sizes: its code fixes or reads the number "
-        "of samples. Write -1 for the batch in reshape and view, and do not branch on len(x) or "
-        "x.shape[0].",
+        "of samples. Write -1 for the batch in reshape and view and x.shape[0] in place of len(x), "
+        "and do not branch on it.",
         code="model.fixed-batch",
     )
 
