@@ -8,7 +8,7 @@
 
 import type { FileOffer } from "./client.js";
 import type { Body } from "./disclosure.js";
-import type { ModelInUse } from "./messages.js";
+import type { ModelInUse, View } from "./messages.js";
 import type { Values } from "./storage.js";
 
 /** The last bundle that this page has trained or, after the last round, evaluated. */
@@ -62,4 +62,12 @@ export async function modelInUse(values: Values): Promise<StoredBundle | null> {
 /** The model with which a release is compared: the current release, or the last trained bundle. */
 export async function modelToCompare(values: Values): Promise<StoredBundle | null> {
   return (await releasePointer(values)).current ?? (await values.get<StoredBundle>(TRAINED));
+}
+
+/** What the View says about the models on this device. */
+export async function modelsOf(values: Values): Promise<Pick<View, "model" | "refusedRelease">> {
+  const { current, refused } = await releasePointer(values);
+  const refusedRelease = refused.at(-1)?.number ?? 0;
+  const later = refusedRelease > (current?.release.number ?? 0);
+  return { model: await modelInUse(values), refusedRelease: later ? refusedRelease : null };
 }

@@ -167,7 +167,8 @@ export class Releases {
   }
 
   private async fetch(offer: ReleaseOffer): Promise<Bundle> {
-    const { quota, usage } = await navigator.storage.estimate();
+    // Older browsers do not say how much they store.
+    const { quota, usage }: StorageEstimate = (await navigator.storage.estimate?.()) ?? {};
     await removeOthers(offer.files, this.values);
     const [needed, free] = [await bytesToFetch(offer.files, this.values), (quota ?? Infinity) - (usage ?? 0)];
     if (needed > free) throw new Failure("release.no-room", { needed, free });

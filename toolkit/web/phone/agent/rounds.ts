@@ -2,28 +2,27 @@
 
 import { fetchBundle, type Bundle } from "./bundle.js";
 import { LONGEST_ASKED_MS, Refusal, type CoordinatorClient, type Work } from "./client.js";
-import { ENGLISH_FAULTS, PAUSES } from "../texts/english_faults.js";
+import { ENGLISH_FAULTS } from "../texts/english_faults.js";
 import { rightOf } from "./evaluation.js";
 import { Failure, problemOf, sentenceOf } from "./faults.js";
 import { farOff, summaryOf } from "./input_summary.js";
 import { LocalData, type DataRecord } from "./local_data.js";
 import { formOf, isPersonal, MANIFEST } from "./manifest.js";
 import type { Identity } from "./membership.js";
-import type { EvaluationRequest, PauseReason, Prediction, Problem, View } from "./messages.js";
-import { modelInUse, releasePointer, TRAINED, type StoredBundle } from "./model_in_use.js";
+import type { EvaluationRequest, Prediction, Problem, View } from "./messages.js";
+import { modelsOf, TRAINED, type StoredBundle } from "./model_in_use.js";
 import { predicted } from "./prediction.js";
 import { Releases } from "./releases.js";
 import { Stopped } from "./requests.js";
 import { textOf, type SampleForm } from "./sample_form.js";
 import { ScheduleRun } from "./schedule.js";
+import { ROUND_CHECK_MS, Stages } from "./stages.js";
 import type { Values } from "./storage.js";
 import { checkWork } from "./trust.js";
 import { Results, updateOf, type Update } from "./update.js";
 
 const SHORTEST_POLL_MS = 250;
 const LONGEST_POLL_MS = 2000;
-/** How often a running training asks whether its round is still open. */
-const ROUND_CHECK_MS = 60_000;
 /** How often a page asks for a release after the last round, if the coordinator does not say it. */
 const RELEASE_CHECK_MS = 3_600_000;
 const LONGEST_RELEASE_MS = 24 * 3_600_000;
@@ -40,17 +39,11 @@ export const BY_CLASS = "byClass";
 /** Quoted text in a message, which may be a cell of the owner's data. */
 const QUOTED = /“[^”]*”|'[^']*'/g;
 
-type WorkingStage = "waiting" | "downloading" | "training" | "evaluating" | "uploading";
-
 class RoundClosed extends Error {}
 
 export class Rounds {
-  private pause: PauseReason | null = null;
-  private stopped = false;
-  private wake: () => void = () => undefined;
+  readonly stages: Stages;
   private checkedAt = performance.now();
-  /** The stage of the device, also the one to return to after a pause. */
-  private stage: WorkingStage = "waiting";
   private failures = 0;
   /** The round that this device works on; 0 while it waits. */
   private round = 0;
@@ -59,9 +52,6 @@ export class Rounds {
   /** The failure that the owner sees until this device trains again or the round is over. */
   private failure: { round: number; problem: Problem } | null = null;
   private trainedSeconds = 0;
-  private pausedMs = 0;
-  /** Whether the coordinator has said that the last round is over. */
-  private over = false;
   private readonly releases: Releases;
 
   constructor(
@@ -71,28 +61,9 @@ export class Rounds {
     private readonly results: Results,
     private readonly show: (change: Partial<View>) => void,
   ) {
-    client.permitted = () => this.whilePaused();
+    this.stages = new Stages(client, show);
+    client.permitted = () => this.stages.whilePaused();
     this.releases = new Releases(client, identity.key, values);
-  }
-
-  /** Pauses or continues. Ends a running request, which may be stuck; its next attempt continues it. */
-  setPause(reason: PauseReason | null): void {
-    if (reason === this.pause) return;
-    this.pause = reason;
-    this.client.interrupt();
-    this.wake();
-  }
-
-  /** Ends a wait, for example when the network is back. */
-  askNow(): void {
-    this.client.interrupt();
-    this.wake();
-  }
-
-  stop(): void {
-    this.stopped = true;
-    this.client.interrupt();
-    this.wake();
   }
 
   /** Takes part until the coordinator says that the last round is over, or an error ends it. */
@@ -115,22 +86,22 @@ export class Rounds {
 
   private async allRounds(): Promise<void> {
     let poll = SHORTEST_POLL_MS;
-    this.over = (await this.values.get<boolean>(FINISHED)) === true;
+    this.stages.over = (await this.values.get<boolean>(FINISHED)) === true;
     for (;;) {
       // After the end, the coordinator may be gone for ever: that is no problem.
-      const work = this.over ? await this.client.peek() : await this.client.work();
+      const work = this.stages.over ? await this.client.peek() : await this.client.work();
       if (work === null) {
-        await this.rest(jittered(RELEASE_CHECK_MS));
+        await this.stages.rest(jittered(RELEASE_CHECK_MS));
         continue;
       }
       await this.setOver(work.state === "finished");
       const { round, joined, expected } = work;
       // Before a round opens again, the coordinator sends the number of the earlier round.
       if (this.failure !== null && round > this.failure.round) this.failure = null;
-      if (!this.over) this.show({ round, joined, expected });
+      if (!this.stages.over) this.show({ round, joined, expected });
       const toDo = (work.state === "train" || work.state === "judge") && offerOf(work) !== this.skipped;
       if (!toDo) {
-        if (!this.over) this.show({ stage: "waiting", training: null });
+        if (!this.stages.over) this.stages.wait();
         if (work.state !== "train" && (await this.releases.follow(work.release ?? null))) await this.showModel();
       }
       this.show({ problem: this.failure?.problem ?? this.releases.problem });
@@ -140,12 +111,11 @@ export class Rounds {
         await (work.state === "judge" ? this.judge(work) : this.takePart(work));
         this.round = 0;
         poll = SHORTEST_POLL_MS;
-      } else if (this.over) {
+      } else if (this.stages.over) {
         if (asked === 0) return;
-        await this.rest(jittered(Math.min(asked, LONGEST_RELEASE_MS)));
+        await this.stages.rest(jittered(Math.min(asked, LONGEST_RELEASE_MS)));
       } else {
-        this.stage = "waiting";
-        await this.rest(jittered(Math.min(asked, LONGEST_ASKED_MS) || poll));
+        await this.stages.rest(jittered(Math.min(asked, LONGEST_ASKED_MS) || poll));
         poll = Math.min(2 * poll, LONGEST_POLL_MS);
       }
     }
@@ -153,15 +123,15 @@ export class Rounds {
 
   /** Stores and shows whether the last round is over. More rounds may come after it. */
   private async setOver(over: boolean): Promise<void> {
-    if (over !== this.over) await this.values.put({ [FINISHED]: over || null });
-    this.over = over;
+    if (over !== this.stages.over) await this.values.put({ [FINISHED]: over || null });
+    this.stages.over = over;
     if (over) this.show({ stage: "finished", training: null });
   }
 
   private async takePart(work: Work): Promise<void> {
     await checkWork(work, this.identity.key, this.values);
     try {
-      await this.enter("downloading");
+      await this.stages.enter("downloading");
       const bundle = await fetchBundle(this.client, work.files, this.values);
       this.show({ bytesDown: this.client.bytesDown });
       const update = (await this.results.trained(bundle.sha256)) ?? (await this.train(work, bundle));
@@ -179,12 +149,12 @@ export class Rounds {
   private async judge(work: Work): Promise<void> {
     await checkWork(work, this.identity.key, this.values);
     try {
-      await this.enter("downloading");
+      await this.stages.enter("downloading");
       const bundle = await fetchBundle(this.client, work.files, this.values);
-      await this.enter("evaluating");
+      await this.stages.enter("evaluating");
       const asked = await this.agreed(work);
       const counts = await this.withData(bundle, async (data) => {
-        const hooks = { beforeBatch: () => this.whilePaused(), onProgress: () => undefined };
+        const hooks = { beforeBatch: () => this.stages.whilePaused(), onProgress: () => undefined };
         const run = await ScheduleRun.open(bundle, data, work.round, new Map(), asked, hooks);
         return run.judgeOnly().finally(() => run.remove());
       });
@@ -217,7 +187,7 @@ export class Rounds {
   }
 
   private async train(work: Work, bundle: Bundle): Promise<Update> {
-    await this.enter("training");
+    await this.stages.enter("training");
     this.failure = null;
     this.show({ problem: null });
     return this.withData(bundle, (data) => this.trainOn(data, work, bundle));
@@ -233,8 +203,8 @@ export class Rounds {
 
   private async trainOn(data: LocalData, work: Work, bundle: Bundle): Promise<Update> {
     this.checkedAt = performance.now();
-    const begun = this.unpausedMs();
-    const spent = (): number => this.trainedSeconds + (this.unpausedMs() - begun) / 1000;
+    const begun = this.stages.unpausedMs();
+    const spent = (): number => this.trainedSeconds + (this.stages.unpausedMs() - begun) / 1000;
     const personal = await this.results.personalTensors();
     let run: ScheduleRun | null = null;
     try {
@@ -286,7 +256,7 @@ export class Rounds {
     this.failures++;
     this.show({ problem });
     if (this.failures < MOST_FAILURES && !DIVERGED.includes(problem.code)) {
-      await this.rest(1000 * 2 ** this.failures);
+      await this.stages.rest(1000 * 2 ** this.failures);
       throw new RoundClosed();
     }
     this.skipped = offerOf(work);
@@ -304,7 +274,7 @@ export class Rounds {
 
   private async send(round: number, update: Update): Promise<void> {
     this.show({ training: null });
-    await this.enter("uploading");
+    await this.stages.enter("uploading");
     await this.client.sendTensors(round, update.tensors, update.sha256);
     await this.client.sendUpdate(round, update.record);
     const losses = (await this.values.get<View["losses"]>("losses")) ?? [];
@@ -314,7 +284,7 @@ export class Rounds {
   }
 
   private async betweenBatches(round: number): Promise<void> {
-    await this.whilePaused();
+    await this.stages.whilePaused();
     if (performance.now() - this.checkedAt < ROUND_CHECK_MS) return;
     this.checkedAt = performance.now();
     const work = await this.client.peek();
@@ -323,54 +293,6 @@ export class Rounds {
     if (work.round > round || work.state !== "train") throw new RoundClosed();
   }
 
-  private async enter(stage: WorkingStage): Promise<void> {
-    this.stage = stage;
-    this.show({ stage });
-    await this.client.progress(stage);
-  }
-
-  private async whilePaused(): Promise<void> {
-    if (this.stopped) throw new Stopped();
-    if (this.pause === null) return;
-    const begun = performance.now();
-    while (this.pause !== null) {
-      const reason: PauseReason = this.pause;
-      if (!this.over) {
-        this.show({ stage: "paused", paused: reason, problem: null });
-        await this.client.progress("paused", null, PAUSES[reason]);
-      }
-      // The owner may have continued during the request.
-      if (this.pause === reason) await this.rest(ROUND_CHECK_MS);
-    }
-    this.show({ paused: null });
-    if (!this.over) await this.enter(this.stage);
-    this.pausedMs += performance.now() - begun;
-  }
-
-  private unpausedMs(): number {
-    return performance.now() - this.pausedMs;
-  }
-
-  /** Waits, but ends early if the owner pauses, continues or leaves. */
-  private async rest(milliseconds: number): Promise<void> {
-    if (this.stopped) throw new Stopped();
-    await new Promise<void>((done) => {
-      const timer = setTimeout(done, milliseconds);
-      this.wake = () => {
-        clearTimeout(timer);
-        done();
-      };
-    });
-    if (this.stopped) throw new Stopped();
-  }
-}
-
-/** What the View says about the models on this device. */
-export async function modelsOf(values: Values): Promise<Pick<View, "model" | "refusedRelease">> {
-  const { current, refused } = await releasePointer(values);
-  const refusedRelease = refused.at(-1)?.number ?? 0;
-  const later = refusedRelease > (current?.release.number ?? 0);
-  return { model: await modelInUse(values), refusedRelease: later ? refusedRelease : null };
 }
 
 function jittered(milliseconds: number): number {

@@ -5,7 +5,8 @@ import { Failure, problemOf } from "./faults.js";
 import { importData, removeReplaced, type DataRecord } from "./local_data.js";
 import { join, type Identity } from "./membership.js";
 import type { Command, View } from "./messages.js";
-import { BY_CLASS, FINISHED, modelsOf, Rounds } from "./rounds.js";
+import { modelsOf } from "./model_in_use.js";
+import { BY_CLASS, FINISHED, Rounds } from "./rounds.js";
 import { Stopped } from "./requests.js";
 import { readForm, type Source } from "./sample_form.js";
 import { eraseAll, Values } from "./storage.js";
@@ -160,7 +161,7 @@ async function importDataOf(source: Source, adding: boolean): Promise<void> {
 /** Erases everything, whether the coordinator answers or not. */
 async function leave(): Promise<void> {
   show({ stage: "leaving", problem: null });
-  rounds?.stop();
+  rounds?.stages.stop();
   await running;
   const identity = await values.get<Identity>("device");
   const told = identity === null ? true : client(identity.secret).leave();
@@ -225,8 +226,8 @@ let last = start();
 self.onmessage = ({ data }: MessageEvent<Command>) => {
   // These commands do not wait: they change the running command, or run at the same time.
   if (data.do === "look") return void look(data.token);
-  if (data.do === "pause") return rounds?.setPause(data.reason);
-  if (data.do === "retry") return void (rounds === null ? contact?.interrupt() : rounds.askNow());
+  if (data.do === "pause") return rounds?.stages.setPause(data.reason);
+  if (data.do === "retry") return void (rounds === null ? contact?.interrupt() : rounds.stages.askNow());
   if (data.do === "by-class") {
     show({ byClass: data.agreed });
     return void values.put({ [BY_CLASS]: data.agreed });
