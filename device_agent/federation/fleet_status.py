@@ -86,13 +86,13 @@ def lines(status: Status) -> list[str]:
 def _worst_class(status: Status) -> list[str]:
     """Lines that name the class far below the mean; empty if none is."""
     current = [result for result in status.history if result.round == status.model_round]
-    found = []
+    texts = []
     for result in current:
         if result.held_out is not None:
-            found.append(("held-out data", worst_class_text(result.held_out.classes or [])))
+            texts.append(("held-out data", worst_class_text(result.held_out.classes or [])))
         if result.devices is not None:
-            found.append(("the devices", worst_class_text(result.devices.classes or [])))
-    return [f"  worst class on {where}: {text}" for where, text in found if text is not None]
+            texts.append(("the devices", worst_class_text(result.devices.classes or [])))
+    return [f"  worst class on {where}: {text}" for where, text in texts if text is not None]
 
 
 def _judgement(status: Status) -> list[str]:

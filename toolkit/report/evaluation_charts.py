@@ -114,10 +114,10 @@ def draw_classes(axes: Axes, documents: Sequence[EvaluationDocument], shown: Seq
     axes.grid(axis="x", color=GRID)
     width = 0.8 / len(documents)
     for number, (colour, document) in enumerate(zip(PALETTE, documents, strict=False)):
-        for row, one in enumerate(shown):
-            accuracy = (document.classes or ())[one].accuracy
+        for row, label in enumerate(shown):
+            accuracy = (document.classes or ())[label].accuracy
             at = row + (number - (len(documents) - 1) / 2) * width
-            worst = one == document.worst_class
+            worst = label == document.worst_class
             if accuracy is None:
                 note(axes, 0, at, "no labels", MUTED, size=8)
                 continue

@@ -116,8 +116,8 @@ def class_table(documents: Sequence[EvaluationDocument], shown: Sequence[int]) -
     """HTML of a table with labels and accuracy of each class, also on the devices if known."""
     head = ["class"]
     columns: list[list[str]] = []
-    for place, document in enumerate(documents, 1):
-        which = "" if len(documents) == 1 else f" {place}"
+    for position, document in enumerate(documents, 1):
+        which = "" if len(documents) == 1 else f" {position}"
         figures = [(document.classes or ())[number] for number in shown]
         columns.append([f"{own.labels:,}" for own in figures])
         columns.append([percent(own.accuracy) for own in figures])
@@ -149,9 +149,9 @@ def device_section(document: EvaluationDocument) -> str:
     head = ["", "devices", "labels", "accuracy", "loss", *trained, *errors]
     title = f"On the devices: {document.title}"
     # A regression has no accuracies.
-    used = [place for place in range(len(head)) if not place or any(row[place] for row in rows)]
-    shown = [[row[place] for place in used] for row in rows]
-    drawn = table("Federated evaluation", [head[place] for place in used], shown)
+    used = [column for column in range(len(head)) if not column or any(row[column] for row in rows)]
+    shown = [[row[column] for column in used] for row in rows]
+    drawn = table("Federated evaluation", [head[column] for column in used], shown)
     return section(title, DEVICES_NOTE, drawn)
 
 

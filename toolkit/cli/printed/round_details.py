@@ -58,10 +58,10 @@ def classes_of(saved: "SavedRound") -> dict[str, ClassCounts]:
 
 def worst_classes(saved: "SavedRound") -> list[str]:
     """Lines that name a class far below the mean."""
-    found = {where: worst_class_text(counts) for where, counts in classes_of(saved).items()}
+    texts = {where: worst_class_text(counts) for where, counts in classes_of(saved).items()}
     return [
         f"worst class after round {saved.round} ({where}): {text}"
-        for where, text in found.items()
+        for where, text in texts.items()
         if text is not None
     ]
 
