@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 Fetch = Callable[[FileOffer, Path], None]
 UNFINISHED = re.compile(
     r"\.writable|\.(\.writable|device\.json|(device|replacing)\.key|attempts\.json"
-    r"|forms\.json|release\.json|rounds\.log|personal\.safetensors)\.\w+"
+    r"|forms\.json|release(-attempts)?\.json|rounds\.log|personal\.safetensors)\.\w+"
 )
 """Names that `write_file` gives to the files of this folder before they are complete."""
 

@@ -22,6 +22,8 @@ POINTER = "release.json"
 RELEASES = "releases"
 FINE_TUNING = "fine-tuning"
 """The folder of a fine-tuning that is not finished."""
+ATTEMPTS = "release-attempts.json"
+"""Counts how often the agent was killed while it tried or fine-tuned a release."""
 MOST_REFUSED = 20
 """How many refused releases are remembered."""
 
@@ -77,13 +79,13 @@ class DeviceReleases:
 
     def __init__(self, state: Path) -> None:
         self.folder, self._pointer = state / RELEASES, state / POINTER
-        self.scratch = state / FINE_TUNING
+        self.scratch, self.attempts = state / FINE_TUNING, state / ATTEMPTS
 
     def read(self) -> ReleasePointer:
-        """What release.json says. If it is missing or damaged, there is no release."""
+        """What release.json says. If it cannot be read, there is no release."""
         try:
             return decode_json(self._pointer.read_bytes(), ReleasePointer)
-        except (FileNotFoundError, NotADirectoryError, MalformedError):
+        except (OSError, MalformedError):
             return ReleasePointer()
 
     def current(self) -> Path | None:
@@ -115,8 +117,8 @@ class DeviceReleases:
                 named |= {release.bundle, release.fine_tuned or release.bundle}
         if self.folder.is_dir():
             for path in self.folder.iterdir():
-                if path.name not in named:
-                    shutil.rmtree(path)
+                if path.name not in named:  # what cannot be removed, like a stray file, stays
+                    shutil.rmtree(path, ignore_errors=True)
 
     def adopt(self, bundle: Path) -> str:
         """Move a complete bundle here. Returns the SHA-256 of its manifest."""
@@ -144,6 +146,7 @@ class DeviceReleases:
     def forget(self) -> None:
         """Remove all releases. The pointer goes first: it never names a bundle that is missing."""
         self._pointer.unlink(missing_ok=True)
+        self.attempts.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.device_state import check_offers
+from device_agent.federation.release_attempts import ReleaseAttempts
 from device_agent.federation.release_folder import (
     MOST_REFUSED,
     DeviceReleases,
@@ -19,7 +20,7 @@ from device_agent.federation.release_folder import (
     manifest_of,
 )
 from device_agent.federation.stop_report import without_folders
-from device_agent.formats.evaluation_counts import EvaluationRequest
+from device_agent.formats.evaluation_counts import EvaluationCounts, EvaluationRequest
 from device_agent.formats.manifest import MANIFEST, encode
 from device_agent.formats.protocol.releases import ReleaseOffer, ReleaseReport
 from device_agent.formats.signed_work import check_release
@@ -82,6 +83,7 @@ class Releases:
         self._unsent = _decoded(self._pointer.unsent)
         self._postponed: dict[str, float] = {}
         self._verified, self._told = "", ""
+        self._attempts = ReleaseAttempts(folder.attempts)
 
     def follow(self, offer: ReleaseOffer | None) -> None:
         """Do what `offer` asks for, unless it is done already, and report it.
@@ -90,24 +92,27 @@ class Releases:
         """
         if offer is not None:
             try:
-                if not self._is_answered(offer):
-                    self._check(offer)
-                    self._install(offer)
-                self._fine_tune(offer)
+                self._follow(offer)
             except AuthorisationError:
                 raise
             except TrustError as error:
                 self._tell(str(error))
-            except BundleError as error:
-                self._refuse(offer, self._report(offer, error=error))
             except (EdgeTailorError, RefusedError) as error:
                 self._postpone(offer, error)
             except OSError as error:
-                failure = storage_error(error)
-                if failure is None:
-                    raise
-                self._postpone(offer, failure)
+                self._postpone(offer, _failure(error))
+            self._fine_tune(offer)
         self._send()
+
+    def _follow(self, offer: ReleaseOffer) -> None:
+        """Fetch, try and report the offered release, unless that is done already."""
+        if self._is_answered(offer):
+            return
+        self._check(offer)
+        try:
+            self._install(offer)
+        except BundleError as error:
+            self._refuse(offer, self._report(offer, error=error))
 
     def _is_answered(self, offer: ReleaseOffer) -> bool:
         """Whether this device has done what `offer` asks for, or will later."""
@@ -169,9 +174,10 @@ class Releases:
         # A model may be released again.
         present = None if current is None else current.bundle
         if not self._goes_back(offer) and present != release.bundle:
-            trial = self._trial(
-                self._folder.bundle(release.bundle), self._present, offer.evaluation
-            )
+            with self._attempts.attempt(f"trying release {offer.number}", offer.round):
+                trial = self._trial(
+                    self._folder.bundle(release.bundle), self._present, offer.evaluation
+                )
             report = self._report(offer, trial)
             if trial.reason is not None:
                 self._refuse(offer, report)
@@ -183,30 +189,52 @@ class Releases:
 
     def _fine_tune(self, offer: ReleaseOffer) -> None:
         """Fine-tune the current release once, if `offer` asks for it and the owner agrees."""
-        current = self._pointer.current
+        current, task = self._pointer.current, f"fine-tuning release {offer.number}"
         if not offer.fine_tune or current is None or not current.is_release(_release(offer)):
             return
-        if current.fine_tuned is not None or time.monotonic() < self._postponed.get("tune", 0):
+        if current.fine_tuned is not None or time.monotonic() < self._postponed.get(task, 0):
             return
         about = f"Release {offer.number} asks for {offer.fine_tune} steps of fine-tuning"
         if self._tune is None:
             self._tell(f"{about}. The owner agrees with `run --fine-tune`.")
             return
-        self._check(offer)
-        check_offers(offer.training)
+        try:
+            self._check(offer)
+        except TrustError as error:
+            self._tell(str(error))
+            return
         log.info("%s on the samples of this device.", about)
         last = self._unsent
         before = None if last is None or last.number != offer.number else last.before
         self._send()
         try:
-            tuned = self._tune(offer, self._folder.bundle(current.bundle))
+            check_offers(offer.training)
+            self._keep_better(offer, current, before, self._tuned(offer, current, task))
+        except AuthorisationError:
+            raise
+        except (EdgeTailorError, RefusedError, OSError) as error:
+            # The release itself is taken, so this is no reason to report that it was not.
+            self._postponed[task] = time.monotonic() + AGAIN_S
+            log.warning("Release %d was not fine-tuned: %s", offer.number, error)
+
+    def _tuned(self, offer: ReleaseOffer, current: InstalledRelease, task: str) -> FineTuned:
+        """The result of the fine-tuning; an empty one if it cannot succeed on this device."""
+        assert self._tune is not None
+        try:
+            with self._attempts.attempt(task, offer.round):
+                return self._tune(offer, self._folder.bundle(current.bundle))
         except (BundleError, DataError, LimitError, UpdateError) as error:
             log.warning("Release %d was not fine-tuned: %s", offer.number, error)
-            tuned = FineTuned()
-        except (EdgeTailorError, RefusedError) as error:
-            self._postponed["tune"] = time.monotonic() + AGAIN_S
-            log.warning("Release %d was not fine-tuned: %s", offer.number, error)
-            return
+        return FineTuned()
+
+    def _keep_better(
+        self,
+        offer: ReleaseOffer,
+        current: InstalledRelease,
+        before: EvaluationCounts | None,
+        tuned: FineTuned,
+    ) -> None:
+        """Predict with the better of the release and its fine-tuned form: one atomic write."""
         sha256 = "" if tuned.bundle is None else self._folder.adopt(tuned.bundle)
         asked = offer.evaluation is not None
         report = ReleaseReport(
@@ -308,9 +336,12 @@ class Releases:
     def _send(self) -> None:
         """Send the last report, if the coordinator does not have it yet."""
         if self._unsent is not None and self._client.report_release(self._unsent):
-            if self._pointer.unsent:
-                self._write(replace(self._pointer, unsent=""))
             self._unsent = None
+            if self._pointer.unsent:
+                try:
+                    self._write(replace(self._pointer, unsent=""))
+                except OSError as error:  # the next start of the agent sends it once more
+                    log.info("%s", _failure(error))
 
     def _fetch(self, offer: ReleaseOffer) -> None:
         """Download the missing files. Raises LimitError if the disk has no room for them."""
@@ -354,6 +385,16 @@ def _release(offer: ReleaseOffer) -> InstalledRelease | None:
         return None
     bundle = manifest_of(offer.files)
     return InstalledRelease(number=offer.number, round=offer.round, bundle=bundle)
+
+
+def _failure(error: OSError) -> StorageError:
+    """`error` as an error of the state folder."""
+    return storage_error(error) or StorageError(
+        "{file}: {reason}. Check the state folder of this device.",
+        code="storage.unusable-releases",
+        file=error.filename or "A file of a release",
+        reason=error.strerror or str(error),
+    )
 
 
 def _encoded(report: ReleaseReport) -> str:

@@ -90,8 +90,7 @@ class Attempts:
         Raises:
             TrainingFailedError: The block raised LimitError or UpdateError.
         """
-        record = self._read()
-        before = record.failures if record is not None and record.submodel == submodel else 0
+        before = self.failures(submodel)
         known = Record(submodel=submodel, round=round_, failures=before)
         # If the process is killed in the block, the boot id stays: see check_last.
         self._write(replace(known, boot=self._boot()))
@@ -124,6 +123,11 @@ class Attempts:
         failed = replace(record, failures=record.failures + 1, reason=KILLED, boot=None)
         self._write(failed)
         raise TrainingFailedError(failed)
+
+    def failures(self, submodel: str) -> int:
+        """How many trainings of `submodel` failed in a row, with those that were killed."""
+        record = self._read()
+        return record.failures if record is not None and record.submodel == submodel else 0
 
     def forget(self) -> None:
         """Reset the count."""

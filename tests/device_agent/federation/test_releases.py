@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -16,9 +17,11 @@ import pytest
 from bundles import CLASSES, SAMPLE_SHAPE, once, rewrite, tiny_model
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.transfers import PART
+from device_agent.federation import release_folder
 from device_agent.federation import releases as module
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.releases import Releases
+from device_agent.federation.training_attempts import MAX_FAILURES
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.manifest import MANIFEST
@@ -331,6 +334,77 @@ def run(releases: Releases, given: ReleaseOffer, job: Job) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def die(*arguments: object) -> Any:
+    """What the system does to an agent that uses too much memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("tunes", [False, True])
+def test_an_agent_that_a_release_kills_goes_on_without_it(tmp_path: Path, tunes: bool) -> None:
+    shelf, given = Shelf(), offer(2, fine_tune=5 if tunes else 0)
+
+    def started() -> Releases:
+        return device(tmp_path, shelf, take if tunes else die, die if tunes else None)
+
+    device(tmp_path, shelf).follow(offer(1))
+    for _ in range(MAX_FAILURES):
+        assert run(started(), given, Job("", "", "", stop=10**6)) == -signal.SIGKILL
+    for _ in range(2):  # at later starts, too
+        releases = started()
+        releases.follow(given)
+        releases.follow(given)
+    report = shelf.reports[-1]
+    if tunes:
+        assert (whole_release(tmp_path), report.taken, report.runs_fine_tuned) == (2, True, False)
+    else:
+        assert (whole_release(tmp_path), report.number, report.code) == (1, 2, "release.killed")
+    device(tmp_path, shelf).follow(offer(3))
+    assert whole_release(tmp_path) == 3
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
+def test_a_failed_fine_tuning_does_not_say_that_the_release_was_not_taken(
+    tmp_path: Path, error: Exception
+) -> None:
+    tune, shelf = Mock(side_effect=error), Shelf()
+    releases = device(tmp_path, shelf, tune=tune)
+    for _ in range(3):
+        releases.follow(offer(1, fine_tune=5))
+    assert tune.call_count == 1
+    assert all(report.taken for report in shelf.reports)
+
+
+def test_a_folder_that_cannot_be_written_stops_no_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf()
+    shelf.answers = False
+    releases = device(tmp_path, shelf)
+    releases.follow(offer(1))
+    shelf.answers = True
+    with monkeypatch.context() as patch:
+        error = OSError(errno.EROFS, "Read-only file system")
+        patch.setattr(release_folder, "write_file", Mock(side_effect=error))
+        for _ in range(2):
+            releases.follow(offer(1))
+        assert [report.number for report in shelf.reports] == [1]
+        device(tmp_path, shelf, broken).follow(offer(2))
+    assert whole_release(tmp_path) == 1
+    device(tmp_path, shelf).follow(offer(2))
+    assert whole_release(tmp_path) == 2
+
+
+def test_what_a_stranger_left_in_the_folder_stops_no_rounds(tmp_path: Path) -> None:
+    device(tmp_path).follow(offer(1))
+    (tmp_path / "releases" / "stray").write_text("stray")
+    device(tmp_path).follow(offer(2))
+    shutil.rmtree(tmp_path / "releases")
+    (tmp_path / "releases").write_text("stray")
+    shelf = Shelf()
+    device(tmp_path, shelf).follow(offer(3))
+    assert shelf.reports[-1].code == "storage.unusable-releases"
 
 
 def write_constants(folder: Path) -> None:
