@@ -122,7 +122,7 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
     [
         (("nosuch.npz",), 2, r"^nosuch\.npz does not exist; give an \.npz file with x and y\.$"),
         (("text.npz",), 2, r"^text\.npz is not a readable \.npz file: "),
-        (("no_y.npz",), 2, r"^no_y\.npz has no array 'y'\. "),
+        (("no_y.npz",), 2, r"^no_y\.npz has no array 'y', only x\. "),
         (("nosuch:local",), 2, r"^nosuch:local cannot be loaded: No module named 'nosuch'\.$"),
         (
             ("doubles.npz",), 2,
