@@ -16,6 +16,7 @@ NOT_SAID = {
     "performance.now, in steps of ${((now - start) * 1000).toFixed(0)} µs",
     "WebAssembly memory, which never shrinks",
     # What the operator reads about a release that a device refused.
+    "its predictions are not finite numbers",
     "accuracy ${figure(after)} on ${lost.length} own samples, and ${figure(before)} before",
     "loss ${figure(after)} on ${lost.length} own samples, and ${figure(before)} before",
 }
