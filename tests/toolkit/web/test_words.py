@@ -17,6 +17,7 @@ NOT_SAID = {
     "WebAssembly memory, which never shrinks",
     # What the operator reads about a release that a device refused.
     "its predictions are not finite numbers",
+    "this device has refused it before",
     "accuracy ${figure(after)} on ${lost.length} own samples, and ${figure(before)} before",
     "loss ${figure(after)} on ${lost.length} own samples, and ${figure(before)} before",
 }
