@@ -4,6 +4,7 @@ import logging
 
 from msgspec.structs import replace
 
+from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.releases import ReleaseReport, check_report
 from profiles.errors import InputError, UpdateError
 from toolkit.coordinator.devices.join_validation import TROUBLE_LENGTH, shortened
@@ -26,11 +27,16 @@ class ReleaseAnswers(FederationState):
         """Note what `device` reports about release `number`. It may be sent again.
 
         Raises:
-            RefusalError: 409 for a release that this device is not offered. 422 for a report that
-                cannot be true.
+            RefusalError: 409 for a release that this device is not offered, or for another one of
+                its number. 422 for a report that cannot be true.
         """
         offer = self.released.offer(device)
-        if offer is None or number != offer.number or report.number != number:
+        # After a backup was restored, a number may stand for another release.
+        answers = offer is not None and (number, report.bundle) == (
+            offer.number,
+            next((file.sha256 for file in offer.files if file.name == MANIFEST), ""),
+        )
+        if not answers or report.number != number:
             raise conflict(
                 "{device} is not offered release {number} now: ask for work again.",
                 code="release.not-offered",

@@ -124,7 +124,15 @@ HISTORY = [result(0, 0.9), result(1, 0.2), result(2, 0.5), result(3, 0.5), resul
 def test_which_model_is_released(
     table: ReleaseTable, done: int, released: list[Release], expected: int | None
 ) -> None:
-    assert round_to_release(table, done, 4, HISTORY, released) == expected
+    assert round_to_release(table, done, 4, HISTORY, released, range(5)) == expected
+
+
+def test_the_best_model_that_is_kept_is_released() -> None:
+    """`keep` keeps the best of all rounds, which may be the initial model."""
+    table = ReleaseTable(when="improved", every=4)
+    assert round_to_release(table, 4, 4, HISTORY, [], {0, 3, 4}) == 3
+    assert round_to_release(table, 4, 4, HISTORY, [], {0, 1, 4}) == 4
+    assert round_to_release(table, 4, 4, HISTORY, [made_from(3)], {0, 1, 4}) is None
 
 
 def test_only_the_last_releases_are_listed(tmp_path: Path) -> None:

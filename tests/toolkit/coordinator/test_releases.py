@@ -19,12 +19,14 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.fleet_status import lines, own_lines
 from device_agent.federation.membership import join
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file
-from device_agent.formats.protocol.releases import ReleaseReport
+from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.protocol.releases import ReleaseOffer, ReleaseReport
 from device_agent.formats.protocol.transfers import FileOffer
 from killing import Job, die_at
 from refusals import refused
 from toolkit.cli.release_command import about_share
 from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.releases.offered_releases import OfferedReleases
 from toolkit.coordinator.releases.release_changes import (
     add_release,
     release_to_all,
@@ -112,13 +114,15 @@ COUNTS = {"samples": 10, "counted": 10, "correct": 5, "loss_sum": 7.0}
 
 
 def report(**changes: Any) -> dict[str, Any]:
-    return {"number": 1, "bundle": "0" * 64, "taken": True, "runs": 1, **changes}
+    bundle = fingerprint(content("release 1")[MANIFEST]).sha256
+    return {"number": 1, "bundle": bundle, "taken": True, "runs": 1, **changes}
 
 
 @pytest.mark.parametrize(
     ("body", "code"),
     [
         (report(number=2), "release.not-offered"),
+        (report(bundle="0" * 64), "release.not-offered"),
         (report(number=-1), "client.bad-request"),
         (report(number=10**18), "client.bad-request"),
         (report(runs=2), "release.contradicting-report"),
@@ -434,6 +438,46 @@ def test_a_full_disk_does_not_end_the_rounds_when_a_release_goes_to_all(
             server.coordinator.store.release_reports.note(device, body)
             assert_soon(lambda: release_folder.write_file.called)
         assert_soon(lambda: ReleaseFolder(config.state).read()[0].devices is None)
+
+
+def test_a_number_is_never_used_twice(tmp_path: Path) -> None:
+    """Devices ignore releases below the one they have, if they are not told to go back."""
+    config = configured(tmp_path / "c", DESKTOPS)
+    with running(config) as server:
+        device = join(server.url, full_token(config, "desktop"), "a", tmp_path / "a").device
+        for _ in range(3):
+            release(config, "release 1")
+        taken = msgspec.convert(report(number=3, runs=3), ReleaseReport)
+        server.coordinator.store.release_reports.note(device, taken)
+        shutil.rmtree(config.state / "releases")
+        assert release(config, "release 4") == 4
+
+
+def test_nobody_goes_back_because_the_coordinator_lost_the_files(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", DESKTOPS)
+    with running(config) as server:
+        join(server.url, full_token(config, "desktop"), "a", tmp_path / "a")
+        link, coordinator = joined(server, tmp_path / "a"), server.coordinator
+        release(config, "release 1")
+        release(config, "release 2")
+        withdraw_newest(config.state)
+        release(config, "release 3")
+
+        def lose(number: int) -> ReleaseOffer | None:
+            (config.state / "releases" / str(number) / "desktop" / MANIFEST).unlink()
+            coordinator.released = OfferedReleases(
+                ReleaseFolder(config.state), config.evaluation.request
+            )
+            coordinator.released.refresh(coordinator.key)
+            return link.work().release
+
+        offers = [lose(3), lose(1)]
+        assert [(o.number, o.back) for o in offers if o is not None] == [(1, False), (0, False)]
+        withdraw_newest(config.state)
+        coordinator.released.refresh(coordinator.key)
+        offer = link.work().release
+        assert offer is not None
+        assert (offer.number, offer.back) == (0, True)
 
 
 def test_a_stray_file_does_not_make_a_release_fail(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Which model the coordinator releases by itself, and when: the table [release]."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from device_agent.formats.protocol.fleet import RoundResult
 from profiles.errors import EdgeTailorError
@@ -21,7 +21,8 @@ def release_if_due(store: Store, table: ReleaseTable, done: int, make: MakeRelea
     assert current is not None
     try:
         releases = ReleaseFolder(store.folder).read()
-        round_ = round_to_release(table, done, current, store.history(), releases)
+        history, kept = store.history(), store.kept_rounds()
+        round_ = round_to_release(table, done, current, history, releases, kept)
         if round_ is None:
             return
         release = make(round_)
@@ -38,6 +39,7 @@ def round_to_release(
     current: int,
     history: Sequence[RoundResult],
     releases: Sequence[Release],
+    kept: Collection[int],
 ) -> int | None:
     """The round whose model should be released now; None if there is none.
 
@@ -50,15 +52,18 @@ def round_to_release(
         current: The round whose model is the global one.
         history: The results of all rounds.
         releases: All releases.
+        kept: The rounds whose models are kept. The best of all rounds may not be among them if the
+            initial model is better.
     """
     if table.interval is None or done == 0 or done % table.interval:
         return None
     released = {release.round for release in releases}
     if table.when is None:
         return None if current in released else current
-    figures = [(result.round, figure) for result, figure in compared(history) if result.round]
+    known = {result.round: figure for result, figure in compared(history)}
+    figures = [(round_, figure) for round_, figure in known.items() if round_ and round_ in kept]
     if not figures:
         return None
-    best, known = best_of(figures), dict(figures)
+    best = best_of(figures)
     better = all(is_better(known[best], known[round_]) for round_ in released & known.keys())
     return best if better else None

@@ -78,13 +78,16 @@ class OfferedReleases:
             of_kind = [release for release in releases if kind in release.kinds]
             withdrawn = [release.number for release in of_kind if release.withdrawn]
             kept = bundles_kept(releases)
-            usable = [r for r in of_kind if (r.number, kind) in kept and self._is_whole(r, kind)]
+            offered = [release for release in of_kind if (release.number, kind) in kept]
+            usable = [release for release in offered if self._is_whole(release, kind)]
+            # Nobody goes back from a release only because its files are missing here.
+            lost = [release.number for release in offered if release not in usable]
             for release in [*reversed(usable), *([NONE] if withdrawn else [])]:
                 offer = ReleaseOffer(
                     number=release.number,
                     round=release.round,
                     files=_file_offers(release.kinds.get(kind, {})),
-                    back=any(number > release.number for number in withdrawn),
+                    back=max(withdrawn, default=0) > max(release.number, *lost, 0),
                     evaluation=self._evaluation,
                     issued=issued,
                     fine_tune=release.fine_tune if kind in release.training else 0,

@@ -21,6 +21,7 @@ from toolkit.coordinator.storage.release_folder import (
     ReleaseFolder,
     newest_of,
 )
+from toolkit.coordinator.storage.release_reports import stored_reports
 from toolkit.coordinator.storage.saved_rounds import reading
 
 Write = Callable[[Path], None]
@@ -58,7 +59,7 @@ def add_release(
     with folder.locked():
         releases = folder.read()
         _check_not_staged(releases)
-        number = max((release.number for release in releases), default=0) + 1
+        number = _next_number(state, releases)
         devices = None if share is None else share_of(members(state, kinds), share, number)
         with new_folder(folder.path / str(number), "") as temporary:
             write(temporary)
@@ -191,6 +192,16 @@ def _check_not_staged(releases: Sequence[Release]) -> None:
 def _next_time(releases: Sequence[Release]) -> int:
     """The time of a change, later than all earlier ones: devices refuse older offers."""
     return max([int(time.time()), *(release.changed + 1 for release in releases)])
+
+
+def _next_number(state: Path, releases: Sequence[Release]) -> int:
+    """A number above all earlier ones: devices ignore lower ones.
+
+    If releases.json was lost, the reports of the devices have the earlier ones.
+    """
+    with reading(state) as db:
+        reported = [report.number for report in stored_reports(db).values()]
+    return max([0, *reported, *(release.number for release in releases)]) + 1
 
 
 def _files(bundle: Path) -> Files:

@@ -345,6 +345,11 @@ class Store:
         with self._database.transaction() as db:
             return dict(db.execute("SELECT round, model FROM history ORDER BY round").fetchall())
 
+    def kept_rounds(self) -> set[int]:
+        """The rounds whose models are kept."""
+        with self._database.transaction() as db:
+            return {round_ for (round_,) in db.execute("SELECT round FROM history WHERE kept")}
+
     def model(self) -> bytes | None:
         """The latest global model, or None. Raises InputError if its file is damaged."""
         with self._database.transaction() as db:
