@@ -5,7 +5,7 @@ right. So equal pieces, for example in equal layers, have to run only once.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -138,7 +138,7 @@ class OnnxFile:
         ]
         graph = helper.make_graph(
             [c for c in constants if isinstance(c, NodeProto)]
-            + [self.nodes[number] for number in piece.nodes],
+            + [without_outputs(self.nodes[number], values) for number in piece.nodes],
             "piece",
             inputs,
             [onnx.ValueInfoProto(name=piece.output)],
@@ -150,6 +150,19 @@ class OnnxFile:
         session = open_model(model.SerializeToString(), 0)
         [value] = session.run([piece.output], dict(values))
         return np.asarray(value)
+
+
+def without_outputs(node: NodeProto, names: Container[str]) -> NodeProto:
+    """`node` with other names for those outputs that are in `names`.
+
+    A piece may need one output of a node and read another one as a known value.
+    """
+    if not any(name in names for name in node.output):
+        return node
+    twin = NodeProto()
+    twin.CopyFrom(node)
+    twin.output[:] = [f"{name}_unread" if name in names else name for name in node.output]
+    return twin
 
 
 def names_read(node: NodeProto) -> Iterator[str]:
