@@ -45,7 +45,7 @@ from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.batching import round_seed
 from device_agent.training.bundle_training import judge_bundle, train_bundle
 from device_agent.training.memory_limits import Usage
-from profiles.errors import EdgeTailorError, LimitError, TrustError, UpdateError
+from profiles.errors import ClientError, EdgeTailorError, LimitError, TrustError, UpdateError
 from profiles.text_formatting import counted, have_joined, in_a_row
 
 log = logging.getLogger(__name__)
@@ -321,6 +321,7 @@ class _Rounds:
         self._tell(Progress(state="downloading"))
         self._folder.collect(offer.training, self._fetch)
         self._tell(Progress(state="training", note=f"fine-tunes release {offer.number}"))
+        self._round_check = IntervalTimer(ROUND_CHECK_S)
         return fine_tune(
             self._hooks.train,
             self._options.data,
@@ -329,8 +330,21 @@ class _Rounds:
             released,
             self._folder.releases.scratch,
             offer.evaluation,
-            self._wait_if_paused,
+            partial(self._on_tuned_batch, offer),
         )
+
+    def _on_tuned_batch(self, offer: ReleaseOffer) -> None:
+        """End the fine-tuning if another release is offered: it may have many steps."""
+        self._wait_if_paused()
+        if not self._round_check.due():
+            return
+        work = self._client.peek()  # while a round is open, it offers no release
+        if work is not None and work.release is not None and work.release.number != offer.number:
+            raise ClientError(
+                "The coordinator does not offer release {number} any more.",
+                code="release.over",
+                number=offer.number,
+            )
 
     def _wait_if_paused(self) -> None:
         self._hooks.alive()

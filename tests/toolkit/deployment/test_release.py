@@ -259,6 +259,20 @@ def test_devices_fine_tune_a_release(folder: Path) -> None:
     assert (current.number, current.fine_tuned) == (1, None)
 
 
+def test_a_fine_tuning_ends_when_its_release_is_withdrawn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take years."""
+    monkeypatch.setattr(round_loop, "ROUND_CHECK_S", 0.0)
+    config = load_config(folder / FILE)
+    with running(config, IdleModel()) as server, fleet(server, folder, agreeing=DEVICES) as states:
+        released(folder, "1", "--fine-tune", str(2**31 - 1))
+        assert_soon(lambda: all((state / "fine-tuning").exists() for state in states), 60)
+        released(folder, "--back")
+        held = [DeviceReleases(state) for state in states]
+        assert_soon(lambda: all(releases.read().current is None for releases in held), 60)
+
+
 def test_the_coordinator_releases_the_best_model_by_itself(folder: Path) -> None:
     """The last round's model is worse, so that it is not released."""
     text = CONFIG.replace("[release]", '[release]\nwhen = "improved"')
