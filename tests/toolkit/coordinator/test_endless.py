@@ -81,18 +81,29 @@ def test_endless_rounds_release_as_they_go_on(tmp_path: Path) -> None:
         assert f"Continuing with round {before + 1}." in messages
 
 
-def test_a_release_that_cannot_be_made_does_not_stop_the_rounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError("no room"), "no room"),
+        (MemoryError(), "memory ran out"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "can't allocate memory"),
+    ],
+)
+def test_a_release_that_cannot_be_made_does_not_stop_the_rounds(
+    tmp_path: Path, error: Exception, reason: str
+) -> None:
     config = configured(tmp_path, RELEASING)
     messages: list[str] = []
 
     def fails(round_: int) -> Release:
-        raise OSError("no room")
+        raise error
 
     with running(config, say=messages.append) as server:
         server.round_worker.make_release = fails
         with fleet(server, tmp_path, 2):
             assert_soon(lambda: rounds_done(server) >= 3, 60)
-    assert "No release was made after round 2: no room" in messages
+    told = [line for line in messages if line.startswith("No release was made after round 2: ")]
+    assert [line.endswith(reason) for line in told] == [True]
 
 
 def result(round_: int, accuracy: float | None, loss: float | None = 1.0) -> RoundResult:

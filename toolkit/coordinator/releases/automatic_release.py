@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from device_agent.formats.protocol.fleet import RoundResult
+from device_agent.system.process_memory import ran_out
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.federation_config import ReleaseTable
 from toolkit.coordinator.rounds.compared_rounds import best_of, compared, is_better
@@ -26,8 +27,12 @@ def release_if_due(store: Store, table: ReleaseTable, done: int, make: MakeRelea
         if round_ is None:
             return
         release = make(round_)
-    except (EdgeTailorError, OSError) as error:
-        logger.warning("No release was made after round %d: %s", done, error)
+    except Exception as error:
+        # A release takes more memory than a round, which may go on without it.
+        if not isinstance(error, EdgeTailorError | OSError) and ran_out(error) is None:
+            raise
+        reason = str(error) or "memory ran out"
+        logger.warning("No release was made after round %d: %s", done, reason)
         return
     text = "Release %d, the model after round %d, is offered to all devices."
     logger.info(text, release.number, round_)
