@@ -83,6 +83,8 @@ def _is_one_line(text: str) -> str:
 
 Line = Annotated[str, Field(max_length=500), AfterValidator(_is_one_line)]
 """One line of text for the owners of devices."""
+BUDGETS = ("memory", "step_time", "bandwidth")
+"""Keys of a kind of devices that limit what its next devices get."""
 SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
 """Keys of a kind of devices that only `simulate` uses."""
 
@@ -95,7 +97,8 @@ class DeviceKind(Tier):
 
     A planned submodel keeps these budgets: `memory` limits the agent's process, in bytes;
     `step_time` limits a training step on one batch, in seconds; `bandwidth` limits the traffic of
-    one round, in bytes.
+    one round, in bytes. With any submodel, `memory` also decides whether the devices predict with
+    the whole graph or in stages.
 
     Only `simulate` uses the other keys. A simulated device has the speed of the device in
     `profile`, a file or a built-in name, divided by `slowdown`. Its network has `download_mbps` and
@@ -124,9 +127,9 @@ class DeviceKind(Tier):
 
     @model_validator(mode="after")
     def _budgets_plan(self) -> Self:
-        if not self.planned and self.budgets != Budgets():
+        if not self.planned and (self.step_time or self.bandwidth):
             raise ValueError(
-                f'memory, step_time and bandwidth need a planned submodel; set submodel = "{AUTO}"'
+                f'step_time and bandwidth need a planned submodel; set submodel = "{AUTO}"'
             )
         return self
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from profiles.errors import InputError
-from toolkit.coordinator.federation_config import SIMULATED, CoordinatorConfig
+from toolkit.coordinator.federation_config import BUDGETS, SIMULATED, CoordinatorConfig
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.submodels.hyperparameters import TrainingConfig
 
@@ -49,7 +49,7 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
         # Samples that were trained under a smaller share would flatter later models.
         "evaluation": {"share": config.evaluation.share} if config.evaluation.share else None,
         "devices": [
-            kind.model_dump(exclude={"fallback", *SIMULATED}, exclude_none=True)
+            kind.model_dump(exclude={"fallback", *BUDGETS, *SIMULATED}, exclude_none=True)
             for kind in config.devices
         ],
     }
@@ -57,6 +57,10 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
     before = json.loads(store.set_once("federation", json.dumps(now)))
     # A federation that began before a setting existed uses its default.
     before["training"] = {**default_training, **before["training"]}
+    # Versions before 0.3.0 kept the budgets of the kinds as well.
+    for kind in before["devices"]:
+        for key in BUDGETS:
+            kind.pop(key, None)
     changed = [key for key in now if now[key] != before.get(key)]
     if changed:
         key, value = _difference(changed[0], before.get(changed[0]), now[changed[0]])

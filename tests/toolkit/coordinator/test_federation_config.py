@@ -70,6 +70,24 @@ def test_a_federation_older_than_a_setting_has_its_default(tmp_path: Path) -> No
         check_same_settings(newer, cast("Store", OldStore()))
 
 
+def test_budgets_of_kinds_may_change(tmp_path: Path) -> None:
+    """A kind whose memory nothing fits would wait for ever otherwise."""
+    kept: dict[str, str] = {}
+
+    class Kept:
+        def set_once(self, key: str, value: str) -> str:
+            return kept.setdefault(key, value)
+
+    check_same_settings(configured(tmp_path), cast("Store", Kept()))
+    # Earlier versions kept the budgets as well.
+    old = json.loads(kept["federation"])
+    old["devices"][0]["memory"] = 48_000_000
+    kept["federation"] = json.dumps(old)
+    larger = configured(tmp_path, CONFIG.replace("count = 2", 'count = 2\nmemory = "90MB"'))
+    assert larger.devices[0].memory == 90_000_000
+    check_same_settings(larger, cast("Store", Kept()))
+
+
 def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
     class OldStore:
         def set_once(self, key: str, value: str) -> str:

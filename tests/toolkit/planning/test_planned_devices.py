@@ -231,7 +231,7 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
     ("kind", "message"),
     [
         (
-            '[[devices]]\nname = "a"\nsubmodel = "full"\nmemory = "1GB"\n',
+            '[[devices]]\nname = "a"\nsubmodel = "full"\nbandwidth = "1GB"\n',
             r'need a planned submodel; set submodel = "auto"',
         ),
         (f'{PHONE}memory = "120"\n', r"`devices\[0\]\.memory` .*Invalid size '120': write"),
