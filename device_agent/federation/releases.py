@@ -82,7 +82,7 @@ class Releases:
         self._pointer = folder.read()
         self._unsent = _decoded(self._pointer.unsent)
         self._postponed: dict[str, float] = {}
-        self._verified, self._told = "", ""
+        self._verified, self._told, self._earlier = "", "", 0
         self._attempts = ReleaseAttempts(folder.attempts)
 
     def follow(self, offer: ReleaseOffer | None) -> None:
@@ -122,11 +122,25 @@ class Releases:
                 return True
         elif current.is_release(release):
             return self._verify(offer)
-        # An offer of an earlier release: the operator has not asked to go back.
         if current is not None and offer.number < current.number and not offer.back:
+            self._keep_later(offer, current)
             return True
         refused = release in self._pointer.refused and not self._goes_back(offer)
         return refused or time.monotonic() < self._postponed.get(manifest_of(offer.files), 0)
+
+    def _keep_later(self, offer: ReleaseOffer, current: InstalledRelease) -> None:
+        """Report once that the operator offers an earlier release, but has not asked to go back.
+
+        This happens after an old backup of the coordinator was restored.
+        """
+        if offer.number == self._earlier:
+            return
+        self._earlier = offer.number
+        reason = f"the device has release {current.number}, which is later"
+        log.warning("Release %d was not taken: %s", offer.number, reason)
+        self._unsent = replace(
+            self._report(offer, TrialResult(reason=reason)), code="release.earlier"
+        )
 
     def _goes_back(self, offer: ReleaseOffer) -> bool:
         """Whether this device has a later release than the offered one, and it was withdrawn.

@@ -179,10 +179,15 @@ def test_a_way_back_does_not_lead_to_a_release_that_was_refused(tmp_path: Path) 
 
 
 def test_an_earlier_release_needs_the_order_to_go_back(tmp_path: Path) -> None:
-    releases = device(tmp_path)
+    shelf = Shelf()
+    releases = device(tmp_path, shelf)
     releases.follow(offer(2))
-    releases.follow(offer(1, issued=300))
+    for _ in range(2):
+        releases.follow(offer(1, issued=300))
     assert whole_release(tmp_path) == 2
+    _, report = shelf.reports
+    assert (report.number, report.taken, report.runs) == (1, False, 2)
+    assert "release 2, which is later" in report.reason
 
 
 def changed_file(given: ReleaseOffer) -> ReleaseOffer:
