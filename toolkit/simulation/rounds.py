@@ -11,6 +11,7 @@ from device_agent.data.local_data import LocalData
 from device_agent.formats.evaluation_counts import DIVERGED
 from device_agent.formats.protocol.fleet import FederatedEvaluation
 from profiles.errors import UpdateError
+from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import decode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
@@ -74,8 +75,10 @@ class Simulation:
         for round_ in range(done + 1, last + 1):
             self.run_round(round_, engine)
             if self._stops_early():
-                text = "The rounds end after round %d: no model was better for %d rounds."
-                logger.info(text, round_, self.config.early_stopping)
+                patience = counted(self.config.early_stopping or 0, "round")
+                logger.info(
+                    "The rounds end after round %d: no model was better for %s.", round_, patience
+                )
                 return
 
     def _stops_early(self) -> bool:

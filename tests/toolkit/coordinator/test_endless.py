@@ -1,5 +1,6 @@
 """Federations without a last round, releases that the coordinator makes, and early stopping."""
 
+import math
 import sqlite3
 from dataclasses import replace
 from functools import partial
@@ -238,3 +239,13 @@ def test_the_best_round_is_that_of_the_figure_of_early_stopping() -> None:
 def test_other_numbers_of_rounds_are_refused(tmp_path: Path, wrong: str) -> None:
     with refused("config.bad-value"):
         configured(tmp_path, CONFIG.replace("rounds = 3", f"rounds = {wrong}"))
+
+
+@pytest.mark.parametrize("accuracy", [0.9, None])
+def test_a_diverged_model_is_no_improvement(accuracy: float | None) -> None:
+    """A simulation may go on with one; its accuracy is that of a single class."""
+    sound = None if accuracy is None else 0.5
+    diverged, figures = (accuracy, math.nan), [(1, (sound, 1.0)), (2, (sound, 0.9))]
+    assert stops_early([*figures, (3, diverged), (4, diverged)], 2)
+    assert best_of([*figures, (3, diverged)]) == 2
+    assert not stops_early([(1, diverged), *((n + 1, figure) for n, figure in figures)], 2)

@@ -1,5 +1,6 @@
 """The figure by which rounds are compared: for the best round, warnings and early stopping."""
 
+import math
 from collections.abc import Sequence
 
 from device_agent.formats.protocol.fleet import RoundResult
@@ -52,4 +53,6 @@ def stops_early(figures: Sequence[tuple[int, Figure]], patience: int | None) -> 
 
 def _key(figure: Figure) -> tuple[float, float]:
     accuracy, loss = figure
+    if not math.isfinite(loss):  # a diverged model is right by chance only
+        return -math.inf, -math.inf
     return (-1.0 if accuracy is None else accuracy), -loss
