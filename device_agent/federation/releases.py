@@ -48,6 +48,8 @@ AGAIN_S = 3600.0
 """When a release is tried again that could not be fetched, or found no room or memory."""
 WORSE = "release.worse"
 """Code of the report that a release was worse in the trial of the device."""
+EARLIER = "release.earlier"
+"""The same if it has a lower number than the release of the device."""
 NOTHING = ReleaseReport(number=0, bundle="", taken=True, runs=0)
 Trial = Callable[[Path, Path | None, EvaluationRequest | None], TrialResult]
 """(the offered bundle, the present one, what the federation asks for) -> what the trial found."""
@@ -138,9 +140,7 @@ class Releases:
         self._earlier = offer.number
         reason = f"the device has release {current.number}, which is later"
         log.warning("Release %d was not taken: %s", offer.number, reason)
-        self._unsent = replace(
-            self._report(offer, TrialResult(reason=reason)), code="release.earlier"
-        )
+        self._unsent = self._report(offer, TrialResult(reason=reason), refusal=EARLIER)
 
     def _goes_back(self, offer: ReleaseOffer) -> bool:
         """Whether this device has a later release than the offered one, and it was withdrawn.
@@ -279,13 +279,14 @@ class Releases:
         offer: ReleaseOffer,
         trial: TrialResult | None = None,
         error: EdgeTailorError | None = None,
+        refusal: str = WORSE,
     ) -> ReleaseReport:
-        """The report about `offer` after a trial, or after an error."""
+        """The report about `offer` after a trial, whose code is `refusal`, or after an error."""
         code, reason = "", ""
         if error is not None:
             code, reason = error.code, without_folders(str(error))
         elif trial is not None and trial.reason is not None:
-            code, reason = WORSE, trial.reason
+            code, reason = refusal, trial.reason
         asked = trial is not None and offer.evaluation is not None
         return ReleaseReport(
             number=offer.number,
