@@ -61,8 +61,9 @@ def predict(
 ) -> None:
     """Predict with BUNDLE or this device's model.
 
-    Without BUNDLE, the newest model that this device has received in its federation predicts. Files
-    of a folder that cannot be used are named, and the exit code is then not 0.
+    Without BUNDLE, the model that this device has in its federation predicts: the release that it
+    took, or else the newest model that it received. Files of a folder that cannot be used are
+    named, and the exit code is then not 0.
 
     \b
         edgetailor-agent predict --data picture.png

@@ -64,6 +64,8 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
         yield "classes", str(max(card.classes, 2))
     if card.quality is not None:
         yield "this file", _quality(card.quality)
+    elif card.device_quality is not None and card.precision != "float32":
+        yield "this file", "not measured without held-out samples; devices judged the float32 model"
     if card.global_quality is not None:
         yield "the whole model in PyTorch, float32", _quality(card.global_quality)
     if card.device_quality is not None:
@@ -73,7 +75,7 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
     if card.cost.memory_bytes is not None:
         at_a_time = "" if len(card.graphs) == 1 else " with one graph in memory at a time,"
         memory = format_bytes(card.cost.memory_bytes)
-        yield "memory", f"{memory} above the idle agent,{at_a_time} predicted"
+        yield "memory", f"{memory} more than the idle agent takes,{at_a_time} predicted"
     if card.cost.seconds is not None:
         yield (
             "time",

@@ -74,7 +74,7 @@ def _notes(release: Release) -> Iterator[str]:
     if release.withdrawn:
         yield "withdrawn"
     elif not release.offered_kinds:
-        yield "not kept"
+        yield "bundles removed"
     elif release.devices is not None:
         yield "at a share"
     if release.then_all:
