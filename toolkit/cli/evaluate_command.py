@@ -102,9 +102,16 @@ def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
         loss=options.loss,
     )
     config = load_federation(Path(options.source))
-    data = checked_data(options, config)
     asked = options.round in (None, BEST)
     round_ = best_round(config.state) if asked else int(options.round or 0)
+    devices = next((s.devices for s in saved_rounds(config.state) if s.round == round_), None)
+    names = () if config.data is None else config.data.classes
+    if options.data is None and config.held_out is None and devices is not None:
+        from toolkit.report.evaluation_document import devices_document
+
+        document = devices_document(devices, config.model, round_, names)
+        return lambda: document
+    data = checked_data(options, config)
     weights = model_file(config.state, round_)
 
     def load() -> "EvaluationDocument":
@@ -121,8 +128,6 @@ def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
             config.data,
             config.seed,
         )
-        devices = next(s.devices for s in saved_rounds(config.state) if s.round == round_)
-        names = () if config.data is None else config.data.classes
         return evaluation_document(evaluation, config.model, round_, names, devices)
 
     return load
@@ -136,8 +141,8 @@ def checked_data(options: EvaluateOptions, config: "CoordinatorConfig") -> str |
         return options.data
     if config.held_out is None:
         raise InputError(
-            "{path} has no `held_out` samples. Give samples with --data, or see in `edgetailor "
-            "rounds` how the devices judge the models.",
+            "{path} has no `held_out` samples, and its devices do not judge the model of this "
+            "round. Give samples with --data, or choose another --round (see `edgetailor rounds`).",
             code="evaluate.no-samples",
             path=options.source,
         )

@@ -55,15 +55,16 @@ def drawn_classes(documents: Sequence[EvaluationDocument]) -> list[int]:
 def draw_png(documents: Sequence[EvaluationDocument]) -> bytes:
     """Draw the accuracy of each class, and the confusion matrix of each evaluation, as a PNG."""
     shown = drawn_classes(documents)
-    heights = [bars_height(documents, shown), *(matrix_height(shown) for _ in documents)]
+    known = [document for document in documents if document.confusion is not None]
+    heights = [bars_height(documents, shown), *(matrix_height(shown) for _ in known)]
     drawn = Figure(figsize=(WIDTH_IN, sum(heights)), dpi=144, facecolor=PAPER)
     drawn.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
-    bars, *matrices = drawn.subplots(len(heights), 1, height_ratios=heights)
+    bars, *matrices = drawn.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     draw_classes(bars, documents, shown)
     classes = len(documents[0].classes or ())
     few = "" if len(shown) == classes else f": the {len(shown)} least accurate of {classes:,}"
     bars.set_title(f"Accuracy by class{few}", loc="left", fontsize=11, color=INK)
-    for axes, document in zip(matrices, documents, strict=True):
+    for axes, document in zip(matrices, known, strict=True):
         draw_confusion(axes, document, shown)
         title = f"Confusion matrix of {clipped(document.title, 70)}"
         axes.set_title(title, loc="left", fontsize=11, color=INK, parse_math=False)

@@ -56,6 +56,7 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
         classes: The figures of each class; None without an accuracy, and above 1,000 classes.
         devices: How the devices judge the model of this round; None if they do not.
         confusion: For each class a row: how many of its labels are predicted as each class.
+        judged_by_devices: Whether all figures are those of the devices, for lack of held-out data.
     """
 
     version: int = EVALUATION_VERSION
@@ -74,12 +75,14 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
     classes: tuple[ClassFigures, ...] | None = None
     devices: FederatedEvaluation | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
+    judged_by_devices: bool = False
 
     @property
     def title(self) -> str:
         """The model and its round or weights."""
         if self.round is not None:
-            return f"{self.model} after round {self.round}"
+            by = ", judged by the devices" if self.judged_by_devices else ""
+            return f"{self.model} after round {self.round}{by}"
         return self.model if self.weights is None else f"{self.model} with {self.weights}"
 
     def class_label(self, number: int) -> str:
@@ -116,6 +119,28 @@ def evaluation_document(
         classes=class_figures(counts, names) if counts else None,
         devices=devices,
         confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
+    )
+
+
+def devices_document(
+    judged: FederatedEvaluation, model: str, round_: int, names: Sequence[str]
+) -> EvaluationDocument:
+    """Make the document of a model that only the devices judge, from their pooled figures."""
+    counts = judged.classes or ()
+    return EvaluationDocument(
+        model=model,
+        round=round_,
+        samples=judged.samples,
+        counted=judged.counted,
+        accuracy=judged.accuracy,
+        loss=judged.loss,
+        rmse=judged.rmse,
+        mae=judged.mae,
+        mean_class_accuracy=mean_of_classes(counts),
+        worst_class=worst_class(counts),
+        classes=class_figures(counts, names) if counts else None,
+        devices=judged,
+        judged_by_devices=True,
     )
 
 

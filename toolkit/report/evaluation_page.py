@@ -95,6 +95,8 @@ def class_sections(documents: Sequence[EvaluationDocument]) -> Iterable[str]:
     bars = picture(class_bars(documents, shown), "classes", "Bars with the accuracy of each class")
     yield section("By class", text, legend(documents), bars, class_table(documents, shown))
     for position, document in enumerate(documents):
+        if document.confusion is None:
+            continue
         title = "Confusion matrix" if len(documents) == 1 else f"Confusions of {document.title}"
         described = "Confusion matrix; each cell has its number of labels"
         drawn = picture(confusion_figure(document, shown), f"confusion-{position}", described)

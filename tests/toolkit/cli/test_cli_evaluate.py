@@ -81,6 +81,7 @@ def test_evaluate_as_json_and_on_a_single_sample(signs: Path) -> None:
             {"name": None, "labels": 1, "correct": 1, "accuracy": 1.0},
         ],
         "confusion": [[2, 1], [0, 1]],
+        "judged_by_devices": False,
     }  # fmt: skip
     np.savez(signs / "held.npz", x=np.zeros((1, 1, 1, 2), np.float32), y=np.array([0]))
     done = edgetailor(*EVALUATE, "held.npz", cwd=signs)
@@ -115,7 +116,13 @@ def test_a_federation_without_samples(tmp_path_factory: pytest.TempPathFactory) 
     config = (folder / FILE).read_text().replace('held_out = "held_out.npz"', "")
     (folder / "other.toml").write_text(config)
     try:
-        assert "has no `held_out` samples" in refused(folder, "evaluate", "other.toml")
+        found = json.loads(edgetailor("evaluate", "other.toml", "--json", cwd=folder).stdout)
+        assert (found["round"], found["samples"], found["loss"]) == (1, 96, 0.2)
+        assert found["judged_by_devices"]
+        done = edgetailor("evaluate", "other.toml", cwd=folder)
+        assert done.stdout == "accuracy 93.8%, loss 0.2000 on 96 samples\n"
+        second = refused(folder, "evaluate", "other.toml", "--round", "2")
+        assert "has no `held_out` samples, and its devices do not judge the model" in second
         said = refused(folder, "evaluate", "other.toml", "--weights", "w")
         assert said == "A federation's file has the model: leave out --weights."
     finally:

@@ -20,6 +20,7 @@ from toolkit.report.evaluation_charts import draw_png, drawn_classes
 from toolkit.report.evaluation_document import (
     EvaluationDocument,
     as_json,
+    devices_document,
     evaluation_document,
     read_evaluation,
 )
@@ -75,6 +76,24 @@ REGRESSION = evaluation_document(
     ),
     weights="w",
 )  # fmt: skip
+
+
+def test_the_figures_of_devices_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without held-out data there are no confusions, but all else."""
+    written = devices_document(judged(), "mymodels:net", 3, ["zero", "one"])
+    (tmp_path / "one.json").write_text(as_json(written))
+    assert read_evaluation(tmp_path / "one.json") == written
+    assert written.title == "mymodels:net after round 3, judged by the devices"
+    show_evaluations([written])
+    shown = capsys.readouterr().out
+    assert shown.startswith("accuracy 75.0%, loss 0.5000 on 240 samples\n")
+    assert re.search(r"^0 zero +24 +75\.0%$", shown, re.MULTILINE)
+    done = edgetailor("report", "one.json", "--out", "one.html", "--png", "one.png", cwd=tmp_path)
+    assert done.code == 0, done
+    page = (tmp_path / "one.html").read_text()
+    assert "By class" in page
+    assert "Confusion matrix" not in page
+    assert matplotlib.image.imread(tmp_path / "one.png").shape[1] > 500
 
 
 def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def show_evaluation(document: "EvaluationDocument") -> None:
     """Print the figures, and those of each class."""
     click.echo(figures_line(document))
     if document.classes is None:
-        if document.accuracy is not None:
+        if document.accuracy is not None and not document.judged_by_devices:
             click.echo(f"no figures by class: there are more than {MOST_CLASSES:,}")
         return
     click.echo()
@@ -173,9 +173,9 @@ def shown_classes(document: "EvaluationDocument") -> list[int]:
 
 
 def matrix_table(document: "EvaluationDocument") -> Table | None:
-    """A table of all classes with the confusion matrix; None if it is too large."""
+    """A table of all classes with the confusion matrix; None if it is unknown or too large."""
     every = range(len(document.classes or ()))
-    if len(every) > ROWS:
+    if document.confusion is None or len(every) > ROWS:
         return None
     tables = (class_table(document, every, name, matrix=True) for name in (NAME, NAME // 2))
     return next((rows for rows in tables if width_of(rows) <= WIDTH), None)
@@ -184,23 +184,28 @@ def matrix_table(document: "EvaluationDocument") -> Table | None:
 def class_table(
     document: "EvaluationDocument", shown: Iterable[int], name: int, matrix: bool = False
 ) -> Table:
-    """A table with a row for each class of `shown`, and their confusions.
+    """A table with a row for each class of `shown`, and their confusions if they are known.
 
     Names of classes take at most `name` columns.
     """
-    classes, confusion = document.classes or (), document.confusion or ()
-    numbers = map(str, range(len(classes))) if matrix else ["taken for"]
+    classes, confusion = document.classes or (), document.confusion
+    numbers = [] if confusion is None else ["taken for"]
+    if matrix:
+        numbers = [str(number) for number in range(len(classes))]
     rows = table("class", "labels", "accuracy", *numbers)
-    if not matrix:
+    if numbers == ["taken for"]:
         rows.columns[-1].justify = "left"
     for number in shown:
-        figures, predicted = classes[number], confusion[number]
-        cells = [str(count) if count else "." for count in predicted]
+        figures = classes[number]
+        cells: list[str | Text] = []
+        if confusion is not None:
+            counts: list[str | Text] = [str(n) if n else "." for n in confusion[number]]
+            cells = counts if matrix else [Text(mistakes(document, number))]
         rows.add_row(
             Text(clipped(document.class_label(number), name)),
             str(figures.labels),
             "" if figures.accuracy is None else f"{figures.accuracy:.1%}",
-            *(cells if matrix else [Text(mistakes(document, number))]),
+            *cells,
         )
     return rows
 
