@@ -54,6 +54,14 @@ def decode_profile(data: bytes, origin: str) -> Profile:
                 origin=origin,
                 remedy=AGAIN,
             )
+        if {"round", "rounds"} & {*document}:  # as `edgetailor rounds --json` writes
+            raise InputError(
+                "{origin} is neither a profile nor an evaluation. Give a file that "
+                "`edgetailor-agent profile BUNDLE --out FILE` or `edgetailor evaluate SOURCE "
+                "--json` wrote.",
+                code="profile.malformed",
+                origin=origin,
+            )
         if version > PROFILE_VERSION:
             raise InputError(
                 "{origin} has profile version {found}; this program reads {supported}. Install "

@@ -16,9 +16,9 @@ from toolkit.report.evaluation_document import EvaluationDocument
 from toolkit.report.html_page import framed, picture, section, table
 
 CLASSES_NOTE = (
-    "How many of the labels of each class are predicted correctly, on held-out samples. A class is "
-    "marked if its accuracy is more than 10 points below the mean of the classes, and if that is "
-    "more than chance."
+    "How many of the labels of each class are predicted correctly, on samples that no training "
+    "uses. A class is marked if its accuracy is more than 10 points below the mean of the classes, "
+    "and if that is more than chance."
 )
 CONFUSION_NOTE = (
     "Rows are the true classes, columns the predicted ones: correct predictions are green, the "
@@ -45,7 +45,11 @@ def evaluation_page(documents: Sequence[EvaluationDocument]) -> str:
         f"<h1>{escape(title)}</h1>",
         f"<p class=under>{escape('; '.join(document.title for document in documents))}</p>",
         *warnings(documents),
-        section("Held-out data", "", figures_table(documents)),
+        section(
+            "All samples" if any(d.judged_by_devices for d in documents) else "Held-out data",
+            "",
+            figures_table(documents),
+        ),
         *(class_sections(with_classes) if with_classes else ()),
         *(device_section(document) for document in documents if document.devices),
     ]
@@ -125,7 +129,11 @@ def class_table(documents: Sequence[EvaluationDocument], shown: Sequence[int]) -
         columns.append([percent(own.accuracy) for own in figures])
         head += [f"labels{which}", f"accuracy{which}"]
         devices = document.devices and document.devices.classes
-        if devices and len(devices) == len(document.classes or ()):
+        if (
+            not document.judged_by_devices
+            and devices
+            and len(devices) == len(document.classes or ())
+        ):
             pairs = [devices[number] for number in shown]
             columns.append([f"{labels:,}" for labels, _ in pairs])
             columns.append([percent(right / of if of else None) for of, right in pairs])

@@ -71,6 +71,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (b"[]", "pi.json is damaged"),
         (b"{}", "pi.json has no profile version"),
         (b'{"version": "2"}', "pi.json has no profile version"),
+        (b'{"version": 1, "round": {}}', "pi.json is neither a profile nor an evaluation"),
         (encode_profile(full())[:500], "pi.json is damaged"),
         (msgspec.json.encode(DEVICE), "pi.json is the profile of a device, not of a bundle"),
     ],

@@ -93,6 +93,8 @@ def test_the_figures_of_devices_alone(tmp_path: Path, capsys: pytest.CaptureFixt
     page = (tmp_path / "one.html").read_text()
     assert "By class" in page
     assert "Confusion matrix" not in page
+    assert "Held-out data" not in page
+    assert "labels on devices" not in page
     assert matplotlib.image.imread(tmp_path / "one.png").shape[1] > 500
 
 
