@@ -350,7 +350,7 @@ def test_going_back_says_to_what(tmp_path: Path) -> None:
         assert "every release is withdrawn, or its bundles" in said(option)
     rows = [line.split()[3:] for line in said().splitlines()[1:4]]
     assert rows == [
-        ["float32", "all", "not", "kept"],
+        ["float32", "all", "bundles", "removed"],
         ["int8", "all", "withdrawn"],
         ["float32", "all", "withdrawn"],
     ]
