@@ -14,7 +14,7 @@ from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
-from toolkit.coordinator.round_aggregation import RoundAggregation
+from toolkit.coordinator.closing.round_aggregation import RoundAggregation
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.simulation.torch_executor import TorchExecutor
 from toolkit.submodels.hyperparameters import TrainingConfig

@@ -41,9 +41,9 @@ from device_agent.formats.update import (
 )
 from device_agent.training.bundle_training import forget
 from toolkit.aggregation.update_bounds import Scale
+from toolkit.coordinator.closing.round_aggregation import Model
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
-from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.rounds.upload_validation import Update
 from toolkit.coordinator.server import Server
 from toolkit.evaluation_sums import Evaluation

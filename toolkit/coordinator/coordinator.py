@@ -22,22 +22,22 @@ from device_agent.formats.protocol.fleet import (
 from device_agent.formats.protocol.problems import NO_SUCH_FILE
 from device_agent.formats.protocol.rounds import Progress, Work
 from device_agent.formats.protocol.transfers import FileOffer
-from toolkit.coordinator.device_troubles import DeviceTroubles
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_validation import shortened
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
-from toolkit.coordinator.early_stopping import ended_early
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
-from toolkit.coordinator.membership import Membership
 from toolkit.coordinator.refusals import RefusalError
-from toolkit.coordinator.release_reports import ReleaseAnswers
+from toolkit.coordinator.requests.device_troubles import DeviceTroubles
+from toolkit.coordinator.requests.membership import Membership
+from toolkit.coordinator.requests.release_reports import ReleaseAnswers
+from toolkit.coordinator.requests.uploads import Uploads
+from toolkit.coordinator.rounds.early_stopping import ended_early
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.poll_interval import PollInterval
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 from toolkit.coordinator.storage.device_registry import Device
-from toolkit.coordinator.uploads import Uploads
 
 STARTED = "started"
 """The key in the store that says that the first round has opened."""

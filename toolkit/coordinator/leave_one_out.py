@@ -23,7 +23,7 @@ from toolkit.coordinator.storage.saved_rounds import known_round, model_file, re
 
 if TYPE_CHECKING:
     from toolkit.aggregation.federation import Federation
-    from toolkit.coordinator.round_aggregation import Samples
+    from toolkit.coordinator.closing.round_aggregation import Samples
     from toolkit.evaluation_sums import Evaluation
 
 logger = logging.getLogger(__name__)

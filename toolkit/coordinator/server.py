@@ -14,6 +14,8 @@ from fastapi import FastAPI
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.input_summary import summary_of
 from device_agent.formats.protocol.fleet import Preparation
+from toolkit.coordinator.closing.round_aggregation import Model
+from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig
@@ -27,8 +29,6 @@ from toolkit.coordinator.http.repeated_polls import RepeatedPolls
 from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import bind, url_of, uvicorn_server
 from toolkit.coordinator.join_links import ADDRESS
-from toolkit.coordinator.round_aggregation import Model
-from toolkit.coordinator.round_worker import RoundWorker
 from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.settings_check import check_judged, check_same_settings
 from toolkit.coordinator.storage.coordinator_store import Store

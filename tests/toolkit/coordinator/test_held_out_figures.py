@@ -13,9 +13,9 @@ from commands import edgetailor
 from device_agent.federation.fleet_status import lines
 from models_for_tests import CLASSES, INPUT_SHAPE
 from toolkit.aggregation.federation import Federation
+from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import restore
 from toolkit.coordinator.federation_config import load_config
-from toolkit.coordinator.round_worker import RoundWorker
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.saved_rounds import saved_rounds
 from toolkit.submodels.hyperparameters import TrainingConfig

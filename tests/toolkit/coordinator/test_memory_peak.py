@@ -30,7 +30,7 @@ from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest, encode, u
 from device_agent.formats.protocol.fleet import RoundResult
 from device_agent.formats.update import UpdateRecord
 from toolkit.aggregation.federation import Federation
-from toolkit.coordinator.round_aggregation import RoundAggregation
+from toolkit.coordinator.closing.round_aggregation import RoundAggregation
 from toolkit.coordinator.rounds.upload_validation import check_upload
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.published_files import publish

@@ -13,8 +13,8 @@ from device_agent.formats.manifest import MANIFEST
 from large_fleet import LargeFleet
 from made_calibration import DEVICE
 from profiles.documents.device_profile import DeviceProfile
+from toolkit.coordinator.closing.round_aggregation import Update
 from toolkit.coordinator.federation_config import DeviceKind
-from toolkit.coordinator.round_aggregation import Update
 from toolkit.coordinator.storage import blobs
 from toolkit.evaluation_sums import Evaluation
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running, token

@@ -19,7 +19,7 @@ from device_agent.formats.update import TENSORS, write_update
 from large_fleet import LargeFleet
 from profiles.errors import UpdateError
 from refusals import refused
-from toolkit.coordinator.round_aggregation import DAMAGED
+from toolkit.coordinator.closing.round_aggregation import DAMAGED
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.upload_validation import Update
 from toolkit.evaluation_sums import Evaluation

@@ -17,9 +17,9 @@ from device_agent.federation.membership import join
 from device_agent.formats.manifest import FileEntry
 from profiles.errors import EdgeTailorError
 from refusals import refused
-from toolkit.coordinator import full_disk
+from toolkit.coordinator.closing import full_disk
+from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.federation_config import CoordinatorConfig
-from toolkit.coordinator.round_worker import RoundWorker
 from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.blobs import Blobs

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.protocol.rounds import SubmodelFailure
+from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import Coordinator
-from toolkit.coordinator.round_worker import RoundWorker
 from toolkit.coordinator.server import Server
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running, send_trained, task
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from deployed_digits import JUDGED
+from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import restore
 from toolkit.coordinator.federation_config import CoordinatorConfig
-from toolkit.coordinator.round_worker import RoundWorker
 from toolkit.coordinator.storage import content_digest, schema, schema_upgrade
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.database_check import check_database
