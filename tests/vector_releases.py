@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from device_agent.federation import round_loop
@@ -55,15 +55,27 @@ def held(state: Path) -> str | None:
     return None if folder is None else (folder / "predict.onnx").read_text()[: len("release 1")]
 
 
-@contextmanager
-def fleet(server: Server, folder: Path, number: int) -> Iterator[list[Path]]:
+def fleet(server: Server, folder: Path, number: int) -> AbstractContextManager[list[Path]]:
     """Devices that take part, in threads; their state folders."""
+    return in_threads(
+        server, folder, number, lambda _, state, stop: run(state, server.config.held_out, stop)
+    )
+
+
+@contextmanager
+def in_threads(
+    server: Server,
+    folder: Path,
+    number: int,
+    take_part: Callable[[int, Path, threading.Event], object],
+) -> Iterator[list[Path]]:
+    """Devices that have joined, and that `take_part` in threads until the end; their folders."""
     states, stop = [folder / f"device {n}" for n in range(number)], threading.Event()
     failures: list[BaseException] = []
 
-    def take_part(state: Path) -> None:
+    def watched(device: int) -> None:
         try:
-            run(state, server.config.held_out, stop)
+            take_part(device, states[device], stop)
         except StoppedError:
             pass
         except BaseException as error:
@@ -71,7 +83,7 @@ def fleet(server: Server, folder: Path, number: int) -> Iterator[list[Path]]:
 
     for state in states:
         join(server.url, full_token(server.config, "desktop"), state.name, state)
-    threads = [threading.Thread(target=take_part, args=(state,)) for state in states]
+    threads = [threading.Thread(target=watched, args=(device,)) for device in range(number)]
     for thread in threads:
         thread.start()
     try:

@@ -94,6 +94,7 @@ def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
     """A function that evaluates the model of a federation's round."""
     from toolkit.coordinator.federation_source import load_federation
     from toolkit.coordinator.storage.saved_rounds import best_round, model_file, saved_rounds
+    from toolkit.report.evaluation_document import evaluation_document
 
     refuse(
         "A federation's file has the model: leave out {options}.",
@@ -107,16 +108,13 @@ def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
     devices = next((s.devices for s in saved_rounds(config.state) if s.round == round_), None)
     names = () if config.data is None else config.data.classes
     if options.data is None and config.held_out is None and devices is not None:
-        from toolkit.report.evaluation_document import devices_document
-
-        document = devices_document(devices, config.model, round_, names)
+        document = evaluation_document(devices, config.model, round_, names, devices)
         return lambda: document
     data = checked_data(options, config)
     weights = model_file(config.state, round_)
 
     def load() -> "EvaluationDocument":
         from toolkit.model_evaluation import evaluate_file
-        from toolkit.report.evaluation_document import evaluation_document
 
         evaluation = evaluate_file(
             config.model,

@@ -94,53 +94,35 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
 
 
 def evaluation_document(
-    evaluation: "Evaluation",
+    figures: "Evaluation | FederatedEvaluation",
     model: str,
     round_: int | None = None,
     names: Sequence[str] = (),
     devices: FederatedEvaluation | None = None,
     weights: str | None = None,
 ) -> EvaluationDocument:
-    """Make the document of an evaluation. `names` are those of the classes, or empty."""
-    counts = evaluation.classes or ()
-    confusion = evaluation.confusion
+    """Make the document of an evaluation on held-out data, or of the devices' pooled figures.
+
+    `names` are those of the classes, or empty.
+    """
+    counts = figures.classes or ()
+    confusion = None if isinstance(figures, FederatedEvaluation) else figures.confusion
     return EvaluationDocument(
         model=model,
         weights=weights,
         round=round_,
-        samples=evaluation.samples,
-        counted=evaluation.counted,
-        accuracy=evaluation.accuracy,
-        loss=evaluation.loss,
-        rmse=evaluation.rmse,
-        mae=evaluation.mae,
+        samples=figures.samples,
+        counted=figures.counted,
+        accuracy=figures.accuracy,
+        loss=figures.loss,
+        rmse=figures.rmse,
+        mae=figures.mae,
         mean_class_accuracy=mean_of_classes(counts),
         worst_class=worst_class(counts),
         classes=class_figures(counts, names) if counts else None,
         devices=devices,
         confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
-    )
-
-
-def devices_document(
-    judged: FederatedEvaluation, model: str, round_: int, names: Sequence[str]
-) -> EvaluationDocument:
-    """Make the document of a model that only the devices judge, from their pooled figures."""
-    counts = judged.classes or ()
-    return EvaluationDocument(
-        model=model,
-        round=round_,
-        samples=judged.samples,
-        counted=judged.counted,
-        accuracy=judged.accuracy,
-        loss=judged.loss,
-        rmse=judged.rmse,
-        mae=judged.mae,
-        mean_class_accuracy=mean_of_classes(counts),
-        worst_class=worst_class(counts),
-        classes=class_figures(counts, names) if counts else None,
-        devices=judged,
-        judged_by_devices=True,
+        judged_by_devices=isinstance(figures, FederatedEvaluation),
     )
 
 

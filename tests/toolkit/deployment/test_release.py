@@ -7,8 +7,8 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from safetensors.numpy import load, save
 import deployed_digits
 from commands import Done, edgetailor, refused
 from device_agent.federation import round_loop
-from device_agent.federation.membership import join
 from device_agent.federation.newest_model import newest_model
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.run_options import RunOptions
@@ -35,7 +34,8 @@ from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.saved_rounds import model_file
 from toolkit.deployment.release import make_release
-from vector_fleet import VectorModel, assert_soon, full_token, running
+from vector_fleet import VectorModel, assert_soon, running
+from vector_releases import StoppedError, in_threads
 
 FILE = deployed_digits.FILE
 DEVICES = 4
@@ -97,43 +97,19 @@ def copied(bundles: Path) -> Callable[[Path], None]:
     return write
 
 
-class StoppedError(BaseException):
-    """Ends an agent in a test."""
-
-
-@contextmanager
-def fleet(server: Server, folder: Path, agreeing: int = 0) -> Iterator[list[Path]]:
+def fleet(server: Server, folder: Path, agreeing: int = 0) -> AbstractContextManager[list[Path]]:
     """Devices that take part, in threads; their state folders. Some agree to fine-tuning."""
-    states, stop = [folder / f"device {number}" for number in range(DEVICES)], threading.Event()
-    failures: list[BaseException] = []
 
-    def rest(seconds: float) -> None:
-        if stop.wait(min(seconds, 0.05)):
-            raise StoppedError
+    def take_part(number: int, state: Path, stop: threading.Event) -> None:
+        def rest(seconds: float) -> None:
+            if stop.wait(min(seconds, 0.05)):
+                raise StoppedError
 
-    def take_part(number: int) -> None:
-        agrees = number < agreeing
         data = str(folder / f"{number}.npz")
-        options = RunOptions(data=data, state=states[number], fine_tune=agrees)
-        try:
-            round_loop.run(options, patience_s=20, sleep=rest)
-        except StoppedError:
-            pass
-        except BaseException as error:
-            failures.append(error)
+        options = RunOptions(data=data, state=state, fine_tune=number < agreeing)
+        round_loop.run(options, patience_s=20, sleep=rest)
 
-    for state in states:
-        join(server.url, full_token(server.config, "desktop"), state.name, state)
-    threads = [threading.Thread(target=take_part, args=(number,)) for number in range(DEVICES)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield states
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(20)
-    assert not failures
+    return in_threads(server, folder, DEVICES, take_part)
 
 
 def released(folder: Path, *arguments: str) -> Done:

@@ -20,7 +20,6 @@ from toolkit.report.evaluation_charts import draw_png, drawn_classes
 from toolkit.report.evaluation_document import (
     EvaluationDocument,
     as_json,
-    devices_document,
     evaluation_document,
     read_evaluation,
 )
@@ -80,7 +79,7 @@ REGRESSION = evaluation_document(
 
 def test_the_figures_of_devices_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without held-out data there are no confusions, but all else."""
-    written = devices_document(judged(), "mymodels:net", 3, ["zero", "one"])
+    written = evaluation_document(judged(), "mymodels:net", 3, ["zero", "one"], judged())
     (tmp_path / "one.json").write_text(as_json(written))
     assert read_evaluation(tmp_path / "one.json") == written
     assert written.title == "mymodels:net after round 3, judged by the devices"
