@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 300.0
@@ -110,18 +111,17 @@ def edgetailor(*arguments: object, cwd: Path, **more: str) -> Done:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    outputs = [cwd / ".stdout", cwd / ".stderr"]
-    child = context.Process(
-        target=_edgetailor, args=(list(map(str, arguments)), cwd, outputs, more)
-    )
-    child.start()
-    child.join(LIMIT_S)
-    if child.exitcode is None:
-        child.kill()
-        raise TimeoutError(f"edgetailor {arguments} took more than {LIMIT_S:.0f} s")
-    stdout, stderr = (path.read_text() for path in outputs)
-    for path in outputs:
-        path.unlink()
+    with TemporaryDirectory() as scratch:  # tests in other processes may share `cwd`
+        outputs = [Path(scratch, "stdout"), Path(scratch, "stderr")]
+        child = context.Process(
+            target=_edgetailor, args=(list(map(str, arguments)), cwd, outputs, more)
+        )
+        child.start()
+        child.join(LIMIT_S)
+        if child.exitcode is None:
+            child.kill()
+            raise TimeoutError(f"edgetailor {arguments} took more than {LIMIT_S:.0f} s")
+        stdout, stderr = (path.read_text() for path in outputs)
     return Done(child.exitcode, stdout, stderr)
 
 

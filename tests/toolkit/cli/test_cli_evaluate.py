@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -111,22 +112,22 @@ def test_the_model_of_a_federation(tmp_path_factory: pytest.TempPathFactory) -> 
     assert first["devices"] is None
 
 
-def test_a_federation_without_samples(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = federation(tmp_path_factory)
+def test_a_federation_without_samples(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(federation(tmp_path_factory), folder)
     config = (folder / FILE).read_text().replace('held_out = "held_out.npz"', "")
     (folder / "other.toml").write_text(config)
-    try:
-        found = json.loads(edgetailor("evaluate", "other.toml", "--json", cwd=folder).stdout)
-        assert (found["round"], found["samples"], found["loss"]) == (1, 96, 0.2)
-        assert found["judged_by_devices"]
-        done = edgetailor("evaluate", "other.toml", cwd=folder)
-        assert done.stdout == "accuracy 93.8%, loss 0.2000 on 96 samples\n"
-        second = refused(folder, "evaluate", "other.toml", "--round", "2")
-        assert "has no `held_out` samples, and its devices do not judge the model" in second
-        said = refused(folder, "evaluate", "other.toml", "--weights", "w")
-        assert said == "A federation's file has the model: leave out --weights."
-    finally:
-        (folder / "other.toml").unlink()
+    found = json.loads(edgetailor("evaluate", "other.toml", "--json", cwd=folder).stdout)
+    assert (found["round"], found["samples"], found["loss"]) == (1, 96, 0.2)
+    assert found["judged_by_devices"]
+    done = edgetailor("evaluate", "other.toml", cwd=folder)
+    assert done.stdout == "accuracy 93.8%, loss 0.2000 on 96 samples\n"
+    second = refused(folder, "evaluate", "other.toml", "--round", "2")
+    assert "has no `held_out` samples, and its devices do not judge the model" in second
+    said = refused(folder, "evaluate", "other.toml", "--weights", "w")
+    assert said == "A federation's file has the model: leave out --weights."
 
 
 def test_many_samples_are_judged_in_pieces(signs: Path) -> None:
