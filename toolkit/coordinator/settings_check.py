@@ -57,7 +57,7 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
     before = json.loads(store.set_once("federation", json.dumps(now)))
     # A federation that began before a setting existed uses its default.
     before["training"] = {**default_training, **before["training"]}
-    # Versions before 0.3.0 kept the budgets of the kinds as well.
+    # Version 0.2.0 kept the budgets of the kinds as well.
     for kind in before["devices"]:
         for key in BUDGETS:
             kind.pop(key, None)
