@@ -133,7 +133,8 @@ def _lines(predictor: "Predictor", predictions: Sequence["Prediction"]) -> Itera
         return
     titles: tuple[str, ...] = ("file", "class", "probability")
     if not _is_class(predictor, predictions[0]):
-        titles = ("file", {"numbers": "numbers", "ctc": "labels"}.get(predictor.meaning, "classes"))
+        columns = {"numbers": "numbers", "outputs": "numbers", "ctc": "labels"}
+        titles = ("file", columns.get(predictor.meaning, "classes"))
     rows = [titles, *(_cells(predictor, prediction) for prediction in predictions)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -154,6 +155,13 @@ def _cells(predictor: "Predictor", prediction: "Prediction") -> tuple[str, ...]:
     return prediction.file, predictor.classes[best], f"{values[best]:.1%}"
 
 
+def _as_json(prediction: "Prediction") -> object:
+    """The numbers of a prediction, with the name of each if the model has several outputs."""
+    if not prediction.outputs:
+        return prediction.values.tolist()
+    return {name: values.tolist() for name, values in prediction.outputs.items()}
+
+
 def _document(
     folder: Path,
     personal: Path | None,
@@ -162,7 +170,7 @@ def _document(
     failed: Sequence["DataError"],
 ) -> dict[str, object]:
     about, meaning = predictor.bundle.manifest, predictor.meaning
-    key = "values" if meaning == "numbers" else "probabilities"
+    key = "values" if meaning in ("numbers", "outputs") else "probabilities"
     return {
         "version": 1,
         "bundle": str(folder),
@@ -171,7 +179,7 @@ def _document(
         "classes": list(predictor.classes),
         "predicted_bytes": predictor.predicted_bytes,
         "predictions": [
-            {"file": prediction.file, key: prediction.values.tolist()}
+            {"file": prediction.file, key: _as_json(prediction)}
             | (
                 {"class": predictor.classes[int(prediction.values.argmax())]}
                 if _is_class(predictor, prediction)

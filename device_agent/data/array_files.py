@@ -3,7 +3,7 @@
 import math
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -43,15 +43,18 @@ Header = tuple[tuple[int, ...], np.dtype]
 """Shape and type of an array."""
 
 
-def read_arrays(path: Path, unpack_to: Path | None = None) -> tuple[FileArray, FileArray]:
-    """Open the arrays `x` and `y` of an .npz file, or of a folder with x.npy and y.npy.
+def read_arrays(
+    path: Path, unpack_to: Path | None = None, names: Sequence[str] = (SAMPLES, LABELS)
+) -> dict[str, FileArray]:
+    """Open arrays of an .npz file, or of a folder with an .npy file for each.
 
     Args:
         path: The file or folder. Pickled objects are refused.
         unpack_to: Folder for large compressed members. Without it they are unpacked into memory.
+        names: Names of the arrays.
 
     Returns:
-        `x` and `y`, memory-mapped if the file allows it.
+        The arrays by name, memory-mapped if the file allows it.
 
     Raises:
         DataError: The file is missing, unreadable or lacks an array.
@@ -59,43 +62,46 @@ def read_arrays(path: Path, unpack_to: Path | None = None) -> tuple[FileArray, F
     """
     with _data_errors(path):
         if path.is_dir():
-            return _read_folder(path)
-        _refuse_single(path)
-        return _read_npz(path, unpack_to)
-
-
-def read_samples_array(path: Path, unpack_to: Path) -> FileArray:
-    """Open samples without labels: an .npy file, or the array `x` of an .npz file.
-
-    `unpack_to` is the folder for a large compressed array. Raises errors like `read_arrays`.
-    """
-    with _data_errors(path):
+            return dict(_read_folder(path, names))
+        if len(names) > 1:
+            _refuse_single(path)
         if path.suffix == ".npy":
-            return open_npy(path)
-        with _open_archive(path, (SAMPLES,)) as archive:
-            return _read_array(path, archive, SAMPLES, unpack_to)
+            return {names[0]: open_npy(path)}
+        with _open_archive(path, names) as archive:
+            return {name: _read_array(path, archive, name, unpack_to) for name in names}
 
 
-def read_headers(path: Path) -> tuple[Header, Header]:
-    """Read shape and type of `x` and `y` from `path` without reading their values.
+def read_headers(path: Path) -> dict[str, Header]:
+    """Read shapes and types of the samples and labels in `path` without reading their values.
 
     Args:
         path: A file or folder as `read_arrays` takes it.
 
     Returns:
-        The headers of `x` and `y`.
+        The headers of `x` and `y`, or of all arrays `x_NAME` and `y_NAME` in their place.
 
     Raises:
         DataError: The file is missing, unreadable or lacks an array.
     """
     with _data_errors(path):
         if path.is_dir():
-            x, y = (mapped.array for mapped in _read_folder(path))
-            return (x.shape, x.dtype), (y.shape, y.dtype)
+            names = _present([file.stem for file in sorted(path.glob("*.npy"))])
+            read = _read_folder(path, names)
+            return {name: (own.array.shape, own.array.dtype) for name, own in read.items()}
         _refuse_single(path)
-        with _open_archive(path) as archive:
-            x_header, y_header = (_member_header(archive, name) for name in (SAMPLES, LABELS))
-            return x_header, y_header
+        with zipfile.ZipFile(path) as archive:
+            names = _present([name.removesuffix(".npy") for name in archive.namelist()])
+        with _open_archive(path, names) as archive:
+            return {name: _member_header(archive, name) for name in names}
+
+
+def _present(names: Sequence[str]) -> list[str]:
+    """The names of the samples and of the labels among `names`: `x`, or all `x_NAME`."""
+    chosen: list[str] = []
+    for array in (SAMPLES, LABELS):
+        several = sorted(name for name in names if name.startswith(f"{array}_"))
+        chosen += several if several and array not in names else [array]
+    return chosen
 
 
 def _refuse_single(path: Path) -> None:
@@ -134,19 +140,20 @@ def _data_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _read_folder(path: Path) -> tuple[MappedArray, MappedArray]:
-    files = [path / f"{name}.npy" for name in (SAMPLES, LABELS)]
-    missing = [file for file in files if not file.is_file()]
+def _read_folder(path: Path, names: Sequence[str]) -> dict[str, MappedArray]:
+    files = {name: path / f"{name}.npy" for name in names}
+    missing = [file for file in files.values() if not file.is_file()]
     if missing:
         raise DataError(
-            "The folder {path} has no {file}. It must have x.npy (samples) and y.npy (labels).",
+            "The folder {path} has no {file}. It must have {wanted}.",
             code="data.missing-array",
             path=str(path),
             array=missing[0].stem,
             file=missing[0].name,
+            wanted=" and ".join(f"{name}.npy" for name in names),
         )
     try:
-        x, y = (open_npy(file) for file in files)
+        return {name: open_npy(file) for name, file in files.items()}
     except ValueError as error:
         raise DataError(
             "{path} is not a folder of readable .npy files: {reason}.",
@@ -154,13 +161,10 @@ def _read_folder(path: Path) -> tuple[MappedArray, MappedArray]:
             path=str(path),
             reason=str(error),
         ) from None
-    return x, y
 
 
 @contextmanager
-def _open_archive(
-    path: Path, wanted: tuple[str, ...] = (SAMPLES, LABELS)
-) -> Iterator[zipfile.ZipFile]:
+def _open_archive(path: Path, wanted: Sequence[str]) -> Iterator[zipfile.ZipFile]:
     """Open the archive at `path`. Raises DataError if it lacks an array of `wanted`."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
@@ -173,7 +177,7 @@ def _open_archive(
                 path=str(path),
                 array=missing[0],
                 arrays=arrays or "nothing",
-                wanted=" and ".join(MEANINGS[name] for name in wanted),
+                wanted=" and ".join(MEANINGS.get(name, name) for name in wanted),
             )
         yield archive
 
@@ -185,12 +189,6 @@ def _member_header(archive: zipfile.ZipFile, name: str) -> Header:
     except ValueError as error:
         raise ValueError(f"array {name}: {error}") from None
     return shape, dtype
-
-
-def _read_npz(path: Path, unpack_to: Path | None) -> tuple[FileArray, FileArray]:
-    with _open_archive(path) as archive:
-        x, y = (_read_array(path, archive, name, unpack_to) for name in (SAMPLES, LABELS))
-    return x, y
 
 
 def _read_array(

@@ -31,7 +31,11 @@ def ignore_piece(piece: np.ndarray) -> None:
 
 
 def check_types(
-    x_type: np.dtype, y_type: np.dtype, shapes: tuple[tuple[int, ...], ...], origin: str
+    x_type: np.dtype,
+    y_type: np.dtype,
+    shapes: tuple[tuple[int, ...], ...],
+    origin: str,
+    names: tuple[str, str] = ("x", "y"),
 ) -> None:
     """Check data whose bundle is not known yet.
 
@@ -40,32 +44,37 @@ def check_types(
         y_type: Type of the labels.
         shapes: Shapes of the samples and of the labels.
         origin: Name of the data for the error message.
+        names: Names of the arrays.
 
     Raises:
         DataError: No bundle could be trained on such data.
     """
     if str(x_type) not in SAMPLE_TYPES or str(y_type) not in LABEL_TYPES:
         raise DataError(
-            "{origin}: x must be {sample_types} and y {label_types}; they are {x_type} and "
+            "{origin}: {x} must be {sample_types} and {y} {label_types}; they are {x_type} and "
             "{y_type}. Convert them with numpy's astype.",
             code="data.wrong-type",
             x_type=str(x_type),
             y_type=str(y_type),
             origin=origin,
+            x=names[0],
+            y=names[1],
             sample_types=" or ".join(SAMPLE_TYPES),
             label_types=" or ".join(LABEL_TYPES),
         )
-    x, y = shapes
-    if not x or x[:1] != y[:1]:
+    x_shape, y_shape = shapes
+    if not x_shape or x_shape[:1] != y_shape[:1]:
         raise DataError(
-            "{origin}: x and y must hold the same number of samples; they are {x_shape} and "
+            "{origin}: {x} and {y} must hold the same number of samples; they are {x_shape} and "
             "{y_shape}.",
             code="data.wrong-shape",
-            x_shape=x,
-            y_shape=y,
+            x_shape=x_shape,
+            y_shape=y_shape,
             origin=origin,
+            x=names[0],
+            y=names[1],
         )
-    check_count(x[0], origin, MIN_SAMPLES)
+    check_count(x_shape[0], origin, MIN_SAMPLES)
 
 
 def check_arrays(
@@ -126,7 +135,7 @@ def check_arrays(
             origin=origin,
             sample_shape=batch_shape(sample_shape),
             expected=expected,
-            advice=_shape_advice(x, "x", sample_shape) + _shape_advice(y, "y", labels.shape),
+            advice=shape_advice(x, "x", sample_shape) + shape_advice(y, "y", labels.shape),
         )
     check_count(len(y), origin, least)
     remarks: tuple[str, ...] = ()
@@ -160,7 +169,7 @@ def check_samples(
             dtype=dtype,
         )
     if x.ndim == 0 or x.shape[1:] != sample_shape:
-        advice = _shape_advice(x, "x", sample_shape)
+        advice = shape_advice(x, "x", sample_shape)
         if x.shape == sample_shape:
             advice = " x[None] is a batch of this single sample."
         raise DataError(
@@ -185,7 +194,7 @@ def _check_values(
         check_finite(x, "x", origin, on_piece)
 
 
-def _shape_advice(array: np.ndarray, name: str, shape: tuple[int, ...] | None) -> str:
+def shape_advice(array: np.ndarray, name: str, shape: tuple[int, ...] | None) -> str:
     """Suggest how to give each sample or label `shape`, after a space; empty if this is unclear.
 
     Transposing is tried first: if the axes are in another order, a reshape would also succeed.

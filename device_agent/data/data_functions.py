@@ -53,14 +53,14 @@ def load_function(source: str) -> DataFunction:
     return loaded
 
 
-def call_function(source: str) -> tuple[np.ndarray, np.ndarray]:
+def call_function(source: str) -> tuple[object, object]:
     """Call the owner's function.
 
     Args:
         source: The function as `module:callable`.
 
     Returns:
-        The samples x and the labels y.
+        The samples x and the labels y: each a numpy array, or a mapping of several.
 
     Raises:
         DataError: The function cannot be imported, fails or does not return x and y.
@@ -82,13 +82,20 @@ def call_function(source: str) -> tuple[np.ndarray, np.ndarray]:
         ) from None
 
 
-def _samples_and_labels(returned: Any) -> tuple[np.ndarray, np.ndarray]:
+def _samples_and_labels(returned: Any) -> tuple[object, object]:
     """Unpack `returned`. Raises TypeError for types that would be silently misread."""
     # Unpacking a dict yields its keys.
     if isinstance(returned, Mapping):
         raise TypeError("it must return x and y, not a mapping that holds them")
     x, y = returned
+    return _arrays(x), _arrays(y)
+
+
+def _arrays(returned: Any) -> object:
+    """Convert `returned`, or each value of a mapping of several arrays, to a numpy array."""
+    if isinstance(returned, Mapping):
+        return {name: _arrays(array) for name, array in returned.items()}
     # numpy drops the mask without a warning.
-    if isinstance(x, np.ma.MaskedArray) or isinstance(y, np.ma.MaskedArray):
+    if isinstance(returned, np.ma.MaskedArray):
         raise TypeError("masked arrays are not supported; remove or fill the masked samples")
-    return np.asarray(x), np.asarray(y)
+    return np.asarray(returned)

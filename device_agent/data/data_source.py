@@ -19,4 +19,6 @@ def needs_preparation(source: "Path") -> bool:
     """Whether `source` is a CSV file, or a folder of CSV files or of folders with pictures."""
     if not source.is_dir():
         return source.suffix.lower() == CSV
-    return not any((source / f"{name}.npy").exists() for name in ("x", "y"))
+    # A folder of several arrays has x_NAME.npy and y_NAME.npy.
+    names = ("x.npy", "y.npy", "x_*.npy", "y_*.npy")
+    return not any(file for name in names for file in source.glob(name))

@@ -1,8 +1,9 @@
 """Local training data: loaded from files or from the owner's function, and checked."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from device_agent.data.array_files import (
 from device_agent.data.data_checks import MIN_SAMPLES, check_arrays, check_types
 from device_agent.data.data_functions import call_function, is_reference, load_function
 from device_agent.data.data_source import Data, needs_preparation
+from device_agent.data.packed_arrays import array_names, packed_array
 from device_agent.formats.label_rule import LabelRule
-from device_agent.formats.manifest import Dtype
+from device_agent.formats.manifest import Dtype, Part
+from device_agent.formats.packing import array_name
 from device_agent.formats.preprocessing import Preprocessing
 from device_agent.system.disk_space import MappedArray
 from profiles.errors import DataError
@@ -94,6 +97,7 @@ def load_data(
     least: int = MIN_SAMPLES,
     unpack_to: Path | None = None,
     preprocessing: Preprocessing | None = None,
+    parts: Sequence[Part] = (),
 ) -> LocalData:
     """Load samples and labels, and check that they fit a model.
 
@@ -103,6 +107,8 @@ def load_data(
         source: An .npz file with `x` and `y`, a folder with x.npy and y.npy, a function
             `module:callable` that returns x and y, or the arrays: a pair (x, y), or a mapping with
             the keys `x` and `y`. With `preprocessing` also pictures or CSV files, see `prepare`.
+            Several arrays are `x_NAME` and `y_NAME` in files, and mappings {NAME: array} in the
+            place of x or y elsewhere.
         sample_shape: Shape of one sample.
         labels: The labels that the model takes.
         dtype: Type of the samples that the model requires. If it is int64, int32 is converted.
@@ -111,28 +117,33 @@ def load_data(
         unpack_to: Folder for large arrays that cannot be mapped: compressed members, the result of
             a conversion to int64, and prepared samples.
         preprocessing: How pictures or CSV files become samples.
+        parts: The arrays that are packed into the samples, see `formats/packing.py`; empty for one
+            array.
 
     Returns:
-        The checked data.
+        The checked data. Several arrays are packed into one.
 
     Raises:
         DataError: The data cannot be read or do not fit the model.
         StorageError: The disk has too little space for unpacking.
         InputError: Pictures need a package that is not installed.
     """
-    x_source: FileArray
-    y_source: FileArray
+    arrays: Mapping[str, FileArray]
+    names = (*array_names(SAMPLES, parts), *array_names(LABELS, labels.parts))
     if not isinstance(source, str | Path):
-        x_source, y_source = given_arrays(source)
+        arrays = given_arrays(source, parts, labels.parts)
     elif isinstance(source, str) and is_reference(source):
-        x_source, y_source = call_function(source)
+        arrays = flat_arrays(*call_function(source), parts, labels.parts)
     elif needs_preparation(Path(source)):
         # Imported here, because agents with arrays do not need the memory of these modules.
         from device_agent.data.preparation import prepare
 
-        x_source, y_source = prepare(Path(source), preprocessing, sample_shape, labels, unpack_to)
+        arrays = prepare(Path(source), preprocessing, sample_shape, labels, unpack_to)
     else:
-        x_source, y_source = read_arrays(Path(source), unpack_to)
+        arrays = read_arrays(Path(source), unpack_to, names)
+    origin = name_of(source)
+    x_source = packed_array(SAMPLES, arrays, parts, origin, unpack_to)
+    y_source = packed_array(LABELS, arrays, labels.parts, origin, unpack_to)
     if dtype == "int64" and as_array(x_source).dtype == np.int32:
         x_source = convert_to_int64(x_source, unpack_to)
     mapped = tuple(array for array in (x_source, y_source) if isinstance(array, MappedArray))
@@ -145,9 +156,7 @@ def load_data(
             array.drop()
 
     x, y = as_array(x_source), as_array(y_source)
-    remarks = check_arrays(
-        x, y, sample_shape, labels, name_of(source), dtype, limit, least, add_piece
-    )
+    remarks = check_arrays(x, y, sample_shape, labels, origin, dtype, limit, least, add_piece)
     return LocalData(x, y, mapped, digest.hexdigest(), remarks)
 
 
@@ -156,13 +165,26 @@ def name_of(source: Data) -> str:
     return str(source) if isinstance(source, str | Path) else "data"
 
 
-def given_arrays(source: object) -> tuple[np.ndarray, np.ndarray]:
-    """Take samples and labels from a pair of arrays, or from a mapping with `x` and `y`.
+def given_arrays(
+    source: object, x_parts: Sequence[Part] = (), y_parts: Sequence[Part] = ()
+) -> dict[str, np.ndarray]:
+    """Take samples and labels from a pair (x, y), or from a mapping with `x` and `y`.
+
+    Args:
+        source: The pair or mapping. A mapping may also have the names of a file's arrays.
+        x_parts: The arrays that are packed into x; empty if x is one array.
+        y_parts: The same for y.
+
+    Returns:
+        The arrays by their names in files.
 
     Raises:
         DataError: `source` is something else, or an array is missing or is not a numpy array.
     """
     if isinstance(source, Mapping):
+        names = [*array_names(SAMPLES, x_parts), *array_names(LABELS, y_parts)]
+        if all(name in source for name in names):
+            return {name: _numpy_array(name, source[name]) for name in names}
         for name in (SAMPLES, LABELS):
             if name not in source:
                 raise DataError(
@@ -181,18 +203,57 @@ def given_arrays(source: object) -> tuple[np.ndarray, np.ndarray]:
             code="data.wrong-kind",
             kind=kind,
         )
-    for name, array in ((SAMPLES, x), (LABELS, y)):
-        # numpy drops the mask of a masked array without a warning.
-        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
-            kind = type(array).__name__
-            raise DataError(
-                "data: {array} must be a numpy array; it is a {kind}. Convert it with "
-                "numpy.asarray. Remove or fill masked samples first.",
-                code="data.not-an-array",
-                array=name,
-                kind=kind,
-            )
-    return x, y
+    return flat_arrays(x, y, x_parts, y_parts)
+
+
+def flat_arrays(
+    x: object, y: object, x_parts: Sequence[Part], y_parts: Sequence[Part]
+) -> dict[str, np.ndarray]:
+    """The arrays of samples and labels by their names in files, see `given_arrays`."""
+    return {**named_arrays(SAMPLES, x, x_parts), **named_arrays(LABELS, y, y_parts)}
+
+
+def named_arrays(prefix: str, given: object, parts: Sequence[Part]) -> dict[str, np.ndarray]:
+    """The arrays in `given` by their names in files.
+
+    Args:
+        prefix: `x` for samples, `y` for labels.
+        given: One array, or a mapping with an array for each name in `parts`.
+        parts: The arrays that are needed; empty if one is.
+
+    Raises:
+        DataError: An array is missing or is not a numpy array.
+    """
+    if not parts or not parts[0].name:
+        return {prefix: _numpy_array(prefix, given)}
+    wanted = [part.name for part in parts]
+    if not isinstance(given, Mapping) or any(name not in given for name in wanted):
+        has = f"has {', '.join(map(str, given))}" if isinstance(given, Mapping) else ""
+        raise DataError(
+            "data: {array} must be a dictionary with the arrays {names}; it {given}.",
+            code="data.missing-array",
+            array=prefix,
+            names=", ".join(wanted),
+            given=has or f"is a {type(given).__name__}",
+        )
+    return {
+        array_name(prefix, part): _numpy_array(array_name(prefix, part), given[part.name])
+        for part in parts
+    }
+
+
+def _numpy_array(name: str, array: object) -> np.ndarray:
+    """Return `array`. Raises DataError if it is no numpy array."""
+    # numpy drops the mask of a masked array without a warning.
+    if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):
+        return array
+    raise DataError(
+        "data: {array} must be a numpy array; it is a {kind}. Convert it with "
+        "numpy.asarray. Remove or fill masked samples first.",
+        code="data.not-an-array",
+        array=name,
+        kind=type(array).__name__,
+    )
 
 
 def check_source(source: str) -> None:
@@ -214,5 +275,8 @@ def check_source(source: str) -> None:
 
         check_files(Path(source))
         return
-    (x_shape, x_type), (y_shape, y_type) = read_headers(Path(source))
-    check_types(x_type, y_type, (x_shape, y_shape), source)
+    headers = read_headers(Path(source))
+    samples = [name for name in headers if name.startswith(SAMPLES)]
+    for x, y in product(samples, [name for name in headers if name not in samples]):
+        (x_shape, x_type), (y_shape, y_type) = headers[x], headers[y]
+        check_types(x_type, y_type, (x_shape, y_shape), source, (x, y))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.data.array_files import IN_MEMORY_BYTES, FileArray
+from device_agent.data.array_files import IN_MEMORY_BYTES, LABELS, SAMPLES, FileArray
 from device_agent.data.data_source import CSV
 from device_agent.data.pictures import check_pillow, pictures_of, visible
 from device_agent.data.windows import windows_of
@@ -40,7 +40,7 @@ def prepare(
     sample_shape: tuple[int, ...],
     labels: LabelRule,
     to: Path | None,
-) -> tuple[FileArray, FileArray]:
+) -> dict[str, FileArray]:
     """Convert the owner's files to samples and labels.
 
     Args:
@@ -52,7 +52,7 @@ def prepare(
         to: Folder for samples that take more than `IN_MEMORY_BYTES`. Without it they are in memory.
 
     Returns:
-        x (n, *sample_shape) float32, and y (n, *labels.shape).
+        `x` (n, *sample_shape) float32, and `y` (n, *labels.shape).
 
     Raises:
         DataError: The files are not of the kind that the bundle takes, or a file cannot be used.
@@ -80,13 +80,13 @@ def prepare(
         for piece in pieces:
             x[at : at + len(piece)] = piece
             at += len(piece)
-        return x, y
+        return {SAMPLES: x, LABELS: y}
     to.mkdir(exist_ok=True)
     writer = NpyWriter(to / "x.prepared.npy", np.dtype(np.float32), shape)
     for piece in pieces:
         writer.append(piece)
     writer.close()
-    return open_npy(writer.path), y
+    return {SAMPLES: open_npy(writer.path), LABELS: y}
 
 
 def not_prepared(source: Path) -> DataError:

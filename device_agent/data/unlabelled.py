@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.data.array_files import SAMPLES, as_array, read_samples_array
+from device_agent.data.array_files import SAMPLES, as_array, read_arrays
 from device_agent.data.data_source import CSV
+from device_agent.data.packed_arrays import array_names, packed_array
 from device_agent.data.pictures import check_pillow, read_picture, visible
 from device_agent.data.preparation import not_prepared, wrong_kind
 from device_agent.data.windows import unlabelled_windows
+from device_agent.formats.manifest import Part
 from device_agent.formats.preprocessing import Images, Preprocessing, Series
 from profiles.errors import DataError
 
@@ -56,6 +58,7 @@ def read_unlabelled(
     preprocessing: Preprocessing | None,
     sample_shape: tuple[int, ...],
     on_error: OnError | None = None,
+    parts: Sequence[Part] = (),
 ) -> Iterator[UnlabelledFile]:
     """Read the samples of a file, or of all files in a folder and its subfolders' pictures.
 
@@ -66,6 +69,7 @@ def read_unlabelled(
         sample_shape: Shape of one sample.
         on_error: Called with the error of each file of a folder that cannot be used. Without it,
             the first such error is raised.
+        parts: The arrays `x_NAME` that are packed into the samples; empty for one array `x`.
 
     Yields:
         One file at a time.
@@ -77,10 +81,11 @@ def read_unlabelled(
     """
     if not source.exists():
         raise DataError("{path} does not exist.", code="data.missing-file", path=str(source))
-    array = source / f"{SAMPLES}.npy" if source.is_dir() else source
-    if array.suffix in ARRAYS and (array.is_file() or not source.is_dir()):
+    names = array_names(SAMPLES, parts)
+    if (source / f"{names[0]}.npy").is_file() or (source.suffix in ARRAYS and not source.is_dir()):
         with tempfile.TemporaryDirectory() as folder:
-            x = as_array(read_samples_array(array, Path(folder) / "unpacked"))
+            arrays = read_arrays(source, Path(folder) / "unpacked", names)
+            x = as_array(packed_array(SAMPLES, arrays, parts, str(source)))
             yield UnlabelledFile(shown(source.name), x)
     elif preprocessing is None:
         raise not_prepared(source)

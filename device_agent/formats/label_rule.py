@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import UNSET
 
-from device_agent.formats.manifest import PREDICT, Dtype, Manifest, Output, Port
+from device_agent.formats.manifest import PREDICT, Dtype, Manifest, Output, Part, Port
 
 IGNORED = -100
 """The label of a position that is left out of the loss and the accuracy, as in PyTorch."""
@@ -24,6 +24,10 @@ class LabelRule:
         dtype: int64 for classes, float32 for a regression.
         sequence: Whether the labels of a sample are one sequence (CTC). Then IGNORED is only
             allowed after its end, and 0, the blank, is not a label.
+        parts: The arrays of labels that are packed into one of float32 numbers, because only the
+            loss knows what they mean; empty for labels as above.
+        independent: Whether each number of the output answers a yes-or-no question of its own
+            (multi-label). The labels, 0 and 1, then have the shape of the output.
 
     Examples:
         >>> LabelRule(10).highest, LabelRule(1).highest
@@ -34,6 +38,8 @@ class LabelRule:
     shape: tuple[int, ...] | None = ()
     dtype: Dtype = "int64"
     sequence: bool = False
+    parts: tuple[Part, ...] = ()
+    independent: bool = False
 
     @property
     def highest(self) -> int | None:
@@ -46,30 +52,47 @@ def label_rule(manifest: Manifest) -> LabelRule:
     if manifest.output is not UNSET:
         return predicted_labels(manifest, manifest.output)
     ports = (port for signature in manifest.signatures.values() for port in signature.inputs)
-    return rule_of(next((port for port in ports if port.kind == "labels"), None), manifest.classes)
+    labels = next((port for port in ports if port.kind == "labels"), None)
+    predict = manifest.signatures.get(PREDICT)
+    return rule_of(labels, manifest.classes, None if predict is None else predict.outputs[0].shape)
 
 
 def predicted_labels(manifest: Manifest, output: Output) -> LabelRule:
     """The labels of a model that only predicts, from the shape of its output."""
     shape = tuple(n for n in manifest.signatures[PREDICT].outputs[0].shape[1:] if n is not None)
-    if output == "numbers":
+    if output in ("numbers", "outputs"):
         return LabelRule(None, shape, "float32")
+    if output == "independent":
+        return LabelRule(1, shape, independent=True)
     axis = class_axis(1 + len(shape)) - 1
     positions = (*shape[:axis], *shape[axis + 1 :])
     return LabelRule(manifest.classes, positions, sequence=output == "ctc")
 
 
-def rule_of(port: Port | None, classes: int) -> LabelRule:
-    """The rule for the labels that `port` takes. If `port` is None, a sample has one class."""
+def rule_of(
+    port: Port | None, classes: int, output: tuple[int | None, ...] | None = None
+) -> LabelRule:
+    """The rule for the labels that `port` takes. If `port` is None, a sample has one class.
+
+    `output` is the shape of the model's output, with the batch.
+    """
     if port is None:
         return LabelRule(classes)
     # In the shape of a port, only the batch size is None.
     shape = tuple(size for size in port.shape[1:] if size is not None)
-    return LabelRule(classes, shape, port.dtype, port.sequence)
+    if port.packed:
+        return LabelRule(None, shape, port.dtype, parts=port.packed)
+    # The labels of a single logit have no class axis, those of independent ones have the output's.
+    independent = port.dtype == "int64" and classes == 1 and port.shape == output
+    return LabelRule(classes, shape, port.dtype, port.sequence, independent=independent)
 
 
 def output_of(labels: LabelRule) -> Output:
     """What turns the output of a model with these labels into probabilities."""
+    if labels.parts:
+        return "outputs"
+    if labels.independent:
+        return "independent"
     if labels.dtype == "float32":
         return "numbers"
     if labels.sequence:

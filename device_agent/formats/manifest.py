@@ -35,13 +35,38 @@ Runtime = Literal["onnx", "litert"]
 Dtype = Literal["float32", "int64"]
 RecordedDtype = Literal["float32", "float16"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
-Output = Literal["softmax", "sigmoid", "numbers", "ctc"]
-"""What turns a model's output into probabilities; `numbers` are a regression's results."""
+Output = Literal["softmax", "sigmoid", "numbers", "ctc", "independent", "outputs"]
+"""What turns a model's output into probabilities.
+
+`numbers` are a regression's results. Of `independent`, each number is the logit of one yes-or-no
+question. `outputs` are as the model computes them, because only its loss knows what they mean; the
+parts of a packed output have their own rule.
+"""
 UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Immutable record. Unknown fields are refused, so that a typo is never ignored."""
+
+
+class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of the arrays that a packed port holds side by side, see `formats/packing.py`.
+
+    Attributes:
+        name: Its name. A model's outputs without names are numbered from "0". Empty if the port has
+            only this array: then the array has the name of the port.
+        shape: Shape of one sample.
+        dtype: Type of the array before it is packed. In the port all numbers are float32.
+        limit: int64 numbers are at least 0 and below this number. Labels with more axes than the
+            batch may also be -100, which is ignored.
+        output: What turns an output into probabilities; None for other parts.
+    """
+
+    name: str
+    shape: tuple[Count, ...]
+    dtype: Dtype = "float32"
+    limit: Count | None = None
+    output: Output | None = None
 
 
 class Port(Struct, frozen=True, kw_only=True):
@@ -61,6 +86,10 @@ class Port(Struct, frozen=True, kw_only=True):
 
     With `sequence` the labels of a sample are one sequence (CTC). Then -100 is only allowed after
     its end, and 0, the blank, is not a label.
+
+    A port of kind `samples` or `labels` with `parts` is packed: it holds several arrays, each
+    flattened to (batch, k), as float32 numbers side by side. Other ports leave `parts` out, because
+    older agents refuse fields that they do not know.
     """
 
     name: str
@@ -69,6 +98,12 @@ class Port(Struct, frozen=True, kw_only=True):
     shape: tuple[Count | None, ...]
     state: str | None = None
     sequence: bool = False
+    parts: tuple[Part, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def packed(self) -> tuple[Part, ...]:
+        """The arrays that the port holds side by side; empty if it holds one as it is."""
+        return () if self.parts is msgspec.UNSET else self.parts
 
 
 class Signature(Struct, frozen=True, kw_only=True):

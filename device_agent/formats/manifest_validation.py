@@ -1,6 +1,7 @@
 """Checks that a manifest can be run: everything that it names exists, and its parts agree."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,12 +19,14 @@ from device_agent.formats.manifest import (
     Initialise,
     Instruction,
     Manifest,
+    Port,
     Record,
     Signature,
     Step,
     TensorEntry,
     Train,
 )
+from device_agent.formats.packing import LARGEST_ID, packed_size
 from device_agent.formats.preprocessing import misfit
 from profiles.errors import BundleError
 
@@ -32,13 +35,15 @@ MOST_NUMBERS = 2**40
 """Every tensor has fewer numbers than this."""
 CTC_AXES = 3
 """The output of a CTC model is (batch, t, classes)."""
+PART_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+"""Names of parts become names of arrays in files."""
 
 
 def check_consistent(manifest: Manifest, origin: Path) -> None:
     """Raise BundleError for the first contradiction in the manifest of the file `origin`."""
     # The order matters: `_training` looks up signatures after `_schedule` has checked they exist.
     train_or_predict = _training if manifest.output is UNSET else _prediction
-    for check in (_files, _tensors, _ports, _schedule, train_or_predict, _preprocessing):
+    for check in (_files, _tensors, _ports, _parts, _schedule, train_or_predict, _preprocessing):
         for error in check(manifest, origin):
             raise error
 
@@ -153,6 +158,37 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                     origin=origin,
                     repair=REPAIR,
                 )
+
+
+def _parts(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
+    """Yield an error for packed ports whose parts contradict one another or the port."""
+    for name, signature in manifest.signatures.items():
+        for port in (*signature.inputs, *signature.outputs):
+            if port.parts is not UNSET and not _parts_fit(port):
+                yield BundleError(
+                    "{origin}: the `parts` of {port!r} of {signature!r} do not fit its shape or "
+                    "type, or have bad names. {repair}",
+                    code="bundle.wrong-parts",
+                    signature=name,
+                    port=port.name,
+                    origin=origin,
+                    repair=REPAIR,
+                )
+
+
+def _parts_fit(port: Port) -> bool:
+    """Whether `port` holds its parts side by side, and each has a name of its own."""
+    names = [part.name for part in port.packed]
+    numbered = all(part.limit is None or part.limit <= LARGEST_ID for part in port.packed)
+    named = names == [""] or all(PART_NAME.fullmatch(name) for name in names)
+    return (
+        port.kind in ("samples", "labels")
+        and bool(names)
+        and len(set(names)) == len(names)
+        and named
+        and numbered
+        and (port.dtype, port.shape) == ("float32", (None, packed_size(port.packed)))
+    )
 
 
 def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
@@ -326,7 +362,7 @@ def _ports_fit(manifest: Manifest, stages: Sequence[Signature]) -> bool:
         if dtype != "float32" or shape[:1] != (None,) or None in shape[1:]:
             return False
     sizes = shape
-    if manifest.output == "numbers":
+    if manifest.output in ("numbers", "outputs", "independent"):
         return True
     axes = len(sizes)
     return (

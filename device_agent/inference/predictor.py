@@ -2,20 +2,23 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from msgspec import UNSET
 
-from device_agent.data.array_files import PIECE_BYTES
+from device_agent.data.array_files import PIECE_BYTES, as_array
 from device_agent.data.data_checks import check_samples
+from device_agent.data.local_data import named_arrays
+from device_agent.data.packed_arrays import packed_array
 from device_agent.data.unlabelled import OnError, UnlabelledFile, read_unlabelled
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.label_rule import class_axis
 from device_agent.formats.manifest import (
     PREDICT,
+    SAMPLES,
     Initialise,
     Manifest,
     Record,
@@ -23,6 +26,7 @@ from device_agent.formats.manifest import (
     Train,
 )
 from device_agent.formats.manifest_validation import REPAIR
+from device_agent.formats.packing import output_parts, pack, sample_parts, unpack
 from device_agent.inference.probabilities import (
     class_names,
     decode_sequence,
@@ -55,11 +59,14 @@ class Prediction:
 
     Attributes:
         file: Name of the file, and for several samples of one file also which of them.
-        values: Probabilities (classes,), or the numbers of a regression.
+        values: Probabilities (classes,), or the numbers of a regression. Those of a model with
+            several outputs lie side by side in one row.
+        outputs: Several outputs by name; empty for a single output.
     """
 
     file: str
     values: np.ndarray
+    outputs: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Predictor:
@@ -72,7 +79,9 @@ class Predictor:
     Attributes:
         bundle: The opened bundle.
         classes: Names of the classes, in the order of the probabilities; empty for a regression.
-        meaning: What the model's output is: `softmax`, `sigmoid`, `ctc` or `numbers`.
+        meaning: What the model's output is: `softmax`, `sigmoid`, `ctc`, `numbers`, `independent`
+            or `outputs`.
+        outputs: The outputs of a model that returns several; empty for a single output.
         predicted_bytes: The predicted memory in bytes, in addition to the memory of this process;
             None if the bundle has no prediction.
 
@@ -115,6 +124,7 @@ class Predictor:
         manifest = self.bundle.manifest
         self.classes = class_names(manifest)
         self.meaning = output_meaning(manifest)
+        self.outputs = output_parts(manifest, PREDICT)
         self._has_personal = personal is not None
         self._personal = {} if personal is None else self._read(Path(personal))
         self._threads, self._lock = threads, threading.Lock()
@@ -144,7 +154,7 @@ class Predictor:
     def _fits(self, peak: int, limits: Sequence[Ceiling]) -> bool:
         return all(peak + RESERVE <= limit.left for limit in limits)
 
-    def predict(self, x: np.ndarray) -> np.ndarray:
+    def predict(self, x: np.ndarray | Mapping[str, np.ndarray]) -> np.ndarray:
         """Predict samples.
 
         The model runs on as many samples at once as the bundle was exported for, so that it needs
@@ -152,15 +162,41 @@ class Predictor:
 
         Args:
             x: Samples (n, *sample shape), prepared as for training: float32, or int64 (also int32)
-                for models that look up embeddings.
+                for models that look up embeddings. For a model with several inputs a dictionary
+                with the array of each.
 
         Returns:
             Probabilities (n, classes), or with more axes for positions; for a regression the
-            model's output.
+            model's output. Several outputs lie side by side, (n, k): see `predict_outputs`.
 
         Raises:
             DataError: The samples do not fit the model.
         """
+        manifest = self.bundle.manifest
+        arrays = named_arrays(SAMPLES, x, sample_parts(manifest))
+        return self._predict(
+            as_array(packed_array(SAMPLES, arrays, sample_parts(manifest), "data"))
+        )
+
+    def predict_outputs(self, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Predict samples with a model that returns several outputs.
+
+        Args:
+            x: Samples, as `predict` takes them.
+
+        Returns:
+            The array (n, *output shape) of each output by name; "0", "1" and so on if the model
+            returns a tuple. An output that the loss takes as classes is a probability for each. A
+            model with a single output has the name "output".
+
+        Raises:
+            DataError: The samples do not fit the model.
+        """
+        values = self.predict(x)
+        return unpack(values, self.outputs) if self.outputs else {"output": values}
+
+    def _predict(self, x: np.ndarray) -> np.ndarray:
+        """Predict packed samples, see `predict`."""
         manifest = self.bundle.manifest
         if manifest.sample_dtype == "int64" and x.dtype == np.int32:
             x = x.astype(np.int64)
@@ -178,7 +214,14 @@ class Predictor:
                 for name in self._stages:
                     values = self._run_stage(name, values, batch)
                 parts.append(values)
-        return probabilities(np.concatenate(parts), self.meaning)
+        values = np.concatenate(parts)
+        if not self.outputs:
+            return probabilities(values, self.meaning)
+        own = unpack(values, self.outputs)
+        return pack(
+            {o.name: probabilities(own[o.name], o.output or "numbers") for o in self.outputs},
+            self.outputs,
+        )
 
     def _run_stage(self, name: str, samples: np.ndarray, batch: int) -> np.ndarray:
         """Run the stage `name` on batches of at most `batch` samples.
@@ -213,10 +256,11 @@ class Predictor:
             InputError: Pictures need a package that is not installed.
         """
         for files in self._groups(self.samples(Path(source), on_error)):
-            values = self.predict(joined([file.x for file in files]))
+            values = self._predict(joined([file.x for file in files]))
             titles = (file.title(index) for file in files for index in range(len(file.x)))
             for title, own in zip(titles, values, strict=True):
-                yield Prediction(title, own)
+                outputs = unpack(own[None], self.outputs)
+                yield Prediction(title, own, {name: v[0] for name, v in outputs.items()})
 
     def _groups(self, files: Iterable[UnlabelledFile]) -> Iterator[list[UnlabelledFile]]:
         """Put files together, so that graphs which open for each group open less often."""
@@ -239,8 +283,14 @@ class Predictor:
 
     def describe(self, values: np.ndarray) -> str:
         """The prediction for one sample as text: its class and probability, or its numbers."""
-        if self.meaning == "numbers":
-            return " ".join(f"{number:.4g}" for number in values.reshape(-1)[:SHOWN_NUMBERS])
+        if self.outputs:
+            named = unpack(values.reshape(1, -1), self.outputs).items()
+            return "; ".join(f"{name}: {_numbers(own)}" for name, own in named)
+        if self.meaning in ("numbers", "outputs"):
+            return _numbers(values)
+        if self.meaning == "independent":
+            likely = zip(self.classes, values.reshape(-1), strict=True)
+            return " ".join(name for name, answer in likely if answer > 0.5) or "none"
         if self.meaning == "ctc":
             return " ".join(self.decode(values))
         if values.ndim > 1:
@@ -252,7 +302,13 @@ class Predictor:
     def samples(self, source: Path, on_error: OnError | None = None) -> Iterator[UnlabelledFile]:
         """Read the files at `source` as samples. Raises like `predict_files`."""
         manifest = self.bundle.manifest
-        return read_unlabelled(source, manifest.preprocessing, manifest.sample_shape, on_error)
+        return read_unlabelled(
+            source,
+            manifest.preprocessing,
+            manifest.sample_shape,
+            on_error,
+            sample_parts(manifest),
+        )
 
     def _read(self, file: Path) -> Tensors:
         if not personal_entries(self.bundle.manifest):
@@ -320,6 +376,12 @@ class Predictor:
                 repair=REPAIR,
             )
         return output
+
+
+def _numbers(values: np.ndarray) -> str:
+    """The first numbers of an output as text."""
+    shown = " ".join(f"{number:.4g}" for number in values.reshape(-1)[:SHOWN_NUMBERS])
+    return f"{shown} ..." if values.size > SHOWN_NUMBERS else shown
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,10 +1,12 @@
 """What the numbers of a model's output mean: probabilities of named classes, or a regression."""
 
+import math
+
 import numpy as np
 from msgspec import UNSET
 
 from device_agent.formats.label_rule import class_axis, label_rule, output_of
-from device_agent.formats.manifest import Manifest, Output
+from device_agent.formats.manifest import PREDICT, Manifest, Output
 
 
 def output_meaning(manifest: Manifest) -> Output:
@@ -17,9 +19,13 @@ def class_names(manifest: Manifest) -> tuple[str, ...]:
 
     They are the names in the bundle's `preprocessing`, otherwise "0", "1" and so on.
     """
-    if output_meaning(manifest) == "numbers":
+    meaning = output_meaning(manifest)
+    if meaning in ("numbers", "outputs"):
         return ()
     named = () if manifest.preprocessing is None else manifest.preprocessing.classes
+    if meaning == "independent":
+        answers = math.prod(size or 1 for size in manifest.signatures[PREDICT].outputs[0].shape)
+        return named if len(named) == answers else tuple(map(str, range(answers)))
     return named or tuple(map(str, range(max(manifest.classes, 2))))
 
 
@@ -28,19 +34,21 @@ def probabilities(output: np.ndarray, meaning: Output) -> np.ndarray:
 
     Args:
         output: The output (n, classes), or with more axes for positions; see `class_axis`.
-        meaning: What the output is. For `numbers` it is returned unchanged.
+        meaning: What the output is. `numbers` and `outputs` are returned unchanged.
 
     Returns:
         Float32 probabilities in the shape of the output. An output with one number for two classes
-        gets two: those of class 0 and of class 1.
+        gets two: those of class 0 and of class 1. Independent answers each get that of yes.
 
     Examples:
         >>> probabilities(np.array([[0.0], [np.log(3)]], np.float32), "sigmoid").round(2)
         array([[0.5 , 0.5 ],
                [0.25, 0.75]], dtype=float32)
     """
-    if meaning == "numbers":
+    if meaning in ("numbers", "outputs"):
         return output
+    if meaning == "independent":
+        return np.asarray(1 / (1 + np.exp(-output.astype(np.float64))), np.float32)
     axis = class_axis(output.ndim)
     logits = output.astype(np.float64)
     if meaning == "sigmoid":  # the softmax of 0 and the logit

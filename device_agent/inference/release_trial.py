@@ -14,6 +14,7 @@ from device_agent.data.local_data import LocalData, load_data
 from device_agent.formats.evaluation_counts import EvaluationCounts, EvaluationRequest
 from device_agent.formats.label_rule import LabelRule, class_axis
 from device_agent.formats.manifest import PREDICT, Manifest, Output
+from device_agent.formats.packing import sample_parts
 from device_agent.inference.predictor import CHUNK, Predictor
 from device_agent.inference.scores import Scores, scores_of
 from device_agent.system.process_memory import ran_out
@@ -132,6 +133,7 @@ def trial_data(manifest: Manifest, data: Data, scratch: Path) -> LocalData:
         manifest.sample_limit,
         unpack_to=scratch,
         preprocessing=manifest.preprocessing,
+        parts=sample_parts(manifest),
     )
 
 

@@ -16,6 +16,7 @@ from device_agent.formats.evaluation_counts import Judgement, LocalEvaluation, c
 from device_agent.formats.input_summary import summary_of
 from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import FileEntry, Train, uploaded
+from device_agent.formats.packing import sample_parts
 from device_agent.formats.protocol.rounds import InputSummary
 from device_agent.formats.update import UpdateRecord, check_place, check_trained, write_update
 from device_agent.runtime.runtime_choice import runtime_of
@@ -265,6 +266,7 @@ def local_data(bundle: Bundle, source: Data, unpack_to: Path | None = None) -> L
         about.sample_limit,
         unpack_to=unpack_to,
         preprocessing=about.preprocessing,
+        parts=sample_parts(about),
     )
 
 

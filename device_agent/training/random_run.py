@@ -11,7 +11,8 @@ import numpy as np
 from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle, training_of
 from device_agent.formats.label_rule import label_rule
-from device_agent.formats.manifest import SAFE_LIMIT
+from device_agent.formats.manifest import SAFE_LIMIT, Part
+from device_agent.formats.packing import pack, sample_parts
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 
@@ -27,18 +28,31 @@ def synthetic(bundle: Bundle, samples: int) -> LocalData:
         Random samples and labels.
     """
     generator = np.random.default_rng(0)
-    about = bundle.manifest
-    shape = (samples, *about.sample_shape)
-    labels = label_rule(about)
-    label_shape = (samples, *(labels.shape or ()))
-    return LocalData(
-        x=generator.integers(about.sample_limit or SAFE_LIMIT, size=shape)
-        if about.sample_dtype == "int64"
-        else generator.standard_normal(shape, dtype=np.float32),
-        y=generator.standard_normal(label_shape, dtype=np.float32)
-        if labels.dtype == "float32"
-        else generator.integers((labels.highest or 0) + 1, size=label_shape),
+    about, labels = bundle.manifest, label_rule(bundle.manifest)
+    x = Part(
+        name="",
+        shape=about.sample_shape,
+        dtype=about.sample_dtype,
+        limit=about.sample_limit or SAFE_LIMIT,
     )
+    y = Part(name="", shape=labels.shape or (), dtype=labels.dtype, limit=(labels.highest or 0) + 1)
+    return LocalData(
+        x=_random(generator, samples, sample_parts(about), x),
+        y=_random(generator, samples, labels.parts, y),
+    )
+
+
+def _random(
+    generator: np.random.Generator, samples: int, parts: Sequence[Part], single: Part
+) -> np.ndarray:
+    """A random array for `single`, or for `parts` side by side."""
+    if parts:
+        arrays = {part.name: _random(generator, samples, (), part) for part in parts}
+        return pack(arrays, parts)
+    shape = (samples, *single.shape)
+    if single.dtype == "int64":
+        return generator.integers(single.limit or SAFE_LIMIT, size=shape)
+    return generator.standard_normal(shape, dtype=np.float32)
 
 
 def random_run(

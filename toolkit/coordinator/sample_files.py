@@ -1,16 +1,18 @@
 """Reads the coordinator's own samples: `held_out` and `statistics`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from device_agent.data.array_files import as_array, read_arrays
+from device_agent.data.array_files import LABELS, SAMPLES, as_array, read_arrays
 from device_agent.data.data_checks import check_arrays
 from device_agent.data.data_source import needs_preparation
+from device_agent.data.packed_arrays import array_names, packed_array
 from device_agent.data.preparation import prepare
 from device_agent.formats.label_rule import LabelRule
-from device_agent.formats.manifest import Dtype
+from device_agent.formats.manifest import Dtype, Part
 from device_agent.formats.preprocessing import Preprocessing
 
 CLASSES = LabelRule(None, None)
@@ -23,11 +25,12 @@ def read_samples(
     labels: LabelRule = CLASSES,
     key: str = "held_out",
     preprocessing: Preprocessing | None = None,
+    parts: Sequence[Part] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read the coordinator's samples of `shape` and their labels, which must fit `labels`.
 
     With `preprocessing` they may be pictures or CSV files, like those of devices. `key` is their
-    key in the federation's file, for messages.
+    key in the federation's file, for messages. `parts` are the arrays that are packed into samples.
 
     Raises:
         DataError: The file has no such samples.
@@ -38,8 +41,13 @@ def read_samples(
         sample_labels = replace(labels, shape=(1,) if labels.dtype == "float32" else ())
         arrays = prepare(path, preprocessing, shape, sample_labels, None)
     else:
-        arrays = read_arrays(path)
-    x, y = (np.array(as_array(array)) for array in arrays)
+        names = (*array_names(SAMPLES, parts), *array_names(LABELS, labels.parts))
+        arrays = read_arrays(path, names=names)
+    origin = f"`{key}` {path}"
+    x, y = (
+        np.array(as_array(packed_array(name, arrays, own, origin)))
+        for name, own in ((SAMPLES, parts), (LABELS, labels.parts))
+    )
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
-    check_arrays(x, y, shape, labels, f"`{key}` {path}", dtype)
+    check_arrays(x, y, shape, labels, origin, dtype)
     return x, y

@@ -237,6 +237,21 @@ def lists_no(file: str) -> tuple[str, dict[str, object]]:
             {"output": "loss", "signatures": ["evaluate"]},
         ),
         (lambda m: outputs(m, "train").pop(), "bundle.untrained-tensor", {}),
+        *(
+            (
+                lambda m, parts=parts: outputs(m, "predict")[0].update(parts=parts),
+                "bundle.wrong-parts",
+                {"signature": "predict", "port": "output"},
+            )
+            for parts in (
+                [],
+                [{"name": "a", "shape": [2]}, {"name": "a", "shape": [1]}],  # 3 classes in all
+                [{"name": "a", "shape": [2]}, {"name": "", "shape": [1]}],
+                [{"name": "a", "shape": [2]}],
+                [{"name": "../a", "shape": [3]}],
+                [{"name": "a", "shape": [3], "dtype": "int64", "limit": 2**25}],
+            )
+        ),
         (
             lambda m: m["schedule"][-1]["steps"][0]["inputs"].clear(),
             "bundle.missing-input",
