@@ -1,6 +1,7 @@
 """Models as their users write them, each with one construct that recording has to follow."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -155,6 +156,7 @@ class Text(nn.Module):
         self.rnn, self.pack = nn.GRU(8, 12, batch_first=True), pack
 
     def forward(self, x: Tensor) -> Tensor:
+        x = torch.where(torch.arange(9) < 1 + x[:, :1] % 9, x, 0)
         lengths = (x != 0).sum(1).clamp(min=1)
         if self.pack is not None:
             return self.last(self.pack(self.rnn, self.embedded(x), lengths))
@@ -167,10 +169,15 @@ def packed_state(rnn: nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
     return rnn(packed)[1][-1]
 
 
-def packed_steps(rnn: nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
-    packed = nn.utils.rnn.pack_padded_sequence(x, [5] * 3, batch_first=True)
-    steps, _ = nn.utils.rnn.pad_packed_sequence(rnn(packed)[0], batch_first=True)
-    return steps[:, -1]
+def packed_steps(rnn: nn.GRU, x: Tensor, lengths: Tensor, total: int | None) -> Tensor:
+    packed = nn.utils.rnn.pack_padded_sequence(
+        x, lengths.cpu(), batch_first=True, enforce_sorted=False
+    )
+    packed = nn.utils.rnn.PackedSequence(packed.data.tanh(), *packed[1:])
+    steps, _ = nn.utils.rnn.pad_packed_sequence(
+        rnn(packed)[0], batch_first=True, total_length=total
+    )
+    return steps.mean(1)
 
 
 def rows_above_zero(x: Tensor) -> Tensor:
@@ -210,6 +217,10 @@ CONSTRUCTS = {
     "mean of neighbours": Construct(Neighbours, (9, 4)),
     "patches by each sample's kernel": Construct(lambda: SampleKernels(grouped=False), (2, 5, 5)),
     "last real step": Construct(lambda: Text(None), (9,), tokens=30),
+    "packed sequences": Construct(lambda: Text(packed_state), (9,), tokens=30),
+    "packed and padded sequences": Construct(
+        lambda: Text(partial(packed_steps, total=9)), (9,), tokens=30
+    ),
     "product by logarithms": Construct(
         lambda: Written(lambda x: product_of_two(x, by_logarithms=True), 4), (6,)
     ),
@@ -225,6 +236,7 @@ class Refusal(NamedTuple):
     code: str
     words: str
     instead: str | None = None
+    line: bool = True
 
 
 REFUSALS = {
@@ -235,11 +247,13 @@ REFUSALS = {
         "torch.bmm(kernels, F.unfold(x, size))",
         "patches by each sample's kernel",
     ),
-    "packed sequences": Refusal(
-        lambda: Text(packed_state), (9,), "model.packed-sequence", "lengths - 1", "last real step"
-    ),
-    "packed and padded sequences": Refusal(
-        lambda: Text(packed_steps), (9,), "model.packed-sequence", "lengths - 1", "last real step"
+    "mean over the longest sequence": Refusal(
+        lambda: Text(partial(packed_steps, total=None)),
+        (9,),
+        "model.padded-length",
+        "total_length=x.shape[1]",
+        "packed and padded sequences",
+        line=False,
     ),
     "products by scatter": Refusal(
         lambda: Written(lambda x: product_of_two(x, by_logarithms=False), 4),

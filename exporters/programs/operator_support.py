@@ -48,7 +48,8 @@ SUPPORTED = (
     ),
     SupportedGroup(
         "recurrence",
-        "nn.LSTM, nn.GRU, nn.RNN: any number of layers, one or both directions, as loops over time",
+        "nn.LSTM, nn.GRU, nn.RNN: any number of layers, one or both directions, as loops over "
+        "time; packed sequences, as masks",
     ),
     SupportedGroup("batch norm", "1-D and 2-D, with statistics of the batch or running statistics"),
     SupportedGroup(

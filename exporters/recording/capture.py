@@ -49,10 +49,10 @@ from exporters.recording.random_draws import (
     draws_outside_torch,
 )
 from exporters.recording.recording_comparison import check_recording
-from exporters.recording.replaced_functions import PackedSequenceError, replaced_functions
+from exporters.recording.replaced_functions import replaced_functions
 from exporters.recording.shared_tensors import first_names, tensors_by_all_names
 from exporters.recurrence.lstm_recording import lstm_shapes_only
-from profiles.errors import ModelError
+from profiles.errors import EdgeTailorError, ModelError
 
 aten = torch.ops.aten
 # Operators that keep the samples' values, so that an embedding after them still reads samples.
@@ -246,15 +246,7 @@ def record_current_mode(
             code="model.data-dependent-code",
             place=source_lines.place_of_error(error),
         ) from error
-    except PackedSequenceError as error:
-        raise ModelError(
-            "The model packs sequences of different lengths{place}; a graph has fixed shapes. Run "
-            "the layer over all steps, and take the last real step of each sample: "
-            "h[torch.arange(x.shape[0]), lengths - 1].",
-            code="model.packed-sequence",
-            place=source_lines.place_of_error(error),
-        ) from error
-    except ModelError:  # from joined inputs
+    except EdgeTailorError:  # from joined inputs or packed sequences
         raise
     except Exception as error:  # the model's own code may raise any error
         raise_if_interrupted(error)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +11,15 @@ from torch.fx import GraphModule
 
 from device_agent.formats.manifest import SAFE_LIMIT
 from exporters.programs import source_lines
-from exporters.programs.dropout import SeededBernoulli
+from exporters.programs.dropout import SeededBernoulli, has_dropout
 from exporters.programs.recorded_graph import MINIMUM_BATCH
 from exporters.recording.captured import Captured
 from exporters.recording.model_checks import check_output_type
 from exporters.recording.model_copies import twin_of
 from exporters.recording.model_output import trained_output
+from exporters.recording.packed_sequences import sorted_packing
+from exporters.recording.replaced_functions import replaced_functions
+from exporters.recurrence.packed_layers import OPERATORS
 from profiles.errors import ModelError
 
 RECORDING_TOLERANCE = 1e-3
@@ -36,6 +40,8 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
     for training, graph in ((True, captured.training), (False, captured.inference)):
         generator = torch.Generator().manual_seed(0)
         x = random_samples(captured, generator)
+        if packs_sequences(graph) and training:
+            check_padded_length(model, x)
         # Run them one after the other, because each needs memory for activations.
         expected, references = original_results(model, training, captured, x, generator)
         sizes = total_norm([expected]), total_norm(references.values())
@@ -62,13 +68,51 @@ def original_results(
     """
     # A copy: running the model updates the statistics of its batch norms.
     original = twin_of(model).train(training)
-    output = run_original(original, x)
+    graph = captured.training if training else captured.inference
+    packing: AbstractContextManager[None] = nullcontext()
+    if packs_sequences(graph):
+        # Masks of dropouts have the shape of padded sequences.
+        packing = replaced_functions() if has_dropout(graph) else sorted_packing()
+    with packing:
+        output = run_original(original, x)
     if not training:
         return output.detach(), {}
     parameters = dict(original.named_parameters())
     leaves = [parameters[name] for name in captured.parameters]
     own = original_gradients(output, random_like(output, generator), leaves)
     return output.detach(), dict(zip(captured.parameters, own, strict=True))
+
+
+def packs_sequences(graph: GraphModule) -> bool:
+    """Whether the recorded `graph` has a recurrent layer over packed sequences."""
+    packed = OPERATORS.values()
+    return any(node.target in packed for node in graph.graph.nodes)
+
+
+def check_padded_length(model: nn.Module, x: Tensor) -> None:
+    """Raise ModelError if the output of `model` depends on the longest sequence of the batch."""
+    outputs = []
+    for context in (sorted_packing(), sorted_packing(longer=True), replaced_functions()):
+        try:
+            with context:
+                outputs.append(trained_output(twin_of(model).eval()(x)))
+        except Exception:  # the user's code may raise anything
+            outputs.append(None)
+    first = outputs[0]
+    if all(output is None for output in outputs):
+        return  # it fails for another reason, which `run_original` reports
+    if not isinstance(first, Tensor) or not all(
+        isinstance(output, Tensor)
+        and output.shape == first.shape
+        and torch.allclose(output, first, RECORDING_TOLERANCE, RECORDING_TOLERANCE)
+        for output in outputs
+    ):
+        raise ModelError(
+            "The model's output for a sample depends on the longest sequence of its batch, to "
+            "which pad_packed_sequence pads. Pass the number of steps to it: "
+            "total_length=x.shape[1], or x.shape[0] for a layer without batch_first.",
+            code="model.padded-length",
+        )
 
 
 def recorded_results(

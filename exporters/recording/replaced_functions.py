@@ -3,18 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import NoReturn
 from unittest.mock import patch
 
-import torch
 from torch import Tensor
 from torch.nn.modules import transformer
 
+from exporters.recording.packed_sequences import padded_sequences
+
 LOCK = Lock()
-
-
-class PackedSequenceError(Exception):
-    """The model packs sequences of different lengths."""
 
 
 def is_declared_causal(
@@ -27,18 +23,13 @@ def is_declared_causal(
     return is_causal is True
 
 
-def refuse_packing(*_: object) -> NoReturn:
-    """Raise PackedSequenceError: the number of packed rows depends on the lengths."""
-    raise PackedSequenceError
-
-
 @contextmanager
 def replaced_functions() -> Iterator[None]:
-    """Context in which transformers take masks as they are given, and packing fails."""
+    """Context in which transformers take masks as they are given, and packing keeps padding."""
     # The functions are globals of torch: two threads must not replace them at the same time.
     with (
         LOCK,
         patch.object(transformer, "_detect_is_causal_mask", is_declared_causal),
-        patch.object(torch._VF, "_pack_padded_sequence", refuse_packing, create=True),
+        padded_sequences(),
     ):
         yield

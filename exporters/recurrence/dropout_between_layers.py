@@ -45,7 +45,7 @@ class SingleLayers:
         These are the output sequence of the last layer, then the final states of every layer.
         """
         arguments: Any = self._node.args
-        x, states, params, biases, count, rate, train, both, batch_first = arguments
+        x, states, params, biases, count, rate, train, both, batch_first, *lengths = arguments
         single = isinstance(states, Node)
         firsts = [states] if single else list(states)
         directions = 2 if both else 1
@@ -60,9 +60,8 @@ class SingleLayers:
             own = [self._call(aten.slice.Tensor, h, 0, *rows) for h in firsts]
             weights = list(params[layer * size : (layer + 1) * size])
             given = own[0] if single else own
-            ran = self._call(
-                self._node.target, x, given, weights, biases, 1, 0.0, train, both, False
-            )
+            settings = biases, 1, 0.0, train, both, False
+            ran = self._call(self._node.target, x, given, weights, *settings, *lengths)
             x, *last = (self._call(operator.getitem, ran, n) for n in range(1 + len(firsts)))
             lasts.append(last)
         if batch_first:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exporters.recurrence import packed_layers as packed
 from exporters.recurrence.loop_operator import loop
-from exporters.recurrence.recurrent_steps import GRU, LSTM, RELU, TANH
+from exporters.recurrence.packed_layers import mask_of_steps
+from exporters.recurrence.recurrent_steps import GRU, LSTM, MASKED, RELU, TANH
 from exporters.recurrence.replacements import Replacement, Replacements
 from profiles.errors import ExportError
 
@@ -18,6 +20,10 @@ STEPS = {
     aten.gru.input: GRU,
     aten.rnn_tanh.input: TANH,
     aten.rnn_relu.input: RELU,
+    packed.lstm: LSTM,
+    packed.gru: GRU,
+    packed.rnn_tanh: TANH,
+    packed.rnn_relu: RELU,
 }
 RECURRENT = tuple(STEPS)
 
@@ -32,9 +38,12 @@ class Cell:
     biases: Sequence[Tensor]
     reverse: bool
 
-    def run(self, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def run(
+        self, x: Tensor, states: Sequence[Tensor], mask: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Run the layer over x (T, i, B), starting from states (n, B).
 
+        `mask` is empty, or has one tensor (T, 1, B) with 1 for the steps of each sample, else 0.
         Returns the hidden states of all steps (T, n, B), and the list of the last states.
         """
         biases = [bias.unsqueeze(1) for bias in self.biases]
@@ -42,7 +51,8 @@ class Cell:
         if self.step != GRU and biases:
             biases = [biases[0] + biases[1]]
         constants = [self.w_x, self.w_h, *biases]
-        results = loop(self.step, list(states), [x], constants, self.reverse)
+        name = MASKED + self.step if mask else self.step
+        results = loop(name, list(states), [*mask, x], constants, self.reverse)
         return results[len(states)], results[: len(states)]
 
 
@@ -57,11 +67,13 @@ def run_recurrent_layers(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    *lengths: Tensor,
 ) -> tuple[Tensor, ...]:
     """Compute `layer`: `aten::lstm`, `aten::gru` or `aten::rnn_*`, with loops over time.
 
     Other arguments and results are those of the ATen operator: x is (T, B, i), or (B, T, i) if
-    `batch_first`; each state is (layers * directions, B, n).
+    `batch_first`; each state is (layers * directions, B, n). The operators for packed sequences
+    also take the number of steps of each sample, (B,).
 
     Raises:
         ExportError: The LSTM has projections.
@@ -73,13 +85,10 @@ def run_recurrent_layers(
     directions = 2 if bidirectional else 1
     # Projections add one more weight to each cell.
     if len(params) != per_cell * num_layers * directions:
-        raise ExportError(
-            "The model has an LSTM with projections (proj_size), which cannot be exported. Remove "
-            "proj_size and put a linear layer after the LSTM.",
-            code="export.lstm-projections",
-        )
+        raise lstm_projections()
     # Loops run on (T, features, batch); see recurrent_steps.py for the reason.
     x = x.permute(1, 2, 0) if batch_first else x.transpose(1, 2)
+    mask = [mask_of_steps(x.shape[0], given).to(x.dtype).unsqueeze(1) for given in lengths]
     last = []
     for depth in range(num_layers):
         sequences = []
@@ -87,12 +96,21 @@ def run_recurrent_layers(
             # PyTorch orders parameters by layer, then direction: forward before backward.
             w_x, w_h, *biases = params[per_cell * number : per_cell * (number + 1)]
             cell = Cell(STEPS[layer], w_x, w_h, biases, reverse=number % directions == 1)
-            sequence, final = cell.run(x, [state[number].t() for state in states])
+            sequence, final = cell.run(x, [state[number].t() for state in states], mask)
             sequences.append(sequence)
             last.append(final)
         x = sequences[0] if directions == 1 else torch.cat(sequences, 1)
     x = x.permute(2, 0, 1) if batch_first else x.transpose(1, 2)
     return x, *(torch.stack(column).transpose(1, 2) for column in zip(*last, strict=True))
+
+
+def lstm_projections() -> ExportError:
+    """The error for an LSTM with projections."""
+    return ExportError(
+        "The model has an LSTM with projections (proj_size), which cannot be exported. Remove "
+        "proj_size and put a linear layer after the LSTM.",
+        code="export.lstm-projections",
+    )
 
 
 def reshape(view: Any, x: Tensor, size: Sequence[int]) -> Tensor:

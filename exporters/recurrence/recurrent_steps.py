@@ -12,7 +12,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from exporters.recurrence.loop_operator import Gradients, Loop, Results, Step, loop, register
+from exporters.recurrence.loop_operator import (
+    STEPS,
+    Gradients,
+    Loop,
+    Results,
+    Step,
+    loop,
+    register,
+)
 
 SMALLEST = 1e-20
 """Gradients that go back from step to step are rounded to multiples of about 1e-27, which is this
@@ -79,20 +87,12 @@ def lstm_derivative(loop_run: Loop, gradients: Gradients) -> Gradients:
     """Gradients of an LSTM's loop; those of weights and bias are sums over time and batch."""
     d_h, d_c, *d_read = gradients[:3]
     *gates, c, h = loop_run.results[3:]
-    states = [or_zeros(d_h, loop_run.states[0]), or_zeros(d_c, loop_run.states[1])]
-    w_x, w_h, *bias = loop_run.constants
-    read = [*gates, c, *without_none(d_read)]
-    results = loop(LSTM_BACK, states, read, [w_x.t(), w_h.t()], not loop_run.reverse)
-    # The backward loop runs in the opposite direction. Its outputs are sorted by time again.
-    *firsts, d_x, d_sums = results
+    _, _, *bias = loop_run.constants
+    *mask, x = loop_run.inputs
+    *firsts, d_x, d_sums = run_back(LSTM_BACK, loop_run, [d_h, d_c], [*gates, c], d_read)
     d_bias = [d_sums.sum([0, 2]).unsqueeze(1) for _ in bias]
-    return (
-        *firsts,
-        d_x,
-        sum_over_time(d_sums, loop_run.inputs[0]),
-        sum_over_time(d_sums, h),
-        *d_bias,
-    )
+    d_w = sum_over_time(d_sums, x), sum_over_time(d_sums, h)
+    return *firsts, *(None for _ in mask), d_x, *d_w, *d_bias
 
 
 def gru(h: Tensor, x: Tensor, w_x: Tensor, w_h: Tensor, *biases: Tensor) -> Results:
@@ -126,16 +126,12 @@ def gru_backward(
 def gru_derivative(loop_run: Loop, gradients: Gradients) -> Gradients:
     """Gradients of a GRU's loop: w_x and b_x follow from the gradient of v, w_h and b_h from u."""
     d_h, *d_read = gradients[:2]
-    states, read = (
-        [or_zeros(d_h, loop_run.states[0])],
-        [*loop_run.results[2:], *without_none(d_read)],
-    )
-    w_x, w_h, *biases = loop_run.constants
-    results = loop(GRU_BACK, states, read, [w_x.t(), w_h.t()], not loop_run.reverse)
-    d_h, d_x, d_v, d_u = results
+    read, (_, _, *biases) = loop_run.results[2:], loop_run.constants
+    *mask, x = loop_run.inputs
+    first, d_x, d_v, d_u = run_back(GRU_BACK, loop_run, [d_h], read, d_read)
     d_biases = [d.sum([0, 2]).unsqueeze(1) for d in (d_v, d_u) if biases]
-    d_w = sum_over_time(d_v, loop_run.inputs[0]), sum_over_time(d_u, loop_run.results[-1])
-    return d_h, d_x, *d_w, *d_biases
+    d_w = sum_over_time(d_v, x), sum_over_time(d_u, loop_run.results[-1])
+    return first, *(None for _ in mask), d_x, *d_w, *d_biases
 
 
 def plain(activation: Callable[[Tensor], Tensor]) -> Callable[..., Results]:
@@ -164,18 +160,72 @@ def plain_derivative(name: str) -> Callable[[Loop, Gradients], Gradients]:
 
     def derivative(loop_run: Loop, gradients: Gradients) -> Gradients:
         d_h, *d_read = gradients[:2]
-        states, read = (
-            [or_zeros(d_h, loop_run.states[0])],
-            [loop_run.results[1], *without_none(d_read)],
-        )
-        w_x, w_h, *bias = loop_run.constants
-        results = loop(name, states, read, [w_x.t(), w_h.t()], not loop_run.reverse)
-        d_h, d_x, d_sum = results
+        new, h = loop_run.results[1:]
+        _, _, *bias = loop_run.constants
+        *mask, x = loop_run.inputs
+        first, d_x, d_sum = run_back(name, loop_run, [d_h], [new], d_read)
         d_bias = [d_sum.sum([0, 2]).unsqueeze(1) for _ in bias]
-        d_w = sum_over_time(d_sum, loop_run.inputs[0]), sum_over_time(d_sum, loop_run.results[2])
-        return d_h, d_x, *d_w, *d_bias
+        d_w = sum_over_time(d_sum, x), sum_over_time(d_sum, h)
+        return first, *(None for _ in mask), d_x, *d_w, *d_bias
 
     return derivative
+
+
+def run_back(
+    name: str, loop_run: Loop, d_states: Gradients, read: list[Tensor], d_read: Gradients
+) -> list[Tensor]:
+    """Run the backward step `name` in the opposite direction; its outputs are sorted by time.
+
+    `d_states` and `d_read` are the gradients of the last states and of the output h', None for
+    unread ones. `read` is what the forward steps kept.
+    """
+    states = [or_zeros(d, state) for d, state in zip(d_states, loop_run.states, strict=True)]
+    w_x, w_h, *_ = loop_run.constants
+    *mask, _ = loop_run.inputs
+    d_output = [d * mask[0] if mask else d for d in without_none(d_read)]
+    inputs = [*mask, *read, *d_output]
+    return list(
+        loop(
+            MASKED + name if mask else name,
+            states,
+            inputs,
+            [w_x.t(), w_h.t()],
+            not loop_run.reverse,
+        )
+    )
+
+
+def masked(step: Step) -> Step:
+    """Build the step that keeps the states where the mask (1, B), its first input, is 0.
+
+    Elsewhere the mask is 1. The first output is 0 where the mask is 0.
+    """
+
+    def function(*arguments: Tensor) -> Results:
+        states, (m, *rest) = arguments[: step.states], arguments[step.states :]
+        results = step.function(*states, *rest)
+        new = [
+            m * value + (1 - m) * old
+            for value, old in zip(results[: step.states], states, strict=True)
+        ]
+        output, *kept = results[step.states :]
+        return *new, m * output, *kept
+
+    return Step(step.states, function, step.derivative)
+
+
+def masked_back(step: Step) -> Step:
+    """Build the backward step of `masked`: where the mask is 0, gradients pass unchanged."""
+
+    def function(*arguments: Tensor) -> Results:
+        d_states, (m, *rest) = arguments[: step.states], arguments[step.states :]
+        results = step.function(*(m * d for d in d_states), *rest)
+        firsts = [
+            first + (1 - m) * d for first, d in zip(results[: step.states], d_states, strict=True)
+        ]
+        return *firsts, *results[step.states :]
+
+    return Step(step.states, function)
 
 
 def or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
@@ -194,6 +244,8 @@ def sum_over_time(left: Tensor, right: Tensor) -> Tensor:
     return rows @ right.transpose(1, 2).reshape(-1, right.shape[1])
 
 
+MASKED = "masked_"
+"""Prefix of steps whose first input is a mask of the samples whose sequences have this step."""
 LSTM_BACK = register("lstm_back", Step(2, lstm_backward))
 LSTM = register("lstm", Step(2, lstm, lstm_derivative))
 GRU_BACK = register("gru_back", Step(1, gru_backward))
@@ -202,3 +254,7 @@ TANH_BACK = register("rnn_tanh_back", Step(1, plain_backward(lambda new: 1 - new
 TANH = register("rnn_tanh", Step(1, plain(torch.tanh), plain_derivative(TANH_BACK)))
 RELU_BACK = register("rnn_relu_back", Step(1, plain_backward(lambda new: (new > 0).to(new.dtype))))
 RELU = register("rnn_relu", Step(1, plain(torch.relu), plain_derivative(RELU_BACK)))
+for name in (LSTM, GRU, TANH, RELU):
+    register(MASKED + name, masked(STEPS[name]))
+for name in (LSTM_BACK, GRU_BACK, TANH_BACK, RELU_BACK):
+    register(MASKED + name, masked_back(STEPS[name]))

@@ -31,6 +31,8 @@ one value per result of the operator."""
 
 LoweringRules = dict[OpOverload[..., Any] | HigherOrderOperator, LoweringRule]
 Number = bool | int | float
+OPEN_SIZE = "it needs a fixed size, and the batch may have any"
+"""The reason why an operator along the batch axis has no TFLite form."""
 
 ARITHMETIC: dict[Any, str] = {
     operator.add: "ADD",
@@ -182,7 +184,7 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
             operator=name,
             operation=str(target),
             place=place,
-            reason=str(error),
+            reason=str(error) if isinstance(error, UnsupportedError) else OPEN_SIZE,
         ) from error
 
 

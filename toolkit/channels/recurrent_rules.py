@@ -57,4 +57,5 @@ def join_cell(step: Step, tensors: list[Axes], inputs: Axis, hidden: Axis) -> No
         step.units.join(axes[0], gates)
 
 
-RULES: dict[str, Rule] = dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent)
+KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+RULES: dict[str, Rule] = dict.fromkeys((*KINDS, *(f"packed_{kind}" for kind in KINDS)), recurrent)

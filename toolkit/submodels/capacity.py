@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 
 from exporters.programs.operation_counts import macs_of
 from exporters.programs.recorded_graph import attributes_read
+from exporters.recurrence import packed_layers
 
 aten = torch.ops.aten
 WEIGHTED = (
@@ -102,7 +103,7 @@ def count_activations(graph: GraphModule, batch: int) -> int:
 
 def activations_of(node: Node, batch: int) -> int:
     """Activations of the operator `node` for `batch` samples; 0 if it does not count."""
-    if node.target is LSTM:
+    if node.target in (LSTM, packed_layers.lstm):
         return batch * LSTM_VALUES * lstm_units(node) * recurrent_steps(node)
     size = count_elements(node, batch) if node.target in WEIGHTED else 0
     # A layer with one output for each sample does not count.
