@@ -49,8 +49,8 @@ def bundle_files(
             value = values[entry.name]
             if tuple(value.shape) != entry.shape:
                 raise ExportError(
-                    "The tensor {tensor!r} has shape {shape}; the program needs {expected}. Cut "
-                    "the weights for this program.",
+                    "The tensor {tensor!r} has shape {shape}; the submodel's program needs "
+                    "{expected}. Cut the values from the global model for this submodel.",
                     code="export.wrong-shape",
                     tensor=entry.name,
                     shape=tuple(value.shape),
@@ -58,8 +58,8 @@ def bundle_files(
                 )
             if value.dtype != DTYPES[entry.dtype]:
                 raise ExportError(
-                    "The tensor {tensor!r} has type {dtype}; the program needs {expected}. Cut "
-                    "the weights for this program.",
+                    "The tensor {tensor!r} has type {dtype}; the submodel's program needs "
+                    "{expected}. Cut the values from the global model for this submodel.",
                     code="export.wrong-type",
                     tensor=entry.name,
                     dtype=str(value.dtype).removeprefix("torch."),

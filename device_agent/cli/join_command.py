@@ -64,4 +64,4 @@ def join(
         url, read_token(token_file), name, folder, replace=replace, certificate=certificate
     )
     where = "" if state is None else f" --state {state}"
-    click.echo(f"{identity.device}: now edgetailor-agent run --data DATA{where}")
+    click.echo(f"{identity.device} has joined; next: edgetailor-agent run --data DATA{where}")

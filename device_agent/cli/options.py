@@ -118,8 +118,8 @@ OWNER_OPTIONS = (
     click.option(
         "--report-classes",
         is_flag=True,
-        help="If the federation is judged by its devices and asks for it, also report how well the "
-        "model recognises each class of this device's samples.",
+        help="If the devices judge the model and the operator asks for it, also report how well "
+        "the model recognises each class of this device's samples.",
     ),
     click.option(
         "--fine-tune",

@@ -94,7 +94,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, NameResolutionError):
         return "its name cannot be resolved"
     if isinstance(error, ConnectTimeoutError) and not isinstance(error, NewConnectionError):
-        return "no answer to the connection"
+        return "no answer to the attempt to connect"
     if isinstance(error, ReadTimeoutError):
         return "connected, but no answer came"
     if isinstance(error, SSLError):
@@ -123,10 +123,11 @@ def tls_reason(error: Exception | None) -> str:
             )
         if error.verify_code in UNTRUSTED:
             return (
-                f"{error.verify_message}; join with --certificate if `edgetailor serve` prints it; "
-                "for an authority of your own, set SSL_CERT_FILE to the file of its certificate"
+                f"{error.verify_message}; if `edgetailor serve` prints --certificate, join with "
+                "it; if you have your own authority, set SSL_CERT_FILE to the file of its "
+                "certificate"
             )
-        return f"{error.verify_message}; use a host name in the URL that the certificate is for"
+        return f"{error.verify_message}; in the URL, use a host name that the certificate is for"
     if isinstance(error, ssl.SSLError) and error.reason in PLAIN_HTTP:
         return "the answer is not TLS; write http:// if the server does not use TLS"
     if isinstance(error, CUT):

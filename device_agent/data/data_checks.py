@@ -289,8 +289,8 @@ def check_classes(
     ends = value_range(y, on_piece, IGNORED if y.ndim > 1 else None)
     if ends is None:
         raise DataError(
-            "{origin}: all labels in y are {ignored}, which means that the position is ignored. "
-            "Give samples with labels.",
+            "{origin}: all labels in y are {ignored}, the label of ignored positions. Give "
+            "samples with labels.",
             code="data.no-labels",
             origin=origin,
             ignored=IGNORED,
@@ -328,8 +328,8 @@ def check_sequences(y: np.ndarray, origin: str) -> None:
         if wrong.any():
             row = rows.start + int(wrong.argmax())
             raise DataError(
-                "{origin}: with the loss ctc, the labels of a sample are a sequence without 0 (the "
-                "blank), followed by {ignored} to the end. Sample {sample} (counted from 0) has "
+                "{origin}: with the loss ctc, the labels of a sample must be its sequence without "
+                "0 (the blank), and then only {ignored}. Sample {sample} (counted from 0) has "
                 "other labels.",
                 code="data.not-a-sequence",
                 sample=row,

@@ -120,7 +120,7 @@ def join(
             log.info("%s has joined %s already, as %s.", known.name, url, known.device)
             return known
         else:
-            log.info("%s does not know %s any more: it joins again.", url, known.device)
+            log.info("%s does not know %s any more: the device joins again.", url, known.device)
     client = CoordinatorClient(
         url,
         token,
@@ -194,9 +194,10 @@ def consent(asked: EvaluationRequest) -> str:
     """What a federation that is judged by its devices keeps apart and what it receives."""
     classes = " Counts of each class are sent only with `run --report-classes`."
     return (
-        f"{asked.share:.0%} of this device's samples are kept apart and never trained. In each "
-        "round the device sends how many of them the model predicts correctly, before and after "
-        f"its training, and the sums of losses and errors.{classes if asked.by_class else ''}"
+        f"{asked.share:.0%} of this device's samples are kept apart and never used for training. "
+        "In each round the device sends how many of them the model predicts correctly, before and "
+        "after its training, and the sums of losses and "
+        f"errors.{classes if asked.by_class else ''}"
     )
 
 
@@ -226,8 +227,8 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
     except ClientError as error:
         if not offline:
             raise ClientError(
-                "{problem} Nothing was removed. Leave when the coordinator can be reached, or now "
-                "with --offline; the coordinator then keeps the place of {device}.",
+                "{problem} Nothing was removed. Try again when the coordinator can be reached. Or "
+                "leave now with --offline: then the coordinator keeps the place of {device}.",
                 code="client.not-left",
                 device=known.device,
                 url=known.url,

@@ -99,8 +99,8 @@ class OwnerLimits:
         """
         if self.max_temperature is not None and sensors.temperature_c(root) is None:
             raise InputError(
-                "This machine has no temperature sensor in /sys/class/thermal, so it cannot keep "
-                "--max-temperature. Leave that option out.",
+                "This machine has no temperature sensor in /sys/class/thermal, so "
+                "--max-temperature cannot be used. Leave this option out.",
                 code="option.no-temperature-sensor",
             )
 

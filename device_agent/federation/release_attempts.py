@@ -29,8 +29,8 @@ class ReleaseAttempts:
         """
         if self._attempts.failures(task) >= MAX_FAILURES:
             raise LimitError(
-                "The agent was killed {times} times in a row while {task}, and does not try it "
-                "again; see the system's log for whether memory ran out.",
+                "The agent was killed {times} times in a row while {task}. It does not try this "
+                "again. The system's log says whether memory ran out.",
                 code="release.killed",
                 times=MAX_FAILURES,
                 task=task,

@@ -164,8 +164,8 @@ class Releases:
             check_release(offer, self._key)
         if offer.issued < self._pointer.issued:
             raise TrustError(
-                "The offer of release {number} is older than one that this device has followed. "
-                "Somebody may have sent an old message again. Nothing was changed.",
+                "The offer of release {number} is older than the newest offer that this device "
+                "has followed. Somebody may have sent an old message again. Nothing was changed.",
                 code="trust.old-release",
                 number=offer.number,
                 issued=offer.issued,
@@ -210,7 +210,7 @@ class Releases:
             return
         about = f"Release {offer.number} asks for {offer.fine_tune} steps of fine-tuning"
         if self._tune is None:
-            self._tell(f"{about}. The owner agrees with `run --fine-tune`.")
+            self._tell(f"{about}. To agree, the owner starts `run` with --fine-tune.")
             return
         try:
             self._check(offer)

@@ -18,7 +18,7 @@ from profiles.errors import DoesNotFitError, LimitError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-KILLED = "its process was killed; see the system's log for whether memory ran out"
+KILLED = "its process was killed; the system's log says whether memory ran out"
 MAX_FAILURES = 3
 """After this many failures in a row the agent asks for a smaller submodel. A final failure is
 reported at once."""

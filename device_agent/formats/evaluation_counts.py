@@ -133,7 +133,7 @@ def check_counts(counts: EvaluationCounts, origin: str) -> None:
 def _impossible(counts: EvaluationCounts) -> str | None:
     """Why no evaluation can have given `counts`; None if one can."""
     if not 1 <= counts.samples <= MOST_EVALUATED:
-        return f"{counts.samples:,} samples, where 1 to {MOST_EVALUATED:,} are possible"
+        return f"{counts.samples:,} samples, but only 1 to {MOST_EVALUATED:,} are possible"
     if counts.correct is not None and counts.correct > counts.counted:
         return f"{counts.correct:,} of {counts.counted:,} labels are correct"
     if counts.loss_sum < 0:
@@ -145,7 +145,8 @@ def _impossible(counts: EvaluationCounts) -> str | None:
         most = math.sqrt(counts.loss_sum * counts.counted)
         if not 0 <= counts.absolute_sum <= ROUNDED * most:
             return (
-                f"a sum of absolute errors of {counts.absolute_sum:g}, where {most:g} is the most"
+                f"a sum of absolute errors of {counts.absolute_sum:g}, but at most {most:g} is "
+                "possible"
             )
     if counts.classes is None:
         return None

@@ -229,8 +229,8 @@ def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
             # The name becomes a file name, so it must not leave the folder of recordings.
             if not instruction.target.isidentifier():
                 yield BundleError(
-                    "{origin} gives a file of recorded activations the name {recording!r}, which "
-                    "is not a plain name of letters, digits and underscores. {repair}",
+                    "{origin}: a file of recorded activations cannot have the name {recording!r}. "
+                    "Its name may have only letters, digits and underscores. {repair}",
                     code="bundle.bad-recording-name",
                     recording=instruction.target,
                     origin=origin,
@@ -315,9 +315,9 @@ def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         or not _in_a_row(manifest.schedule)
     ):
         yield BundleError(
-            "{origin} has `output`, so it must have the signature {signature!r}, before it only "
-            "stages that each record the output of the one before, one input and one output for "
-            "each signature, and no tensors. {repair}",
+            "{origin} has `output`, so it must only predict: stages that each read the output of "
+            "the stage before, then {signature!r}. Each signature must have one input and one "
+            "output, and the bundle must have no tensors. {repair}",
             code="bundle.not-for-inference",
             signature=PREDICT,
             origin=origin,

@@ -102,11 +102,11 @@ def misfit(
         The reason, as a clause without a full stop.
     """
     if dtype != "float32":
-        return f"files give float32 samples, and the model takes {dtype}"
+        return f"files give float32 samples, but the model takes {dtype}"
     shape = tuple(sample_shape)
     if isinstance(preprocessing, Images):
         if len(shape) != 3 or shape[0] not in (1, 3):
-            return f"pictures give samples (1, h, w) or (3, h, w), and the model takes {shape}"
+            return f"pictures give samples (1, h, w) or (3, h, w), but the model takes {shape}"
         channels = shape[0]
     else:
         channels = len(preprocessing.columns)
@@ -114,13 +114,16 @@ def misfit(
         if len(shape) > 2 or shape[axis] != channels:
             window = "(lines, {0})" if axis else "({0}, lines)"
             given = f"({channels},) or {window.format(channels)}"
-            wrong = f"its columns give samples {given}, and the model takes {shape}"
+            wrong = f"its columns give samples {given}, but the model takes {shape}"
             other = "last" if axis == 0 else "first"
             if len(shape) == 2 and shape[-1 - axis] == channels:
                 wrong += f'. With channels = "{other}" they fit'
             return wrong
         if preprocessing.label in preprocessing.columns:
-            return f"the column {preprocessing.label!r} cannot be label and sample"
+            return (
+                f"the column {preprocessing.label!r} cannot be both the label and part of the "
+                "sample"
+            )
     for key, numbers in (("mean", preprocessing.mean), ("std", preprocessing.std)):
         if len(numbers) not in (0, channels):
             return f"{key} needs {channels} numbers, one for each channel; it has {len(numbers)}"
@@ -133,7 +136,7 @@ def misfit(
     if regression and names:
         return "a regression (loss mse) has no classes"
     if classes is not None and names and len(names) != max(classes, 2):
-        return f"it names {len(names)} classes, and the model has {max(classes, 2)}"
+        return f"it names {len(names)} classes, but the model has {max(classes, 2)}"
     if labels is not None and any(size != 1 for size in labels):
-        return f"files give one label for each sample, and the model takes labels {tuple(labels)}"
+        return f"files give one label for each sample, but the model takes labels {tuple(labels)}"
     return None

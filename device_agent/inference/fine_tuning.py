@@ -84,7 +84,7 @@ def fine_tune(
     bundle = open_bundle(training)
     if any(entry.role == "personal" for entry in bundle.manifest.tensors):
         raise BundleError(
-            "{path} has a personal model, which is not fine-tuned.",
+            "{path} has a personal model, so it cannot be used to fine-tune a release.",
             code="release.personal-model",
             path=str(training),
         )
@@ -95,7 +95,10 @@ def fine_tune(
     local = trial_data(present.bundle.manifest, data, scratch)
     samples = trial_samples(len(local), request)
     if len(samples) < FEWEST:
-        log.info("The release is not fine-tuned: %s to compare.", counted(len(samples), "sample"))
+        log.info(
+            "The release is not fine-tuned: %s, too few to compare the models.",
+            counted(len(samples), "sample"),
+        )
         return FineTuned()
     before = model_scores(present, local, samples, meaning)
     del present  # one model is in memory at a time

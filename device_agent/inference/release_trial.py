@@ -104,7 +104,10 @@ def try_release(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if len(samples) < FEWEST:
-        log.info("The release is taken without a comparison: %s.", counted(len(samples), "sample"))
+        log.info(
+            "The release is taken without a comparison: %s, too few to compare the models.",
+            counted(len(samples), "sample"),
+        )
     reason = unusable(after)
     if reason is None and before is not None and len(samples) >= FEWEST:
         reason = worse(before, after)
@@ -197,12 +200,12 @@ def worse(before: Scores, after: Scores) -> str | None:
         lost = (before.correct - after.correct).astype(np.float64)
         figures = [f"{right.sum() / labels:.1%}" for right in (before.correct, after.correct)]
         if lost.sum() / labels > ACCURACY_MARGIN and _chance(lost) < CHANCE:
-            return f"accuracy {figures[1]} on {len(lost)} own samples, and {figures[0]} before"
+            return f"accuracy {figures[1]} on {len(lost)} own samples; present model: {figures[0]}"
         return None
     lost = after.loss - before.loss
     if lost.sum() > LOSS_MARGIN * before.loss.sum() and _chance(lost) < CHANCE:
         figures = [f"{score.loss.sum() / labels:.4g}" for score in (before, after)]
-        return f"loss {figures[1]} on {len(lost)} own samples, and {figures[0]} before"
+        return f"loss {figures[1]} on {len(lost)} own samples; present model: {figures[0]}"
     return None
 
 

@@ -142,8 +142,12 @@ def legend(profiles: Sequence[Profile]) -> list[str]:
     runtimes = dict.fromkeys(profile.machine.runtime for profile in profiles)
     recording = any(profile.of_role("stage") for profile in profiles)
     return [
-        f"s/batch: median of {method.runs} training steps; spread: p10 to p90, relative to it",
-        *(["a slice's time is without recording activations, once per training"] * recording),
+        f"s/batch: median of {method.runs} training steps; spread: p10 to p90, relative to the "
+        "median",
+        *(
+            ["a slice's time does not include recording activations, done once in a training"]
+            * recording
+        ),
         "peak MB: the whole process that trains, with Python and the runtime",
         f"{', '.join(runtimes)}; threads {method.threads or 'all'}",
         f"on {about.model or about.processor or about.architecture}",

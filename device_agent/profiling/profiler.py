@@ -197,7 +197,7 @@ class ChildProcesses:
         """The error for a child process that ended with the status `code`."""
         reason = failure(code, errors)
         return BundleError(
-            "{path} could not be measured ({together}): {reason}",
+            "{path}: {together} could not be measured: {reason}",
             code="measurement.failed",
             path=str(self.bundle.folder),
             signatures=list(task.signatures),

@@ -59,8 +59,9 @@ def with_checked_form(
     if remembered[key] is None:
         return plan
     log.warning(
-        "%s trains its plain graphs here, because their form %s gives other results: %s. Please "
-        "report it at %s with the output of `edgetailor-agent doctor`. Delete %s to compare again.",
+        "%s trains with its plain graphs on this machine, because the form %s of the graphs gives "
+        "other results: %s. Please report it at %s with the output of `edgetailor-agent doctor`. "
+        "Delete %s to compare again.",
         plan.bundle.manifest.submodel, plan.form, remembered[key], issues_url(), file,
     )  # fmt: skip
     return plan.in_plain_form()

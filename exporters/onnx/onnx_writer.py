@@ -216,8 +216,8 @@ def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
     ):
         if [value.name for value in values] != [port.name for port in ports]:
             raise ExportError(
-                "Signature {signature!r}: the {kind} of the graph are not those of the program. "
-                "Please report this at {issues_url}.",
+                "Signature {signature!r}: the {kind} of the ONNX graph differ from those of the "
+                "traced program. Please report this at {issues_url}.",
                 code="export.wrong-ports",
                 signature=signature.name,
                 kind=kind,

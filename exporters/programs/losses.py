@@ -248,9 +248,9 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
     classes = class_count(shape)
     if loss == "binary-cross-entropy" and classes != 1:
         raise ModelError(
-            "The loss {loss!r} needs a model with one output, the logit of class 1. This model has "
-            '{outputs} outputs. Use "cross-entropy"; for several yes-or-no answers z of one sample '
-            "with it, return torch.stack([torch.zeros_like(z), z], -1).",
+            "The loss {loss!r} needs a model with one output, the logit of class 1. This model "
+            'has {outputs} outputs. Use "cross-entropy". If the outputs z are several yes-or-no '
+            "answers for one sample, return torch.stack([torch.zeros_like(z), z], -1).",
             code="model.loss-mismatch",
             loss=loss,
             outputs=classes,

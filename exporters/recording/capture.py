@@ -294,8 +294,8 @@ def fixed_batch_error(reason: str) -> ModelError:
         )
     return ModelError(
         "The model can be recorded only for some batch sizes: its code fixes or reads the number "
-        "of samples. Write -1 for the batch in reshape and view and x.shape[0] in place of len(x), "
-        "and do not branch on it.",
+        "of samples. In reshape and view, write -1 for the batch. Elsewhere, write x.shape[0] in "
+        "place of len(x), and do not branch on it.",
         code="model.fixed-batch",
     )
 

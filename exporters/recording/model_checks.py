@@ -262,8 +262,9 @@ def check_operators(graph: GraphModule) -> None:
             )
         if argument(node, "reduce") == "prod":
             raise ModelError(
-                "The model multiplies what it writes to one place{place}; neither format has the "
-                "gradient. Add logarithms with scatter_add and take the exponential.",
+                "The model multiplies all values that it writes to one element{place}. Neither "
+                "ONNX nor TFLite has the gradient of this product. Instead, add the logarithms "
+                "with scatter_add, and take the exponential of the sum.",
                 code="model.scattered-product",
                 place=place,
             )

@@ -162,7 +162,7 @@ def _checked(name: str, value: Tensor, model: GlobalModel) -> Tensor:
         )
     if not torch.isfinite(value).all():
         raise InputError(
-            "The strategy returned a number in {parameter!r} that is not finite.",
+            "The strategy returned {parameter!r} with a number that is not finite.",
             code="aggregate.not-finite",
             parameter=name,
         )

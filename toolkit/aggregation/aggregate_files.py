@@ -67,9 +67,9 @@ def aggregate_files(
             record, tensors = read_update(folder)
             if record.base != base:
                 raise UpdateError(
-                    "{path} was trained from another global model than {global_file}: it belongs "
-                    "to another model or another round. Aggregate it into the weights that its "
-                    "bundle was cut from.",
+                    "{path} was not trained from the global model {global_file}: it belongs to "
+                    "another model or another round. Give the global weights that its bundle was "
+                    "cut from.",
                     code="aggregate.other-model",
                     path=str(folder),
                     global_file=str(global_file),

@@ -274,8 +274,8 @@ def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -
         )
     if training.batch_norm != "static" and statistics is not None:
         raise InputError(
-            '`statistics` are for batch_norm = "static"; batch_norm is "{batch_norm}". Remove '
-            "`statistics`, or set batch_norm to static.",
+            '`statistics` is only for batch_norm = "static", but batch_norm is "{batch_norm}". '
+            "Remove `statistics`, or set batch_norm to static.",
             code="option.conflict",
             options=["statistics", "batch_norm"],
             batch_norm=training.batch_norm,

@@ -106,7 +106,8 @@ def _check_origin(
         )
     if record.updates > MOST_UPDATES:
         raise UpdateError(
-            "{origin} claims to have {found} updates; it may have at most {most:,}. Leave it out.",
+            "{origin} claims to have {found} updates; it may have at most {most:,}. Leave this "
+            "partial aggregate out.",
             code="partial.too-many-updates",
             found=record.updates,
             most=MOST_UPDATES,
@@ -162,7 +163,8 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
         )
     for name in sorted(set(record.trained) - held):
         raise UpdateError(
-            "{origin} lists {parameter!r} as trained, but has no sum of it. Leave it out.",
+            "{origin} lists {parameter!r} as trained, but has no sum of it. Leave this partial "
+            "aggregate out.",
             code="partial.unknown-parameter",
             parameter=name,
             origin=origin,
@@ -182,8 +184,9 @@ class _WeightLimits:
         for weight in weights:
             if not self.least <= weight <= self.most * (1 + ROUNDING):
                 raise UpdateError(
-                    "{origin}: {what} has the weight {weight:g}; under this policy the weight of "
-                    "its updates is from {least:g} to {most:g}. Leave it out.",
+                    "{origin}: {what} has the weight {weight:g}. Under this aggregation policy "
+                    "the weight must be from {least:g} to {most:g}. Leave this partial aggregate "
+                    "out.",
                     code="partial.wrong-weight",
                     weight=weight,
                     least=self.least,
@@ -218,7 +221,7 @@ def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None
         or sum(math.prod(part.shape) for part in parts) > COVERS * tensor.numel()
     ):
         raise UpdateError(
-            "{origin}: the weights of {name} must be for one or more different parts of it. The "
+            "{origin} must have weights for one or more parts of {name}, once for each part. All "
             "parts together may have at most {times} times the elements of the tensor. Leave this "
             "partial aggregate out.",
             code="partial.wrong-parts",
@@ -244,8 +247,9 @@ def _check_factors(
     spec = parse_spec(factors.submodel)
     if not recovering_family(spec).averages_factors or spec.head != factors.submodel:
         raise UpdateError(
-            "{origin} has sums of factors under {submodel!r}, which is not a family and size whose "
-            "factors are averaged. Add these updates to the sums of the global tensors instead.",
+            "{origin} has sums of factors for {submodel!r}. Only a family that averages factors "
+            "may have them, under its name and size without options. Add these updates to the "
+            "sums of the global tensors instead.",
             code="partial.unexpected-factors",
             submodel=factors.submodel,
             origin=origin,

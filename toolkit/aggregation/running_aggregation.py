@@ -207,7 +207,7 @@ def check_finite(name: str, new: Tensor) -> Tensor:
     # One sum instead of isfinite on every element: no temporary of the tensor's size.
     if not np.isfinite(new.numpy().sum(dtype=np.float64)):
         raise UpdateError(
-            "The updates of {parameter!r} add up to more than float32 holds; training diverged. "
+            "The sum of the updates of {parameter!r} is too large for float32: training diverged. "
             "Lower the learning rate.",
             code="aggregate.overflow",
             parameter=name,

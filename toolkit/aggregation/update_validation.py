@@ -198,7 +198,8 @@ def _check_group(
         )
     if any(entry.part != entries[0].part for entry in entries):
         raise UpdateError(
-            "{origin}: the factors of {parameter!r} name different parts of it.",
+            "{origin}: the factors of {parameter!r} are for different parts of this tensor. All "
+            "of them must be for the same part.",
             code="update.different-parts",
             parameter=name,
             origin=origin,
@@ -243,8 +244,8 @@ def _check_rank(name: str, entries: list[TensorEntry], held: tuple[int, ...], or
     largest = math.prod(held) // max(held) * sum(held)
     if not 0 < numbers <= largest:
         raise UpdateError(
-            "{origin} has factors of {numbers} numbers for {parameter!r}; factors of a tensor of "
-            "shape {held} have 1 to {most} numbers.",
+            "{origin}: all factors of {parameter!r} together have {numbers} elements; for a "
+            "tensor of shape {held} they must have 1 to {most}.",
             code="update.wrong-rank",
             parameter=name,
             most=largest,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option(
     "--by",
     type=Choice(["class", "device"]),
-    help="Also compare the last rounds by class, or on the devices and by kind.",
+    help="Also compare the last rounds: the accuracy of each class, or the figures on devices.",
 )
 @click.option("--curves", type=click.Path(path_type=Path), help="Write the curves to this PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -28,9 +28,10 @@ def compare(runs: Sequence[Path], by: str | None, curves: Path | None, as_json: 
 
     Runs that differ only in their seeds are one row, with means and sample standard deviations.
     `final` and `best` are accuracies of the global model (losses of a regression). `own` is the
-    accuracy of the clients' own models with `validation`. `sent` counts the bytes in both
-    directions. `time` is how long the simulation took, `simulated` how long the rounds would take
-    on devices with a `profile`. A regression has `RMSE` and `MAE` of the last round.
+    accuracy of the clients' own models after training, on the samples that `validation` holds out.
+    `sent` counts the bytes in both directions. `time` is how long the simulation took, `simulated`
+    how long the rounds would take on devices with a `profile`. A regression has `RMSE` and `MAE` of
+    the last round.
 
     --by device needs a table [evaluation] in the federation's file. Its figures are those of the
     clients of the last round, which judge the model of the round before.

@@ -12,7 +12,7 @@ import click
 from profiles.errors import InputError
 from toolkit.cli.deploy_command import BEST, Round, refuse
 from toolkit.cli.early_checks import check_data, check_model
-from toolkit.cli.options import JSON_HELP, LOSS_HELP, Shape, argument, option, takes
+from toolkit.cli.options import JSON_HELP, Shape, argument, option, takes
 from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.terminal_output import show_stages
 
@@ -38,7 +38,9 @@ class EvaluateOptions:
     input_shape: tuple[int, ...] | None = option(
         "Shape of one sample of a MODEL, like 3,32,32.", type=Shape()
     )
-    loss: Loss | None = option(f"{LOSS_HELP}  [default: {TrainingConfig.loss}]")
+    loss: Loss | None = option(
+        f"Loss that a MODEL was trained with.  [default: {TrainingConfig.loss}]"
+    )
     leave_one_out: bool = option(
         "Aggregate the federation's last round, or that of --round, again without each of its "
         "devices. Needs `keep_updates` in the federation's file."

@@ -54,7 +54,9 @@ class ReleaseOptions:
     share: float | None = option(
         "Share of the devices of each kind that get it first, for example 10%.", type=Share()
     )
-    then_all: bool = option("Offer it to all devices once every device of the share has taken it.")
+    then_all: bool = option(
+        "Offer the release to all devices once every device of the share has taken it."
+    )
     precision: Precision = option(
         "float32; float16 weights; or int8, which is calibrated on samples.", default="float32"
     )
@@ -62,7 +64,7 @@ class ReleaseOptions:
         "Samples for int8.  [default: statistics or held_out of the federation]"
     )
     fine_tune: int | None = option(
-        "STEPS for which devices train it on their own samples; they keep the better model.",
+        "Devices also train the release for STEPS on their own samples, and keep the better model.",
         type=click.IntRange(1),
         metavar="STEPS",
     )

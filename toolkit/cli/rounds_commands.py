@@ -33,10 +33,10 @@ def rounds(state: Path, round_: int | None, as_json: bool) -> None:
     Shows the quality of the global model after each round and whether that model is kept (`keep`
     in the federation's file). Round 0 is the model before training.
 
-    If devices judge the models, `devices` is the figure of all of them, `worst` that of the worst
-    tenth, and `trained` that after the next round's local training: accuracies, or losses of a
-    regression. With --round they are listed by kind and by device, too. Figures by device are known
-    for the last three rounds.
+    If devices judge the models, there are three more figures: `devices` of all devices, `worst` of
+    the worst tenth of them, and `trained` after the local training of the next round. They are
+    accuracies, or losses of a regression. With --round they are listed by kind and by device, too.
+    Figures by device are known for the last three rounds.
     """
     from toolkit.cli.printed.round_details import worst_classes
     from toolkit.coordinator.federation_source import state_folder

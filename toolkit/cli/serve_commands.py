@@ -26,8 +26,8 @@ ALL = "*"
 @click.option(
     "--check-models",
     is_flag=True,
-    help="Read every kept model and compare it with its hash. By default, serve does this for "
-    "the newest and the best; of the others, it checks the size.",
+    help="Read every kept model and compare it with its hash. By default, serve does this only for "
+    "the newest and the best model, and checks the size of the others.",
 )
 @click.option(
     "--new-key",

@@ -23,16 +23,17 @@ def check_judged(config: CoordinatorConfig) -> None:
         )
     if config.site and (config.evaluation.share or config.held_out is None):
         raise InputError(
-            "A site receives its models from Flower's server, so its devices cannot judge a "
-            "history of them. Set `held_out`, and remove [evaluation].",
+            "A site receives its models from Flower's server, and its devices cannot judge these "
+            "models. Set `held_out`, and remove [evaluation].",
             code="option.conflict",
             options=["site", "evaluation"],
         )
     static = config.training.batch_norm == "static"
     if static and config.held_out is None and config.statistics is None:
         raise InputError(
-            'batch_norm = "static" takes the statistics of batch norms from training samples. '
-            "Set `statistics` to such samples, since there are no `held_out` samples either.",
+            'batch_norm = "static" computes the statistics of batch norms from samples, but the '
+            "federation's file has neither `statistics` nor `held_out`. Set `statistics` to "
+            "training samples.",
             code="federation.no-statistics",
         )
 

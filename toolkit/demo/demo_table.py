@@ -97,7 +97,7 @@ def notes(result: DemoResult) -> list[str]:
     lines = [
         f"got, own: accuracy on the {demo_settings.EVALUATION_SHARE:.0%} of samples that a device "
         "keeps apart. got: of the",
-        "last round's model; own: of what it trained from it (cp: the personal model).",
+        "last round's model; own: after the device trained it (cp: the personal model).",
         f"down, up: all rounds together. forward, backprop: one batch of {profile.batch_size}, one "
         "thread.",
         "peak: process peak, the whole agent with Python and its runtime.",

@@ -121,7 +121,7 @@ def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str
         return "chosen"
     if not row.excesses:
         weaker = chosen is not None and row.candidate.strength < chosen.strength
-        return "fits, but weaker" if weaker else "fits, as strong, but needs more"
+        return "fits, but weaker" if weaker else "fits and is as strong, but needs more"
     over = ", ".join(f"{e.resource}: over by {amount(e.resource, e.over)}" for e in row.excesses)
     needs = " ".join(written(e.resource, e.needed) for e in row.excesses)
     return f"{over} (would fit with {needs})"

@@ -17,8 +17,8 @@ from toolkit.report.html_page import framed, picture, section, table
 
 CLASSES_NOTE = (
     "How many of the labels of each class are predicted correctly, on samples that no training "
-    "uses. A class is marked if its accuracy is more than 10 points below the mean of the classes, "
-    "and if that is more than chance."
+    "uses. A class is marked if its accuracy is more than 10 points below the mean of the classes "
+    "and chance is an unlikely cause."
 )
 CONFUSION_NOTE = (
     "Rows are the true classes, columns the predicted ones: correct predictions are green, the "
@@ -26,7 +26,8 @@ CONFUSION_NOTE = (
 )
 DEVICES_NOTE = (
     "How the devices judge the model on samples that they never train on, as they received it and "
-    "after their local training. All devices and kinds: pooled. Mean of devices: each counts once."
+    "after their local training. The figures of all devices and of each kind pool the samples. In "
+    "the mean of devices, each device counts once."
 )
 
 

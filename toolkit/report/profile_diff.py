@@ -187,7 +187,7 @@ def lines(comparison: Comparison) -> list[str]:
     head, *rows = table([("", "before", "after", "change"), *figures])
     verdicts = ["" if c.verdict == "same" else f"  {c.verdict}" for c in comparison.changes]
     said = [
-        f"{comparison.submodel}: worse is more than {comparison.allowed:.1%} slower or larger",
+        f"{comparison.submodel}: worse means more than {comparison.allowed:.1%} slower or larger",
         head,
     ]
     said += [row + verdict for row, verdict in zip(rows, verdicts, strict=True)]

@@ -143,8 +143,8 @@ def _records(path: Path, size: int, header: int = 0) -> np.ndarray:
     content = _content(path)[header:]
     if not content or len(content) % size:
         raise DataError(
-            "{path} has {bytes} bytes after its header of {header}; it must hold records of "
-            "{size} bytes. Download the dataset again.",
+            "{path} has {bytes} bytes after its header of {header} bytes. These must be whole "
+            "records of {size} bytes, at least one. Download the dataset again.",
             code="data.dataset-file",
             path=str(path),
             bytes=len(content),

@@ -219,7 +219,7 @@ def _first_only(
         own = first.get(name, name)
         if own in unique and not torch.equal(unique[own], value):
             raise InputError(
-                "{file}: {kept!r} and {name!r} are one tensor of the model, but their values "
+                "{file}: {kept!r} and {name!r} are two names of one tensor, but their values "
                 "differ. Give the weights of this model, with equal values under both names.",
                 code="model.unequal-names",
                 file=origin,

@@ -93,8 +93,8 @@ def _file(request: Request, file: PageFile) -> Response:
     coding = next(accepted_codings, None)
     if coding is None:
         error = InputError(
-            "{name} is sent compressed with brotli only. Browsers accept brotli over https and "
-            "from localhost: open the page there.",
+            "{name} is stored only in brotli compression. Browsers accept brotli over https and "
+            "from localhost: open the page in one of these ways.",
             code="client.no-brotli",
             name=file.name,
         )

@@ -256,7 +256,7 @@ def test_joining_twice_changes_nothing(agent: Agent, tmp_path: Path, coordinator
     done = agent("join", coordinator, "--token-file", "token", "--state", state)
     assert done == Done(
         0,
-        f"board-1: now edgetailor-agent run --data DATA --state {state}\n",
+        f"board-1 has joined; next: edgetailor-agent run --data DATA --state {state}\n",
         f"desk has joined {coordinator} already, as board-1.\n",
     )
     (tmp_path / "other").write_text("another kind's")

@@ -338,7 +338,7 @@ def test_mistakes_in_a_csv_file(tmp_path: Path, text: str, code: str, words: str
         (SERIES, (9, 2), {"labels": (1,)}, None),
         (SERIES, (2, 9), {}, "samples (2,) or (lines, 2)"),
         (SERIES, (2, 9), {}, 'With channels = "first" they fit'),
-        (Series(columns=("a",), label="a"), (1,), {}, "cannot be label and sample"),
+        (Series(columns=("a",), label="a"), (1,), {}, "cannot be both the label and part of"),
     ],
 )
 def test_what_fits_a_model(

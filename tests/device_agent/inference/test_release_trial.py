@@ -158,7 +158,7 @@ def test_the_first_release_is_compared_with_the_training_bundle(bundles: Path) -
     asked = EvaluationRequest(share=0.3)
     bad = try_release(data, options, bundles / "bad", bundles / "training", asked)
     assert bad.reason is not None
-    assert "on 120 own samples, and 100.0% before" in bad.reason
+    assert "on 120 own samples; present model: 100.0%" in bad.reason
     assert try_release(data, options, bundles / "bad", None, asked).reason is None
     assert not list(bundles.glob(".trial.*"))
 

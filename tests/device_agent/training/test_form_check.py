@@ -148,7 +148,7 @@ def test_a_form_of_another_block_is_not_used(
             updates.append(read_update(out)[1])
         ours, theirs = updates
         assert all(np.array_equal(ours[name], value) for name, value in theirs.items())
-    assert len([line for line in said if "trains its plain graphs" in line]) == 2
+    assert len([line for line in said if "trains with its plain graphs" in line]) == 2
 
 
 def test_a_form_that_the_runtime_refuses_is_not_used(
@@ -161,7 +161,7 @@ def test_a_form_that_the_runtime_refuses_is_not_used(
         if form_of(formed.graph(signature).name):
             formed.graph(signature).write_bytes(b"no graph")
     assert not trusted(plain, tmp_path)
-    assert "trains its plain graphs" in said[-1]
+    assert "trains with its plain graphs" in said[-1]
 
 
 @pytest.mark.parametrize("stops", [MemoryError, None], ids=["no memory", "not finite"])

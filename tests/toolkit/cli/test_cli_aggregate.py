@@ -136,10 +136,10 @@ def in_place_of_two(folder: Path) -> None:
 
 
 REFUSED = {
-    "another round": (another_round, r"^one was trained from another global model than global\.s"),
+    "another round": (another_round, r"^one was not trained from the global model global\.s"),
     "another model": (
         another_model,
-        r"it belongs to another model or another round\. Aggregate it into",
+        r"it belongs to another model or another round\. Give the global",
     ),
     "passed off": (passed_off, r"'classifier\.weight'.* (global model|model's)"),
     "altered": (lambda f: flip_a_bit(f / "two" / TENSORS), r"^two/update\.safetensors is not the "),

@@ -42,7 +42,7 @@ def test_tables_that_cannot_be_used(tmp_path: Path) -> None:
         "": r"^fleet\.toml has no table \[data\]",
         "[data]\nkind = 'x'": r"^fleet\.toml: `data`: it needs a `kind`",
         TABLE.replace('"d"]', '"d", "e"]'): r"^\[data\] does not fit the model: its columns give",
-        TABLE.replace('"yes"]', '"yes", "so"]'): r"^\[data\] does not fit .* 3 classes, and the mo",
+        TABLE.replace('"yes"]', '"yes", "so"]'): r"^\[data\] does not fit .* 3 classes, but the mo",
     }
     for text, message in mistakes.items():
         (tmp_path / "fleet.toml").write_text(text)

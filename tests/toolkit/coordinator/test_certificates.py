@@ -90,7 +90,7 @@ def test_the_command_line(config: CoordinatorConfig, tmp_path: Path) -> None:
         args = ("--token-file", token, "--state", "a", "--certificate", written)
         done = run("edgetailor-agent", "join", url, *map(str, args), cwd=tmp_path)
         assert (done.code, done.stdout) == (
-            0, "board-1: now edgetailor-agent run --data DATA --state a\n"
+            0, "board-1 has joined; next: edgetailor-agent run --data DATA --state a\n"
         )  # fmt: skip
     plain = run(
         *("edgetailor-agent", "join", "http://127.0.0.1:1", "--token-file", str(token)),

@@ -109,9 +109,9 @@ def test_one_address_locks_nobody_out(tmp_path: Path, address: str) -> None:
     # One line at once; how many more is said a minute later.
     logged = (tmp_path / "log").read_text().splitlines()
     assert [line for line in logged if "too many connections" in line] == [
-        f"There are too many connections for {allowed} open files: closed one from {address}. If "
-        "these are your devices, raise the limit of open files (`ulimit -n`, or LimitNOFILE of the "
-        "service)."
+        f"There are too many connections for the limit of {allowed} open files: closed one from "
+        f"{address}. If these are your devices, raise the limit of open files (`ulimit -n`, or "
+        "LimitNOFILE of the service)."
     ]
 
 

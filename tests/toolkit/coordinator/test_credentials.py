@@ -49,7 +49,7 @@ def test_a_right_token_is_told_what_is_wrong_with_its_body(fleet: Fleet) -> None
         url = f"{fleet[0].url}/v1/devices"
         answer = urllib3.request("POST", url, body=body, headers=headers)
         assert (answer.status, answer.json()["code"]) == (422, "client.bad-request")
-        assert answer.json()["message"].startswith("The body cannot be used: ")
+        assert answer.json()["message"].startswith("The body of the request cannot be used: ")
         assert words in answer.json()["message"]
 
 

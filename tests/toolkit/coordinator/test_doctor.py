@@ -147,7 +147,7 @@ def test_a_name_that_cannot_be_resolved() -> None:
             DAY,
             True,
             r"IP address mismatch",
-            "a host name in the URL that the certificate is for",
+            "in the URL, use a host name that the certificate is for",
         ),
         (
             "127.0.0.1",

@@ -261,11 +261,11 @@ def test_paths_start_from_the_file(tmp_path: Path) -> None:
         ),
         (
             'kind = "images"\nclasses = ["a", "b"]',
-            "[data] does not fit: pictures give samples (1, h, w) or (3, h, w), and the model",
+            "[data] does not fit: pictures give samples (1, h, w) or (3, h, w), but the model",
         ),
         (
             'kind = "series"\ncolumns = ["a", "b", "c"]\nlabel = "y"',
-            "its columns give samples (3,) or (lines, 3), and the model takes (2,).",
+            "its columns give samples (3,) or (lines, 3), but the model takes (2,).",
         ),
         (
             'kind = "series"\ncolumns = ["a", "b"]\nlabel = "y"\nclasses = ["a/b", "c"]',

@@ -39,8 +39,8 @@ def test_one_update_of_twelve_is_not_published_and_need_not_come_again(tmp_path:
     fleet.coordinator.submodel_failed(fleet.device(1), failure)
     (told,) = fleet.after_the_deadline()
     assert told == (
-        "Round 1: 1 update came before its deadline, and a round needs at least 6. It is open for "
-        "600 s more. Updates that have come count."
+        "Round 1: 1 update came before its deadline, but a round needs at least 6. The round "
+        "stays open for 600 s more. The updates that have come count."
     )
     assert [fleet.coordinator.work(fleet.device(n)).state for n in (0, 1, 2)] == [
         "wait", "train", "train",
@@ -60,7 +60,7 @@ def test_a_round_that_nobody_answers_says_so_once_and_then_rarely(tmp_path: Path
     told = [fleet.after_the_deadline() for _ in range(11)]
     assert [len(lines) for lines in told] == [1, *[0] * 8, 1, 0]
     assert told[0][0].startswith("Round 1: 0 updates came before its deadline")
-    assert told[9] == [f"{told[0][0]} It has opened again 10 times."]
+    assert told[9] == [f"{told[0][0]} It was opened again 10 times."]
     # A restart in the repeated round keeps its deadline.
     fleet.now += DEADLINE_S - 1
     coordinator = restore(fleet.config, fleet.store, lambda: fleet.now)

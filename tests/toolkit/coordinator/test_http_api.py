@@ -66,7 +66,7 @@ def test_other_requests_get_a_problem_too(fleet: Fleet) -> None:
     answer = urllib3.request("POST", f"{server.url}/v1/devices", json={}, headers=headers)
     assert answer.json() == {
         "code": "client.bad-request",
-        "message": "The body cannot be used: Object missing required field `name`.",
+        "message": "The body of the request cannot be used: Object missing required field `name`.",
     }
     request = asdict(replace(DeviceKey.new().join_request(secret, "x", MACHINE), name="\n"))
     answer = urllib3.request("POST", f"{server.url}/v1/devices", json=request, headers=headers)

@@ -254,7 +254,7 @@ def test_a_device_that_the_coordinator_has_forgotten_joins_again(
     assert CoordinatorClient(server.url, again.secret).work().state == "wait"
     assert [d.device for d in server.coordinator.status().devices] == ["board-1"]
     # After the data, the warning of the bare token, and both lines of the first join.
-    assert said[4] == f"{server.url} does not know board-1 any more: it joins again."
+    assert said[4] == f"{server.url} does not know board-1 any more: the device joins again."
 
 
 def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:

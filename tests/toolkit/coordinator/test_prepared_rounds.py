@@ -77,4 +77,4 @@ def test_other_classes_than_the_models(tmp_path: Path, classes: str) -> None:
     (tmp_path / "fleet.toml").write_text(text)
     with refused("config.data-misfit") as caught:
         federation(load_config(tmp_path / "fleet.toml"))
-    assert "classes, and the model has 3" in str(caught.value)
+    assert "classes, but the model has 3" in str(caught.value)

@@ -65,7 +65,7 @@ device    submodel      samples params   %   %    MB   MB      ms       ms   MB
 desktop-1 full            1,231 33,338  95 100 12.98 1.64    0.91    20.50   76
 board-2   slice:units.2   1,231 33,338  95 100 12.98 1.64    0.91    20.50   76
 got, own: accuracy on the 10% of samples that a device keeps apart. got: of the
-last round's model; own: of what it trained from it (cp: the personal model).
+last round's model; own: after the device trained it (cp: the personal model).
 down, up: all rounds together. forward, backprop: one batch of 16, one thread.
 peak: process peak, the whole agent with Python and its runtime.
 

@@ -159,7 +159,7 @@ def test_devices_refuse_a_bad_release_and_go_back(folder: Path) -> None:
         table = released(folder).stdout
         assert max(map(len, table.splitlines())) <= 80
         assert table.count("not taken") == 2
-        assert table.count("own samples, and") == 2
+        assert table.count("own samples; present") == 2
 
         released(folder, "--back")
         assert_soon(lambda: answers(folder) == [(1, "taken")] * DEVICES, 60)

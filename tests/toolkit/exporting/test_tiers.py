@@ -40,7 +40,7 @@ desktop  full                 340 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
 board    slice:0\.01 +failed
 phone    slice:classifier     296 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
 peak memory: predicted, of the whole training, above the idle agent
-error: the one nearest to its limit, relative, against PyTorch in float64
+error: relative, against PyTorch in float64; the one nearest to its limit
 board: 'slice:0\.01': the smallest slice of this model has capacity 0\.636\. Allow
   at least that\.
 """
@@ -142,7 +142,7 @@ def test_an_earlier_verdict_is_said_to_be_one(capsys: pytest.CaptureFixture[str]
         "bundle   submodel  params  peak memory    size    error\n"
         "desktop  full         340       2.5 MB  9.0 kB  1.2e-07\n"
         "phone    full         340       2.5 MB  9.0 kB  1.2e-07\n"
-        "error: the one nearest to its limit, relative, against PyTorch in float64\n"
+        "error: relative, against PyTorch in float64; the one nearest to its limit\n"
         "error of phone: from an earlier export of the same graphs; --verify compares\n"
         "  them again\n"
     )

@@ -16,7 +16,7 @@ from refusals import refused
 from toolkit.report.profile_diff import compare, require_no_regression
 
 SLOWER = """\
-full: worse is more than 5.0% slower or larger
+full: worse means more than 5.0% slower or larger
                         before      after  change
 forward pass         100.00 ms  110.00 ms  +10.0%  worse
 training step        400.00 ms  440.00 ms  +10.0%  worse

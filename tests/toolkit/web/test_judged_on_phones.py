@@ -118,6 +118,6 @@ def test_pages_and_agents_count_the_same(browser, serve, tmp_path: Path, seed: i
     assert judged is not None
     assert_told(phones[0].page, listener, "POST /rounds/{round}/evaluation")
     whole = counts.last["page whole"]
-    said = f"Of 12 of your own examples with which it was judged, it got {whole['correct']} right"
+    said = f"It was judged on 12 of your own examples and got {whole['correct']} right"
     phones[0].page.get_by_text(f"as it was after the last round. {said}").wait_for()
     phones[2].page.get_by_text("Your personal model answers").wait_for()

@@ -114,7 +114,9 @@ def test_from_the_last_round_to_a_release_and_back(
         phone = trained(browser, server, "phone", own)
         listener = Listener(phone.page)
         phone.wait_for("finished")
-        phone.page.get_by_text("as it was after the last round. Of 9 of your own").wait_for()
+        phone.page.get_by_text(
+            "as it was after the last round. It was judged on 9 of your own"
+        ).wait_for()
         model = with_tensors(shared_model(server, 2))
         phone.page.close()
         make_release(server.config, 2)  # while the page is closed
@@ -128,7 +130,7 @@ def test_from_the_last_round_to_a_release_and_back(
         assert found is not None
         assert report.after.correct == found.correct == 9
         assert report.after.loss_sum == pytest.approx(found.loss_sum, rel=1e-4)
-        said = f"Of 9 of your own examples with which it was judged, it got {found.correct} right"
+        said = f"It was judged on 9 of your own examples and got {found.correct} right"
         phone.page.get_by_text(f"the shared model after round 2. {said}").wait_for()
 
         bad = writing(permuted(with_tensors(shared_model(server, 2))))

@@ -18,8 +18,8 @@ NOT_SAID = {
     # What the operator reads about a release that a device refused.
     "its predictions are not finite numbers",
     "this device has refused it before",
-    "accuracy ${figure(after)} on ${lost.length} own samples, and ${figure(before)} before",
-    "loss ${figure(after)} on ${lost.length} own samples, and ${figure(before)} before",
+    "accuracy ${figure(after)} on ${lost.length} own samples; present model: ${figure(before)}",
+    "loss ${figure(after)} on ${lost.length} own samples; present model: ${figure(before)}",
 }
 
 

@@ -78,7 +78,7 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
         console.print("peak memory: predicted, of the whole training, above the idle agent")
     explain_unknown([signature for bundle in exported for signature in bundle.signatures])
     if any(bundle.verdict for bundle in exported):
-        console.print("error: the one nearest to its limit, relative, against PyTorch in float64")
+        console.print("error: relative, against PyTorch in float64; the one nearest to its limit")
     reused = [t.tier.name for t in tiers if t.exported is not None and t.exported.verified_earlier]
     if reused:
         print(filled(f"error of {', '.join(reused)}: {EARLIER}", console.width, indent="  "))

@@ -175,13 +175,13 @@ class RoundWorker:
         times = self._reopened[round_]
         if times in OFTEN:
             logger.warning(
-                "Round %d: %s came before its deadline, and a round needs at least %d. It is open "
-                "for %g s more. Updates that have come count.%s",
+                "Round %d: %s came before its deadline, but a round needs at least %d. The round "
+                "stays open for %g s more. The updates that have come count.%s",
                 round_,
                 counted(received, "update"),
                 needed,
                 rounds.deadline_s,
-                f" It has opened again {times} times." if times > 1 else "",
+                f" It was opened again {times} times." if times > 1 else "",
             )
 
     def _load_current(self) -> None:
@@ -317,7 +317,11 @@ class RoundWorker:
         if rounds.over and rounds.phase != "judging":
             model = shown(self._coordinator.config.state / MODEL)
             stays = self._coordinator.config.release.after_rounds is not None
-            then = "Devices stay for releases: let this run." if stays else "Stop with Ctrl-C."
+            then = (
+                ("Devices stay for releases: let this program run.")
+                if stays
+                else "Stop with Ctrl-C."
+            )
             logger.info("All rounds are done; global model: %s. %s", model, then)
 
     def _check_initial(self) -> None:

@@ -157,9 +157,9 @@ class OpenConnections:
         if self._log.begins("", CLOSED):
             held = self._entries.get(connection)
             logger.warning(
-                "There are too many connections for %s open files: closed one from %s. If these "
-                "are your devices, raise the limit of open files (`ulimit -n`, or LimitNOFILE of "
-                "the service).",
+                "There are too many connections for the limit of %s open files: closed one from "
+                "%s. If these are your devices, raise the limit of open files (`ulimit -n`, or "
+                "LimitNOFILE of the service).",
                 f"{self.most():,}",
                 network if held is None else held.address,
             )

@@ -84,7 +84,7 @@ class RequestLimits:
         """Add `piece` to `body`. Raises RefusalError if that exceeds a limit."""
         if len(body) + len(piece) > BODY_LIMIT:
             raise RefusalError(
-                "A request may have at most {limit_bytes} bytes, except an upload of tensors.",
+                "A request, except an upload of tensors, may have at most {limit_bytes} bytes.",
                 status=413,
                 code="client.too-large",
                 limit_bytes=BODY_LIMIT,

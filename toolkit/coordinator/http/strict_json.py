@@ -37,7 +37,9 @@ def body_of(message: type[T]) -> Callable[[Request], Awaitable[T]]:
 
 
 def _malformed(why: str) -> RefusalError:
-    return unusable("The body cannot be used: {why}.", code="client.bad-request", why=why)
+    return unusable(
+        "The body of the request cannot be used: {why}.", code="client.bad-request", why=why
+    )
 
 
 def described(message: type[Any]) -> dict[str, Any]:

@@ -182,8 +182,8 @@ def _check_not_staged(releases: Sequence[Release]) -> None:
     newest = newest_of(releases)
     if newest is not None and newest.devices is not None:
         raise InputError(
-            "Release {number} is still at a share of the devices. First offer it to all (--all) "
-            "or withdraw it (--back).",
+            "Release {number} is offered to only a share of the devices. First offer it to all "
+            "(--all) or withdraw it (--back).",
             code="release.still-staged",
             number=newest.number,
         )

@@ -144,12 +144,10 @@ class Uploads(FederationState):
         activity = self.activity[device.id]
         before, activity.inputs = (
             activity.inputs,
-            (differences and f"its inputs lie far off: {differences}"),
+            (differences and f"its inputs differ much from `held_out`: {differences}"),
         )
         if activity.inputs not in (None, before):
-            logger.warning(
-                "%s: %s (`held_out`). Check the unit of its sensor.", label(device), activity.inputs
-            )
+            logger.warning("%s: %s. Check the unit of its sensor.", label(device), activity.inputs)
 
     def _manifest(self, device: Device) -> bytes:
         entry = self.bundles[self.submodel(device)][MANIFEST]

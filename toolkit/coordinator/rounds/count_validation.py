@@ -27,8 +27,8 @@ def check_evaluation(
     by_class = any(counts.classes is not None for counts in given)
     if request is None or (by_class and not request.by_class):
         raise UpdateError(
-            "{origin} sends counts {what}, which this federation does not ask for. Set {key} in "
-            "[evaluation], or use an agent of this version.",
+            "{origin} sends counts {what}, but this federation does not ask for them. Set {key} "
+            "in [evaluation], or use an agent of the coordinator's version.",
             code="update.unasked-evaluation",
             origin=origin,
             what="of an evaluation" if request is None else "by class",
@@ -59,13 +59,13 @@ def _misfit(counts: EvaluationCounts, manifest: Manifest) -> str | None:
         return "the bundle cannot evaluate"
     counts_correct = any(port.name == CORRECT for port in signature.outputs)
     if (counts.correct is not None) != counts_correct:
-        return "correct predictions are counted only for a classification, and always there"
+        return "a classification must count correct predictions, and a regression must not"
     if counts.absolute_sum is not None and not any(p.name == ABSOLUTE for p in signature.outputs):
         return "absolute errors are counted only for a regression"
     most = counts.samples * math.prod(label_rule(manifest).shape or ())
     if counts.counted > most:
-        return f"{counts.counted:,} labels of {counts.samples:,} samples, which have {most:,}"
+        return f"{counts.counted:,} labels, but {counts.samples:,} samples have at most {most:,}"
     classes = (LabelRule(manifest.classes).highest or 0) + 1
     if counts.classes is not None and len(counts.classes) != classes:
-        return f"counts of {len(counts.classes)} classes, where the model has {classes}"
+        return f"counts of {len(counts.classes)} classes, but the model has {classes}"
     return None

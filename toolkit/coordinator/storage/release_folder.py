@@ -115,8 +115,8 @@ class ReleaseFolder:
             return ()
         except MalformedError as error:
             raise InputError(
-                "{path} is damaged ({reason}). Restore it from a backup. Without this file there "
-                "are no releases; devices keep theirs.",
+                "{path} is damaged ({reason}). Restore it from a backup. Without this file the "
+                "coordinator offers no releases; devices keep those that they have.",
                 code="state.damaged-releases",
                 path=str(self.index),
                 reason=str(error),

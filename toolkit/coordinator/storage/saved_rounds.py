@@ -131,8 +131,9 @@ def model_file(folder: Path, round_: int) -> Path:
     if not wanted.kept:
         kept = [saved.round for saved in rounds if saved.kept]
         raise InputError(
-            "The model of round {round} is not kept: `keep` in the federation's file has removed "
-            "it, or it was lost. Models of these rounds are kept: {kept}.{initial}",
+            "The model of round {round} is not kept: `keep` in the federation's file limits the "
+            "number of kept models, or this model was lost. Rounds with a kept model: "
+            "{kept}.{initial}",
             code="round.not-kept",
             round=round_,
             kept=kept,

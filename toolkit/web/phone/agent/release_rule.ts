@@ -24,13 +24,13 @@ export function worse(before: readonly Score[], after: readonly Score[]): string
     const figure = (scores: readonly Score[]): string =>
       `${((100 * total(scores.map(({ correct }) => correct ?? 0))) / labels).toFixed(1)}%`;
     if (!(total(lost) / labels > ACCURACY_MARGIN && chance(lost) < CHANCE)) return null;
-    return `accuracy ${figure(after)} on ${lost.length} own samples, and ${figure(before)} before`;
+    return `accuracy ${figure(after)} on ${lost.length} own samples; present model: ${figure(before)}`;
   }
   const lost = difference(({ loss }) => -loss);
   const sum = (scores: readonly Score[]): number => total(scores.map(({ loss }) => loss));
   if (!(total(lost) > LOSS_MARGIN * sum(before) && chance(lost) < CHANCE)) return null;
   const figure = (scores: readonly Score[]): string => `${Number((sum(scores) / labels).toPrecision(4))}`;
-  return `loss ${figure(after)} on ${lost.length} own samples, and ${figure(before)} before`;
+  return `loss ${figure(after)} on ${lost.length} own samples; present model: ${figure(before)}`;
 }
 
 const hasCorrect = ({ correct }: Score): boolean => correct !== null;

@@ -102,8 +102,8 @@ export const ENGLISH = {
     counts: "how many examples you have, and how many steps it has trained",
     loss: "how well the model fits your examples: a few numbers for each round",
     judged:
-      "how many of the examples that are kept apart the model gets right, and the sum of its errors on them, if this " +
-      "federation is judged by its devices",
+      "if the devices judge the model of this federation: how many of the examples that are kept apart the model " +
+      "gets right, and the sum of its errors on them",
     classes: "which of the kinds occur among your examples, if the federation's models ask for it",
     inputs: "the range in which most values of your examples lie, in two digits, if the coordinator compares ranges",
     name: "the name that you give this device",
@@ -112,10 +112,11 @@ export const ENGLISH = {
     doing: "what it is doing, and why it pauses: you, the hidden page, no charger, a metered connection",
     problems: "what went wrong, if its training fails",
     release:
-      "which released model it uses, or why it did not take one, for example how many of your examples it gets right",
+      "which released model this device uses; or why it did not take one, for example how many of your examples that " +
+      "model gets right",
     key: "a public key and the time of its clock, when it joins",
   } satisfies Record<Line, string>,
-  /** What a federation asks for that is judged by its devices. */
+  /** What a federation asks for if its devices judge the model. */
   apart: (share: string) =>
     `${share} of your examples are kept apart: this device never trains on them. In each round it counts how many of ` +
     "them the model gets right, before and after its training, and sends these counts.",
@@ -189,7 +190,7 @@ export const ENGLISH = {
   twice: (names: string[]) => `Chosen already, so left out: ${names.join(", ")}.`,
   csvHelp: (columns: string, label: string, classes: string) =>
     `A line with names, then a line for each point in time. Columns: ${columns}. The column ${label} ` +
-    `says what it was${classes === "" ? "" : `: ${classes}`}.`,
+    `says what was measured${classes === "" ? "" : `: ${classes}`}.`,
   sent: (size: string) => `${size} sent since this page was opened`,
   sinceOpened: (minutes: string, down: string, up: string, battery: number | null) =>
     `Since this page was opened: ${minutes} min of training, ${down} received, ${up} sent` +
@@ -211,7 +212,7 @@ export const ENGLISH = {
     arrays: "Choose a file with examples (.npz)",
   },
   noModel: "The model comes with the first round. Then you can try it here.",
-  tryLater: "This device is training. You can try the model when it waits, is paused or has finished.",
+  tryLater: "This device is training. You can try the model when the training waits, is paused or has finished.",
   model: (round: number) =>
     round === 1
       ? "The shared model answers, as it was before the first round. It may only guess."
@@ -221,7 +222,7 @@ export const ENGLISH = {
     `The released model answers: release ${number} of ${date}, the shared model after round ${round}.`,
   /** How the model predicts examples of this device. */
   right: (right: number, of: number, share: string) =>
-    `Of ${of} of your own examples with which it was judged, it got ${right} right (${share}).`,
+    `It was judged on ${of} of your own examples and got ${right} right (${share}).`,
   refusedRelease: (number: number) =>
     `This device did not take release ${number}: it is worse on your own examples, or cannot be used here.`,
   personalModel: (round: number) => `Your personal model answers, as this device trained it in round ${round}.`,

@@ -123,7 +123,7 @@ export const ENGLISH_FAULTS: Sentences = {
     `operator that “${device}” (${id}) has left.`,
   "release.no-inference-bundle": () => "The release cannot predict, so it cannot be used.",
   "release.no-room": ({ needed, free }) =>
-    `The release needs ${needed} bytes, and this page may store ${free} more. It is tried again in an hour.`,
+    `The release needs ${needed} bytes, but this page may store only ${free} more. The page tries again in an hour.`,
   "release.worse": ({ reason }) => reason,
   "storage.disk-full": () =>
     "The browser has no room left for this page. Free some storage, then continue.",
@@ -135,7 +135,7 @@ export const ENGLISH_FAULTS: Sentences = {
     "This device has not enough memory for the model at the moment. Close other tabs and apps, reload this page, " +
     "then try again.",
   "trial.no-model": () => "There is no model on this device yet. It comes with the first round.",
-  "trial.training": () => "This device is training. Try the model when it waits, is paused or has finished.",
+  "trial.training": () => "This device is training. Try the model when the training waits, is paused or has finished.",
   "trust.forged-invitation": () =>
     "The description of this federation is not signed by its coordinator: somebody on the way has altered it.",
   "trust.forged-release": ({ number }) =>
@@ -144,8 +144,8 @@ export const ENGLISH_FAULTS: Sentences = {
     "The work that came is not signed by your coordinator: somebody on the way has altered it. Nothing was " +
     "trained.",
   "trust.old-release": ({ number }) =>
-    `The offer of release ${number} is older than one that this page has followed: somebody may have sent an old ` +
-    "message again. Nothing was changed.",
+    `The offer of release ${number} is older than the newest that this page has followed: somebody may have sent ` +
+    "an old message again. Nothing was changed.",
   "trust.old-work": () =>
     "The work is signed, but it is not current: somebody may have sent old work again. Nothing was trained. " +
     "Check the date and the time of this device.",
