@@ -222,7 +222,11 @@ class CoordinatorClient:
             path = f"/releases/{report.number}"
             self._order("POST", path, body, timeout=PROGRESS_TIMEOUT_S)
         except RefusedError as refusal:
-            log.info("The report about release %d was not taken. %s", report.number, refusal)
+            log.info(
+                "The coordinator did not take the report about release %d. %s",
+                report.number,
+                refusal,
+            )
         except (UnreachableError, ClientError):
             return False
         return True
@@ -314,8 +318,8 @@ class CoordinatorClient:
                 raise failure.error
         elif failure.sent and not repeat:
             raise ClientError(
-                "Coordinator at {url} {problem} after the request was sent, so the coordinator may "
-                "have carried it out. Try again: joining twice is safe.",
+                "Coordinator at {url} {problem} after the request was sent, so the coordinator "
+                "may have accepted the device. Try again: joining twice is safe.",
                 code="client.no-answer-to-join",
                 url=self.url,
                 problem=str(failure),

@@ -287,8 +287,8 @@ def check_offers(offers: list[FileOffer]) -> None:
             r"[0-9a-f]{64}", offer.sha256
         ):
             raise ClientError(
-                "The coordinator offers a file {file!r} with SHA-256 {sha256!r}, which cannot be "
-                "part of a bundle. Check the URL.",
+                "The coordinator offers a file that cannot be part of a bundle: {file!r} with "
+                "SHA-256 {sha256!r}. Check the URL.",
                 code="client.invalid-offer",
                 file=offer.name,
                 sha256=offer.sha256,

@@ -371,8 +371,8 @@ class Releases:
         needed, free = self._folder.bytes_to_fetch(offer.files), room(folder)
         if needed > free:
             raise LimitError(
-                "Release {number} needs {needed} on the disk with {path}, and {free} are free. "
-                "Make room there; the release is tried again in an hour.",
+                "Release {number} needs {needed} on the disk with {path}, but only {free} are "
+                "free. Make room there; the device tries again in an hour.",
                 code="release.no-room",
                 number=offer.number,
                 needed=format_bytes(needed),

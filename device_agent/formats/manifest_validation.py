@@ -105,8 +105,8 @@ def _tensors(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
             )
         if not _part_fits(entry):
             yield BundleError(
-                "{origin}: {tensor!r} has the shape {shape}, but its `part` selects another shape "
-                "from the global tensor. {repair}",
+                "{origin}: {tensor!r} has the shape {shape}, but the part of the global tensor "
+                "that `part` selects has another shape. {repair}",
                 code="bundle.wrong-part",
                 tensor=entry.name,
                 origin=origin,
@@ -150,8 +150,8 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                 )
             elif entry is not None and (port.shape, port.dtype) != (entry.shape, entry.dtype):
                 yield BundleError(
-                    "{origin} gives the input or output {port!r} of {signature!r} another shape or "
-                    "type than its tensor. {repair}",
+                    "{origin}: the input or output {port!r} of {signature!r} differs in shape or "
+                    "type from its tensor. {repair}",
                     code="bundle.wrong-port",
                     signature=name,
                     port=port.name,
@@ -295,8 +295,8 @@ def _training(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     for entry in manifest.tensors:
         if entry.role != "frozen" and entry.name not in replaced:
             yield BundleError(
-                "{origin} gives {tensor!r} the role {role!r}, but no signature that runs computes "
-                "a new value of this tensor. {repair}",
+                "{origin} gives {tensor!r} the role {role!r}, but no signature in the schedule "
+                "computes a new value of this tensor. {repair}",
                 code="bundle.untrained-tensor",
                 tensor=entry.name,
                 role=entry.role,

@@ -124,13 +124,13 @@ UNSUPPORTED = (
     UnsupportedGroup(
         "median",
         ("median", "kthvalue", "mode"),
-        "neither format has it",
+        "neither ONNX nor TFLite has it",
         "torch.topk or torch.sort",
     ),
     UnsupportedGroup(
         "product over an axis",
         ("prod", "cumprod"),
-        "neither format has it",
+        "neither ONNX nor TFLite has it",
         "the exponential of the sum of logarithms",
     ),
     UnsupportedGroup(
@@ -145,10 +145,12 @@ UNSUPPORTED = (
     UnsupportedGroup(
         "inverses and decompositions",
         ("linalg", "inverse", "cholesky", "svd"),
-        "neither format has it",
+        "neither ONNX nor TFLite has it",
         "matrix products, for example a fixed number of iterations",
     ),
-    UnsupportedGroup("sparse gradients", ("sparse",), "neither format has it", "sparse=False"),
+    UnsupportedGroup(
+        "sparse gradients", ("sparse",), "neither ONNX nor TFLite has it", "sparse=False"
+    ),
     UnsupportedGroup(
         "writes through strides",
         ("as_strided",),

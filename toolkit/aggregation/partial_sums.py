@@ -124,7 +124,7 @@ def _check_header(data: bytes, expected: Shapes, origin: str) -> None:
         if entry.dtype != "F32" or entry.shape != expected[name]:
             raise UpdateError(
                 "{origin}: {tensor!r} is {dtype} {found_shape}; it must be F32 {expected_shape}. "
-                "It belongs to another model or to other submodels.",
+                "This partial aggregate belongs to another model or to other submodels.",
                 code="partial.wrong-shape",
                 tensor=name,
                 found_shape=entry.shape,

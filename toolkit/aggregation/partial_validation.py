@@ -86,7 +86,8 @@ def _check_origin(
     if record.base != (base := model.fingerprint()):
         raise UpdateError(
             "The updates of {origin} were trained from the global model {base!r}; this round's "
-            "model is {expected_base!r}. Merge it into an aggregation of its own model.",
+            "model is {expected_base!r}. Merge this partial aggregate into an aggregation of its "
+            "own model.",
             code="partial.other-model",
             found=record.base[:64],
             expected=base,
@@ -135,7 +136,7 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
         if entry.name not in model.tensors or not model.tensors[entry.name].is_floating_point():
             raise UpdateError(
                 "{origin} has a sum of {parameter!r}, which is not a trainable tensor of the "
-                "global model. Merge it into an aggregation of its own model.",
+                "global model. Merge this partial aggregate into an aggregation of its own model.",
                 code="partial.unknown-parameter",
                 parameter=entry.name,
                 origin=origin,
@@ -144,8 +145,8 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
         if name.rpartition(".")[2] != COUNTER or name not in model.tensors or count > MOST_BATCHES:
             raise UpdateError(
                 "{origin} counts {count} batches for {name!r}. The global model has no such "
-                "counter, or the number is above {most}. Merge it into an aggregation of its own "
-                "model.",
+                "counter, or the number is above {most}. Merge this partial aggregate into an "
+                "aggregation of its own model.",
                 code="partial.wrong-batches",
                 origin=origin,
                 count=count,

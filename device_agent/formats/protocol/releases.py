@@ -70,7 +70,8 @@ def check_report(report: ReleaseReport, origin: str) -> None:
             check_counts(counts, origin)
     if report.taken and report.runs != report.number:
         raise UpdateError(
-            "{origin} reports that it has taken release {number} and that it runs release {runs}.",
+            "{origin} reports that it has taken release {number}, but also that it runs release "
+            "{runs}.",
             code="release.contradicting-report",
             origin=origin,
             number=report.number,

@@ -94,8 +94,8 @@ def _check_new(folder: Path) -> None:
 def _check_not_older(folder: Path, database: Marker, marker: Marker) -> None:
     if database.id != marker.id:
         raise InputError(
-            "{database} belongs to another federation than the other files of the folder "
-            "({marker}). Nothing was changed. Put the right database back, or set another "
+            "{database} and the other files of the folder ({marker}) belong to different "
+            "federations. Nothing was changed. Put the right database back, or set another "
             "`state` folder.",
             code="state.other-database",
             path=str(folder),

@@ -96,7 +96,7 @@ class IncomingFile:
     def _check_open(self) -> None:
         if self._ended:
             raise conflict(
-                "Another request of this device sends its tensors now, so this one was ended.",
+                "Another request of this device sends the tensors now, so this request was ended.",
                 code=UPLOAD_SUPERSEDED,
             )
 
