@@ -191,7 +191,7 @@ def _introduce(invitation: Invitation | None, coordinator_key: str | None, url: 
 
 
 def consent(asked: EvaluationRequest) -> str:
-    """What a federation that is judged by its devices keeps apart and what it receives."""
+    """Say what is kept apart and what is sent if devices judge the model of a federation."""
     classes = " Counts of each class are sent only with `run --report-classes`."
     return (
         f"{asked.share:.0%} of this device's samples are kept apart and never used for training. "

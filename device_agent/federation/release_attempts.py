@@ -25,7 +25,7 @@ class ReleaseAttempts:
         and the device would never train.
 
         Raises:
-            LimitError: It has ended the agent MAX_FAILURES times, or memory ran out.
+            LimitError: The task has ended the agent MAX_FAILURES times, or memory ran out.
         """
         if self._attempts.failures(task) >= MAX_FAILURES:
             raise LimitError(

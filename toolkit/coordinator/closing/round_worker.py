@@ -281,7 +281,7 @@ class RoundWorker:
                     if device.id not in offers:
                         reason = self._unmade.get(coordinator.submodel(device), "")
                         coordinator.excuse(device, f"it has no bundle in round {round_}: {reason}")
-        if rounds.phase == "aggregating":  # nobody is left in it
+        if rounds.phase == "aggregating":  # nobody is left in the round
             store.open_round.end()
 
     def _fold(self) -> None:

@@ -152,7 +152,7 @@ class OpenConnections:
         return None
 
     def _close(self, connection: Held, network: str) -> None:
-        """Close `connection`; `network` is its address if it is not listed yet."""
+        """Close `connection`. `network` is its address if the connection is not listed yet."""
         self.closed += 1
         if self._log.begins("", CLOSED):
             held = self._entries.get(connection)
