@@ -47,7 +47,7 @@ def check_age(work: Work, newest: int, clock: Clock) -> int:
         )
     if ahead > VALID_S and (sure or not clock.is_believable(newest)):
         raise TrustError(
-            "This device's clock says {clock}, and the work of round {round} was signed at "
+            "This device's clock says {clock}, but the work of round {round} was signed at "
             "{signed}. Nothing was trained. Set the clock that is wrong (`timedatectl set-ntp "
             "true`).",
             code="trust.wrong-clock",

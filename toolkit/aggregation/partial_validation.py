@@ -126,7 +126,8 @@ def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None
         for name, times in Counter(names).items():
             if times > 1:
                 raise UpdateError(
-                    "{origin} lists the {what} {name!r} more than once. It may list each once.",
+                    "{origin} lists the {what} {name!r} more than once. Each may be listed only "
+                    "once.",
                     code="partial.repeated-name",
                     name=name,
                     origin=origin,
@@ -248,9 +249,9 @@ def _check_factors(
     spec = parse_spec(factors.submodel)
     if not recovering_family(spec).averages_factors or spec.head != factors.submodel:
         raise UpdateError(
-            "{origin} has sums of factors for {submodel!r}. Only a family that averages factors "
-            "may have them, under its name and size without options. Add these updates to the "
-            "sums of the global tensors instead.",
+            "{origin} has sums of factors for {submodel!r}. Such sums are allowed only for "
+            "families that average factors, under a family and size without options. Add these "
+            "updates to the sums of the global tensors instead.",
             code="partial.unexpected-factors",
             submodel=factors.submodel,
             origin=origin,

@@ -172,8 +172,8 @@ def check_smaller(tracked: TrackedChannels, kept: Kept, ratio: Fraction, spec: s
     largest = max(map(len, tracked.units.groups()), default=1)
     if largest == 1 and ratio < 1:
         raise SpecError(
-            "{spec!r}: no layer of this model has channels to drop between input and classes. Use "
-            "another family.",
+            "{spec!r}: no layer between the input and the classes has channels that can be "
+            "dropped. Use another family.",
             code="spec.nothing-smaller",
             spec=spec,
         )

@@ -100,8 +100,8 @@ def _check_range(own: dict[str, np.ndarray], names: list[str], most: float) -> N
         if (largest := float(np.abs(own[name]).max(initial=0.0))) > most:
             raise ClientError(
                 "SecAgg+ sends numbers from {least:g} to {most:g}, but {tensor!r} has a number "
-                "whose absolute value is {found:g}. Set `range` in the run's configuration above "
-                "{found:g}.",
+                "whose absolute value is {found:g}. In the run's configuration, set `range` to a "
+                "number above {found:g}.",
                 code="site.out-of-range",
                 tensor=name,
                 most=most,

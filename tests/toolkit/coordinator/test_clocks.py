@@ -77,8 +77,8 @@ def of_clocks(said: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("begins", "newest", "text"),
     [
-        (60.0, 0, "This device's clock says 1970-01-01 00:01 UTC, and the work"),
-        (NOW - 3 * DAY, NOW - DAY, "This device's clock says 2030-03-14 17:46 UTC, and the work"),
+        (60.0, 0, "This device's clock says 1970-01-01 00:01 UTC, but the work"),
+        (NOW - 3 * DAY, NOW - DAY, "This device's clock says 2030-03-14 17:46 UTC, but the work"),
         (NOW + 5000 * DAY, 0, "This device's clock says 2043-"),  # years ahead
     ],
 )
