@@ -142,10 +142,9 @@ def legend(profiles: Sequence[Profile]) -> list[str]:
     runtimes = dict.fromkeys(profile.machine.runtime for profile in profiles)
     recording = any(profile.of_role("stage") for profile in profiles)
     return [
-        f"s/batch: median of {method.runs} training steps; spread: p10 to p90, relative to the "
-        "median",
+        f"s/batch: median of {method.runs} training steps; spread: p10 to p90, in % of the median",
         *(
-            ["a slice's time does not include recording activations, done once in a training"]
+            ["a slice's time does not include the recording of activations, once in a training"]
             * recording
         ),
         "peak MB: the whole process that trains, with Python and the runtime",

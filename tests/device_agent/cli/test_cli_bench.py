@@ -96,7 +96,7 @@ def test_the_table_says_how_it_was_measured(asked: list[Path], bundle_of: Bundle
     _, own, *legend = done.stdout.splitlines()
     assert own.split()[3:] == ["onnxruntime", "0.4000", "10%", "120.0"]
     assert legend == [
-        "s/batch: median of 20 training steps; spread: p10 to p90, relative to the median",
+        "s/batch: median of 20 training steps; spread: p10 to p90, in % of the median",
         "peak MB: the whole process that trains, with Python and the runtime",
         "onnxruntime 1.31.1; threads 1",
         f"on {MACHINE.model}",
