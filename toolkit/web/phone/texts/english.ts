@@ -102,8 +102,8 @@ export const ENGLISH = {
     counts: "how many examples you have, and how many steps it has trained",
     loss: "how well the model fits your examples: a few numbers for each round",
     judged:
-      "if the devices judge the model of this federation: how many of the examples that are kept apart the model " +
-      "gets right, and the sum of its errors on them",
+      "if the devices judge the model of this federation: of the examples that are kept apart, how many the model " +
+      "gets right, and the sum of its errors",
     classes: "which of the kinds occur among your examples, if the federation's models ask for it",
     inputs: "the range in which most values of your examples lie, in two digits, if the coordinator compares ranges",
     name: "the name that you give this device",
@@ -112,8 +112,8 @@ export const ENGLISH = {
     doing: "what it is doing, and why it pauses: you, the hidden page, no charger, a metered connection",
     problems: "what went wrong, if its training fails",
     release:
-      "which released model this device uses; or why it did not take one, for example how many of your examples that " +
-      "model gets right",
+      "which released model this device uses; if it did not take one, the reason, for example how many of your " +
+      "examples that model gets right",
     key: "a public key and the time of its clock, when it joins",
   } satisfies Record<Line, string>,
   /** What a federation asks for if its devices judge the model. */
