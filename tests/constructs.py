@@ -193,10 +193,10 @@ def product_of_two(x: Tensor, by_logarithms: bool) -> Tensor:
     return places.scatter_reduce(1, index, values, "prod", include_self=False)
 
 
-def turned(x: Tensor) -> Tensor:
+def turned(x: Tensor, mode: str = "bilinear") -> Tensor:
     picture, angles = x.view(-1, 1, 2, 4), x[:, :6].view(-1, 2, 3)
     grid = functional.affine_grid(angles, list(picture.size()), align_corners=False)
-    return functional.grid_sample(picture, grid, align_corners=False).flatten(1)
+    return functional.grid_sample(picture, grid, mode, align_corners=False).flatten(1)
 
 
 CONSTRUCTS = {
@@ -224,6 +224,7 @@ CONSTRUCTS = {
     "product by logarithms": Construct(
         lambda: Written(lambda x: product_of_two(x, by_logarithms=True), 4), (6,)
     ),
+    "spatial transformer": Construct(lambda: Written(turned), (6,)),
     "float64 constants": Construct(lambda: Written(numpy_basis), (6,)),
 }
 
@@ -265,10 +266,11 @@ REFUSALS = {
     "rows chosen by value": Refusal(
         lambda: Written(rows_above_zero), (6,), "model.data-dependent-size", "aten.where.default"
     ),
-    "sampled at a grid": Refusal(
-        lambda: Written(turned),
+    "sampled by cubic curves": Refusal(
+        lambda: Written(partial(turned, mode="bicubic")),
         (6,),
         "export.unsupported-operator",
-        "aten::affine_grid_generator",
+        'mode="bilinear"',
+        "spatial transformer",
     ),
 }

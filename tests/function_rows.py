@@ -26,6 +26,19 @@ def activated(x: Tensor) -> Tensor:
     return functional.elu(-y, 0.5, inplace=True)
 
 
+def sampled(x: Tensor, align_corners: bool = False, **options: str) -> Tensor:
+    """Images, sampled at points inside and outside that they give themselves."""
+    grid = x.permute(0, 2, 3, 1)
+    return functional.grid_sample(x.sin(), grid, align_corners=align_corners, **options)
+
+
+def turned(x: Tensor, align_corners: bool = False) -> Tensor:
+    """Images, turned by their own means."""
+    theta = x.flatten(2)[:, :, :3]
+    grid = functional.affine_grid(theta, [x.shape[0], 2, 3, 4], align_corners=align_corners)
+    return functional.grid_sample(x, grid, align_corners=align_corners)
+
+
 def overwritten(x: Tensor) -> Tensor:
     y = x.sin()
     y[:, 1] = 0
@@ -293,6 +306,14 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         "linear": Row(layer(nn.Upsample, scale_factor=2, mode="linear"), (3, 5)),
         "bicubic": Row(layer(nn.Upsample, scale_factor=2, mode="bicubic"), IMAGE),
         "area": Row(of(lambda x: functional.interpolate(x, (3, 4), mode="area")), IMAGE),
+    },
+    "grid sampling": {
+        "bilinear": Row(of(partial(sampled, mode="bilinear")), (2, 4, 5)),
+        "aligned corners": Row(of(partial(sampled, align_corners=True)), (2, 4, 5)),
+        "nearest": Row(of(partial(sampled, mode="nearest")), (2, 4, 5)),
+        "border": Row(of(partial(sampled, padding_mode="border")), (2, 4, 5)),
+        "affine": Row(of(turned), (2, 4, 5)),
+        "affine, aligned corners": Row(of(partial(turned, align_corners=True)), (2, 4, 5)),
     },
     "writes in place": {
         "activations": Row(of(activated), (3, 4)),

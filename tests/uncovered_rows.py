@@ -31,6 +31,10 @@ def shrunk(x: Tensor) -> Tensor:
     return functional.interpolate(x, (2, 3), mode="bilinear", antialias=True)
 
 
+def sampled(x: Tensor) -> Tensor:
+    return functional.grid_sample(x, x.permute(0, 2, 3, 1), "bicubic", align_corners=False)
+
+
 def overwritten(x: Tensor) -> Tensor:
     y = x.sin()
     y.as_strided((2,), (1,)).zero_()
@@ -63,11 +67,8 @@ REFUSED = {
     ),
     "sparse gradients": (Row(partial(nn.Embedding, 7, 3, sparse=True), (4,), limit=7), ""),
     "writes through strides": (Row(of(overwritten), (3, 4)), IN_FUNCTION),
-    "grid sampling": (
-        Row(
-            of(lambda x: functional.grid_sample(x, x.permute(0, 2, 3, 1), align_corners=False)),
-            (2, 4, 4),
-        ),
+    "bicubic, reflecting and 3-D grid sampling": (
+        Row(of(sampled), (2, 4, 4)),
         IN_FUNCTION,
     ),
 }

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exporters.programs.grid_sampling import affine_grid, grid_sample
 from exporters.recurrence.replacements import Replacement, Replacements
 
 aten = torch.ops.aten
@@ -62,13 +63,15 @@ COMPOSITES: dict[Any, Replacement] = {
     torch.nn.functional.pad: functional_pad,
     aten.cosine_similarity.default: cosine_similarity,
     torch.cosine_similarity: cosine_similarity,
+    aten.grid_sampler.default: grid_sample,
+    aten.affine_grid_generator.default: affine_grid,
     **dict.fromkeys(POOLS, average_pool),
 }
-"""Operators that PyTorch implements with in-place writes or strides, and their other forms."""
+"""Operators with in-place writes, strides or gradients that no format has; and other forms."""
 
 
 class Composites(Replacements):
-    """Context that replaces circular padding, cosine similarity and global average pooling."""
+    """Context that replaces the operators in `COMPOSITES`."""
 
     def __init__(self) -> None:
         super().__init__(COMPOSITES)

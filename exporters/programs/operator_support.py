@@ -96,6 +96,10 @@ SUPPORTED = (
         "nearest, linear, bilinear (both alignments), bicubic, area; by scale or size",
     ),
     SupportedGroup(
+        "grid sampling",
+        "2-D: bilinear and nearest, padded by zeros or the border, both alignments; affine grids",
+    ),
+    SupportedGroup(
         "writes in place",
         "activations, arithmetic and dropout in place; writes into slices and views",
     ),
@@ -158,7 +162,10 @@ UNSUPPORTED = (
         "slices and views, or torch.where",
     ),
     UnsupportedGroup(
-        "grid sampling", ("grid_sampler", "affine_grid"), "no gradient", "nn.Upsample"
+        "bicubic, reflecting and 3-D grid sampling",
+        ("grid_sampler", "affine_grid"),
+        "no gradient",
+        'mode="bilinear" and padding_mode="zeros"',
     ),
 )
 

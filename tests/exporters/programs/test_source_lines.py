@@ -80,7 +80,8 @@ class Fixes(Model):
 class Samples(Model):
     def forward(self, x: Tensor) -> Tensor:
         grid = torch.zeros(1, 6, 6, 2).expand(x.shape[0], 6, 6, 2)
-        y = nn.functional.grid_sample(self.layer.bias.mean() * x, grid, align_corners=False)  # here
+        x = self.layer.bias.mean() * x
+        y = nn.functional.grid_sample(x, grid, "bicubic", align_corners=False)  # here
         return self.logits(y)
 
 
@@ -209,7 +210,8 @@ def test_an_operator_without_a_forward_form() -> None:
     assert "aten::grid_sampler_2d_backward (" in str(error.value)
     assert line_of(model) in str(error.value)
     assert str(error.value).endswith(
-        "cannot be exported: grid sampling (no gradient) is not supported; use nn.Upsample."
+        "cannot be exported: bicubic, reflecting and 3-D grid sampling (no gradient) is not "
+        'supported; use mode="bilinear" and padding_mode="zeros".'
     )
 
 

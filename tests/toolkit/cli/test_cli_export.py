@@ -97,8 +97,9 @@ def test_operators_as_json(tmp_path: Path, options: tuple[str, str]) -> None:
     assert document["version"] == 1
     assert [one["name"] for one in document["operators"]] == [group.name for group in SUPPORTED]
     assert document["not_covered"][-1] == {
-        "name": "grid sampling", "aten_prefixes": ["grid_sampler", "affine_grid"],
-        "reason": "no gradient", "instead": "nn.Upsample",
+        "name": "bicubic, reflecting and 3-D grid sampling",
+        "aten_prefixes": ["grid_sampler", "affine_grid"],
+        "reason": "no gradient", "instead": 'mode="bilinear" and padding_mode="zeros"',
     }  # fmt: skip
 
 
