@@ -330,10 +330,15 @@ def test_signed_work_of_a_federation_that_its_devices_judge(tmp_path: Path) -> N
 
 
 ANSWERS = """
-const answers = JSON.parse(readFileSync(given[0])).map(([form, shape, logits]) =>
-  page.answerOf({ dtype: "float32", shape, data: Float32Array.from(logits) }, form));
-const forms = JSON.parse(given[1]).map(([output, classes, inputs]) =>
-  page.outputForm({ output: output ?? undefined, classes, signatures: { train: { inputs } } }));
+const answers = JSON.parse(readFileSync(given[0])).map(([output, shape, logits]) => {
+  const data = Float32Array.from(logits);
+  return page.answerOf({ dtype: "float32", shape, data }, { output, signatures: {} });
+});
+const predict = { inputs: [], outputs: [{ shape: [null, 3, 1] }] };
+const forms = JSON.parse(given[1]).map(([output, classes, inputs]) => {
+  const signatures = { train: { inputs }, predict };
+  return page.outputForm({ output: output ?? undefined, classes, signatures });
+});
 console.log(JSON.stringify([answers, forms]));
 """
 
@@ -349,24 +354,28 @@ def test_answers(tmp_path: Path, seed: int) -> None:
     binary = [logits(1, 1) for _ in range(50)] + [torch.tensor([[88.0]]), torch.tensor([[-1e9]])]
     steps, points = logits(1, 7, 4), logits(1, 4, 5, 6)
     spelled = logits(1, 60, 3)
-    numbers = logits(1, 2, 3)
+    numbers, questions = logits(1, 2, 3), logits(1, 2, 3)
     outputs = [("softmax", x) for x in (*single, steps, points)]
     outputs += [("sigmoid", x) for x in binary] + [("ctc", spelled), ("numbers", numbers)]
+    outputs += [("independent", questions)]
     (tmp_path / "outputs").write_text(
         json.dumps([(form, list(x.shape), x.flatten().tolist()) for form, x in outputs])
     )
-    labels = {"kind": "labels", "dtype": "int64", "sequence": False}
+    labels = {"kind": "labels", "dtype": "int64", "sequence": False, "shape": [None], "parts": []}
     bundles = [
         (None, 10, [labels]),
         (None, 1, [labels]),
         (None, 10, [{**labels, "sequence": True}]),
         (None, 1, [{**labels, "dtype": "float32"}]),
+        (None, 1, [{**labels, "shape": [None, 3, 1]}]),
+        (None, 1, [{**labels, "dtype": "float32", "parts": [{"name": "box", "shape": [4]}]}]),
         ("ctc", 10, []),
         ("numbers", 1, []),
     ]
     printed = run_with("answer", ANSWERS, tmp_path, str(tmp_path / "outputs"), json.dumps(bundles))
     answers, forms = json.loads(printed)
-    assert forms == ["softmax", "sigmoid", "ctc", "numbers", "ctc", "numbers"]
+    own = ["softmax", "sigmoid", "ctc", "numbers", "independent", "outputs"]
+    assert forms == [*own, "ctc", "numbers"]
     expected = [x.softmax(1)[0] for x in single]
     several = [steps.argmax(2).flatten().tolist(), points.argmax(1).flatten().tolist()]
     expected_binary = [torch.cat([1 - x.sigmoid(), x.sigmoid()]) for x in map(torch.ravel, binary)]
@@ -375,8 +384,11 @@ def test_answers(tmp_path: Path, seed: int) -> None:
         assert answer["is"] == "classes"
         np.testing.assert_allclose(answer["probabilities"], x, rtol=0, atol=1e-6)
     assert [answer["classes"] for answer in answers[:2]] == several
-    for x, answer in zip(expected_binary, answers[2:-2], strict=True):
+    for x, answer in zip(expected_binary, answers[2:-3], strict=True):
         np.testing.assert_allclose(answer["probabilities"], x, rtol=0, atol=1e-6)
     runs = [index for index, _ in itertools.groupby(spelled.argmax(2).flatten().tolist())]
-    assert answers[-2] == {"is": "sequence", "classes": [index for index in runs if index != 0]}
-    np.testing.assert_array_equal(np.float32(answers[-1]["numbers"]), numbers.flatten())
+    assert answers[-3] == {"is": "sequence", "classes": [index for index in runs if index != 0]}
+    np.testing.assert_array_equal(np.float32(answers[-2]["numbers"]), numbers.flatten())
+    assert answers[-1]["is"] == "questions"
+    expected_yes = questions.sigmoid().flatten()
+    np.testing.assert_allclose(answers[-1]["probabilities"], expected_yes, rtol=0, atol=1e-6)

@@ -3,13 +3,15 @@
  *
  * Models give one number for each class, a logit. `softmax` turns the logits of all classes into
  * probabilities, whose sum is 1. A model with a single output has only the classes 0 and 1:
- * `sigmoid` gives the probability of class 1. The outputs of a regression are its `numbers`. With
- * `ctc`, the model reads a sequence. An inference bundle's manifest names one of these four. A
- * bundle that trains says the same by its labels (device_agent/formats/label_rule.py).
+ * `sigmoid` gives the probability of class 1. Each of `independent` outputs is the logit of a yes-or-no
+ * question. The outputs of a regression are its `numbers`; `outputs` are numbers, too, that only the
+ * loss understands. With `ctc`, the model reads a sequence. An inference bundle's manifest names one of
+ * these. A bundle that trains says the same by its labels (device_agent/formats/label_rule.py).
  */
 
-import { labelPort, type Manifest, type OutputForm } from "./manifest.js";
-import type { Answer } from "./messages.js";
+import { labelPort, PREDICT, type Manifest, type OutputForm, type Port } from "./manifest.js";
+import type { Answer, SingleAnswer } from "./messages.js";
+import { outputsOf } from "./packing.js";
 import { sizeOf, type Tensor } from "./tensors.js";
 
 /** The class that stands for no label, with the loss ctc. */
@@ -18,14 +20,33 @@ const BLANK = 0;
 export function outputForm(manifest: Manifest): OutputForm {
   if (manifest.output !== undefined) return manifest.output;
   const labels = labelPort(manifest);
+  if (labels !== null && labels.parts.length > 0) return "outputs";
+  if (labels?.dtype === "int64" && manifest.classes === 1 && `${labels.shape}` === `${predicted(manifest)?.shape}`) {
+    return "independent";
+  }
   if (labels?.dtype === "float32") return "numbers";
   if (labels?.sequence === true) return "ctc";
   return manifest.classes === 1 ? "sigmoid" : "softmax";
 }
 
-/** @param output The model's output for a single sample: (1, ...). */
-export function answerOf(output: Tensor, form: OutputForm): Answer {
-  if (form === "numbers") return { is: "numbers", numbers: [...(output.data as Float32Array)] };
+function predicted(manifest: Manifest): Port | undefined {
+  return manifest.signatures[PREDICT]?.outputs[0];
+}
+
+/** What the output of a bundle's `predict` for a single sample, (1, ...), says. */
+export function answerOf(output: Tensor, manifest: Manifest): Answer {
+  const parts = predicted(manifest)?.parts ?? [];
+  if (parts.length === 0) return answerIn(output, outputForm(manifest));
+  const own = outputsOf(output, parts);
+  return { is: "outputs", outputs: own.map((part) => ({ name: part.name, answer: answerIn(part.output, part.form) })) };
+}
+
+function answerIn(output: Tensor, form: OutputForm): SingleAnswer {
+  if (form === "independent") {
+    const logits = [...(output.data as Float32Array)];
+    return { is: "questions", probabilities: logits.map((logit) => sigmoid([logit])[1]!) };
+  }
+  if (form === "numbers" || form === "outputs") return { is: "numbers", numbers: [...(output.data as Float32Array)] };
   const all = logitsOf(output).map(form === "sigmoid" ? sigmoid : softmax);
   const [first] = all;
   if (form !== "ctc" && first !== undefined && all.length === 1) return { is: "classes", probabilities: first };

@@ -16,9 +16,9 @@ export type Unsafe = "training" | "functions" | "outside" | "domain" | "nested" 
 interface Shapes {
   name: string;
   wanted: Dtype;
-  wantedShape: number[];
+  wantedShape: readonly number[];
   found: Dtype;
-  foundShape: number[];
+  foundShape: readonly number[];
 }
 
 export interface Faults {
@@ -43,6 +43,7 @@ export interface Faults {
   "data.label-out-of-range": { name: string; label: number; highest: number };
   "data.missing": None;
   "data.missing-array": { file: string };
+  "data.missing-array/several": { name: string; arrays: string[] };
   "data.missing-array/x": { file: string };
   "data.missing-column": { file: string; column: string; columns: string[] };
   "data.missing-column/several": { file: string; column: string; columns: string[] };

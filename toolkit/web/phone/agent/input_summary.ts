@@ -5,7 +5,7 @@
  */
 
 import type { FarOff } from "./messages.js";
-import type { RowFile } from "./row_file.js";
+import type { Rows } from "./row_file.js";
 import { quantile, sizeOf } from "./tensors.js";
 
 /** The 5%, 50% and 95% quantiles of each channel, in two digits. */
@@ -23,7 +23,7 @@ const SCALE = 8;
 const SHIFT = 5;
 
 /** The summary of `x`; null for integers such as words, and for fewer than LEAST_SAMPLES samples. */
-export function summaryOf(x: RowFile): InputSummary | null {
+export function summaryOf(x: Rows): InputSummary | null {
   if (x.dtype !== "float32" || x.rows < LEAST_SAMPLES) return null;
   const values = sizeOf(x.rowShape);
   const count = Math.min(x.rows, Math.max(LEAST_SAMPLES, Math.floor(MOST_VALUES / values)));

@@ -2,10 +2,11 @@
 
 import { Failure } from "./faults.js";
 import { LEAST_SAMPLES } from "./held_out.js";
-import { labelPort, SAMPLES, type Manifest } from "./manifest.js";
+import { labelPort, sampleParts, SAMPLES, type Manifest, type Part } from "./manifest.js";
 import type { StoredArray } from "./npz.js";
+import { arrayNames, checkParts, PackedRows } from "./packing.js";
 import { checkArray, open } from "./preparation.js";
-import { RowFile } from "./row_file.js";
+import { RowFile, type Rows } from "./row_file.js";
 import { textOf, type OnProgress, type SampleForm, type Source } from "./sample_form.js";
 import { folderOf, names, OpenFile, piecesOf, remove, sha256, type Values } from "./storage.js";
 import { BYTES, sizeOf, type Dtype, type Tensor } from "./tensors.js";
@@ -14,9 +15,13 @@ const FOLDER = "data";
 /** The label of a position that does not count. */
 export const IGNORED = -100n;
 
+interface Kind {
+  dtype: Dtype;
+  rowShape: number[];
+}
 interface Kinds {
-  x: { dtype: Dtype; rowShape: number[] };
-  y: { dtype: Dtype; rowShape: number[] };
+  /** `x` and `y`, or several `x_NAME` or `y_NAME` in their place. */
+  arrays: Record<string, Kind>;
   /** The form in which the samples were prepared; null for arrays. */
   form: string | null;
 }
@@ -31,6 +36,14 @@ export interface DataRecord extends Kinds {
   samples: number;
   bytes: number;
   sha256: string;
+  /** Earlier versions of the page stored these in place of `arrays`. */
+  x?: Kind;
+  y?: Kind;
+}
+
+/** The kinds of the arrays in `record`, by name. */
+function arraysOf({ arrays, x, y }: DataRecord): Record<string, Kind> {
+  return x === undefined || y === undefined ? arrays : { x, y };
 }
 
 /**
@@ -47,25 +60,27 @@ export async function importData(
 ): Promise<DataRecord> {
   const before = adding ? await values.get<DataRecord>("data") : null;
   const known = before?.hashes ?? [];
-  const { name, hashes, bytes, x, y } = await open(source, form, known, onProgress);
-  const labels = y.shape[0] ?? 0;
+  const { name, hashes, bytes, arrays } = await open(source, form, known, onProgress);
+  const labels = [...arrays.values()].at(-1)!.shape[0] ?? 0;
   const samples = labels + (before?.samples ?? 0);
-  if (x.shape[0] !== labels || samples < LEAST_SAMPLES) {
-    const counts = { samples: x.shape[0] ?? 0, labels };
+  for (const { shape } of arrays.values()) {
+    if (shape[0] === labels && samples >= LEAST_SAMPLES) continue;
+    const counts = { samples: shape[0] ?? 0, labels };
     throw new Failure("data.wrong-shape/count", { name, ...counts, least: LEAST_SAMPLES });
   }
+  const kindOf = ({ dtype, shape }: StoredArray): Kind => ({ dtype, rowShape: shape.slice(1) });
   const kinds = {
-    x: { dtype: x.dtype, rowShape: x.shape.slice(1) },
-    y: { dtype: y.dtype, rowShape: y.shape.slice(1) },
+    arrays: Object.fromEntries([...arrays].map(([array, stored]) => [array, kindOf(stored)])),
     form: source.kind === "npz" ? null : textOf(form),
   };
-  if (before !== null && !sameKinds(before, kinds)) throw new Failure("data.other-form", { name });
+  if (before !== null && textOfKinds({ ...before, arrays: arraysOf(before) }) !== textOfKinds(kinds)) throw new Failure("data.other-form", { name });
   // Write to a new folder, so that a training can use the old data until its round is over.
   const id = crypto.randomUUID();
   const folder = await folderOf(FOLDER, id);
   const old = before && (await folderOf(FOLDER, before.id));
-  const copied = [await copy(folder, "x", x, name, old), await copy(folder, "y", y, name, old)];
-  const all = [[samples, ...kinds.x.rowShape], [samples, ...kinds.y.rowShape]];
+  const copied: string[] = [];
+  for (const [array, stored] of arrays) copied.push(await copy(folder, array, stored, name, old));
+  const all = Object.values(kinds.arrays).map(({ rowShape }) => [samples, ...rowShape]);
   const record: DataRecord = {
     id,
     name: before?.name ?? name,
@@ -86,9 +101,9 @@ export async function removeReplaced(values: Values): Promise<void> {
   for (const name of await names(all)) if (name !== kept?.id) await remove(all, name);
 }
 
-function sameKinds(one: Kinds, other: Kinds): boolean {
-  const text = ({ x, y, form }: Kinds): string => JSON.stringify([x.dtype, x.rowShape, y.dtype, y.rowShape, form]);
-  return text(one) === text(other);
+/** Equal kinds give equal texts. */
+function textOfKinds({ arrays, form }: Kinds): string {
+  return JSON.stringify([Object.entries(arrays).map(([name, { dtype, rowShape }]) => [name, dtype, rowShape]), form]);
 }
 
 /**
@@ -147,28 +162,19 @@ async function copy(
 export class LocalData {
   private constructor(
     readonly record: DataRecord,
-    readonly x: RowFile,
-    private readonly labelFile: RowFile,
+    readonly x: Rows,
+    private readonly labelRows: Rows,
     /** All labels. */
     private readonly y: Tensor,
   ) {}
 
   /** Opens the data and checks whether they fit `manifest`. */
   static async open(record: DataRecord, manifest: Manifest): Promise<LocalData> {
-    const folder = await folderOf(FOLDER, record.id);
-    const open = (name: "x" | "y"): Promise<RowFile> =>
-      RowFile.open(folder, name, record[name].dtype, record[name].rowShape, record.samples);
-    let x: RowFile;
-    let labels: RowFile;
-    try {
-      x = await open("x");
-      labels = await open("y");
-    } catch (error) {
-      if (error instanceof DOMException && error.name === "NotFoundError") {
-        throw new Failure("storage.lost/data", {});
-      }
+    const x = await openArrays("x", record, sampleParts(manifest));
+    const labels = await openArrays("y", record, labelPort(manifest)?.parts ?? []).catch((error: unknown) => {
+      x.close();
       throw error;
-    }
+    });
     const y = labels.read(Int32Array.from({ length: record.samples }, (_, i) => i));
     // There is one prepared label for each sample. A regression may need the shape (n, 1).
     const wanted = labelPort(manifest)?.shape.slice(1) as number[] | undefined;
@@ -188,7 +194,7 @@ export class LocalData {
   }
 
   labels(indices: Int32Array): Tensor {
-    return { ...this.labelFile.read(indices), shape: [indices.length, ...this.y.shape.slice(1)] };
+    return { ...this.labelRows.read(indices), shape: [indices.length, ...this.y.shape.slice(1)] };
   }
 
   /** 1 for each class that occurs among the labels of the samples `of`, otherwise 0. */
@@ -200,15 +206,16 @@ export class LocalData {
 
   close(): void {
     this.x.close();
-    this.labelFile.close();
+    this.labelRows.close();
   }
 
   private check(manifest: Manifest): void {
-    const { x, y, name } = this.record;
+    const { x, y } = this;
+    const { name } = this.record;
     checkArray("x", name, [manifest.sample_dtype, manifest.sample_shape], [x.dtype, x.rowShape]);
     const port = labelPort(manifest);
     const shape = (port?.shape.slice(1) ?? []) as number[];
-    if (port !== null) checkArray("y", name, [port.dtype, shape], [y.dtype, this.y.shape.slice(1)]);
+    if (port !== null) checkArray("y", name, [port.dtype, shape], [y.dtype, y.shape.slice(1)]);
     if (y.dtype === "int64") this.checkClasses(manifest.classes);
     if (port !== null && port.sequence) this.checkSequences(Number(shape[0]));
     if (x.dtype === "int64") this.checkWholeNumbers(manifest.sample_limit);
@@ -216,7 +223,7 @@ export class LocalData {
 
   private checkClasses(classes: number): void {
     const highest = Math.max(classes, 2) - 1;
-    const several = this.record.y.rowShape.length > 0;
+    const several = this.y.shape.length > 1;
     let counted = 0;
     for (const label of this.y.data as BigInt64Array) {
       if (several && label === IGNORED) continue;
@@ -252,8 +259,30 @@ export class LocalData {
   }
 }
 
+/** Opens the samples (`x`) or labels (`y`). With `parts`, several arrays are packed into one. */
+async function openArrays(prefix: "x" | "y", record: DataRecord, parts: readonly Part[]): Promise<Rows> {
+  const folder = await folderOf(FOLDER, record.id);
+  const names = arrayNames(prefix, parts);
+  const kinds = arraysOf(record);
+  const arrays: RowFile[] = [];
+  try {
+    for (const name of names) {
+      const kind = kinds[name];
+      if (kind === undefined) throw new Failure("data.missing-array/several", { name: record.name, arrays: names });
+      arrays.push(await RowFile.open(folder, name, kind.dtype, kind.rowShape, record.samples));
+    }
+    if (parts.length === 0) return arrays[0]!;
+    checkParts(prefix, record.name, parts, arrays);
+    return new PackedRows(arrays, parts);
+  } catch (error) {
+    for (const array of arrays) array.close();
+    if (error instanceof DOMException && error.name === "NotFoundError") throw new Failure("storage.lost/data", {});
+    throw error;
+  }
+}
+
 /** The samples of a step: the owner's samples, or recorded activations. */
-export function sourceOf(data: LocalData, recordings: Map<string, RowFile>, name: string): RowFile {
+export function sourceOf(data: LocalData, recordings: Map<string, RowFile>, name: string): Rows {
   if (name === SAMPLES) return data.x;
   const recording = recordings.get(name);
   if (recording === undefined) throw new Failure("bundle.malformed", { where: `schedule: ${name}` });

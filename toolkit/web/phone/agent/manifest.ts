@@ -4,6 +4,17 @@ import { Failure } from "./faults.js";
 import { readForm, type Preprocessing, type SampleForm } from "./sample_form.js";
 import type { Dtype } from "./tensors.js";
 
+/** One of the arrays that a packed port holds side by side. */
+export interface Part {
+  /** Empty if the array has the name of the port. */
+  name: string;
+  shape: number[];
+  dtype: Dtype;
+  /** int64 numbers are below it. */
+  limit: number | null;
+  /** What turns an output into an answer; null for other parts. */
+  output: OutputForm | null;
+}
 export interface Port {
   name: string;
   kind: "samples" | "labels" | "classes" | "scalar" | "seed" | "state" | "metric";
@@ -11,6 +22,8 @@ export interface Port {
   shape: (number | null)[];
   state: string | null;
   sequence: boolean;
+  /** The arrays in a packed port; empty in others. */
+  parts: Part[];
 }
 export interface Signature {
   graph: string;
@@ -53,7 +66,7 @@ export interface Train {
   batches?: number | null;
 }
 export type Instruction = Record_ | Initialise | Train;
-export type OutputForm = "softmax" | "sigmoid" | "numbers" | "ctc";
+export type OutputForm = "softmax" | "sigmoid" | "numbers" | "ctc" | "independent" | "outputs";
 export interface FileEntry {
   size: number;
   sha256: string;
@@ -75,10 +88,13 @@ export interface Manifest {
 }
 
 export const SAMPLES = "x";
+export const PREDICT = "predict";
 const RECORDED: readonly RecordedDtype[] = ["float32", "float16"];
 export const MANIFEST = "manifest.json";
 export const WEIGHTS = "weights.safetensors";
 const VERSION = 1;
+/** The fields that a part may leave out. */
+const PART = { dtype: "float32", limit: null, output: null } as const;
 
 /** Reads and checks a manifest. Missing optional fields get their default values. */
 export function readManifest(text: string): Manifest {
@@ -107,6 +123,7 @@ export function readManifest(text: string): Manifest {
     for (const port of [...signature.inputs, ...signature.outputs]) {
       port.state ??= null;
       port.sequence ??= false;
+      port.parts = (port.parts ?? []).map((part) => ({ ...PART, ...part }));
       if ((port.kind === "state") !== (port.state !== null && names.has(port.state))) {
         throw wrong(`signatures.${name}: ${port.name}`);
       }
@@ -153,6 +170,12 @@ export function isPersonal({ tensors }: Manifest): boolean {
 export function labelPort(manifest: Manifest): Port | null {
   const ports = Object.values(manifest.signatures).flatMap((signature) => signature.inputs);
   return ports.find((port) => port.kind === "labels") ?? null;
+}
+
+/** The arrays that are packed into the samples; empty for samples of one array. */
+export function sampleParts(manifest: Manifest): Part[] {
+  const ports = Object.values(manifest.signatures).flatMap((signature) => signature.inputs);
+  return ports.find((port) => port.kind === "samples" && port.name === SAMPLES && port.parts.length > 0)?.parts ?? [];
 }
 
 export function formOf(manifest: Manifest): SampleForm {

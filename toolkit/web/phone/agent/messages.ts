@@ -61,11 +61,14 @@ export interface Prediction {
 }
 
 /** What the model says about a sample. Classes are numbers, from 0. */
-export type Answer =
+export type SingleAnswer =
   | { is: "classes"; probabilities: number[] }
+  /** The probability of yes, for each of several questions. */
+  | { is: "questions"; probabilities: number[] }
   /** The most probable class at each position; with the loss ctc, the sequence itself. */
   | { is: "sequence"; classes: number[] }
   | { is: "numbers"; numbers: number[] };
+export type Answer = SingleAnswer | { is: "outputs"; outputs: { name: string; answer: SingleAnswer }[] };
 
 /** A file that the owner has tried. */
 export interface Trial {

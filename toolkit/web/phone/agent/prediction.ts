@@ -1,15 +1,13 @@
 /** Predicts with the graphs of a bundle: its `predict`, after the stages that it records. */
 
-import { answerOf, outputForm } from "./answer.js";
+import { answerOf } from "./answer.js";
 import type { Bundle } from "./bundle.js";
 import { Failure } from "./faults.js";
 import type { LocalData } from "./local_data.js";
-import { MANIFEST, SAMPLES } from "./manifest.js";
+import { MANIFEST, PREDICT, SAMPLES } from "./manifest.js";
 import type { Prediction } from "./messages.js";
 import { Session } from "./runtime.js";
 import type { Tensor, Tensors } from "./tensors.js";
-
-const PREDICT = "predict";
 
 /**
  * The output of the model for the samples `x`.
@@ -78,7 +76,7 @@ export async function predicted(bundle: Bundle, data: LocalData, state: Tensors)
   // Before its first training a device has no personal model.
   if (manifest.tensors.some(({ role, name }) => role === "personal" && !state.has(name))) return null;
   const output = await outputOf(bundle, data.x.read(Int32Array.of(0)), state);
-  const answer = answerOf(output, outputForm(manifest));
+  const answer = answerOf(output, manifest);
   if (answer.is !== "classes") return null;
   const probability = Math.max(...answer.probabilities);
   const best = answer.probabilities.indexOf(probability);

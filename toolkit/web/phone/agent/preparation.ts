@@ -21,8 +21,8 @@ export interface Chosen {
   /** SHA-256 of each file. Files with the same content count once. */
   hashes: string[];
   bytes: number;
-  x: StoredArray;
-  y: StoredArray;
+  /** `x` and `y`, or several `x_NAME` or `y_NAME` in their place. */
+  arrays: Map<string, StoredArray>;
 }
 
 /**
@@ -51,16 +51,17 @@ export async function open(
     name: first.name,
     hashes,
     bytes: files.reduce((sum, file) => sum + file.size, 0),
-    x: {
-      dtype: "float32",
-      shape: [count, ...form.sample_shape],
-      bytes: () => bytesOfAll(prepared.samples()),
-    },
-    y: {
-      dtype: form.label_type,
-      shape: [count],
-      bytes: () => [bytesOf(prepared.y)],
-    },
+    arrays: new Map<string, StoredArray>([
+      [
+        "x",
+        {
+          dtype: "float32",
+          shape: [count, ...form.sample_shape],
+          bytes: () => bytesOfAll(prepared.samples()),
+        },
+      ],
+      ["y", { dtype: form.label_type, shape: [count], bytes: () => [bytesOf(prepared.y)] }],
+    ]),
   };
 }
 
@@ -110,26 +111,32 @@ async function hashOf(file: File): Promise<string> {
 }
 
 async function openNpz(file: File, form: SampleForm): Promise<Omit<Chosen, "hashes">> {
-  const arrays = await readNpz(file);
+  const all = await readNpz(file);
+  const names = [...namesOf("x", all), ...namesOf("y", all)];
+  const arrays = new Map(names.map((name) => [name, all.get(name)!]));
   const [x, y] = [arrays.get("x"), arrays.get("y")];
-  if (x === undefined || y === undefined) {
-    throw new Failure("data.missing-array", { file: file.name });
-  }
-  // A federation of an earlier version does not send the shape.
-  if (form.sample_shape.length > 0) {
+  // A federation of an earlier version does not send the shape. Several arrays are checked with a bundle.
+  if (form.sample_shape.length > 0 && x !== undefined && y !== undefined) {
     const rows = { x: x.shape.slice(1), y: y.shape.slice(1) };
     checkArray("x", file.name, [x.dtype, form.sample_shape], [x.dtype, rows.x]);
     checkArray("y", file.name, [form.label_type, rows.y], [y.dtype, rows.y]);
   }
-  return { name: file.name, bytes: file.size, x, y };
+  return { name: file.name, bytes: file.size, arrays };
+
+  function namesOf(prefix: "x" | "y", given: Map<string, StoredArray>): string[] {
+    if (given.has(prefix)) return [prefix];
+    const several = [...given.keys()].filter((name) => name.startsWith(`${prefix}_`)).sort();
+    if (several.length === 0) throw new Failure("data.missing-array", { file: file.name });
+    return several;
+  }
 }
 
 /** Refuses an array whose type, or the shape of its rows, is not the wanted one. */
 export function checkArray(
   array: "x" | "y",
   name: string,
-  [wanted, wantedShape]: readonly [Dtype, number[]],
-  [found, foundShape]: readonly [Dtype, number[]],
+  [wanted, wantedShape]: readonly [Dtype, readonly number[]],
+  [found, foundShape]: readonly [Dtype, readonly number[]],
 ): void {
   if (found === wanted && `${foundShape}` === `${wantedShape}`) return;
   throw new Failure(`data.wrong-shape/${array}`, { name, wanted, wantedShape, found, foundShape });

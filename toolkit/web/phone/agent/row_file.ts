@@ -7,7 +7,16 @@ import { BYTES, bytesOf, numbers, sizeOf, type Dtype, type Numbers, type Tensor 
 /** The type of stored numbers. Rows of float16 are written from float32 and read as float32. */
 export type StoredDtype = Dtype | "float16";
 
-export class RowFile {
+/** Rows of numbers, such as samples. */
+export interface Rows {
+  readonly dtype: Dtype;
+  readonly rowShape: readonly number[];
+  readonly rows: number;
+  read(indices: Int32Array): Tensor;
+  close(): void;
+}
+
+export class RowFile implements Rows {
   private constructor(
     private readonly file: OpenFile,
     private readonly stored: StoredDtype,

@@ -1,6 +1,6 @@
 /** "Try it": takes a file of the owner, and draws the answer of the model. */
 
-import type { Answer, Trial, View } from "../agent/messages.js";
+import type { Answer, SingleAnswer, Trial, View } from "../agent/messages.js";
 import { element, itemWith, say, write } from "./elements.js";
 import { taken } from "./sources.js";
 import { dayOf, messageOf, percent, TEXTS } from "./words.js";
@@ -77,15 +77,26 @@ function shareOf(probability: number): string {
 }
 
 function sentenceOf({ answer, names }: Trial): string {
+  if (answer.is === "classes") {
+    const [best] = ordered(answer);
+    return TEXTS.mostProbable(nameOf(best!.index, names), shareOf(best!.probability));
+  }
+  if (answer.is !== "outputs") return TEXTS.answer(textOf(answer, names));
+  return TEXTS.answer(answer.outputs.map((output) => `${output.name}: ${textOf(output.answer, [])}`).join("; "));
+}
+
+function textOf(answer: SingleAnswer, names: readonly string[]): string {
   switch (answer.is) {
     case "classes": {
       const [best] = ordered(answer);
-      return TEXTS.mostProbable(nameOf(best!.index, names), shareOf(best!.probability));
+      return `${nameOf(best!.index, names)} (${shareOf(best!.probability)})`;
     }
+    case "questions":
+      return listed(answer.probabilities.map((probability, index) => `${nameOf(index, names)} (${shareOf(probability)})`));
     case "sequence":
-      return TEXTS.answer(listed(answer.classes.map((index) => nameOf(index, names))) || TEXTS.emptySequence);
+      return listed(answer.classes.map((index) => nameOf(index, names))) || TEXTS.emptySequence;
     case "numbers":
-      return TEXTS.answer(listed(answer.numbers.map((value) => value.toLocaleString(TEXTS.language, FOUR_DIGITS))));
+      return listed(answer.numbers.map((value) => value.toLocaleString(TEXTS.language, FOUR_DIGITS)));
   }
 }
 

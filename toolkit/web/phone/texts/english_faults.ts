@@ -58,6 +58,8 @@ export const ENGLISH_FAULTS: Sentences = {
   "data.missing": () => "This page has no data. Choose some.",
   "data.missing-array": ({ file }) =>
     `${file} must hold the arrays x (examples) and y (labels). Save it with numpy.savez(file, x=x, y=y).`,
+  "data.missing-array/several": ({ name, arrays }) =>
+    `${name} must hold ${arrays.length === 1 ? "the array" : "the arrays"} ${listed(arrays)}. Save them with numpy.savez.`,
   "data.missing-array/x": ({ file }) =>
     `${file} must hold the array x with at least one example. Save it with numpy.savez(file, x=x).`,
   "data.missing-column": ({ file, column, columns }) =>

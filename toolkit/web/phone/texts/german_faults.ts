@@ -54,6 +54,9 @@ export const GERMAN_FAULTS: Sentences = {
   "data.missing-array": ({ file }) =>
     `${file} muss die Arrays x (Beispiele) und y (Labels) enthalten. Speichern Sie die Datei mit ` +
     "numpy.savez(file, x=x, y=y).",
+  "data.missing-array/several": ({ name, arrays }) =>
+    `${name} muss ${arrays.length === 1 ? "das Array" : "die Arrays"} ${listed(arrays)} enthalten. Speichern Sie die ` +
+    "Datei mit numpy.savez.",
   "data.missing-array/x": ({ file }) =>
     `${file} muss das Array x mit mindestens einem Beispiel enthalten. Speichern Sie die Datei mit ` +
     "numpy.savez(file, x=x).",
