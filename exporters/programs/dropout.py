@@ -27,6 +27,8 @@ DRAW = aten.bernoulli.p
 """Draws ones with a probability: models that drop whole branches at random call it themselves."""
 SEEDED = {aten.dropout.default: 1, aten.feature_dropout.default: 1, SCALED_ATTENTION: 4, DRAW: 1}
 """Operators with seeded dropout, and the position of the probability in their arguments."""
+UNIFORM = aten.rand.default
+"""Draws numbers from 0 to 1; all other random numbers of models are computed from them."""
 
 
 def hash_integers(values: Tensor, offset: Tensor | int) -> Tensor:
@@ -65,12 +67,21 @@ def random_integers(shape: Any, seed: Tensor, site: int) -> Tensor:
     """
     # One hash for each row and column, not for each element: the square mixes them, and a large
     # tensor costs one multiplication and one remainder for each element.
-    rows, columns = shape[0], math.prod(shape[1:])
+    rows, columns = (shape[0] if shape else 1), math.prod(shape[1:])
     start = hash_integers(seed, 2 * site + 1)
     u = hash_integers(torch.arange(rows), start) % HALF
     v = hash_integers(torch.arange(columns), hash_integers(start, 2 * site + 2)) % HALF
     z = u.unsqueeze(1) + v
     return ((z * z) % PRIME).reshape(shape)
+
+
+def uniform_numbers(shape: Any, seed: Tensor, site: int) -> Tensor:
+    """Numbers of `shape` between 0 and 1, for the draw number `site`.
+
+    They have 24 bits, so that float32 holds them exactly.
+    """
+    z = random_integers(shape, seed, site)
+    return (z - z % 256 + 128) / (PRIME + 1)
 
 
 def drop(x: Tensor, rate: float, kept: Tensor) -> Tensor:
@@ -80,9 +91,10 @@ def drop(x: Tensor, rate: float, kept: Tensor) -> Tensor:
 
 
 def has_dropout(graph: GraphModule) -> bool:
-    """Whether the recorded `graph` has a dropout that `SeededDropout` replaces."""
+    """Whether the recorded `graph` has a dropout or a draw that `SeededDropout` replaces."""
     return any(
-        node.target in SEEDED and dropout_rate(node.target, node.args) > 0
+        node.target is UNIFORM
+        or (node.target in SEEDED and dropout_rate(node.target, node.args) > 0)
         for node in graph.graph.nodes
     )
 
@@ -110,7 +122,10 @@ class SeededDropout(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace dropouts; run other functions unchanged."""
+        """Replace dropouts and draws; run other functions unchanged."""
+        if func is UNIFORM:
+            self.site += 1
+            return uniform_numbers(args[0], self.seed, self.site)
         rate = dropout_rate(func, args) if func in SEEDED else 0.0
         if rate == 0:
             return func(*args, **(kwargs or {}))
@@ -160,9 +175,9 @@ class SeededBernoulli(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Replace the random draw of a dropout; run other operators unchanged."""
-        if func is aten.rand.default and args[0]:  # floor(rand + keep) draws with probability keep
+        if func is UNIFORM:
             self.site += 1
-            return random_integers(args[0], self.seed, self.site) / PRIME
+            return uniform_numbers(args[0], self.seed, self.site)
         if func not in (aten.bernoulli_.float, DRAW):
             return func(*args, **(kwargs or {}))
         noise: Tensor = args[0]

@@ -49,7 +49,7 @@ SUPPORTED = (
     SupportedGroup(
         "recurrence",
         "nn.LSTM, nn.GRU, nn.RNN: any number of layers, one or both directions, as loops over "
-        "time; packed sequences, as masks",
+        "time; packed sequences, as masks; their cells in a Python loop",
     ),
     SupportedGroup("batch norm", "1-D and 2-D, with statistics of the batch or running statistics"),
     SupportedGroup(
@@ -81,7 +81,11 @@ SUPPORTED = (
     SupportedGroup(
         "indexing", "constants, gather, where, masked fill, top-k, sort, sums and means by scatter"
     ),
-    SupportedGroup("reduction", "mean, sum, max, min, var, std, norm, quantile, cumsum"),
+    SupportedGroup(
+        "reduction",
+        "mean, sum, product, max, min, var, std, norm, median, quantile, cumsum, cumprod, "
+        "distances of all pairs",
+    ),
     SupportedGroup(
         "arithmetic", "powers, exponentials, logarithms, roots, trigonometry, clamp, rounding"
     ),
@@ -120,31 +124,28 @@ UNSUPPORTED = (
         "the mean over the axes, or nn.AvgPool3d",
     ),
     UnsupportedGroup(
-        "embedding bag",
+        "embedding bag with offsets",
         ("embedding_bag",),
         "bags of any length have no forward form",
-        "nn.Embedding and a sum or mean over its axis 1",
+        "ids of the shape (batch, n), or nn.Embedding and a sum or mean over its axis 1",
     ),
     UnsupportedGroup(
-        "median",
-        ("median", "kthvalue", "mode"),
-        "neither ONNX nor TFLite has it",
-        "torch.topk or torch.sort",
+        "median of all numbers",
+        ("median", "mode"),
+        "it mixes the samples of a batch",
+        "torch.median or torch.quantile along an axis",
     ),
     UnsupportedGroup(
-        "product over an axis",
+        "product of all numbers",
         ("prod", "cumprod"),
-        "neither ONNX nor TFLite has it",
-        "the exponential of the sum of logarithms",
+        "it mixes the samples of a batch",
+        "torch.prod along one axis after another",
     ),
     UnsupportedGroup(
         "antialiased interpolation",
         ("upsample_bilinear2d_aa", "upsample_bicubic2d_aa"),
         "no gradient",
         "antialias=False, or average pooling",
-    ),
-    UnsupportedGroup(
-        "distances of all pairs", ("cdist",), "no gradient", "sums of squared differences"
     ),
     UnsupportedGroup(
         "inverses and decompositions",

@@ -48,9 +48,11 @@ from exporters.recording.random_draws import (
     decides_at_random,
     draws_outside_torch,
 )
+from exporters.recording.recorded_forms import FORMS
 from exporters.recording.recording_comparison import check_recording
 from exporters.recording.replaced_functions import replaced_functions
 from exporters.recording.shared_tensors import first_names, tensors_by_all_names
+from exporters.recording.uniform_draws import uniform_draws
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import EdgeTailorError, ModelError
 
@@ -138,7 +140,7 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
     inference = record(model, sample_shape, dtype, training=False)
     check_sizes(training)
     check_operators(training)
-    check_deterministic(training)
+    check_deterministic(training, inference)
     check_writes(training)
     output = output_node(training).meta["val"]
     check_output(output, input_node(training).meta["val"].shape[0])
@@ -230,6 +232,7 @@ def record_current_mode(
             redirect_stderr(StringIO()),
             without_layouts(),
             replaced_functions(),
+            uniform_draws(FORMS),
             draws,
         ):
             warnings.simplefilter("ignore")

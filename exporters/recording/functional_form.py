@@ -26,8 +26,10 @@ RESHAPES = (
     "squeeze",
     "contiguous",
     "alias",
+    "to",
+    "type_as",
 )
-"""Views that keep all elements in their order."""
+"""Views that keep all elements in their order; `to` is one if the type stays."""
 SWAPS = ("transpose", "t", "swapaxes", "swapdims", "numpy_T", "mT")
 """Views that are their own inverse."""
 SCATTERS = {

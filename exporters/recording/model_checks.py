@@ -11,8 +11,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn.parameter import UninitializedParameter
 
 from exporters.programs import source_lines
-from exporters.programs.dropout import SEEDED
-from exporters.programs.recorded_graph import written_inputs
+from exporters.programs.dropout import SEEDED, UNIFORM, dropout_rate
+from exporters.programs.recorded_graph import module_of, written_inputs
 from exporters.recording.shared_tensors import first_names
 from profiles.errors import ModelError
 
@@ -146,16 +146,6 @@ def check_name(name: str) -> None:
 
 def check_layer(name: str, module: nn.Module) -> None:
     """Raise ModelError for a layer that can be recorded but not exported."""
-    if isinstance(module, nn.RNNCellBase):
-        kind = type(module).__name__
-        raise ModelError(
-            "{layer!r} is a {kind}, and its training step cannot be exported. Use the layer "
-            "nn.{replacement}, which processes the whole sequence.",
-            code="model.recurrent-cell",
-            layer=name,
-            kind=kind,
-            replacement=kind.removesuffix("Cell"),
-        )
     if (
         isinstance(module, BATCH_NORMS)
         and module.running_mean is not None
@@ -280,32 +270,49 @@ def argument(node: Node, name: str) -> object:
     return None
 
 
-def check_deterministic(graph: GraphModule) -> None:
-    """Raise ModelError if training draws random numbers, except for supported dropouts."""
-    for node in graph.graph.nodes:
-        if node.target in SEEDED:
-            continue
-        named = node.op == "call_function" and any(
-            word in str(node.target) for word in RANDOM_NAMES
-        )
-        if named:
-            stack = list((node.meta.get("nn_module_stack") or {}).values())
-            layer = stack[-1][0] if stack else ""
-            where = f" in {layer!r}" if layer else ""
-            line = source_lines.line_of_node(node)
-            is_dropout = "dropout" in str(node.target)
-            remedy = "set dropout to 0" if is_dropout else "remove it, or use a dropout"
+def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
+    """Raise ModelError if the model draws random numbers that are not seeded, or when it predicts.
+
+    Dropouts and uniform numbers are seeded in a training step.
+    """
+    for node in training.graph.nodes:
+        if node.target not in (*SEEDED, UNIFORM) and draws(node):
             raise ModelError(
-                "The model draws random numbers when it trains ({operator}{place}{line}). Only "
-                "nn.Dropout, nn.Dropout1d to 3d, attention, recurrent layers and stochastic depth "
-                "may do so; {remedy}.",
+                "The model draws random numbers when it trains ({operator}{place}{line}), which no "
+                "seed repeats on a device. Draw with torch.rand, torch.randn, torch.randint or "
+                "torch.bernoulli, or use nn.Dropout.",
                 code="model.random-numbers",
-                operator=str(node.target),
-                layer=layer,
-                place=where,
-                line=line and f", {line}",
-                remedy=remedy,
+                **drawn_by(node),
             )
+    for node in inference.graph.nodes:
+        if draws(node):
+            raise ModelError(
+                "The model draws random numbers when it predicts ({operator}{place}{line}), so "
+                "that it predicts something else each time. Draw them only `if self.training`; "
+                "pass training=self.training to functions such as F.dropout.",
+                code="model.random-numbers",
+                **drawn_by(node),
+            )
+
+
+def draws(node: Node) -> bool:
+    """Whether `node` draws random numbers."""
+    if node.op != "call_function":
+        return False
+    if node.target in SEEDED:
+        return dropout_rate(node.target, node.args) > 0
+    return any(word in str(node.target) for word in RANDOM_NAMES)
+
+
+def drawn_by(node: Node) -> dict[str, str]:
+    """The operator of a draw, its layer and its line, as an error shows them."""
+    layer, line = module_of(node), source_lines.line_of_node(node)
+    return {
+        "operator": str(node.target),
+        "layer": layer,
+        "place": f" in {layer!r}" if layer else "",
+        "line": line and f", {line}",
+    }
 
 
 def check_writes(graph: GraphModule) -> None:

@@ -19,6 +19,7 @@ from exporters.recording.model_copies import twin_of
 from exporters.recording.model_output import trained_output
 from exporters.recording.packed_sequences import sorted_packing
 from exporters.recording.replaced_functions import replaced_functions
+from exporters.recording.uniform_draws import uniform_draws
 from exporters.recurrence.packed_layers import OPERATORS
 from profiles.errors import ModelError
 
@@ -174,7 +175,7 @@ def random_samples(captured: Captured, generator: torch.Generator) -> Tensor:
 def run_original(model: nn.Module, x: Tensor) -> Tensor:
     """Output of `model` for `x`. Raises ModelError unless it is a finite float32 tensor."""
     try:
-        with SeededBernoulli(0):
+        with SeededBernoulli(0), uniform_draws():
             output = trained_output(model(x))
     except Exception as error:  # the user's code may raise anything
         raise ModelError(

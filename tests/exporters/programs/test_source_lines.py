@@ -103,7 +103,7 @@ def line_of(model: nn.Module) -> str:
         (Reads(), "model.data-dependent-code", {}, ["torch.where"]),
         (Selects(), "model.data-dependent-size", INDEX, ["aten.index.Tensor", "torch.where"]),
         (Drops(), "model.data-dependent-size", INDEX, ["aten.index.Tensor", "torch.where"]),
-        (Draws(), "model.random-numbers", {"layer": ""}, ["(aten.exponential", "; remove it"]),
+        (Draws(), "model.random-numbers", {"layer": ""}, ["(aten.rand", "if self.training"]),
         (
             Reshapes(),
             "model.cannot-record",

@@ -83,11 +83,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, dict[str, object]]] = {
         {"name": 'o"n'},
     ),
     "extra state": (lambda: ExtraState(3, 2), "model.extra-state", {"name": "_extra_state"}),
-    "cell": (
-        lambda: nn.Sequential(nn.LSTMCell(3, 2)),
-        "model.recurrent-cell",
-        {"layer": "0", "kind": "LSTMCell"},
-    ),
     "cumulative average": (
         lambda: nn.Sequential(nn.BatchNorm1d(3, momentum=None)),
         "model.cumulative-statistics",

@@ -1,0 +1,170 @@
+"""Random numbers of a model as functions of uniform ones, the only kind that a step draws.
+
+`aten.rand` is seeded in a training step like a dropout. Normal numbers, random integers and others
+are computed from it, both when the model is recorded and when the recording is compared with it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn import functional
+
+from exporters.recurrence.replacements import Replacement, Replacements
+
+LOCK = Lock()
+
+Sizes = Sequence[int | torch.SymInt]
+Computes = Callable[..., Tensor]
+
+
+def uniform(shape: Sizes) -> Tensor:
+    """Draw numbers between 0 and 1, without both ends."""
+    drawn: Tensor = torch.ops.aten.rand.default(list(shape))
+    return drawn
+
+
+def standard_normal(shape: Sizes) -> Tensor:
+    """Draw normal numbers by the transformation of Box and Muller: sqrt(-2 ln u) cos(2 pi v)."""
+    radius = (-2 * uniform(shape).log()).sqrt()
+    return radius * (2 * math.pi * uniform(shape)).cos()
+
+
+def sizes(given: tuple[Any, ...], size: Any = None) -> Sizes:
+    """The sizes in the arguments of `torch.rand`: one by one or as one sequence."""
+    if size is not None:
+        return list(size)
+    first = given[0] if given else ()
+    return list(first) if isinstance(first, tuple | list | torch.Size) else list(given)
+
+
+def rand(_: Any, *given: Any, size: Any = None, dtype: Any = None, **__: Any) -> Tensor:
+    """`torch.rand`."""
+    return uniform(sizes(given, size)).to(dtype or torch.get_default_dtype())
+
+
+def randn(_: Any, *given: Any, size: Any = None, dtype: Any = None, **__: Any) -> Tensor:
+    """`torch.randn`."""
+    return standard_normal(sizes(given, size)).to(dtype or torch.get_default_dtype())
+
+
+def rand_like(_: Any, like: Tensor, dtype: Any = None, **__: Any) -> Tensor:
+    """`torch.rand_like`."""
+    return uniform(like.shape).to(dtype or like.dtype)
+
+
+def randn_like(_: Any, like: Tensor, dtype: Any = None, **__: Any) -> Tensor:
+    """`torch.randn_like`."""
+    return standard_normal(like.shape).to(dtype or like.dtype)
+
+
+def normal(_: Any, mean: Any, std: Any = 1.0, size: Any = None, **__: Any) -> Any:
+    """`torch.normal`, whose mean and standard deviation are tensors or numbers."""
+    if size is not None:
+        return mean + std * standard_normal(size)
+    both: Tensor = mean + std
+    return mean + std * standard_normal(both.shape).to(both.dtype)
+
+
+def normal_(_: Any, x: Tensor, mean: float = 0, std: float = 1, **__: Any) -> Tensor:
+    """`Tensor.normal_`."""
+    return x.copy_(mean + std * standard_normal(x.shape))
+
+
+def uniform_(_: Any, x: Tensor, low: float = 0, high: float = 1, **more: Any) -> Tensor:
+    """`Tensor.uniform_`; its bounds are called `from` and `to`."""
+    low, high = more.get("from", low), more.get("to", high)
+    return x.copy_(low + (high - low) * uniform(x.shape))
+
+
+def exponential_(_: Any, x: Tensor, lambd: float = 1, **__: Any) -> Tensor:
+    """`Tensor.exponential_`, which Gumbel softmax uses."""
+    return x.copy_(uniform(x.shape).log() / -lambd)
+
+
+def bernoulli(func: Computes, share: Tensor, *given: Any, **more: Any) -> Tensor:
+    """`torch.bernoulli` of a tensor of probabilities."""
+    if given or more.get("p") is not None:
+        return func(share, *given, **more)
+    return (uniform(share.shape).to(share.dtype) < share).to(share.dtype)
+
+
+def bernoulli_(func: Computes, x: Tensor, p: Any = 0.5, **more: Any) -> Tensor:
+    """`Tensor.bernoulli_`; with a number as probability, it is seeded itself."""
+    if not isinstance(p, Tensor):
+        return func(x, p, **more)
+    return x.copy_(uniform(x.shape).to(p.dtype) < p)
+
+
+def randint(_: Any, *given: Any, dtype: Any = None, **more: Any) -> Tensor:
+    """`torch.randint`, whose first bound may be left out."""
+    bounds = [value for value in given if not isinstance(value, tuple | list | torch.Size)]
+    bounds = [more[name] for name in ("low", "high") if name in more] or bounds
+    low, high = bounds if len(bounds) == 2 else (0, bounds[0])
+    drawn: Tensor = uniform(more.get("size") or given[-1]) * (high - low)
+    return (low + drawn.floor()).to(dtype or torch.int64)
+
+
+def randint_like(_: Any, like: Tensor, *given: int, dtype: Any = None, **more: Any) -> Tensor:
+    """`torch.randint_like`."""
+    bounds = [more[name] for name in ("low", "high") if name in more] or given
+    low, high = bounds if len(bounds) == 2 else (0, bounds[0])
+    return (low + (uniform(like.shape) * (high - low)).floor()).to(dtype or like.dtype)
+
+
+def randperm(_: Any, n: int, **__: Any) -> Tensor:
+    """`torch.randperm`: the order of `n` random numbers."""
+    return uniform([n]).argsort()
+
+
+def gumbel_softmax(
+    _: Any, logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Tensor:
+    """`torch.nn.functional.gumbel_softmax`, which torch computes from exponential numbers."""
+    noise = -(-uniform(logits.shape).log()).log()
+    soft = ((logits + noise.to(logits.dtype)) / tau).softmax(dim)
+    if not hard:
+        return soft
+    chosen = torch.zeros_like(logits).scatter(dim, soft.argmax(dim, keepdim=True), 1.0)
+    return chosen - soft.detach() + soft
+
+
+DRAWS: dict[Any, Replacement] = {
+    torch.rand: rand,
+    torch.randn: randn,
+    torch.rand_like: rand_like,
+    torch.randn_like: randn_like,
+    torch.normal: normal,
+    Tensor.normal_: normal_,
+    Tensor.uniform_: uniform_,
+    Tensor.exponential_: exponential_,
+    torch.bernoulli: bernoulli,
+    Tensor.bernoulli: bernoulli,
+    Tensor.bernoulli_: bernoulli_,
+    torch.randint: randint,
+    torch.randint_like: randint_like,
+    torch.randperm: randperm,
+    functional.gumbel_softmax: gumbel_softmax,
+}
+"""How each function of torch that draws is computed from uniform numbers."""
+
+
+@contextmanager
+def uniform_draws(more: Mapping[Any, Replacement] | None = None) -> Iterator[None]:
+    """Context in which models draw uniform numbers alone; `more` are other replacements.
+
+    Distributions do not check their parameters' values, which a recording does not have.
+    """
+    # The attribute is a global of torch: two threads must not replace it at the same time.
+    with (
+        LOCK,
+        patch.object(Distribution, "_validate_args", False),
+        Replacements(DRAWS | dict(more or {})),
+    ):
+        yield

@@ -1,0 +1,172 @@
+"""Functions that are recorded as other operators: the same results and gradients as PyTorch's."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from exporters.programs.dropout import SeededBernoulli, uniform_numbers
+from exporters.recording.capture import capture
+from exporters.recording.uniform_draws import uniform_draws
+from refusals import refused
+
+Compute = Callable[[Tensor], Tensor]
+
+
+class Between(nn.Module):
+    """Two linear layers, and what a model computes between them."""
+
+    def __init__(self, compute: Compute, only_training: bool = True) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.compute, self.only_training = compute, only_training
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(self.compute(h) if self.training or not self.only_training else h)
+
+
+class Cell(nn.Module):
+    """A cell in a loop over time."""
+
+    def __init__(self, cell: nn.RNNCellBase) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for step in range(x.shape[1]):
+            state = self.cell(x[:, step], state)
+        return state[0] if isinstance(state, tuple) else state
+
+
+# Capture compares the results and gradients of a recording with those of the model itself.
+FORMS: dict[str, Compute] = {
+    "product of a row": lambda h: h * h.prod(1, keepdim=True),
+    "product of a row of odd length": lambda h: h * torch.prod(h[:, 1:], dim=-1)[:, None],
+    "product with a zero": lambda h: h * torch.cat([h, 0 * h[:, :1]], 1).prod(1, True),
+    "largest in any order": lambda h: h + h.topk(3, sorted=False)[0].sum(1, keepdim=True),
+    "smallest": lambda h: h + torch.topk(h, k=2, dim=1, largest=False).values.sum(1)[:, None],
+    "halves of a batch": lambda h: torch.cat(torch.cat([h, h], 0).split(h.size(0)), 1)[:, :8],
+    "chunks of a batch": lambda h: torch.cat(torch.cat([h, h], 0).chunk(2), 1)[:, :8],
+    "counts": lambda h: h + torch.bincount(torch.tensor([0, 1, 1, 2]), minlength=8),
+    "writes through .to": lambda h: writes_through_to(h),
+}
+
+
+def writes_through_to(h: Tensor) -> Tensor:
+    out = torch.zeros(h.shape[0], 2, 4).to(h.device)
+    for column in range(2):
+        out[:, column, :] = h[:, column * 4 : column * 4 + 4] * 2
+    return out.permute(0, 2, 1).flatten(1)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_computes_the_same(name: str) -> None:
+    capture(Between(FORMS[name], only_training=False), (6,))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        nn.LSTMCell(4, 5),
+        nn.LSTMCell(4, 5, bias=False),
+        nn.GRUCell(4, 5),
+        nn.RNNCell(4, 5),
+        nn.RNNCell(4, 5, bias=False, nonlinearity="relu"),
+    ],
+    ids=str,
+)
+def test_cells_are_recorded_in_loops(cell: nn.RNNCellBase) -> None:
+    capture(Cell(cell), (3, 4))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_one_size_are_recorded(mode: str) -> None:
+    capture(nn.Sequential(nn.EmbeddingBag(7, 4, mode=mode), nn.Linear(4, 3)), (5,))
+
+
+DRAWS: dict[str, Compute] = {
+    "randn of a shape": lambda h: h + torch.randn(h.shape) * 0.1,
+    "randn of sizes": lambda h: h + torch.randn(h.size(0), 8, device=h.device),
+    "randn of a named size": lambda h: h + torch.randn(size=(h.size(0), 8)),
+    "rand like": lambda h: h * torch.rand_like(h),
+    "normal in place": lambda h: h + torch.empty_like(h).normal_(0, 0.1),
+    "normal around": lambda h: torch.normal(h, 0.1),
+    "uniform in place": lambda h: h + torch.zeros_like(h).uniform_(-0.1, 0.1),
+    "gumbel softmax": lambda h: functional.gumbel_softmax(h, tau=0.5, hard=True),
+    "bernoulli": lambda h: h * torch.bernoulli(h.sigmoid()),
+    "branches": lambda h: h * torch.empty(h.shape[0], 1).bernoulli_(0.8) / 0.8,
+    "reparameterised": lambda h: torch.distributions.Normal(h, h.exp()).rsample(),
+    "integers": lambda h: h * torch.randint(1, 5, (h.size(0), 1)),
+    "masked tokens": lambda h: h * (torch.rand(h.size(0), 8).argsort(1) < 4),
+    "permuted features": lambda h: h[:, torch.randperm(8)],
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_repeat_with_the_seed(name: str) -> None:
+    model = Between(DRAWS[name])
+    capture(model, (6,))  # compares outputs and gradients of model and recording for one seed
+    x, results = torch.randn(4, 6), []
+    for seed in (1, 1, 2):
+        with SeededBernoulli(seed), uniform_draws():
+            results.append(model(x))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+def test_draws_have_their_distribution(seed: int) -> None:
+    """Means, deviations and correlations within five deviations of their own."""
+    n = 40_000
+    with SeededBernoulli(seed % (2**31 - 1)), uniform_draws():
+        normal, other, uniform = torch.randn(n // 100, 100), torch.randn(n), torch.rand(n)
+        integers, waits = torch.randint(3, 7, (n,)), torch.empty(n).exponential_(2.0)
+        order = torch.randperm(50)
+    normal = normal.flatten()
+    for values, mean, variance in (
+        (normal, 0.0, 1.0),
+        (normal**2, 1.0, 2.0),
+        (normal**4, 3.0, 96.0),
+        (normal * other, 0.0, 1.0),
+        (normal * normal.roll(1), 0.0, 1.0),
+        (normal * normal.roll(100), 0.0, 1.0),
+        (uniform, 0.5, 1 / 12),
+        (integers.double(), 4.5, 1.25),
+        (waits, 0.5, 0.25),
+    ):
+        assert abs(float(values.double().mean()) - mean) <= 5 * math.sqrt(variance / n)
+    assert sorted(order.tolist()) == list(range(50))
+    assert set(integers.tolist()) == {3, 4, 5, 6}
+
+
+def test_uniform_numbers_are_exact_in_float32_and_never_the_ends(seed: int) -> None:
+    drawn = uniform_numbers((1000, 100), torch.tensor(seed % (2**31 - 1)), 1)
+    assert drawn.dtype == torch.float32
+    assert torch.equal((drawn * 2**24).double(), drawn.double() * 2**24)
+    assert 0 < float(drawn.min()) < float(drawn.max()) < 1
+
+
+@pytest.mark.parametrize(
+    ("compute", "operator"),
+    [
+        (lambda h: h + torch.randn_like(h), "aten.rand.default"),
+        (lambda h: functional.dropout(h, 0.5), "aten.dropout.default"),
+    ],
+    ids=["noise", "dropout"],
+)
+def test_draws_of_predictions_are_refused(compute: Compute, operator: str) -> None:
+    with refused("model.random-numbers", operator=operator) as caught:
+        capture(Between(compute, only_training=False), (6,))
+    assert "if self.training" in str(caught.value)
+    capture(Between(compute), (6,))  # the remedy
+
+
+def test_the_length_of_a_batch_is_refused_with_its_line() -> None:
+    with refused("model.fixed-batch") as caught:
+        capture(Between(lambda h: h.view(len(h), -1), only_training=False), (6,))
+    assert "h.view(len(h), -1)" in str(caught.value)
+    capture(Between(lambda h: h.view(h.shape[0], -1), only_training=False), (6,))  # the remedy
