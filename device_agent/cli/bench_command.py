@@ -40,13 +40,13 @@ def bench(
 ) -> None:
     """Compare training with several bundles.
 
-    PLACES are bundles or folders of bundles. The table has the seconds for a batch, their spread
-    and the peak memory of the process that trains, one line for each bundle. If a bundle cannot be
+    PLACES are bundles or folders of bundles. The table has a line for each bundle: the seconds for
+    a batch, their spread, and the peak memory of the process that trains. If a bundle cannot be
     measured, the others are still measured.
 
-    With --out, PLACES may be left out. The file has the calibration of this device, which takes
-    about a minute, the versions of the runtimes, and the figures of the bundles, but not the host
-    name. `edgetailor plan --profile FILE` reads it.
+    With --out, the command also calibrates this device, in about a minute, and PLACES may be left
+    out. The file then has the calibration, the versions of the runtimes and the figures of the
+    bundles, but not the host name. `edgetailor plan --profile FILE` reads it.
 
     \b
         edgetailor-agent bench bundles/

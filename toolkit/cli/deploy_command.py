@@ -97,9 +97,9 @@ def deploy(options: DeployOptions) -> None:
 
     Devices and other programs predict with them.
 
-    SOURCE is the file or the state folder of a federation: each kind of devices gets a bundle, with
-    the global model or the kind's reduction of it. SOURCE may also be a MODEL with --weights and
-    --input-shape.
+    SOURCE is the file or the state folder of a federation: each kind of devices gets a bundle with
+    the global model, or with this model reduced to the kind's submodel. SOURCE may also be a MODEL
+    with --weights and --input-shape.
 
     A bundle has a graph with the weights inside, verified against PyTorch, and a model card:
     card.json for programs, CARD.md for people. A federation's card is signed with its coordinator's

@@ -108,12 +108,12 @@ def report(
 ) -> None:
     """Draw profiles of bundles, or evaluations of models.
 
-    Of profiles: the memory and the time of each phase. All figures are for one batch. All profiles
+    Profiles give the memory and the time of each phase. All figures are for one batch. All profiles
     must be of one machine and one model. Several profiles of one submodel are merged into one bar.
     `edgetailor report diff BEFORE AFTER` compares two profiles of one submodel.
 
-    Of evaluations: the accuracy of each class, the confusion matrix, and how the devices judge the
-    model; several models side by side.
+    Evaluations give the accuracy of each class, the confusion matrix, and the figures on the
+    devices that judge the model. Several models are drawn side by side.
 
     \b
         edgetailor-agent profile bundles/full --out full.json

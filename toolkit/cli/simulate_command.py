@@ -46,7 +46,9 @@ class SimulateOptions:
     device: str = option(
         "Where clients are trained: a device of PyTorch, such as cuda.", default="cpu"
     )
-    seed: int | None = option("Replaces both seeds of FILE.", type=click.IntRange(0))
+    seed: int | None = option(
+        "Replaces both seeds of FILE: `seed` and that of [simulation].", type=click.IntRange(0)
+    )
     rounds: int | None = option(
         "Replaces `rounds` of FILE; an endless federation needs it.", type=click.IntRange(1)
     )
