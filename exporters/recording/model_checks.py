@@ -278,9 +278,9 @@ def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
     for node in training.graph.nodes:
         if node.target not in (*SEEDED, UNIFORM) and draws(node):
             raise ModelError(
-                "The model draws random numbers when it trains ({operator}{place}{line}), which no "
-                "seed repeats on a device. Draw with torch.rand, torch.randn, torch.randint or "
-                "torch.bernoulli, or use nn.Dropout.",
+                "The model draws random numbers when it trains ({operator}{place}{line}), but a "
+                "device cannot repeat these numbers from a seed. Draw with torch.rand, "
+                "torch.randn, torch.randint or torch.bernoulli, or use nn.Dropout.",
                 code="model.random-numbers",
                 **drawn_by(node),
             )
@@ -288,8 +288,8 @@ def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
         if draws(node):
             raise ModelError(
                 "The model draws random numbers when it predicts ({operator}{place}{line}), so "
-                "that it predicts something else each time. Draw them only `if self.training`; "
-                "pass training=self.training to functions such as F.dropout.",
+                "its predictions for a sample differ each time. Draw them only `if "
+                "self.training`; pass training=self.training to functions such as F.dropout.",
                 code="model.random-numbers",
                 **drawn_by(node),
             )

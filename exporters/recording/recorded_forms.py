@@ -121,8 +121,8 @@ def length(func: Any, x: Tensor) -> int:
         return int(func(x))
     frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
     raise ModelError(
-        "len() of a tensor with the batch as its first axis{place} gives a fixed number, and one "
-        "recording must serve all batch sizes. Write x.shape[0] or x.size(0) in its place.",
+        "len() of a batch{place} gives a fixed number, but one recording must serve all batch "
+        "sizes. Write x.shape[0] or x.size(0) instead of len(x).",
         code="model.fixed-batch",
         place=source_lines.parenthesized(source_lines.innermost(frames)),
     )

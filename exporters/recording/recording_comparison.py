@@ -110,7 +110,7 @@ def check_padded_length(model: nn.Module, x: Tensor) -> None:
     ):
         raise ModelError(
             "The model's output for a sample depends on the longest sequence of its batch, to "
-            "which pad_packed_sequence pads. Pass the number of steps to it: "
+            "which pad_packed_sequence pads. Pass the number of steps to this function: "
             "total_length=x.shape[1], or x.shape[0] for a layer without batch_first.",
             code="model.padded-length",
         )

@@ -317,11 +317,8 @@ class RoundWorker:
         if rounds.over and rounds.phase != "judging":
             model = shown(self._coordinator.config.state / MODEL)
             stays = self._coordinator.config.release.after_rounds is not None
-            then = (
-                ("Devices stay for releases: let this program run.")
-                if stays
-                else "Stop with Ctrl-C."
-            )
+            running = "Devices stay for releases: let this program run."
+            then = running if stays else "Stop with Ctrl-C."
             logger.info("All rounds are done; global model: %s. %s", model, then)
 
     def _check_initial(self) -> None:
