@@ -117,6 +117,9 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         "stack": Row(of(lambda x: torch.stack([x, x.tanh()], 2)), (3, 4)),
         "split": Row(of(lambda x: torch.mul(*x.split([2, 2], 1))), (4, 3)),
         "chunk": Row(of(lambda x: torch.mul(*x.chunk(2, 2))), (3, 4)),
+        "halves of a doubled batch": Row(
+            of(lambda x: torch.mul(*torch.cat([x, x.tanh()]).split(x.shape[0]))), (3, 4)
+        ),
         "unbind": Row(of(lambda x: torch.mul(*x.unbind(1))), (2, 4)),
         "tensor_split": Row(of(lambda x: torch.tensor_split(x, 3, 1)[0].sin()), (7, 2)),
         "reshape": Row(of(lambda x: x.reshape(-1, 6, 2).sin()), (3, 4)),
@@ -147,6 +150,10 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         "diagonal below": Row(of(lambda x: x.diagonal(-1, 1, 2).sin()), (4, 5)),
         "diagonal above": Row(of(lambda x: x.diagonal(2, 1, 2).sin()), (4, 5)),
         "unfold": Row(of(lambda x: x.unfold(1, 3, 2).sin()), (7, 2)),
+        "unfold the last axis": Row(
+            of(lambda x: x.permute(0, 2, 1).unfold(-1, 4, 2).sin().flatten(1)), (8, 6)
+        ),
+        "identity": Row(of(lambda x: (x @ torch.eye(4).to(x)).sin()), (3, 4)),
         "windows": Row(layer(nn.Unfold, 3, padding=1, stride=2), (2, 5, 6)),
         "windows, back": Row(layer(nn.Fold, (4, 5), 2), (8, 12)),
         "pixel shuffle": Row(layer(nn.PixelShuffle, 2), (8, 3, 4)),
@@ -192,6 +199,9 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         "where with a constant mask": Row(of(lambda x: torch.where(PICK > 0, x, 0.0)), (4, 3)),
         "topk": Row(of(lambda x: x.topk(2, 1).values.sin()), (5, 3)),
         "sort": Row(of(lambda x: x.sort(1).values * torch.arange(6.0).to(x)), (6,)),
+        "scatter over other values": Row(
+            of(lambda x: x.sin().scatter(1, x.argsort(1)[:, :2], x[:, 1:3].exp())), (6,)
+        ),
         "scatter": Row(
             of(
                 lambda x: torch.zeros_like(x).scatter_add(
@@ -264,6 +274,7 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         abs=lambda x: x.abs(),
         abs_of_integers=lambda x: x * ((x > 0).cumsum(1) - 2).abs(),
         sign=lambda x: x * x.sign(),
+        sign_of_integers=lambda x: x * ((x > 0).cumsum(1) - 2).sign(),
         sin_cos=lambda x: x.sin() * x.cos(),
         tan=lambda x: x.tan(),
         atan=lambda x: x.atan(),

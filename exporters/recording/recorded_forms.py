@@ -135,6 +135,12 @@ def bincount(func: Computes, x: Tensor, weights: Any = None, minlength: int = 0)
     return torch.zeros(minlength, dtype=torch.int64).scatter_add(0, x, torch.ones_like(x))
 
 
+def eye(_: Any, n: Any, m: Any = None, *, dtype: Any = None, **__: Any) -> Tensor:
+    """`torch.eye`, which torch computes from a type of integers that TFLite lacks."""
+    rows, columns = torch.arange(n), torch.arange(n if m is None else m)
+    return (rows[:, None] == columns).to(dtype or torch.get_default_dtype())
+
+
 def gates(x: Tensor, h: Tensor, weights: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """What a cell computes from its input and from its state, for all gates together."""
     w_ih, w_hh, b_ih, b_hh = (*weights, None, None)[:4]
@@ -185,6 +191,7 @@ FORMS: dict[Any, Replacement] = {
     torch.chunk: chunk,
     Tensor.chunk: chunk,
     Tensor.__len__: length,
+    torch.eye: eye,
     torch.bincount: bincount,
     Tensor.bincount: bincount,
     torch.lstm_cell: lstm_cell,

@@ -136,6 +136,15 @@ def unary(code: str, options: str | None = None) -> Single:
     return form
 
 
+def sign(lowering: Lowering, x: Value) -> Value:
+    """-1, 0 or 1; LiteRT computes it for floats alone."""
+    if x.tensor.dtype == "float32":
+        return apply(lowering, "SIGN", [x])
+    kind = x.tensor.dtype
+    above = apply(lowering, "MAXIMUM", [x, lowering.scalar(-1, kind)], "MaximumMinimumOptions")
+    return apply(lowering, "MINIMUM", [above, lowering.scalar(1, kind)], "MaximumMinimumOptions")
+
+
 def power(lowering: Lowering, x: Value, exponent: Number) -> Value:
     """x^exponent; a square is a product, and a square root has its own operator."""
     if exponent == 2:
@@ -283,7 +292,7 @@ FORMS: LoweringRules = {
     aten.rsqrt.default: unary("RSQRT"),
     aten.sin.default: unary("SIN"),
     aten.cos.default: unary("COS"),
-    aten.sign.default: unary("SIGN"),
+    aten.sign.default: sign,
     aten.relu.default: relu,
     aten.tanh.default: unary("TANH"),
     aten.sigmoid.default: unary("LOGISTIC"),

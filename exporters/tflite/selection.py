@@ -119,13 +119,18 @@ def scatter_add(lowering: Lowering, x: Value, axis: int, index: Value, source: V
 
 
 def scatter(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:
-    """`source` at the positions `index` along `axis`, zeros elsewhere. No index may occur twice.
+    """`source` at the positions `index` along `axis`, `x` elsewhere. No index may occur twice.
 
-    TFLite's SCATTER_ND adds to zeros, so `x` must be a constant of zeros.
+    TFLite's SCATTER_ND adds to zeros. A second one finds the positions that keep `x`.
     """
-    if any(lowering.graph.data[x.tensor.index] or b"\1"):  # None: not a constant
-        raise UnsupportedError("scatter into a tensor that is not zeros")
-    return scattered(lowering, x, axis, index, source)
+    written = scattered(lowering, x, axis, index, source)
+    if not any(lowering.graph.data[x.tensor.index] or b"\1"):  # None: not a constant
+        return written
+    one = lowering.scalar(1, source.tensor.dtype)
+    ones = lowering.reshaped(one, [1] * len(source.shape)).expanded(source.shape)
+    hits = scattered(lowering, x, axis, index, ones)
+    hit = elementwise.apply(lowering, "EQUAL", [hits, one], "EqualOptions", "bool")
+    return elementwise.where(lowering, hit, written, x)
 
 
 def scattered(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:

@@ -83,15 +83,27 @@ def slice_(
     if not start and step == 1 and lowering.shape == x.shape:
         return x
     if open_size(size):
-        raise UnsupportedError("a slice of the batch")
+        return rows(lowering, x, axis % len(x.shape), start or 0, step)
     first, last, _ = slice(start, end, step).indices(int(size))
     return cut(lowering, x, axis, first, last, step)
+
+
+def rows(lowering: Lowering, x: Value, axis: int, start: Size, step: int) -> Value:
+    """A slice of the batch, or of several times the batch, of the node's size."""
+    if step != 1 or (isinstance(start, int) and start < 0):
+        raise UnsupportedError("a slice of the batch with a step or from its end")
+    first = [start if a == axis else 0 for a in range(len(x.shape))]
+    ends = [lowering.sizes(sizes) for sizes in (first, lowering.shape)]
+    tensor = lowering.emit("SLICE", [lowering.dense(x), *ends], lowering.shape, "SliceOptions")
+    return Value.plain(tensor)
 
 
 def cut(lowering: Lowering, x: Value, axis: int, first: int, last: int, step: int = 1) -> Value:
     """Every `step`-th element of one axis, from `first` up to but not including `last`."""
     x = lowering.materialized(x)
     axis %= len(x.shape)
+    if step != 1 and any(map(open_size, x.tensor.shape[x.order[axis] + 1 :][:1])):
+        x = Value.plain(lowering.dense(x))  # the batch is stored behind the axis
     stored, count = x.order[axis], len(range(first, last, step))
     tensor = x.tensor
     if step == 1:
