@@ -6,6 +6,9 @@ import pytest
 
 from bundles import FAMILIES, BundleOf, tiny_bundle, write_data
 from commands import Agent, run
+from shared_recordings import models_recorded_once
+
+__all__ = ["models_recorded_once"]
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ def executor(submodel: Submodel, device: str) -> TorchExecutor:
     return fresh
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def shared_traces() -> Iterator[None]:
     """Submodels are shared too, see the folder above."""
     with pytest.MonkeyPatch.context() as patched:
