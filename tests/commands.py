@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -109,20 +110,24 @@ def edgetailor(*arguments: object, cwd: Path, **more: str) -> Done:
 
     Loading torch and its first export take many seconds. `more` are environment variables.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     with TemporaryDirectory() as scratch:  # tests in other processes may share `cwd`
         outputs = [Path(scratch, "stdout"), Path(scratch, "stderr")]
-        child = context.Process(
-            target=_edgetailor, args=(list(map(str, arguments)), cwd, outputs, more)
-        )
-        child.start()
+        child = forked(_edgetailor, list(map(str, arguments)), cwd, outputs, more)
         child.join(LIMIT_S)
         if child.exitcode is None:
             child.kill()
             raise TimeoutError(f"edgetailor {arguments} took more than {LIMIT_S:.0f} s")
         stdout, stderr = (path.read_text() for path in outputs)
     return Done(child.exitcode, stdout, stderr)
+
+
+def forked(function: Callable[..., object], *arguments: object) -> BaseProcess:
+    """Start a function of a shared module in a process forked from one that has torch loaded."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    child = context.Process(target=function, args=arguments)
+    child.start()
+    return child
 
 
 def _edgetailor(

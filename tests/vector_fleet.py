@@ -5,11 +5,13 @@ The global model here is one vector, so that what a round must give can be writt
 
 import logging
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -182,6 +184,22 @@ def configured(folder: Path, text: str = CONFIG) -> CoordinatorConfig:
     np.savez(folder / "held_out.npz", x=np.zeros((4, 2), np.float32), y=np.array([0, 1, 0, 1]))
     (folder / "fleet.toml").write_text(text)
     return load_config(folder / "fleet.toml")
+
+
+def serve_with_few_files(
+    folder: Path, most: int, ready: "Connection[tuple[str, str], None]"
+) -> None:
+    """Run a coordinator that may open `most` files, in a process of its own; it logs to `log`.
+
+    Sends its URL and the token of a desktop to `ready`.
+    """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    log = (folder / "log").open("w", buffering=1)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=log)
+    config = configured(folder / "c")
+    server = Server(config, VectorModel(), Path("fleet.toml"))
+    ready.send((server.url, token(config, "desktop")))
+    server.run()
 
 
 @contextmanager

@@ -1,20 +1,19 @@
 """Which connections are kept when there are too many: real sockets, and few file descriptors."""
 
 import json
-import os
 import re
 import resource
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
+from commands import forked
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.fleet_status import fleet_status, lines
 from device_agent.federation.membership import join
@@ -31,25 +30,19 @@ from toolkit.coordinator.http.open_connections import (
 from toolkit.coordinator.http.repeated_polls import RepeatedPolls
 from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.server import Server
-from vector_fleet import CONFIG, assert_soon, configured, running, token
+from vector_fleet import (
+    CONFIG,
+    assert_soon,
+    configured,
+    running,
+    serve_with_few_files,
+    token,
+)
 
 NOFILE = 400
 SILENT = 600
 ELSEWHERE = "127.0.0.2"
 """Another address of this machine."""
-SERVE = """
-import logging, resource, sys
-from pathlib import Path
-from vector_fleet import VectorModel, configured, token
-from toolkit.coordinator.server import Server
-
-resource.setrlimit(resource.RLIMIT_NOFILE, ({nofile}, {nofile}))
-logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-config = configured(Path({folder!r}))
-server = Server(config, VectorModel(), Path("fleet.toml"))
-print(server.url, token(config, "desktop"), flush=True)
-server.run()
-"""
 
 
 @contextmanager
@@ -70,16 +63,11 @@ def test_one_address_locks_nobody_out(tmp_path: Path, address: str) -> None:
     """A device that is connected stays so, and another one comes in, from the same address too."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(most[0], SILENT + 200), most[1]))
-    script = SERVE.format(nofile=NOFILE, folder=str(tmp_path / "c"))
-    path = os.pathsep.join(sys.path)
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=log, text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-    assert process.stdout is not None
+    ours, theirs = Pipe(duplex=False)
+    process = forked(serve_with_few_files, tmp_path, NOFILE, theirs)
     try:
-        url, secret = process.stdout.readline().split()
+        assert ours.poll(60)
+        url, secret = ours.recv()
         member = join(url, secret, "desk", tmp_path / "a").secret
         kept = HTTPConnection(url.removeprefix("http://"), timeout=20)
         headers = {"Authorization": f"Bearer {member}"}
@@ -98,7 +86,7 @@ def test_one_address_locks_nobody_out(tmp_path: Path, address: str) -> None:
         kept.close()
     finally:
         process.terminate()
-        process.wait()
+        process.join()
     assert len(status.devices) == 2
     allowed = NOFILE - connection_limits.RESERVED
     assert status.closed_connections >= SILENT - allowed

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from bundles import CLASSES, tiny_cnn
-from commands import run
+from commands import edgetailor
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership, round_loop
 from device_agent.federation.fleet_status import lines
@@ -197,7 +197,7 @@ def test_figures_are_those_of_pooled_samples(judged: Played, round_: int) -> Non
 
 def test_a_round_by_device(judged: Played, tmp_path: Path) -> None:
     state, data, _ = judged
-    shown = run("edgetailor", "rounds", str(state), "--round", "1", "--json", cwd=tmp_path)
+    shown = edgetailor("rounds", str(state), "--round", "1", "--json", cwd=tmp_path)
     by_device = json.loads(shown.stdout)["by_device"]
     expected = [
         {
@@ -215,7 +215,7 @@ def test_a_round_by_device(judged: Played, tmp_path: Path) -> None:
     trained = sum(own["labels"] * own["trained_accuracy"] for own in by_device)
     total = sum(own["labels"] for own in by_device)
     assert trained / total == pytest.approx(figure_of(state, 1).trained_accuracy)
-    text = run("edgetailor", "rounds", str(state), "--round", "1", cwd=tmp_path).stdout
+    text = edgetailor("rounds", str(state), "--round", "1", cwd=tmp_path).stdout
     assert max(map(len, text.splitlines())) <= 80
     kind = figure_of(state, 1).kinds["board"]
     rows = [line.split() for line in text.splitlines()]
@@ -230,7 +230,7 @@ def test_a_round_by_device(judged: Played, tmp_path: Path) -> None:
         row for row in rows if len(row) == 2 and row[0].isdigit()
     ]
     # The last round's counts came without an update.
-    last = run("edgetailor", "rounds", str(state), "--round", str(ROUNDS), "--json", cwd=tmp_path)
+    last = edgetailor("rounds", str(state), "--round", str(ROUNDS), "--json", cwd=tmp_path)
     assert json.loads(last.stdout)["by_device"] == []
 
 
@@ -250,7 +250,7 @@ def test_the_best_round_is_that_of_the_devices(
 
 def test_rounds_are_listed_in_80_columns(judged: Played, tmp_path: Path) -> None:
     state, _, _ = judged
-    listed = run("edgetailor", "rounds", str(state), cwd=tmp_path).stdout
+    listed = edgetailor("rounds", str(state), cwd=tmp_path).stdout
     heading, *lines = listed.splitlines()
     assert "The best round has the best accuracy on the devices." in lines
     assert heading.split() == ["round", "devices", "worst", "trained", "updates", "model", "note"]
@@ -258,7 +258,7 @@ def test_rounds_are_listed_in_80_columns(judged: Played, tmp_path: Path) -> None
     figure = figure_of(state, 1)
     assert f"{figure.accuracy:.1%}" in lines[1]
     assert f"{figure.worst_accuracy:.1%}" in lines[1]
-    document = json.loads(run("edgetailor", "rounds", str(state), "--json", cwd=tmp_path).stdout)
+    document = json.loads(edgetailor("rounds", str(state), "--json", cwd=tmp_path).stdout)
     as_read = json.loads(json.dumps(asdict(figure)))
     assert document["rounds"][1]["devices"] == as_read
 
