@@ -31,9 +31,15 @@ COMBINED = {
     "average pooling": ("overlapping", "ceil mode", "rest left over", "uneven", "3d", "adaptive"),
     "shape": (
         *("stack", "chunk", "view", "unflatten", "move an axis", "slice from the end", "narrow"),
-        *("tile", "diagonal", "diagonal below"),
+        *("tile", "diagonal", "diagonal below", "tensor_split", "flatten"),
     ),
-    "interpolation": ("nearest, fraction", "bilinear, size", "bilinear, aligned corners", "linear"),
+    "interpolation": (
+        *("nearest, fraction", "bilinear, size", "bilinear, aligned corners", "linear"),
+        "bilinear, size, aligned corners",
+    ),
+    "padding": ("zeros", "convolution that reflects"),
+    "softmax": ("softmax over channels", "log-softmax over the last axis", "softmin"),
+    "batch norm": ("batch norm 1d, predicting",),
 }
 """Rows whose operators and options are also in other rows of their group."""
 

@@ -32,7 +32,7 @@ attacks = given(
 )
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @attacks
 def test_one_device_cannot_end_the_training_of_the_others(
     fleet: HostileFleet, kind: str, others: int, tensor: int, value: float, whole: bool

@@ -23,6 +23,7 @@ from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.releases import ReleaseOffer, ReleaseReport
 from device_agent.formats.protocol.transfers import FileOffer
 from killing import Job, die_at
+from parameters import some_long
 from refusals import refused
 from toolkit.cli.release_command import about_share
 from toolkit.coordinator.federation_config import CoordinatorConfig
@@ -283,7 +284,8 @@ def change(state: Path, write: Callable[[Path], None], job: Job | None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("before", [True, False])
+# Before a write is behind the one before it.
+@pytest.mark.parametrize("before", some_long([True, False], False))
 def test_killed_at_every_write_of_a_release(tmp_path: Path, before: bool) -> None:
     config = configured(tmp_path / "c", DESKTOPS)
     with running(config) as server:
