@@ -142,10 +142,10 @@ def inspect_each(
 
 
 def check_operators(submodel: Submodel) -> None:
-    """Raise ExportError, as an export does, if the submodel has an operator without a form.
+    """Raise ExportError, as an export does, if an operator of the submodel cannot be exported.
 
-    Other layers may have the same operator: a form without gradients is enough for frozen ones. So
-    the graphs are written, but only if the model has an operator that may lack a form.
+    An operator that cannot be trained may still be exported in a frozen layer. So if the model has
+    an operator that may be impossible to export, the graphs are compiled, which shows the errors.
     """
     sources = (s.source for s in submodel.program.signatures if s.source is not None)
     if any(find_unsupported(name) for source in sources for name in operators(source)):

@@ -138,8 +138,8 @@ class TimeModel:
         """Predict the time of one batch in seconds.
 
         Errors of the rates of one kind are fully correlated, so they add up. Errors of different
-        kinds are independent, so the root of the sum of their squares bounds the total. If fewer
-        cases were timed, the bound is wider in proportion.
+        kinds are independent, so the root of the sum of their squares bounds the total. If the
+        device was too slow to time all cases, TIME_ERROR is divided by the share that was timed.
         """
         kinds: dict[str, float] = defaultdict(float)
         total = 0.0

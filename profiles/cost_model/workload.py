@@ -19,8 +19,8 @@ LOOP = "loop"
 FREE = "view"
 """The kind of operators that give their input another shape and compute nothing."""
 AT_BEST = "at-best"
-"""The kind of multiply-accumulates that take the shortest time a device has shown for any. Only
-lower bounds have it; its size is their number."""
+"""The kind of multiply-accumulates in a lower bound. Each takes the shortest time that
+the calibration has for one. The size of such an operation is their number."""
 
 OPERATORS = {
     "convolution": ("Conv",),
@@ -198,7 +198,8 @@ class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
 
     `blocked` are the operations of the graph's blocked form, which a device with blocked
     convolutions runs; empty if there is no such form. `nodes` and `arena` are the larger values of
-    both forms. `winograd` is the graph's form by Winograd's method, for devices that gain from it.
+    the two forms. `winograd` is the graph's form by Winograd's method, for devices that gain from
+    it.
     """
 
     name: str

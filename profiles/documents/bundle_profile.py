@@ -20,7 +20,7 @@ PROC = Path("/proc")
 RUNS = 20
 """Default number of counted runs of each phase."""
 WARM_UP = 3
-"""Runs before those that count; the first of them is reported separately."""
+"""Runs before the counted ones. The time of the first is reported separately."""
 MOST = 1000
 """Limit for the phases of a profile and for the points of a sustained run."""
 UNSTABLE_SPREAD = 0.26

@@ -66,7 +66,7 @@ FIGURES = (
 MEASURED = "calibration"
 """The key in `sources` with the origin of a built-in profile's measurements."""
 OF_THE_KIND = ("cores", "memory_bytes", "memory_available_bytes")
-"""If none is published, these figures are taken from a measured device of the same kind."""
+"""If one of these figures is not published, a measured device of the same kind gives it."""
 
 
 def load_device(reference: str) -> DeviceProfile:

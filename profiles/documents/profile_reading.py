@@ -11,7 +11,7 @@ from profiles.json_decoding import decode_json
 
 AGAIN = "Measure the bundle again with `edgetailor-agent profile BUNDLE --out FILE`."
 HARDWARE = ("architecture", "processor", "cpu_count", "model")
-"""Fields that a software update does not change. It may change the memory that Linux reports."""
+"""Fields that a software update does not change. The memory that Linux reports may change."""
 
 
 def encode_profile(profile: Profile) -> bytes:

@@ -29,7 +29,7 @@ class BatchCounters:
         self.advances: dict[str, int] = {}
 
     def add(self, record: UpdateRecord) -> None:
-        """Note the number of batches from which an update computed its batch norm statistics."""
+        """Record the number of batches from which an update computed its batch norm statistics."""
         steps = min(max(record.steps, 0), MOST_BATCHES)
         for name in counters_of(record.tensors, self.model):
             self.advances[name] = max(self.advances.get(name, 0), steps)

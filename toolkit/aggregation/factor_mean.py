@@ -78,7 +78,7 @@ class FactorMean:
     def weighted_rows(
         self, name: str, value: Tensor | Product
     ) -> Iterator[tuple[Tensor | Product, float, TensorSlice | None]]:
-        """Yield `value`, which is the global tensor `name`, with the sum of its updates' weights.
+        """Yield `value`, the mean of the global tensor `name`, with the weight of the updates.
 
         If the rows of the tensor belong to classes, yield each group of rows with equal weight, and
         the slice of the tensor that these rows fill.

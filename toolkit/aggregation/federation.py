@@ -47,7 +47,7 @@ class Federation:
     Use it in a server program of your own that runs several rounds. For a single round, `split`,
     `export` and `aggregate` are enough; for rounds over HTTP there is `edgetailor serve`.
 
-    The graphs of a submodel are compiled once. Every round only cuts new weights for them.
+    The graphs of a submodel are compiled once. In later rounds, only its weights are cut again.
 
     Args:
         model_reference: `package.module:function` that returns the model.
@@ -205,8 +205,8 @@ class Federation:
     def check_weights(self) -> None:
         """Raise UpdateError if a weight of the global model is not finite.
 
-        Use it in place of `evaluate` without samples. If batch norm is static, its statistics are
-        computed from `statistics` first.
+        If there are no samples, use it instead of `evaluate`. If batch norm is static, its
+        statistics are computed from `statistics` first.
         """
         if self.statistics is not None:
             self.model.lend_to(self.module)
@@ -222,7 +222,7 @@ class Federation:
                 )
 
     def _take_statistics(self, x: np.ndarray) -> None:
-        """Compute the statistics of static batch norms; the module has the model's weights."""
+        """Compute the statistics of static batch norms from `x`, with the weights in the module."""
         take_statistics(self.module, x)
         self.model = replace(self.model, tensors=global_model.from_model(self.module).tensors)
 

@@ -233,8 +233,8 @@ def _entry(key: str, group: FactorMean) -> FactorsEntry:
 def _by_part(weights: Mapping[TensorSlice | None, float]) -> Iterator[PartWeight]:
     """Yield the weight of each part of a tensor. Rows with the same total weight are one part.
 
-    `weights` has an entry for each combination of rows that a device had. There can be many more of
-    these than rows, so their weights are added up row by row.
+    `weights` has an entry for each combination of rows that a device had. There can be many more
+    combinations than rows, so the weights are added up row by row.
     """
     if None in weights:
         yield PartWeight(part=None, weight=weights[None])

@@ -28,9 +28,10 @@ def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> flo
 
 
 def most_strength(submodel: str) -> float:
-    """An upper bound of the strength of the spec `submodel`, without the model.
+    """An upper bound of the strength of the spec `submodel`, for any model.
 
-    1 if a size in it is wrong; `split` reports that. Raises SpecError for a malformed spec.
+    Returns 1 if a size in the spec is wrong: `split` reports the wrong size. Raises SpecError for a
+    malformed spec.
     """
     specs = [(family_named(spec.family), spec) for spec in parse_spec(submodel).nested()]
     try:

@@ -35,10 +35,10 @@ def check_update(
     model: Mapping[str, Tensor],
     origin: str | None = None,
 ) -> None:
-    """Raise UpdateError unless an update, by whomever, fits the global tensors `model`.
+    """Raise UpdateError unless an update fits the global tensors `model`.
 
-    The table is checked before the arrays, so that nothing is computed from factors of absurd size.
-    `origin` names the update in errors.
+    The update may come from anybody. The table is checked before the arrays, so that nothing is
+    computed from factors of absurd size. `origin` names the update in errors.
     """
     origin = origin or f"The update of {record.submodel!r}"
     check_record(record, origin)

@@ -19,7 +19,8 @@ from toolkit.channels.channel_units import FIXED, Axis, Kept, Units
 from toolkit.channels.operator_call import Requirement, TrackedChannels
 
 MUCH_MORE = 1.25
-"""The inner axis is narrowed if narrowing the outer one leaves this many times the parameters."""
+"""The inner axis is narrowed if narrowing the outer one leaves over this many times as many
+parameters as narrowing the inner one."""
 
 
 @dataclass(frozen=True)

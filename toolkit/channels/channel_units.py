@@ -76,11 +76,11 @@ class Units:
         self.join(axis, fixed_axis(len(axis)))
 
     def add_computed(self, axis: Axis) -> None:
-        """Note that a layer computes the channels `axis`, in this order. They may be dropped."""
+        """Record that a layer computes the channels `axis`, in this order. They may be dropped."""
         self.computed.append(axis)
 
     def add_boundary(self, axis: Axis) -> None:
-        """Note that a ratio applies separately to the channels inside and outside of `axis`."""
+        """Record that a ratio applies separately to the channels inside and outside of `axis`."""
         self.bounded.append(axis)
 
     def root(self, unit: int) -> int:
@@ -99,9 +99,9 @@ class Units:
 
         The ratio of kept channels applies to each group separately.
 
-        Two channels are neighbours in a group if they are neighbours in every axis that has one of
-        them. For example, if the outputs of two layers are concatenated and those of a third are
-        added to the result, the channels of the third layer form two groups.
+        Channel b follows channel a in a group if b follows a in every axis that has a or b. For
+        example, the outputs of two layers are concatenated, and those of a third layer are added to
+        the result. Then the channels of the third layer form two groups.
         """
         after: dict[int, set[int]] = {}
         before: dict[int, set[int]] = {}

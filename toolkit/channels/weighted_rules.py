@@ -7,7 +7,7 @@ from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of
 
 
 def note_layer(step: Step, inputs: Axis | None, outputs: Axis) -> None:
-    """Note the input and output channels of the layer that `step` calls."""
+    """Record the input and output channels of the layer that `step` calls."""
     name = name_of(step.argument("weight"), step.node)
     step.tracked.layers[name] = Layer(inputs, outputs)
 

@@ -33,8 +33,8 @@ def compare(runs: Sequence[Path], by: str | None, curves: Path | None, as_json: 
     how long the rounds would take on devices with a `profile`. A regression has `RMSE` and `MAE` of
     the last round.
 
-    --by device needs a table [evaluation] in the federation's file. Its figures are those of the
-    clients of the last round, which judge the model of the round before.
+    --by device shows how the clients of the last round judge the model that they received, which is
+    that of the round before. This needs a table [evaluation] in the federation's file.
     """
     from toolkit.cli.printed.comparison_table import (
         show_by_class,

@@ -47,7 +47,7 @@ def check_specs(specs: Iterable[str]) -> list[str]:
 def check_some_spec(specs: Iterable[str]) -> None:
     """Raise the first SpecError if every spec is wrong.
 
-    If at least one spec is right, nothing is raised, because the command can show that one.
+    If at least one spec is right, nothing is raised, because the command has something to show.
     """
     errors = []
     for spec in specs:

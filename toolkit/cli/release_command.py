@@ -152,7 +152,7 @@ def _new(config: "CoordinatorConfig", options: ReleaseOptions) -> "Release":
 
 
 def _withdrawn(state: Path, release: "Release") -> str:
-    """To what the devices return that had the release, which was withdrawn."""
+    """Say that `release` is withdrawn, and to which release its devices return."""
     from toolkit.coordinator.storage.release_folder import ReleaseFolder, offered_to
 
     releases = ReleaseFolder(state).read()

@@ -42,7 +42,7 @@ from toolkit.coordinator.storage.device_registry import Device
 STARTED = "started"
 """The key in the store that says that the first round has opened."""
 MOST_HISTORY = 1000
-"""The status has so many rounds: that of an endless federation must not grow for ever."""
+"""The status lists only this many rounds, so that it stays small in an endless federation."""
 
 
 class _Offer:
@@ -163,7 +163,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
         self.store.registry.count_bytes(device.id, fetched=size)
 
     def progress(self, device: Device, progress: Progress) -> None:
-        """Note what `device` is doing."""
+        """Record what `device` is doing."""
         with self.lock:
             activity = self.activity[device.id]
             activity.state = progress.state
@@ -228,7 +228,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
             )
 
     def _is_ready(self, kind: DeviceKind) -> bool:
-        """Whether a bundle, or else the planner, is ready for a device of `kind` that joins now."""
+        """Whether a device of `kind` can join now: its bundle, or its planner, is ready."""
         if kind.planned:
             return self.planner is not None
         return kind.submodel in self.bundles or kind.submodel in self.bundles_made
@@ -240,7 +240,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
 
 
 def newest_rounds(history: list[RoundResult], current: int | None) -> list[RoundResult]:
-    """The last MOST_HISTORY rounds of `history`, and the current one."""
+    """The last MOST_HISTORY rounds of `history`, and round `current`."""
     if len(history) <= MOST_HISTORY:
         return history
     old, new = history[:-MOST_HISTORY], history[-MOST_HISTORY:]

@@ -176,8 +176,9 @@ class EvaluationTable(Table):
 class ReleaseTable(Table):
     """The table [release]: releases that the coordinator makes by itself, and who waits for them.
 
-    - `every`: after each so many rounds the coordinator releases the global model.
-    - `when`: it releases the best model instead, and only if it is better than all released ones.
+    - `every`: the coordinator releases the global model whenever this many rounds have passed.
+    - `when`: the coordinator releases the best model instead, and only if that is better than all
+      released models.
     - `after_rounds`: devices stay after the last round and ask for releases at this interval, in
       seconds. Without it, their agents end after the last round.
     """
@@ -188,7 +189,7 @@ class ReleaseTable(Table):
 
     @property
     def interval(self) -> int | None:
-        """After each how many rounds the coordinator may release; None if it does not."""
+        """How many rounds pass until the coordinator may release again; None if it never does."""
         return 1 if self.every is None and self.when is not None else self.every
 
 
@@ -200,10 +201,10 @@ class FederationConfig(Table):
     """The keys that both `serve` and `simulate` read. `load_settings` makes its paths absolute.
 
     - `rounds`: ENDLESS if there is no last round.
-    - `early_stopping`: the rounds end when the models have not improved for so many rounds.
+    - `early_stopping`: the rounds end when the models have not improved for this many rounds.
     - `deadline_s`: seconds that a round may last.
     - `keep`: which rounds' models stay in the state folder.
-    - `keep_updates`: so many of the last rounds keep the tensors of their updates.
+    - `keep_updates`: how many of the last rounds keep the tensors of their updates.
     - `port`: 0 chooses a free port.
     - `token_days`: lifetime of a join token, in days.
     - `phones`: serve the page with which phones join.

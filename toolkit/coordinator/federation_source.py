@@ -7,7 +7,7 @@ from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.storage.saved_rounds import reading
 
 FILE = "federation_file"
-"""The key in the table `meta` of the path of the federation's file, which `serve` sets."""
+"""The key in the table `meta` under which `serve` stores the path of the federation's file."""
 
 
 def state_folder(federation: Path) -> Path:
@@ -22,10 +22,10 @@ def state_folder(federation: Path) -> Path:
 def load_federation(federation: Path) -> CoordinatorConfig:
     """Read the file of a federation, given this file or the state folder.
 
-    With a state folder, the federation has this folder, whatever its file says: it may have been
-    moved or restored.
+    If a state folder is given, the result has this state folder, whatever the file says: the folder
+    may have been moved or restored.
 
-    Raises InputError if the file cannot be read, or if the state folder does not name it.
+    Raises InputError if the file cannot be read, or if the state folder does not name a file.
     """
     if not federation.is_dir():
         return load_config(federation)

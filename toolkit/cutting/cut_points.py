@@ -102,7 +102,7 @@ class Cutter:
         return frozenset(map(self._match.unchanged, nodes))
 
     def _find_points(self) -> Iterator[CutPoint]:
-        """Yield the useful cut points: parameters on both sides, and crossing values to record."""
+        """Yield the useful cut points. They have parameters on both sides, and values to record."""
         before: frozenset[Node] = frozenset()
         for position in range(self.end):
             nodes, twin = self.crossing(position), self._position_in_prediction(position)
@@ -126,7 +126,10 @@ class Cutter:
         return value.dtype == torch.float32
 
     def _position_in_prediction(self, position: int) -> int | None:
-        """The position of the inference graph after which the same values are needed, or None."""
+        """The position in the inference graph that matches `position`; None if there is none.
+
+        After both positions, the same values are needed.
+        """
         if position in (-1, self.end):
             return -1 if position < 0 else len(self.inference.operators) - 1
         matches = [self._match(node) for node in self.crossing(position)]

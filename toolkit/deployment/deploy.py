@@ -32,7 +32,7 @@ class Deployed:
     Attributes:
         out: The bundle's folder.
         card: Its model card.
-        verdict: What the comparison of the float32 graph with PyTorch found.
+        verdict: The result of comparing the float32 graph with PyTorch.
     """
 
     out: Path
@@ -119,10 +119,10 @@ def deploy(
 def fitting_bundle(
     trained: TrainedModel, target: Target, report: Report
 ) -> tuple[Target, InferenceBundle]:
-    """The bundle for `target`, and the target with the submodel that it has.
+    """Make the bundle for `target`. Returns the target with the bundle's submodel, and the bundle.
 
-    For devices that train a slice, that is the slice's stages if the whole graph takes more memory
-    than the devices have, and a stage takes less.
+    If the devices train a slice and the whole graph needs more memory than they have, the bundle
+    has the slice's stages instead, provided that these need less.
     """
     whole = inference_bundle(trained, target, report)
     chosen = target.submodel

@@ -96,7 +96,7 @@ def inference_bundle(trained: TrainedModel, target: Target, report: Report) -> I
 def calibrating_inputs(
     program: Program, float32: Graphs, samples: np.ndarray | None
 ) -> Iterator[np.ndarray | None]:
-    """Yield what each stage of `program` reads, if `samples` calibrate it."""
+    """Yield the inputs that calibrate each stage of `program`; None without `samples`."""
     x = samples
     for signature in program.signatures:
         yield x
@@ -118,7 +118,7 @@ def run_graph(graph: Graph, name: str) -> Callable[[np.ndarray], np.ndarray]:
 def runner(manifest: Manifest, folder: Path, threads: int) -> Callable[[np.ndarray], np.ndarray]:
     """A function that runs samples through the graphs of an inference bundle, one after another.
 
-    All of them are open. `folder` has their files.
+    All graphs stay open. `folder` has their files.
     """
     opened = []
     for name in stages(manifest):

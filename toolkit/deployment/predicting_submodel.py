@@ -28,7 +28,7 @@ class PredictingSubmodel:
 
 
 def predicting_submodel(trained: str) -> PredictingSubmodel:
-    """The submodel with which devices predict that train the submodel `trained`.
+    """The submodel with which devices predict if they train the submodel `trained`.
 
     Raises SpecError if the spec is wrong.
 
@@ -55,7 +55,7 @@ def predicting_submodel(trained: str) -> PredictingSubmodel:
 
 
 def unrounded(spec: Spec) -> Spec:
-    """The slice `spec` without `recording` and `frozen`, whose roundings only save in training."""
+    """The slice `spec` without `recording` and `frozen`, which save space only in training."""
     kept = {name: value for name, value in spec.options.items() if name == "skip"}
     return replace(spec, options=kept)
 
@@ -63,4 +63,4 @@ def unrounded(spec: Spec) -> Spec:
 PLANNED = PredictingSubmodel(
     WHOLE, "the whole model, because a plan chooses only what each device trains"
 )
-"""For kinds whose submodels are planned."""
+"""The choice for kinds whose submodels are planned."""

@@ -53,7 +53,7 @@ class Target:
     def fits(self, memory: int | None) -> bool:
         """Whether the budget allows predictions of `memory` bytes above the idle agent.
 
-        True if one of the two is not known.
+        True if the budget or `memory` is not known.
         """
         return None in (self.memory, memory) or needed_bytes(memory or 0) <= (self.memory or 0)
 
@@ -98,7 +98,7 @@ def kind_targets(config: FederationConfig, names: Sequence[str], out: Path) -> l
 
 
 def check_tree(out: Path) -> None:
-    """Raise InputError if `out`, the folder for several bundles, has anything else.
+    """Raise InputError if `out`, the folder for several bundles, has anything except bundles.
 
     Otherwise bundles would end up among the files of a state folder, for example.
     """

@@ -142,7 +142,7 @@ def from_federation(
 
     Raises:
         ModelError: The model cannot be loaded.
-        InputError: The round's model is not there, or is another model than that of the file.
+        InputError: The round's model is not there, or does not fit the model in `config`.
     """
     file = model_file(config.state, round_)
     logger.info("loading the model %s after round %d", config.model, round_)

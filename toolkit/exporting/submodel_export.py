@@ -22,8 +22,8 @@ def export(
     """Write `submodel` with its part of the global weights as a bundle that a device trains.
 
     Use it in every round, once for each submodel, if bundles go to devices as files. A coordinator
-    (`edgetailor serve`) exports by itself. Graphs and what follows from them come from the cache,
-    so from the second round on, only weights are written.
+    (`edgetailor serve`) exports by itself. From the second round on, the graphs come from the
+    cache, and only the weights are new.
 
     Args:
         submodel: The result of `split`.

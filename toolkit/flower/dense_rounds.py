@@ -101,7 +101,7 @@ class DenseRounds:
         )
 
     def _start_secure(self, grid: Grid, context: Context) -> None:
-        """Run all rounds with Flower's earlier interface: its SecAgg+ has no other."""
+        """Run all rounds with Flower's earlier interface, because SecAgg+ has no other."""
         use_own_masks()
         settings = self._settings
         strategy: Any = legacy.FedAvg(
@@ -130,7 +130,7 @@ class DenseRounds:
         DefaultWorkflow(fit_workflow=workflow)(grid, whole)
 
     def _count(self, replies: Sequence[object], _: str = "") -> MetricRecord:
-        """Note the number of sites in a mean."""
+        """Record the number of sites in a mean."""
         self._merged = len(replies)
         return MetricRecord({"sites": self._merged})
 

@@ -1,4 +1,4 @@
-"""Looks up what a device needs to train the submodels of a model, as deep as a search wants."""
+"""Looks up what a device needs to train each submodel, one step deeper at a time."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 
 @dataclass
 class Lookup:
-    """Looks at the submodels of a model for one device, as deep as a search wants.
+    """Looks at submodels for one device, one step deeper at a time (see `strongest_first.py`).
 
     Attributes:
         device: The device's profile.
@@ -36,7 +36,7 @@ class Lookup:
     told: bool = False
 
     def listed(self, specs: Iterable[str]) -> Iterator[Entry]:
-        """The entries of `specs`, as deep as the cache knows them."""
+        """The entries of `specs`, each at the greatest depth that the cache has."""
         for spec in dict.fromkeys(specs):
             if (known := self.workloads.remembered(spec)) is not None:
                 depth = Depth.COMPUTED
@@ -60,7 +60,7 @@ class Lookup:
         return self.entry(entry.spec, Depth.COMPUTED, known, entry.recomputes)
 
     def tell(self, stage: str) -> None:
-        """Report a `stage`, and before the first one where its result is kept."""
+        """Report a `stage`. Before the first stage, also report the folder of the results."""
         if not self.told and self.workloads.cache is not None:
             self.progress(f"results are kept in {self.workloads.cache}")
         self.told = True

@@ -17,7 +17,7 @@ from toolkit.submodels.capacity import WEIGHTED, count_elements
 
 FEWEST_PRODUCTS = 0.25
 """A graph computes at least this share of the multiply-accumulates of the recorded model.
-Winograd's form needs 16 of 36; passes that shorten a step may leave out a few more."""
+Winograd's form needs 16 of 36. Passes that shorten a step may leave out a few more."""
 
 
 def of_signature(

@@ -35,7 +35,7 @@ from toolkit.submodels.model_loading import load_global
 logger = logging.getLogger(__name__)
 
 TENSORS_ALONE = MemoryOverhead(idle_bytes=0, session_bytes=0, node_bytes=0)
-"""No device needs less than this in addition to its tensors."""
+"""An overhead below that of any device: only tensors need memory."""
 LOOK_S = 0.2
 """How often the search checks for a request to stop, in seconds."""
 

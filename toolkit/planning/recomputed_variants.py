@@ -32,7 +32,7 @@ def is_excluded_by_memory_alone(row: Row) -> bool:
 
 
 def saves(variant: Candidate, others: Iterable[Candidate]) -> bool:
-    """Whether `variant` needs less memory than the same submodel without it among `others`."""
+    """Whether `variant` needs less memory than its submodel without `recompute=yes` in `others`."""
     return any(
         plain.submodel + SUFFIX == variant.submodel and variant.memory.upper < plain.memory.upper
         for plain in others

@@ -37,7 +37,7 @@ from toolkit.submodels.submodel import Submodel, element_count
 logger = logging.getLogger(__name__)
 
 ESTIMATE = ".estimate"
-"""In the name of a file of the cache that holds a lower bound."""
+"""Part of the name of a cache file that holds a lower bound."""
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -112,9 +112,10 @@ class Workloads:
         return self.read(self.file_of(spec, ESTIMATE))
 
     def at_least(self, spec: str) -> Known | Impossible:
-        """A lower bound of the workload of `spec`, without an export, or why it is not possible.
+        """A lower bound of the workload of `spec`, or the reason why `spec` is not possible.
 
-        The strength and the bytes of a round are exact. Raises SpecError if `spec` is wrong.
+        Nothing is exported. The strength and the bytes of a round are exact. Raises SpecError if
+        `spec` is wrong.
         """
         known = self.remembered_estimate(spec)
         return known or self.keep(spec, self.file_of(spec, ESTIMATE), self.estimate)
@@ -179,7 +180,7 @@ class Workloads:
     def known(
         self, submodel: Submodel, work: Callable[[ProgramSignature, int], SignatureWork]
     ) -> Known:
-        """The strength and the workload of `submodel`; `work` is that of a signature."""
+        """The strength and the workload of `submodel`; `work` computes that of a signature."""
         program = submodel.program
         signatures = {signature.name: signature for signature in program.signatures}
         stages, steps = stages_of(program), steps_of(program)

@@ -142,7 +142,7 @@ def _changes(before: Profile, after: Profile, allowed: float) -> Iterator[Change
 
 
 def _apart(times: Sequence[Duration]) -> bool:
-    """Whether each median is outside the other's range p10 to p90. This is seldom by chance."""
+    """Whether each median is outside the other's p10 to p90, which is seldom so by chance."""
     earlier, later = times
     return not (
         earlier.p10_s <= later.median_s <= earlier.p90_s

@@ -14,7 +14,7 @@ from toolkit.terminal_output import table
 
 
 def write(report: Report, out: Path | None, png: Path | None) -> None:
-    """Write the page to `out` and the charts to `png`, unless None."""
+    """Write the page to `out` and the charts to `png`. A path that is None is skipped."""
     if out is not None:
         write_file(out, page(report).encode())
     if png is not None:

@@ -28,8 +28,8 @@ from toolkit.simulation.simulation_config import SimulationConfig
 
 logger = logging.getLogger(__name__)
 Choices = Mapping[str, Sequence[str]]
-"""The submodels that a client may train in a round, by its own submodel. If that is not a key, the
-client trains only its own submodel."""
+"""Maps a client's own submodel to the submodels that the client may train in a round. Without an
+entry, the client trains only its own submodel."""
 
 
 @dataclass

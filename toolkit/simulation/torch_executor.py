@@ -132,7 +132,7 @@ class TorchExecutor:
             seed: Its seed in this round.
             personal: The personal tensors of its last round; empty before its first.
             validation: Share of its samples that it holds out, unless it has too few samples.
-            asked: What a federation asks for that is judged by its devices.
+            asked: What the federation asks for, if devices judge its models.
 
         Raises:
             UpdateError: The training diverged.

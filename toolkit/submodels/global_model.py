@@ -27,7 +27,7 @@ from toolkit.submodels.model_reference import unreadable
 
 KEPT = "kept|"
 SHARED = "edgetailor.shared"
-"""Key of the metadata with the first name of a tensor, by each of its other names, as JSON."""
+"""The metadata under this key map each other name of a tensor to its first name, as JSON."""
 PIECE = 1 << 20
 """How many numbers are checked at once."""
 
@@ -210,7 +210,7 @@ def _shared_names(data: bytes, origin: str) -> dict[str, str]:
 def _first_only(
     tensors: Mapping[str, Tensor], first: Mapping[str, str], origin: str
 ) -> dict[str, Tensor]:
-    """The tensors under their first names. `first` has the first name of each other name.
+    """The tensors under their first names. `first` maps each other name to the first name.
 
     Raises InputError if two names of one tensor have different values.
     """

@@ -43,7 +43,8 @@ class TrainingConfig:
             repeats its data.
         learning_rate: Learning rate of the first round.
         momentum: Momentum of `sgd` and `nesterov`.
-        weight_decay: Added to the gradient; `adamw` subtracts it from the parameters instead.
+        weight_decay: The parameter times this is added to its gradient. `adamw` instead subtracts
+            this product, times the learning rate, from the parameter.
         round_decay: Factor by which learning rates are multiplied after each round.
         milestones: If given, `round_decay` applies only after these rounds, ascending.
         batch_norm: `global` averages the statistics of batch norms over the devices. With `static`,

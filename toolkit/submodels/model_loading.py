@@ -18,8 +18,8 @@ from toolkit.submodels.model_reference import parse_reference
 def load_model(reference: str, weights_file: str | Path | None = None, seed: int = 0) -> nn.Module:
     """Build the model that a reference names. The current folder is importable.
 
-    Use it in scripts that get a model by name, like the commands. If you build the model yourself,
-    you do not need it.
+    Use it in scripts that take a model by its reference, as the commands do. If you build the model
+    yourself, you do not need it.
 
     Args:
         reference: `package.module:callable`, for example `toolkit.models:resnet20`.

@@ -68,7 +68,7 @@ def show_by_class(rows: Sequence["Row"]) -> None:
 
 
 def show_by_device(rows: Sequence["Row"]) -> None:
-    """Print how the clients of the last round judge, by kind, the runs side by side."""
+    """Print how the clients of the last round judge the model, with the runs side by side."""
     known = _by_name(rows, [row.devices for row in rows])
     click.echo()
     if not known:
@@ -94,7 +94,7 @@ def show_by_device(rows: Sequence["Row"]) -> None:
 
 
 def _device_figures(judged: FederatedEvaluation, by_loss: bool) -> dict[str, float | None]:
-    """The figures of all devices, in their mean, of the worst tenth, and of each kind."""
+    """Map the names of lines to figures: all devices, their mean, the worst tenth, each kind."""
 
     def both(name: str, own: KindEvaluation) -> dict[str, float | None]:
         if by_loss:
@@ -110,13 +110,13 @@ def _device_figures(judged: FederatedEvaluation, by_loss: bool) -> dict[str, flo
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean over the runs of a row; None if one has no figure."""
+    """The mean over the runs of a row; None if a run has no figure."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def _by_name(rows: Sequence["Row"], figures: Sequence[Figure | None]) -> dict[str, Figure]:
-    """The figures of the rows that have some, by name; a name that comes again gets a number."""
+    """Map the names of rows to their figures, if known. A repeated name gets a number."""
     known: dict[str, Figure] = {}
     for row, own in zip(rows, figures, strict=True):
         if own is not None:

@@ -26,11 +26,10 @@ WIDTH = 80
 NAME = 24
 """The most columns for the name of a class."""
 ROWS = 20
-"""If there are more classes, only the least accurate ones are printed."""
+"""If there are more classes, only the LOWEST least accurate ones are printed."""
 LOWEST = 10
-"""How many they are."""
 LARGE = 1e6
-"""From here on, a loss is printed with an exponent."""
+"""A loss of this size or more is printed with an exponent."""
 MISTAKES = 3
 """How many wrong classes are printed for a class, without a matrix."""
 
@@ -87,7 +86,8 @@ def show_classes_compared(
     Args:
         class_label: The name of a class by its number.
         counts: The counts of each class by the name of their column.
-        difference: Whether a last column has the difference of the last and the first one.
+        difference: Whether another column has the difference between the last of these columns
+            and the first.
     """
     accuracies = [class_accuracies(own) for own in counts.values()]
     classes = min(map(len, accuracies))
@@ -117,7 +117,7 @@ def show_classes_compared(
 
 
 def shown_shares(shares: Sequence[float | None], difference: bool) -> list[str]:
-    """Shares in percent, and with `difference` that of the last and the first in points."""
+    """Shares in percent. With `difference`, then the last minus the first, in percentage points."""
     cells = ["" if share is None else f"{share:.1%}" for share in shares]
     if not difference:
         return cells

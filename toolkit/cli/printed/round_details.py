@@ -67,7 +67,7 @@ def worst_classes(saved: "SavedRound") -> list[str]:
 
 
 def show_federated(judged: FederatedEvaluation) -> None:
-    """Print how the devices judge a model: all, in the mean, the worst tenth, and by kind."""
+    """Print how the devices judge a model: all devices, their mean, the worst tenth, each kind."""
     errors = ["RMSE", "MAE"] if judged.rmse is not None else []
     rows = table("on the devices", "devices", "labels", *heads(judged.accuracy is None), *errors)
     rows.add_row("all", *pooled(judged))
@@ -84,7 +84,7 @@ def heads(by_loss: bool) -> tuple[str, str]:
 
 
 def pooled(figures: KindEvaluation) -> tuple[str, ...]:
-    """The cells of all devices or of a kind."""
+    """The cells of the row for all devices or for a kind."""
     return (
         f"{figures.devices:,}",
         f"{figures.counted:,}",
@@ -95,7 +95,7 @@ def pooled(figures: KindEvaluation) -> tuple[str, ...]:
 
 
 def shown(accuracy: float | None, loss: float | None) -> tuple[str]:
-    """The accuracy as text; without one the loss."""
+    """The accuracy as text; the loss if there is no accuracy."""
     if accuracy is not None:
         return (f"{accuracy:.1%}",)
     return ("" if loss is None else f"{loss:.4f}",)

@@ -133,7 +133,7 @@ class RoundAggregation:
 
         The numbers of all these updates are within the bounds. Combined with other layers, they may
         still be too large or lead to a division by almost zero, which only folding shows. Updates
-        that exceed their references by more are tried later.
+        with a larger excess are tried later.
         """
         self._must_train = self._trained_before()
         sound: list[str] = []

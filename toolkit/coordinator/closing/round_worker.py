@@ -131,9 +131,9 @@ class RoundWorker:
             self._release_if_due()
 
     def _release_if_due(self) -> None:
-        """Make the release that [release] asks for after the last round, if any.
+        """Make the release that [release] asks for after the round that has just ended, if any.
 
-        Devices train or have finished meanwhile.
+        Meanwhile devices train the next round, or have finished.
         """
         coordinator, done = self._coordinator, self._coordinator.rounds.done
         if self.make_release is None or self._release_considered == done:

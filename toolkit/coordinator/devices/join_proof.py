@@ -11,9 +11,9 @@ from device_agent.formats.protocol.problems import SKEWED_CLOCK, USED_JOIN
 from toolkit.coordinator.refusals import RefusalError, forbidden, unusable
 
 CLOCK_SKEW_S = 300
-"""How far a device's clock may be off."""
+"""How far a device's clock may be off, in seconds."""
 VALID_S = 2 * CLOCK_SKEW_S
-"""How long the clock check accepts a request. The coordinator remembers used ones for this time."""
+"""How long the clock check accepts a request, in seconds. Used requests are remembered as long."""
 KEY_BYTES = 32
 
 
@@ -70,7 +70,7 @@ def used_join() -> RefusalError:
 
 
 def _decoded(text: str) -> bytes:
-    """The bytes of base64 `text`. Malformed text gives no bytes; a key or signature has some."""
+    """The bytes of base64 `text`. Malformed text gives no bytes, so later checks refuse it."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:  # not base64, or not ASCII

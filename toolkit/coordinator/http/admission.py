@@ -14,7 +14,7 @@ from toolkit.coordinator.http.connection_limits import CONNECTION, Connection
 from toolkit.coordinator.refusals import RefusalError
 
 CALLER = "caller"
-"""The key under which the state of an admitted request's scope has its device or its token."""
+"""The key of the caller in the state of an admitted request's scope: its device or its token."""
 FOR_JOIN_TOKENS = (f"{API}/invitation", f"{API}/devices")
 DISCARDED = 64 << 10
 DISCARDED_S = 2.0

@@ -10,7 +10,7 @@ from toolkit.coordinator.refusals import RefusalError
 PIECE = 1 << 18
 """How many bytes are read from a file at a time."""
 _ONE_RANGE = re.compile(r"bytes=(\d{1,4000})-(\d{0,4000})")
-"""Numbers with more digits do not match, because `int` refuses texts that are much longer."""
+"""Numbers with over 4,000 digits do not match, because `int` refuses much longer numbers."""
 
 
 def etag(sha256: str) -> str:

@@ -78,7 +78,7 @@ class Connection(H11Protocol):
         self._note_request()
 
     def authenticated(self, device: str | None) -> None:
-        """Note that the current request has a valid secret of `device`, or a valid token."""
+        """Record that the current request has a valid secret of `device`, or a valid token."""
         self._device = device
         self._opened.rank(self, Rank.BUSY, device)
 

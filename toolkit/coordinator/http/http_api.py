@@ -177,7 +177,7 @@ def _opened(path: Path) -> BinaryIO:
 def progress(
     body: Annotated[Progress, Depends(body_of(Progress))], device: Caller, service: Service
 ) -> None:
-    """Note what the device is doing."""
+    """Record what the device is doing."""
     service.progress(device, body)
 
 

@@ -104,7 +104,7 @@ class OpenConnections:
         self._put(connection, _Entry(network, Rank.SILENT))
 
     def rank(self, connection: Held, rank: Rank, device: str | None = None) -> None:
-        """Note what `connection` does now, and for which device it is busy."""
+        """Record what `connection` does now, and for which device it is busy."""
         held = self._entries.get(connection)
         if held is None or (held.rank, held.device) == (rank, device):
             return

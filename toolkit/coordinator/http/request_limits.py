@@ -32,8 +32,8 @@ class RequestLimits:
 
     A client whose body never ends or never comes occupies only a connection. Nothing of a body is
     kept before the secret or token in the request's headers is known to be valid. If the app fails,
-    the app still answers the request. This class logs the failure in one line, and writes its
-    traceback to a file.
+    it answers the request and raises the error. This class then logs the error in one line, and
+    writes its traceback to a file.
     """
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:

@@ -23,19 +23,19 @@ from toolkit.coordinator.storage.release_folder import (
 logger = logging.getLogger(__name__)
 FolderOf = Callable[[int, str], Path]
 NONE = Release(number=0, round=0, created=0, changed=0, kinds={})
-"""What devices go back to from the first release."""
+"""Stands for no release. Devices go back to this if the first release is withdrawn."""
 
 
 @dataclass(frozen=True)
 class _Offered:
-    """The releases of the present: each kind's offers, the newest release first."""
+    """The releases as last read, and the offers of each kind, the newest release first."""
 
     releases: tuple[Release, ...] = ()
     offers: dict[str, list[tuple[Release, ReleaseOffer]]] = field(default_factory=dict)
 
 
 class OfferedReleases:
-    """Offers the releases in `folder`. Offers are signed when it changes, not for each poll.
+    """Offers the releases in `folder`. Offers are signed when the folder changes, not at each poll.
 
     `evaluation` is what devices are asked to count in their trials.
     `refresh` may be called in one thread while others ask for offers.

@@ -197,7 +197,7 @@ def _next_time(releases: Sequence[Release]) -> int:
 def _next_number(state: Path, releases: Sequence[Release]) -> int:
     """A number above all earlier ones: devices ignore lower ones.
 
-    If releases.json was lost, the reports of the devices have the earlier ones.
+    If releases.json was lost, the reports of the devices have the earlier numbers.
     """
     with reading(state) as db:
         reported = [report.number for report in stored_reports(db).values()]

@@ -22,7 +22,7 @@ class DeviceTroubles(FederationState):
     """Handles the reports of devices that cannot continue."""
 
     def submodel_failed(self, device: Device, failure: SubmodelFailure) -> Fallback:
-        """Note that `device` cannot train its submodel. The open round stops waiting for it.
+        """Record that `device` cannot train its submodel. The open round stops waiting for it.
 
         From the next round on the device trains the submodel `fallback` of its kind, if the config
         names one. If no other device is in the open round, that round opens again with the
@@ -64,7 +64,7 @@ class DeviceTroubles(FederationState):
         return from_
 
     def stopped(self, device: Device, stopped: Stopped) -> None:
-        """Note that `device` ends its work. No round waits for it until it asks for work again."""
+        """Record that `device` stops. No round waits for it until it asks for work again."""
         reason = shortened(stopped.reason, TROUBLE_LENGTH)
         with self.lock:
             activity = self.activity[device.id]

@@ -103,7 +103,7 @@ class Membership(FederationState):
         )
 
     def _plan_ahead(self, token: str, request: JoinRequest) -> dict[str, str | None]:
-        """The submodel of a new device, by the kind of its token; empty for a known device.
+        """Map the kind of a new device to the submodel planned for it; empty for a known device.
 
         It is called without the lock, because a plan may take long while other devices poll.
         """
@@ -157,7 +157,7 @@ class Membership(FederationState):
         return device
 
     def note_seen(self, device: Device) -> None:
-        """Note that a request of `device` has come now."""
+        """Record that a request of `device` has come now."""
         self.activity[device.id].seen_at = self.clock()  # one assignment: it needs no lock
 
     def _back(self, device: Device) -> Device:

@@ -24,11 +24,11 @@ class ReleaseAnswers(FederationState):
     """Handles the reports of devices about releases."""
 
     def take_release_report(self, device: Device, number: int, report: ReleaseReport) -> None:
-        """Note what `device` reports about release `number`. It may be sent again.
+        """Record what `device` reports about release `number`. It may be sent again.
 
         Raises:
-            RefusalError: 409 for a release that this device is not offered, or for another one of
-                its number. 422 for a report that cannot be true.
+            RefusalError: 409 for a release that this device is not offered, or whose bundle is not
+                the offered one. 422 for a report that cannot be true.
         """
         offer = self.released.offer(device)
         # After a backup was restored, a number may stand for another release.
@@ -55,7 +55,7 @@ class ReleaseAnswers(FederationState):
         self.changed.set()
 
     def release_to_all_if_taken(self) -> None:
-        """Offer the newest release to all devices, if it waits for that and its share has taken it.
+        """Offer the newest release to all devices if its share has taken it and `then_all` is set.
 
         Devices of the share that have left do not count, but one report is needed.
         """

@@ -133,7 +133,7 @@ class Uploads(FederationState):
         return Receipt(round=round_)
 
     def _compare_inputs(self, device: Device, record: UpdateRecord) -> None:
-        """Note how the inputs of `device` differ from the coordinator's samples.
+        """Record how the inputs of `device` differ from the coordinator's samples.
 
         The caller holds the lock.
         """

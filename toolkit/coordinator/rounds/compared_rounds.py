@@ -22,7 +22,10 @@ def compared(results: Sequence[RoundResult]) -> list[tuple[RoundResult, Figure]]
 
 
 def is_better(figure: Figure, than: Figure) -> bool:
-    """Whether the accuracy is higher, or equal with a lower loss. Without accuracy, the loss."""
+    """Whether the accuracy is higher, or equal with a lower loss.
+
+    Without accuracies, whether the loss is lower.
+    """
     return _key(figure) > _key(than)
 
 

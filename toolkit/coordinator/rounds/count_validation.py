@@ -16,7 +16,7 @@ def check_evaluation(
     request: EvaluationRequest | None,
     origin: str,
 ) -> None:
-    """Raise UpdateError unless evaluations of this bundle on the same samples can give `given`.
+    """Raise UpdateError unless `given` can be counts of this bundle, all on the same samples.
 
     Args:
         given: Counts of models on the samples that one device keeps apart.

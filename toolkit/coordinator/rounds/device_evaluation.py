@@ -16,8 +16,8 @@ class DeviceCounts:
 
     Attributes:
         kind: The name of its kind.
-        before: Of the model that it received.
-        after: Of its own model after local training. None if it did not train.
+        before: The counts of the model that it received.
+        after: The counts of its own model after local training. None if it did not train.
     """
 
     kind: str
@@ -32,8 +32,8 @@ def federated_evaluation(
 
     Devices without a label that counts are left out. Returns None if no device is left.
 
-    Pooled figures are sums over all devices, divided once, so a device counts by its labels. In the
-    mean of devices each device counts once. The order of `devices` does not matter.
+    Pooled figures are sums over all devices, divided once, so a device with more labels counts
+    more. In the mean of devices each device counts once. The order of `devices` does not matter.
 
     Examples:
         >>> def device(correct, of):

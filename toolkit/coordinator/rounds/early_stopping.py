@@ -11,7 +11,7 @@ from toolkit.coordinator.storage.coordinator_store import Store
 
 logger = logging.getLogger(__name__)
 EARLY_STOP = "early_stop"
-"""The key in the store of the last round, with the `early_stopping` by which the rounds ended."""
+"""The store keeps under this key the `early_stopping` that ended the rounds, and the last round."""
 
 
 def ends_early(
@@ -51,7 +51,7 @@ def note_early_end(store: Store, config: FederationConfig, round_: int) -> None:
 
 
 def ended_early(store: Store, config: FederationConfig, done: int) -> bool:
-    """Whether the rounds ended early after round `done`. With another setting they go on."""
+    """Whether the rounds ended early after `done`. If `early_stopping` was changed, they go on."""
     return store.value(EARLY_STOP) == _end(config, done)
 
 

@@ -153,7 +153,7 @@ class Rounds:
             self.phase = "aggregating"  # nobody is left to wait for: the round opens again
 
     def note_diverged(self, device: str) -> None:
-        """Note that the training of `device` in the open round diverged."""
+        """Record that the training of `device` in the open round diverged."""
         if self.waits_for(device):
             self.diverged.add(device)
 
@@ -289,7 +289,7 @@ class Rounds:
         self.phase = "aggregating"
 
     def folded(self, judges: Collection[str] = (), stop_early: bool = False) -> None:
-        """Note that the updates of the closed round are in the model; the next round may open.
+        """Record that the updates of the closed round are in the model; the next round may open.
 
         After the last round, `judges` are asked to judge the model. With `stop_early` this round
         was the last.

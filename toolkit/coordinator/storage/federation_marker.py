@@ -19,7 +19,7 @@ MARKER = "federation.json"
 
 @dataclass(frozen=True)
 class Marker:
-    """The federation `id` as it was after milestone number `generation`.
+    """The state of the federation `id` after milestone number `generation`.
 
     `round` is the last round that is over, and `model` the SHA-256 of the model that the next round
     starts from; both are None before round 0.

@@ -58,7 +58,7 @@ class UsedJoins:
         self._database = database
 
     def take(self, signed: bytes, now: float, valid_s: float) -> bool:
-        """Note the text `signed` of a join. Returns whether it is new.
+        """Record the text `signed` of a join. Returns whether it is new.
 
         Texts that were noted more than `valid_s` seconds before `now` are forgotten.
         """

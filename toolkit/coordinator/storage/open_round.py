@@ -26,7 +26,7 @@ class OpenRound:
             return float(row.fetchone()[0])
 
     def note_failure(self, round_: int, device: str) -> None:
-        """Note that `round_` does not wait for `device`."""
+        """Record that `round_` does not wait for `device`."""
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO failures VALUES (?, ?)", (round_, device))
 
@@ -55,7 +55,7 @@ class StoppedDevices:
         self._database = database
 
     def note(self, device: str, reason: str) -> None:
-        """Note that `device` has stopped for `reason`."""
+        """Record that `device` has stopped for `reason`."""
         with self._database.transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_PREFIX + device, reason))
 

@@ -25,7 +25,7 @@ class Suspect(Struct, frozen=True, kw_only=True):
 
 
 class WentBack(Struct, frozen=True, kw_only=True):
-    """A text about a spoilt model, shown to the operator until the round behind `after` ends."""
+    """A text about a spoilt model, shown to the operator until round `after` + 1 ends."""
 
     after: int
     text: str
@@ -60,7 +60,7 @@ class Suspicions:
         _write(db, LEFT_OUT, self.left_out)
 
     def note_spoilt(self, after: int, text: str) -> None:
-        """Store a text, which the operator sees until the round behind round `after` ends."""
+        """Store a text, which the operator sees until round `after` + 1 ends."""
         with self._database.transaction() as db:
             _write(db, WENT_BACK, WentBack(after=after, text=text))
 
