@@ -41,7 +41,6 @@ from exporters.recording.model_checks import (
     check_writes,
     name_batch,
 )
-from exporters.recording.model_copies import twin_of
 from exporters.recording.model_output import return_trained_output
 from exporters.recording.random_draws import (
     RandomDraws,
@@ -51,7 +50,7 @@ from exporters.recording.random_draws import (
 from exporters.recording.recorded_forms import FORMS
 from exporters.recording.recording_comparison import check_recording
 from exporters.recording.replaced_functions import replaced_functions
-from exporters.recording.shared_tensors import first_names, tensors_by_all_names
+from exporters.recording.shared_tensors import first_names, tensors_by_all_names, twin_of
 from exporters.recording.uniform_draws import uniform_draws
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import EdgeTailorError, ModelError

@@ -1,14 +1,19 @@
 """Brings a recorded graph into the form that families and writers expect."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node, map_arg
 
-from exporters.programs.recorded_graph import is_impure, is_integer_attribute
-from exporters.recording.double_constants import fold_double_constants
+from exporters.programs.recorded_graph import (
+    attribute,
+    is_impure,
+    is_integer_attribute,
+    writes_in_place,
+)
 from exporters.recurrence.dropout_between_layers import split_at_dropouts
 from exporters.recurrence.recurrent_layers import RECURRENT
 
@@ -144,3 +149,43 @@ def is_batch_counter(graph: GraphModule, node: Node) -> bool:
     return is_integer_attribute(graph, counted) or (
         isinstance(counted, Node) and is_batch_counter(graph, counted)
     )
+
+
+def fold_double_constants(graph: GraphModule) -> None:
+    """Replace values that are not float64, but depend only on float64 constants, by constants.
+
+    A device computes in float32, and TFLite has no float64. But code such as
+    `torch.tensor(numpy_array).float()` needs float64 only to make a constant.
+    """
+    known: dict[Node, Tensor] = {}
+    for node in list(graph.graph.nodes):
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or any(map(writes_in_place, node.users)):
+            continue
+        if node.op == "get_attr" and value.dtype == torch.float64:
+            known[node] = attribute(graph, str(node.target))
+        elif can_fold(node, known):
+            call = cast("OpOverload[..., Tensor]", node.target)
+            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = call(*args, **kwargs)
+    for number, (node, value) in enumerate(known.items()):
+        if value.dtype != torch.float64 and not node.users.keys() <= known.keys():
+            name = f"folded_constant_{number}"
+            graph.register_buffer(name, value.detach().clone(), persistent=False)
+            with graph.graph.inserting_before(node):
+                constant = graph.graph.get_attr(name)
+            constant.meta = dict(node.meta)
+            node.replace_all_uses_with(constant)
+
+
+def can_fold(node: Node, known: dict[Node, Tensor]) -> bool:
+    """Whether `node` computes one tensor from float64 constants, and always the same one."""
+    target, value = node.target, node.meta["val"]
+    if not isinstance(target, OpOverload) or writes_in_place(node):
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    sources = node.all_input_nodes
+    is_fixed = all(isinstance(size, int) for size in value.shape)
+    made_in_double = bool(sources) or value.dtype == torch.float64
+    return is_fixed and made_in_double and all(source in known for source in sources)

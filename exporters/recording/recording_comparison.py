@@ -15,10 +15,10 @@ from exporters.programs.dropout import SeededBernoulli, has_dropout
 from exporters.programs.recorded_graph import MINIMUM_BATCH
 from exporters.recording.captured import Captured
 from exporters.recording.model_checks import check_output_type
-from exporters.recording.model_copies import twin_of
 from exporters.recording.model_output import trained_output
 from exporters.recording.packed_sequences import sorted_packing
 from exporters.recording.replaced_functions import replaced_functions
+from exporters.recording.shared_tensors import twin_of
 from exporters.recording.uniform_draws import uniform_draws
 from exporters.recurrence.packed_layers import OPERATORS
 from profiles.errors import ModelError

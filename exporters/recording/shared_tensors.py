@@ -1,8 +1,10 @@
-"""Finds tensors that a model has under several names, such as the weight of tied layers.
+"""Tensors that share their numbers: those with several names, and parameters of a model's copy.
 
-All other modules know such a tensor only by its first name.
+A model may have a tensor under several names, such as the weight of tied layers. All other modules
+know such a tensor only by its first name.
 """
 
+import copy
 from collections.abc import Mapping
 
 from torch import Tensor, nn
@@ -42,3 +44,17 @@ def tensors_by_all_names(model: nn.Module) -> dict[str, Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+
+
+def twin_of(model: nn.Module) -> nn.Module:
+    """Copy `model`, but share the numbers of its parameters.
+
+    Running the copy changes no parameters, because models that write into them are refused. It may
+    change buffers, such as the statistics of batch norms, so these are copied.
+    """
+    parameters = {
+        id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad)
+        for parameter in model.parameters()
+        if type(parameter) is nn.Parameter
+    }
+    return copy.deepcopy(model, memo=dict(parameters))

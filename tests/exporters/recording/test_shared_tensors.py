@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from exporters.recording.model_copies import twin_of
+from exporters.recording.shared_tensors import twin_of
 
 
 def test_a_twin_copies_only_buffers() -> None:
