@@ -331,8 +331,8 @@ def with_forms(
 ) -> dict[str, Graph]:
     """Add the other forms of each ONNX graph (blocked layouts, Winograd's method), and its figures.
 
-    Graphs that will hold constants get neither: no weight is sent twice, and `with_constants`
-    computes their figures.
+    Graphs that will hold constants get no other forms, so that no weight is sent twice. Their
+    figures come from `with_constants`.
 
     Args:
         program: The program of a submodel.

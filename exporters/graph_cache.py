@@ -101,9 +101,9 @@ class GraphCache:
         self.write(key + ENTRY, entry)
 
     def with_figures(self, graph: Graph, batch: int) -> Graph | None:
-        """Add the stored forms and figures for `batch` samples to an ONNX `graph`, or return None.
+        """Return the ONNX `graph` with its stored forms and figures for `batch` samples.
 
-        None means that there are none.
+        Returns None if no figures are stored for it.
         """
         stored = self.read(figures_key(graph.data, batch) + FIGURES, StoredFigures)
         if stored is None:

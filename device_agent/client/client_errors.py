@@ -30,7 +30,8 @@ PLAIN_HTTP = (
 
 
 CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
-"""The connection was closed during the handshake. OpenSSL's version decides which is raised."""
+"""Errors of a connection that was closed during the handshake. OpenSSL's version decides which of
+them is raised."""
 
 
 class UnreachableError(Exception):

@@ -237,8 +237,8 @@ class CoordinatorClient:
         Args:
             offer: Name, size and SHA-256 of the file.
             to: Where to write it. Missing folders are created.
-            patience_s: How long it is tried without progress, in seconds (default: as every
-                request).
+            patience_s: How long the download is tried without progress, in seconds (default: the
+                `patience_s` of this client).
 
         Raises:
             ClientError: Size or SHA-256 differ from the offer.

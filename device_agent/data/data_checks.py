@@ -195,9 +195,10 @@ def _check_values(
 
 
 def shape_advice(array: np.ndarray, name: str, shape: tuple[int, ...] | None) -> str:
-    """Suggest how to give each sample or label `shape`, after a space; empty if this is unclear.
+    """Suggest how to bring each sample or label into `shape`; empty if this is unclear.
 
-    Transposing is tried first: if the axes are in another order, a reshape would also succeed.
+    The text begins with a space. Transposing is tried first: if the axes are in another order, a
+    reshape would also succeed.
     """
     if shape is None or array.ndim < 1 or array.shape[1:] == shape:
         return ""

@@ -173,7 +173,7 @@ def given_arrays(
     Args:
         source: The pair or mapping. A mapping may also have the names of a file's arrays.
         x_parts: The arrays that are packed into x; empty if x is one array.
-        y_parts: The same for y.
+        y_parts: The arrays that are packed into y; empty if y is one array.
 
     Returns:
         The arrays by their names in files.
@@ -219,7 +219,7 @@ def named_arrays(prefix: str, given: object, parts: Sequence[Part]) -> dict[str,
     Args:
         prefix: `x` for samples, `y` for labels.
         given: One array, or a mapping with an array for each name in `parts`.
-        parts: The arrays that are needed; empty if one is.
+        parts: The arrays that are needed; empty if `given` must be one array.
 
     Raises:
         DataError: An array is missing or is not a numpy array.

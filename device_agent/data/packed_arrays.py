@@ -36,7 +36,7 @@ def packed_array(
     Args:
         prefix: `x` for samples, `y` for labels.
         arrays: The arrays, by the names of `array_names`.
-        parts: What the arrays must be.
+        parts: Name, shape, type and range of each array.
         origin: Name of the data for messages.
         to: Folder for the result if it is larger than `IN_MEMORY_BYTES`. Without it the result is
             always in memory.

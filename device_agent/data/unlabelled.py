@@ -60,7 +60,7 @@ def read_unlabelled(
     on_error: OnError | None = None,
     parts: Sequence[Part] = (),
 ) -> Iterator[UnlabelledFile]:
-    """Read the samples of a file, or of all files in a folder and its subfolders' pictures.
+    """Read the samples of a file, or of all files in a folder. Subfolders may have pictures.
 
     Args:
         source: An .npy file, an .npz file with `x`, or a folder with x.npy. With `preprocessing`
@@ -156,7 +156,10 @@ def _windows(
 
 
 def suffix_of(head: bytes, preprocessing: Preprocessing | None) -> str:
-    """The suffix for a file that begins with `head`: an array, or what the bundle takes."""
+    """The suffix that fits a file with the first bytes `head`.
+
+    A file that is not an array is taken for the kind that `preprocessing` reads.
+    """
     if head.startswith(b"\x93NUMPY"):
         return ".npy"
     if head.startswith(b"PK"):

@@ -14,7 +14,7 @@ from profiles.text_formatting import counted, have_joined, loss_figure, round_of
 PATIENCE_S = 5.0
 """How long requests are repeated if the coordinator does not answer."""
 MIN_COLUMNS = ("", " " * 16, " " * 12)
-"""Smallest width of each column, as text of that width."""
+"""A text for each column of the table; the column is at least as wide as its text."""
 OWN_LINES = 5
 LABEL_LENGTH = 27
 """How many characters of a device's id and name are shown at most."""

@@ -8,7 +8,8 @@ LONGEST_S = 2.0
 LONGEST_ASKED_S = 300.0
 """The longest wait that a coordinator can ask for."""
 LONGEST_RELEASE_S = 24 * 3600.0
-"""The same after the last round, when the device only waits for a release."""
+"""The longest wait that a coordinator can ask for after the last round, when the device only waits
+for a release."""
 ROUND_CHECK_S = 60.0
 """How often a running training checks whether its round is still open."""
 JITTER = 0.2

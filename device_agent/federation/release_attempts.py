@@ -1,4 +1,4 @@
-"""Ends attempts with a release after which the system has killed the agent again and again."""
+"""Gives up tasks with a release during which the system has repeatedly killed the agent."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +10,7 @@ from profiles.errors import LimitError
 
 
 class ReleaseAttempts:
-    """Counts in the file `path` how often in a row an attempt has ended the agent."""
+    """Counts in the file `path` how often in a row the agent was killed during a task."""
 
     def __init__(self, path: Path) -> None:
         self._attempts = Attempts(path)
@@ -19,10 +19,10 @@ class ReleaseAttempts:
 
     @contextmanager
     def attempt(self, task: str, round_: int) -> Iterator[None]:
-        """Run `task` with the model of `round_` in the block.
+        """Record an attempt at `task`, which runs inside the block with the model of `round_`.
 
-        The system kills an agent that uses too much memory. Its next start would do the same again,
-        and the device would never train.
+        The system kills an agent that uses too much memory. After the next start, the agent would
+        do the same again, and the device would never train.
 
         Raises:
             LimitError: The task has ended the agent MAX_FAILURES times, or memory ran out.

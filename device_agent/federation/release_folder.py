@@ -35,8 +35,8 @@ class InstalledRelease(Struct, frozen=True, kw_only=True):
         number: Its number.
         round: The round whose model it has.
         bundle: SHA-256 of the manifest of its bundle.
-        fine_tuned: The same of the bundle with the model that this device has fine-tuned. Empty if
-            the release is better; None if it was not fine-tuned yet.
+        fine_tuned: SHA-256 of the manifest of the bundle with the model that this device has
+            fine-tuned. Empty if the release is better; None if it was not fine-tuned yet.
     """
 
     number: Count

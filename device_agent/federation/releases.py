@@ -43,13 +43,14 @@ from profiles.text_formatting import format_bytes
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 60.0
-"""How long a file of a release is tried. Rounds must not wait for it."""
+"""How long the download of a release's file is tried, in seconds. Rounds must not wait for it."""
 AGAIN_S = 3600.0
-"""When a release is tried again that could not be fetched, or found no room or memory."""
+"""Seconds until a release is tried again, if it could not be downloaded, or if the disk or the
+memory was too small for it."""
 WORSE = "release.worse"
 """Code of the report that a release was worse in the trial of the device."""
 EARLIER = "release.earlier"
-"""The same if it has a lower number than the release of the device."""
+"""Code of the report that a release has a lower number than the release of the device."""
 NOTHING = ReleaseReport(number=0, bundle="", taken=True, runs=0)
 Trial = Callable[[Path, Path | None, EvaluationRequest | None], TrialResult]
 """(the offered bundle, the present one, what the federation asks for) -> what the trial found."""
@@ -143,9 +144,9 @@ class Releases:
         self._unsent = self._report(offer, TrialResult(reason=reason), refusal=EARLIER)
 
     def _goes_back(self, offer: ReleaseOffer) -> bool:
-        """Whether this device has a later release than the offered one, and it was withdrawn.
+        """Whether this device has to go back to `offer`, because a later release was withdrawn.
 
-        For a device that never had the later one, `offer` is like any other.
+        False if the device does not have a later release: then `offer` is like any other.
         """
         return offer.back and self._pointer.runs > offer.number
 
@@ -281,7 +282,10 @@ class Releases:
         error: EdgeTailorError | None = None,
         refusal: str = WORSE,
     ) -> ReleaseReport:
-        """The report about `offer` after a trial, whose code is `refusal`, or after an error."""
+        """The report about `offer` after a trial or an error.
+
+        `refusal` is its code if the trial gives a reason not to take the release.
+        """
         code, reason = "", ""
         if error is not None:
             code, reason = error.code, without_folders(str(error))
@@ -319,7 +323,7 @@ class Releases:
         )
 
     def _leave_withdrawn(self, offer: ReleaseOffer) -> None:
-        """Leave a withdrawn release, but not for `offer`, which this device has refused before."""
+        """Leave a withdrawn release, but do not take `offer`, which this device refused before."""
         previous = self._pointer.previous
         if previous is not None and previous.number > offer.number:  # withdrawn, too
             previous = None

@@ -22,7 +22,7 @@ def check_bundle_place(out: Path, force: bool = False) -> None:
             is never replaced, because they would be lost.
 
     Raises:
-        InputError: `out` exists. With `force`: `out` exists, and is not only a bundle.
+        InputError: `out` exists, and `force` is not set or `out` has more than a bundle.
     """
     refuse_existing(out, force)
     if not os.path.lexists(out):

@@ -8,9 +8,10 @@ from profiles.text_formatting import counted
 ClassCounts = Sequence[tuple[int, int]]
 """For each class, its number of labels and how many of them are predicted correctly."""
 FAR = 0.1
-"""How much lower than the mean an accuracy has to be, to be far below it."""
+"""An accuracy is far below the mean only if it is lower by more than this."""
 CHANCE = 0.05
-"""It must also be so low that chance gives a class like it with less than this probability."""
+"""An accuracy is far below the mean only if chance explains it with less than this probability; see
+`worst_class`."""
 MANY = 1000
 """Above this number of labels, an accuracy that is FAR below the mean is never chance."""
 
@@ -36,9 +37,10 @@ def mean_of_classes(counts: ClassCounts) -> float | None:
 def worst_class(counts: ClassCounts) -> int | None:
     """The class with the lowest accuracy among those far below the mean of the classes, or None.
 
-    A class is far below if it is more than FAR lower, and if this is more than chance: labels that
-    are predicted as well as the mean give so few correct ones with a probability (binomial) below
-    CHANCE, divided by the number of classes.
+    A class is far below the mean if two conditions hold. Its accuracy is lower by more than FAR.
+    And chance does not explain this: if each of its labels were predicted correctly with the mean
+    accuracy, the binomial probability of so few correct predictions would be below CHANCE divided
+    by the number of classes.
 
     Examples:
         >>> worst_class([(100, 95), (100, 90), (100, 40)])

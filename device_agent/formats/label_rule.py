@@ -24,8 +24,8 @@ class LabelRule:
         dtype: int64 for classes, float32 for a regression.
         sequence: Whether the labels of a sample are one sequence (CTC). Then IGNORED is only
             allowed after its end, and 0, the blank, is not a label.
-        parts: The arrays of labels that are packed into one of float32 numbers, because only the
-            loss knows what they mean; empty for labels as above.
+        parts: The arrays of labels that are packed into one float32 array, because only the loss
+            knows what they mean; empty for labels as above.
         independent: Whether each number of the output answers a yes-or-no question of its own
             (multi-label). The labels, 0 and 1, then have the shape of the output.
 

@@ -38,9 +38,9 @@ Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
 Output = Literal["softmax", "sigmoid", "numbers", "ctc", "independent", "outputs"]
 """What turns a model's output into probabilities.
 
-`numbers` are a regression's results. Of `independent`, each number is the logit of one yes-or-no
-question. `outputs` are as the model computes them, because only its loss knows what they mean; the
-parts of a packed output have their own rule.
+`numbers` are a regression's results. With `independent`, each number is the logit of one
+yes-or-no question. `outputs` are as the model computes them, because only its loss knows what they
+mean; the parts of a packed output have their own rule.
 """
 UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
 
@@ -102,7 +102,7 @@ class Port(Struct, frozen=True, kw_only=True):
 
     @property
     def packed(self) -> tuple[Part, ...]:
-        """The arrays that the port holds side by side; empty if it holds one as it is."""
+        """The arrays that the port holds side by side; empty if it holds one array unchanged."""
         return () if self.parts is msgspec.UNSET else self.parts
 
 

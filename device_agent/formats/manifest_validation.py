@@ -341,7 +341,10 @@ def _kinds(signature: Signature) -> list[str]:
 
 
 def _in_a_row(schedule: Sequence[Instruction]) -> bool:
-    """Whether `schedule` only records: the first stage from the samples, others from the last."""
+    """Whether `schedule` is a row of recordings.
+
+    The first stage reads the samples; each later stage reads what the stage before it recorded.
+    """
     source = SAMPLES
     for instruction in schedule:
         if not isinstance(instruction, Record) or instruction.source != source:
@@ -351,7 +354,7 @@ def _in_a_row(schedule: Sequence[Instruction]) -> bool:
 
 
 def _ports_fit(manifest: Manifest, stages: Sequence[Signature]) -> bool:
-    """Whether the ports of an inference bundle agree with what else the manifest says of them."""
+    """Whether the ports of an inference bundle agree with each other and with the manifest."""
     shape: tuple[int | None, ...] = (None, *manifest.sample_shape)
     dtype = manifest.sample_dtype
     for stage in stages:

@@ -86,5 +86,5 @@ def sample_parts(manifest: Manifest) -> tuple[Part, ...]:
 
 
 def output_parts(manifest: Manifest, signature: str) -> tuple[Part, ...]:
-    """The outputs that `signature` returns packed; empty if it returns one array as it is."""
+    """The outputs that `signature` packs into one array; empty if it returns a single output."""
     return manifest.signatures[signature].outputs[0].packed

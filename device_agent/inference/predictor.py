@@ -162,8 +162,8 @@ class Predictor:
 
         Args:
             x: Samples (n, *sample shape), prepared as for training: float32, or int64 (also int32)
-                for models that look up embeddings. For a model with several inputs a dictionary
-                with the array of each.
+                for models that look up embeddings. For a model with several inputs, a
+                dictionary with the array of each input.
 
         Returns:
             Probabilities (n, classes), or with more axes for positions; for a regression the
@@ -186,8 +186,8 @@ class Predictor:
 
         Returns:
             The array (n, *output shape) of each output by name; "0", "1" and so on if the model
-            returns a tuple. An output that the loss takes as classes is a probability for each. A
-            model with a single output has the name "output".
+            returns a tuple. An output that the loss takes as classes becomes a probability for each
+            class. A single output has the name "output".
 
         Raises:
             DataError: The samples do not fit the model.
@@ -226,7 +226,8 @@ class Predictor:
     def _run_stage(self, name: str, samples: np.ndarray, batch: int) -> np.ndarray:
         """Run the stage `name` on batches of at most `batch` samples.
 
-        A stage that does not stay open is freed when this returns, before the next one opens.
+        A stage that does not stay open is freed when this method returns, before the next stage
+        opens.
         """
         stage = self._open(name)
         return joined(
@@ -399,7 +400,7 @@ def group_of(manifest: Manifest, names: Sequence[str]) -> int:
 
 
 def stages(manifest: Manifest) -> Sequence[str]:
-    """The signatures that predict, in order: the recordings of a slice, then the prediction."""
+    """The signatures that predict, in order: the stages that record activations, then `predict`."""
     trains = [i for i in manifest.schedule if isinstance(i, Train)]
     records = {i.target: i for i in manifest.schedule if isinstance(i, Record)}
     names: list[str] = []

@@ -31,7 +31,8 @@ ACCURACY_MARGIN = 0.02
 LOSS_MARGIN = 0.02
 """A release may have this much more loss, as a share of the loss of the present model."""
 CHANCE = 0.05
-"""A release is worse only if a difference like this has less than this probability by chance."""
+"""A release counts as worse only if chance gives such a difference with less than this
+probability."""
 FLIPS = 2000
 FEWEST = 5
 """With fewer samples no difference is more than chance, so there is no trial."""
@@ -189,7 +190,8 @@ def worse(before: Scores, after: Scores) -> str | None:
 
     Both score the same samples. The release is worse if its accuracy is more than ACCURACY_MARGIN
     lower, or, without an accuracy, if its mean loss is more than LOSS_MARGIN higher. But the
-    difference must also be more than chance. Otherwise few samples would refuse a good release.
+    difference must also be more than chance. Otherwise a good release could be refused because of a
+    few samples.
     """
     if (reason := unusable(after)) is not None:
         return reason
@@ -210,7 +212,7 @@ def worse(before: Scores, after: Scores) -> str | None:
 
 
 def _chance(lost: np.ndarray) -> float:
-    """How probable at least this sum is if the two models are equally good.
+    """The probability of a sum of at least that of `lost`, if the two models are equally good.
 
     This is a paired randomisation test: if the models are equally good, each sample's difference
     could as well have the other sign.

@@ -29,7 +29,7 @@ WARMING: dict[str, dict[str, tuple[int, ...]]] = {
 }
 """One graph of each kind with the shapes of its inputs. The first runs load the kernels' code."""
 EXTRA_NODES = {"pointwise": 18, "images": 22}
-"""How many nodes these graphs have more than `product`."""
+"""The number of nodes that each of these graphs has in addition to those of `product`."""
 
 
 def session_growth(graph: str, sessions: list[OnnxSession]) -> int:

@@ -46,8 +46,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dV = P^T dO, dS = P * (dP - sum(dO * O)) with dP = dO V^T, dQ = s dS K, dK = s dS^T Q.
 
-    P is computed exactly as in the forward pass. So the writer, which removes repeated
-    computations, keeps only one of the two. Heads that share a key or value add up their gradients.
+    P is computed exactly as in the forward pass. The writer removes repeated computations, so the
+    graph computes P only once. Heads that share a key or value add up their gradients.
     """
     scores = masked_scores(query, repeat_heads(key, query), is_causal, attn_mask, scale)
     p = weights(scores, attn_mask)

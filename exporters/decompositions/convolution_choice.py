@@ -147,7 +147,10 @@ def split_into_phases(x: Tensor, weight: Tensor, window: Window, size: list[int]
 
 
 def other_padding(weight: Tensor, window: Window) -> list[int]:
-    """The padding if plain and transposed are exchanged: dilation * (kernel - 1) - padding."""
+    """The padding dilation * (kernel - 1) - padding.
+
+    With this padding, a plain convolution replaces a transposed one, or the reverse.
+    """
     sizes = zip(window.dilation, weight.shape[2:], window.padding, strict=True)
     return [d * (int(k) - 1) - p for d, k, p in sizes]
 

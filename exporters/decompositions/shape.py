@@ -58,7 +58,7 @@ def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, s
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Sums and means of what is written to each place, by adding."""
+    """Compute the sum or the mean of the elements that are written to each place."""
     if reduce not in ("sum", "mean"):
         return NotImplemented  # type: ignore[no-any-return]
     count = torch.zeros_like(x).scatter_add(dim, index, torch.ones_like(src))

@@ -26,7 +26,8 @@ IN_PLACE = {
     *("Relu", "Sigmoid", "Tanh", "Elu", "LeakyRelu", "Selu", "Softplus", "Softsign"),
     *("HardSigmoid", "ThresholdedRelu", "Clip", "Cast", "CastLike", "Softmax", "LogSoftmax"),
 }
-"""Operators that overwrite their first input if no other node reads it. Arithmetic never does."""
+"""Operators that overwrite their first input if no other node reads it. Arithmetic operators, such
+as Add, never overwrite an input."""
 PRODUCTS = {"MatMul", "Gemm"}
 METADATA = "in_place"
 """Key in an ONNX graph's metadata; its value lists outputs that may be written over old state."""

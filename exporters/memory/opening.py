@@ -16,10 +16,11 @@ FILES = {
     ("litert", "float16"): 3.0,
     ("litert", "int8"): 2.0,
 }
-"""How many times the size of the file, by runtime and precision. With these, the growth of the
-process was 0.5 to 1.0 of the prediction for files of 0.3 to 75 MB on x86-64."""
+"""The memory for opening a file as a multiple of its size, by runtime and precision. For files of
+0.3 to 75 MB on x86-64, processes grew by 0.5 to 1.0 times this prediction."""
 UNPACKED = 2.0
-"""How many times its size LiteRT needs to unpack a float16 constant. It unpacks one at a time."""
+"""The memory in which LiteRT unpacks a float16 constant, as a multiple of its size. LiteRT unpacks
+one constant at a time."""
 
 
 def with_opening(

@@ -51,8 +51,8 @@ def undecomposed(program: Any, registry: object) -> Any:
 def known_value(run_node: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
     """Replace `run_node`, which inserts the conversions that a node needs and then runs the node.
 
-    The result inserts the same conversions, but takes the node's value from tracing. It has a type
-    and a shape. Nodes without such a value run as before.
+    The returned function inserts the same conversions, but takes the node's value, which has a type
+    and a shape, from tracing. Nodes without such a value run as before.
     """
 
     def known(interpreter: Any, node: Node) -> Any:

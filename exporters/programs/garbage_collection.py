@@ -1,4 +1,4 @@
-"""How often Python looks for objects that only refer to each other."""
+"""Lets Python look less often for garbage: objects that only refer to each other."""
 
 import gc
 from collections.abc import Iterator
@@ -6,17 +6,19 @@ from contextlib import contextmanager
 from threading import Lock
 
 NEW_OBJECTS = 50_000
-"""Python looks after so many new objects. Its own default is 700 (2,000 from Python 3.13 on)."""
+"""The number of new objects after which Python looks for garbage. Python's default is 700 (2,000
+from version 3.13 on)."""
 
 
 LOCK = Lock()
 settings: list[tuple[int, int, int]] = []
-"""For each active context, the setting that the first one found; all threads share one setting."""
+"""One entry for each active context, of any thread. All entries are equal: the setting of the
+process before the first of these contexts began."""
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let Python look for garbage rarely, which otherwise takes a fifth of the time of tracing.
+    """Let Python look for garbage rarely. Otherwise this takes a fifth of the time of tracing.
 
     Tracing and loading libraries make millions of objects, and most of them stay. Also usable as a
     decorator. The last context that ends, in any thread, restores the setting of the first.

@@ -39,7 +39,7 @@ class Measures:
     Attributes:
         loss: The loss of a batch.
         predicted: The class that is predicted at each position, in the type of the logits; None
-            where no single output is a class: for a regression, and for CTC.
+            if no single output is a class: for a regression and for CTC.
         absolute: The mean absolute error of a regression; else None.
     """
 

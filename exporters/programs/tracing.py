@@ -111,8 +111,8 @@ def trace_for_torch(signature: ProgramSignature, device: str = "cpu") -> GraphMo
 def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModule:
     """Trace `signature` with the decompositions `forms` alone. Raises ExportError like `trace`.
 
-    The graphs of signatures that share a trace (see `JointTrace`) are those of separate traces,
-    with the same names of nodes: torch names the nodes in the order of the computation.
+    Signatures that share a trace (see `JointTrace`) get the same graphs as from separate traces.
+    The names of nodes are also the same, because torch names them in the order of the computation.
     """
     if signature.joint is None or signature.function not in signature.joint.functions:
         return traced_alone(signature, forms)

@@ -44,8 +44,8 @@ def with_float16_weights(graph: bytes) -> bytes:
 def with_int8(graph: bytes, name: str, samples: np.ndarray) -> bytes:
     """Return the ONNX `graph` with 8-bit weights for each channel and 8-bit activations.
 
-    Weights have 7 bits, because processors without VNNI add products in 16 bits: with 8 bits, sums
-    would saturate there, and results would be wrong.
+    The weights use only 7 of their 8 bits. Processors without VNNI add products in 16 bits; with
+    all 8 bits, these sums would saturate, and results would be wrong.
 
     Args:
         graph: A serialized graph with constant weights.

@@ -54,7 +54,10 @@ def converted(
 
 
 def with_figures(float32: Graph, graph: Graph, precision: Precision) -> Graph:
-    """Return `graph` with its figures for one sample. A run takes at most that of `float32`."""
+    """Return `graph` with its figures for one sample.
+
+    A run of `graph` takes at most the memory of a run of `float32`, the graph before quantization.
+    """
     figures = figures_of(float32, 1)
     run = figures.footprint
     if run is not None:

@@ -1,8 +1,8 @@
 """Lets models pack sequences of different lengths: their recordings keep the padding.
 
-PyTorch's functions are known to models by their own names, so their code is replaced, not the
-names. While a model is recorded, a PackedSequence holds padded data (T, B, ...), and the number of
-steps of each sample in place of `batch_sizes`.
+Models import PyTorch's functions under names of their own. Therefore the code of the functions is
+replaced, not their names. While a model is recorded, a PackedSequence holds padded data (T, B,
+...), and the number of steps of each sample in place of `batch_sizes`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ PACK, UNPACK = rnn.pack_padded_sequence, rnn.pad_packed_sequence
 
 
 def copied(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with the present code of `function`, which then may be replaced."""
+    """Copy `function`. The copy keeps this code when the code of `function` is replaced."""
     assert isinstance(function, FunctionType)
     return FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__
@@ -58,7 +58,7 @@ def padded_again(
 
 
 def run_packed(layer: Any, sequence: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
-    """Run a recurrent layer over padded data; the states of a sample stay after its last step."""
+    """Run a recurrent layer over padded data. A sample's states stay fixed after its last step."""
     layer._update_flat_weights()
     data, lengths, *_ = sequence
     if layer.proj_size:

@@ -1,7 +1,7 @@
 """Operators for recurrent layers over sequences of different lengths, with masks.
 
 PyTorch packs such sequences: the number of packed rows depends on the lengths, and graphs have
-fixed shapes. Here the sequences stay padded. After its last step, the states of a sample stay.
+fixed shapes. Here the sequences stay padded. After its last step, a sample's states do not change.
 The operators take the arguments of ATen's, and then the number of steps of each sample.
 """
 
@@ -34,7 +34,7 @@ def mask_of_steps(steps: int, lengths: Tensor) -> Tensor:
 def unrolled(cell: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
     """Build the operator that runs `cell`, such as torch.gru_cell, step by step.
 
-    Tracing replaces it by loops. It defines the operator for everything else.
+    Tracing replaces this operator by loops. Everything else runs it step by step.
     """
 
     def run(

@@ -114,7 +114,7 @@ def lstm_projections() -> ExportError:
 
 
 def reshape(view: Any, x: Tensor, size: Sequence[int]) -> Tensor:
-    """Do what `view` does; the results of loops have another memory layout, where it may fail."""
+    """Reshape `x` like `view`, which may fail for the memory layout of a loop's results."""
     return x.reshape(size)
 
 

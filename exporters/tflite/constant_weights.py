@@ -1,6 +1,6 @@
 """TFLite graphs that hold their weights: what depends only on constants is computed in advance.
 
-A convolution of constant weights is one operator, in which XNNPACK (LiteRT's fast library) is
+A convolution with constant weights is a single operator, which XNNPACK (LiteRT's fast library) runs
 fastest. The scale and shift of a batch norm become part of its weights, and a ReLU becomes part of
 the operator before it.
 """

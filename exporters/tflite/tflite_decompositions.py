@@ -101,8 +101,8 @@ def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
     """dX = grad * ceil(min(z, 1)) with z = relu(x - threshold): grad if x > threshold, else 0.
 
     XNNPACK (LiteRT's fast library) has these operators, but neither comparisons nor sign. An
-    operator that it lacks splits its graph in two. Before the split, it then runs all operators
-    whose inputs are known, and their results stay in memory.
+    operator that XNNPACK lacks splits the graph in two. Before the split, XNNPACK then runs all
+    operators whose inputs are known, and their results stay in memory.
     """
     return grad * positive(x - threshold if threshold else x)
 
@@ -229,7 +229,7 @@ def var_mean(
 
 
 def is_nan(x: Tensor) -> Tensor:
-    """Only a number that is none differs from itself."""
+    """Whether each element is nan: only nan differs from itself."""
     return x != x
 
 

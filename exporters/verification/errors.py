@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 ROUNDING = 1e-4
-"""Tensors below this size, and changes below this share of their tensor, may be rounding alone:
-errors are relative to at least this size. It is a typical rounding error divided by the tolerance.
+"""The least size by which an error is divided: a tensor whose elements are smaller, or a change
+that is a smaller share of its tensor, may be only rounding. The number is a typical rounding error
+divided by the tolerance.
 """
 
 PART = 2**18

@@ -18,8 +18,9 @@ aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 MADE_BYTES = 2**27
-"""After computing so many bytes, free memory returns to the system. glibc keeps blocks below 32 MB
-that lie between used ones: 0.8 of 2 GB for GPT-2 with 30 million parameters."""
+"""Each time this many bytes of values have been computed, free memory is returned to the system.
+Otherwise glibc keeps free blocks below 32 MB that lie between used blocks: for GPT-2 with 30
+million parameters, these are 0.8 of 2 GB."""
 
 Values = Mapping[Node, Any]
 """The values of nodes: tensors or numbers, or several of them."""
@@ -124,7 +125,7 @@ class LazyOutputs:
 
     Attributes:
         nodes: The nodes in the order in which they are computed.
-        steps: The same with the numbers of the outputs, each behind the last node that it needs.
+        steps: `nodes`, with the number of each output behind the last node that the output needs.
     """
 
     def __init__(self, module: GraphModule, outputs: Sequence[int]) -> None:
@@ -176,7 +177,7 @@ class LazyOutputs:
                 made = 0
 
     def _released(self, also_read: Mapping[Node, Collection[Node]]) -> list[list[Node]]:
-        """List the nodes whose values no step reads after each of the steps."""
+        """For each step, list the nodes whose values are read for the last time in this step."""
         last: dict[Node, int] = {}
         for number, step in enumerate(self.steps):
             if isinstance(step, int):
@@ -196,7 +197,10 @@ def nbytes(value: Any) -> int:
 
 
 def needed(result: Node, known: set[Node]) -> Iterator[Node]:
-    """Yield the nodes that `result` needs and `result`, unless `known`; they become known."""
+    """Yield the nodes that `result` needs, then `result`, without those in `known`.
+
+    Adds each yielded node to `known`.
+    """
     waiting = [result]
     while waiting:
         node = waiting[-1]

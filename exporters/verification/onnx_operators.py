@@ -112,7 +112,7 @@ class ComparedFile:
                 self.parts.setdefault(node, []).append(Part(self._aligned(piece, cone), cone))
 
     def _same(self, read: str) -> str | None:
-        """The tensor of the file with the value of `read` that has a node, if there is one."""
+        """A tensor with the value of `read` that belongs to a traced node, or None."""
         return read if read in self._nodes else self._twins.get(self.file.numbers.get(read, b""))
 
     def _known(self, node: Node, read: str) -> Node | None:
@@ -126,7 +126,7 @@ class ComparedFile:
         return known if self._order[known] < self._order[node] else None
 
     def _repeatable(self, node: Node, full: "FullBatch", read: str) -> Node | None:
-        """The same, but None if the samples of the value cannot be repeated."""
+        """Like `_known`, but return None also if the samples of the value cannot be repeated."""
         known = self._known(node, read)
         return known if known is None or full.has_samples_apart(known) else None
 
@@ -135,7 +135,10 @@ class ComparedFile:
         return node in self._known_nodes and full.has_samples_apart(node)
 
     def _aligned(self, piece: Piece, cone: Cone) -> Piece:
-        """`piece`, reading the nodes that `cone` reads where the file has their values twice."""
+        """Return `piece` so that it reads the same nodes as `cone`, as far as possible.
+
+        If the file has the value of a leaf of `cone` twice, `piece` then reads this leaf.
+        """
         numbers = {number: leaf for leaf in cone.leaves for number in self._numbers(leaf)}
         reads = {
             name: numbers.get(self.file.numbers.get(name, b""), node)
@@ -152,7 +155,7 @@ class ComparedFile:
         return self._same(name) in self._blocked
 
     def key(self, module: GraphModule, part: Part, leaves: Mapping[Node, Tensor]) -> bytes:
-        """A number for the comparison of a part; equal comparisons have the same."""
+        """A number for the comparison of a part. Equal comparisons have equal numbers."""
         known = {
             leaf: hashed(repr((index, value.dtype, tuple(value.shape))).encode())
             for index, (leaf, value) in enumerate(leaves.items())
@@ -183,11 +186,12 @@ def leaves_of(part: Part) -> list[Node]:
 
 
 class FullBatch:
-    """The number of samples in a full batch, and what it changes in the traced graph.
+    """The number of samples in a full batch, and the shapes that the traced graph then has.
 
-    The samples of a value are repeated for it. A piece and the same operators in float64 may read
-    different views of one value, which must keep the same samples. So they read no view in which
-    the samples share an axis with something else, as with the channels in (1, C * N, H, W).
+    To get a full batch, the samples of each value are repeated. A piece and the same operators in
+    float64 may read different views of one value, which must keep the same samples. So they read no
+    view in which the samples share an axis with something else, as with the channels in (1, C * N,
+    H, W).
 
     Attributes:
         samples: The number of samples.
@@ -216,7 +220,10 @@ class FullBatch:
         return self._shapes_for(self._batch)
 
     def has_samples_apart(self, node: Node) -> bool:
-        """Whether the samples of the value of `node` have an axis of their own, or it has none."""
+        """Whether the samples in the value of `node` have an axis of their own.
+
+        Also true if the value has no samples.
+        """
         if node not in self.shapes:
             return True
         sizes = zip(self._compared[node], self.shapes[node], strict=True)

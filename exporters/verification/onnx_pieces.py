@@ -79,7 +79,7 @@ class OnnxFile:
         return numbers
 
     def content(self, name: str) -> bytes:
-        """A number for an input, or for a constant; equal constants have the same."""
+        """A number for an input or a constant. Equal constants have equal numbers."""
         if name not in self._contents:
             constant = self.constants.get(name)
             if constant is None:
@@ -109,7 +109,7 @@ class OnnxFile:
         return Piece(output, tuple(sorted(nodes)), reads, tuple(constants), chooses)
 
     def key(self, piece: Piece, reads: Mapping[str, bytes]) -> bytes:
-        """A number for what `piece` computes; `reads` has one for each tensor that it reads."""
+        """A number for what `piece` computes; `reads` has a number for each tensor it reads."""
         local = dict(reads)
         for number in piece.nodes:
             node, names = self.nodes[number], self.reads[number]

@@ -31,7 +31,8 @@ NUDGE = 2**-23
 SUMMED = 64
 """If an operator's error is above CLOSE, its inputs get random errors of NUDGE. The allowed error
 grows by SUMMED times the change of the result, because a sum may cancel to almost zero. For a sum
-of more numbers, it grows by their number times the change: each partial sum may be rounded."""
+of more than SUMMED numbers, it grows by their number times the change: each partial sum may be
+rounded."""
 
 DRAWS = 8
 """How often the inputs of an operator with few results are nudged."""

@@ -4,7 +4,8 @@
 2. Each operator in the runtime is compared with the same operator of the traced graph. This tests
    the file and the runtime.
 3. Whole steps in the runtime are compared with autograd, with a wide tolerance. This tests the file
-   as a device runs it. Each other form that this machine's runtime computes is compared with it.
+   as a device runs it. Each other form that this machine's runtime supports is compared with the
+   plain graph.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -19,8 +19,9 @@ class ReleaseOffer:
     the time of the operator's last change, in seconds since 1970. `signature` is the coordinator's
     signature of `signed_work.release_text`.
 
-    With `fine_tune` a device whose owner agrees trains the released model for so many steps on its
-    own samples, and keeps the better one. `training` are the files of the bundle that it trains.
+    With `fine_tune` a device whose owner agrees trains the released model for this number of
+    steps on its own samples, and keeps the better model. `training` are the files of the bundle
+    that it trains.
     """
 
     number: Count
@@ -45,9 +46,9 @@ class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
         code: Error code of the reason why the release was not taken.
         reason: This reason, without folder names.
         before: Counts of the model that the device had. None if the federation does not evaluate
-            on devices, and if there was no trial.
-        after: The same of the offered release.
-        fine_tuned: The same of the release after fine-tuning on this device.
+            on devices, or if there was no trial.
+        after: Counts of the offered release, likewise.
+        fine_tuned: Counts of the release after fine-tuning on this device, likewise.
         runs_fine_tuned: Whether the device predicts with the fine-tuned model.
     """
 

@@ -10,15 +10,15 @@ from exporters.onnx.forms.blocked_values import BlockedValues
 from exporters.onnx.graph_reading import DOMAIN, Dims, Gradient, dims_of, sizes_of
 
 LEAST_BYTES = 2**19
-"""For smaller images, a choice by the batch saves less than 0.1 ms, and it takes 65 kB."""
+"""For smaller images, a choice by the batch saves less than 0.1 ms but takes 65 kB."""
 
 
 def depthwise_gradient(layout: BlockedValues, gradient: Gradient, result: Dims) -> Value | None:
     """Return the gradient of a depthwise convolution's weight, in the shape of `result`.
 
     `exporters/decompositions/convolution.py` writes this gradient as a convolution, whose kernel is
-    the gradient of the layer's output. It has one channel for each channel of each sample. Returns
-    None if this convolution has no blocked form.
+    the gradient of the layer's output. The convolution has one input channel for each channel of
+    each sample. Returns None if it has no blocked form.
     """
     image, grad, channels = gradient.image, gradient.moved, gradient.groups
     for value in (image, grad):

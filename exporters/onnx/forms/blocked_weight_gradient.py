@@ -20,7 +20,8 @@ PART = 4
 MOST_OUTPUTS = 256
 """With more outputs, the plain convolution is faster although it makes copies."""
 MOST_WASTED = 0.25
-"""If more samples of zeros per sample fill the last block, the plain convolution is faster."""
+"""Most samples of zeros that may be added to fill the last block, as a share of the samples. With
+more, the plain convolution is faster."""
 SHARED_ROWS = 4
 """If threads can share fewer rows of results, each half of the batch gets its own rows."""
 LONG_ROW = 16
