@@ -26,6 +26,8 @@ export interface Counts {
   absolute_sum?: number;
   /** For each class, its labels and how many of them are predicted correctly. */
   classes?: [number, number][];
+  /** Sums over the samples of the metrics that the loss computes. */
+  metrics?: Record<string, number>;
 }
 
 export function rightOf(counts: Counts | null | undefined): Right {
@@ -94,6 +96,9 @@ export abstract class EvaluatedRuns extends SignatureRuns {
     only: bigint | null,
   ): Promise<Counts> {
     const sums = { counted: 0, correct: 0, loss_sum: 0, absolute_sum: 0 };
+    const names = signature.outputs.map((port) => port.name);
+    const others = names.filter((name) => ![LOSS, CORRECT, ABSOLUTE].includes(name)).sort();
+    const metrics = Object.fromEntries(others.map((name) => [name, 0]));
     for (const part of batches(samples.length, batch_size, null)) {
       await this.beforeBatch();
       const feeds: Tensors = this.feeds(signature, source, part.map((index) => samples[index]!), {});
@@ -108,14 +113,16 @@ export abstract class EvaluatedRuns extends SignatureRuns {
       sums.counted += counted;
       sums.correct += Number(results.get(CORRECT)?.data[0] ?? 0);
       sums.absolute_sum += Number(results.get(ABSOLUTE)?.data[0] ?? 0) * counted;
+      for (const name of others) metrics[name]! += Number(results.get(name)!.data[0]) * part.length;
     }
     const { correct, absolute_sum, ...rest } = sums;
-    const has = (name: string): boolean => signature.outputs.some((port) => port.name === name);
+    const has = (name: string): boolean => names.includes(name);
     return {
       samples: samples.length,
       ...rest,
       ...(has(CORRECT) ? { correct } : {}),
       ...(has(ABSOLUTE) ? { absolute_sum } : {}),
+      ...(others.length > 0 ? { metrics } : {}),
     };
   }
 
