@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from device_agent.profiling.profiler import profile_bundle as profile
     from device_agent.training.standalone_training import train as train
     from exporters.export import ExportedBundle as ExportedBundle
+    from exporters.recording.input_ranges import set_input_range as set_input_range
     from exporters.recording.joined_inputs import join_inputs as join_inputs
     from profiles.documents.device_profile import DeviceProfile as DeviceProfile
     from profiles.documents.device_profile import load_device as load_device
@@ -70,6 +71,7 @@ HOMES = {
     "read_partial": "toolkit.aggregation.partial",
     "read_update": "device_agent.formats.update",
     "recover": "toolkit.aggregation.recover",
+    "set_input_range": "exporters.recording.input_ranges",
     "simulate": "toolkit.simulation.simulate",
     "split": "toolkit.splitting",
     "train": "device_agent.training.standalone_training",
@@ -103,6 +105,7 @@ __all__ = [
     "read_partial",
     "read_update",
     "recover",
+    "set_input_range",
     "simulate",
     "split",
     "train",

@@ -169,19 +169,24 @@ def check_samples(
             dtype=dtype,
         )
     if x.ndim == 0 or x.shape[1:] != sample_shape:
-        advice = shape_advice(x, "x", sample_shape)
-        if x.shape == sample_shape:
-            advice = " x[None] is a batch of this single sample."
-        raise DataError(
-            "{origin}: x must be {sample_shape}; it is {x_shape}.{advice}",
-            code="data.wrong-shape",
-            x_shape=x.shape,
-            origin=origin,
-            sample_shape=batch_shape(sample_shape),
-            advice=advice,
-        )
+        raise wrong_sample_shape(x, sample_shape, origin)
     check_count(len(x), origin, least=1)
     _check_values(x, origin, dtype, limit, ignore_piece)
+
+
+def wrong_sample_shape(x: np.ndarray, sample_shape: tuple[int, ...], origin: str) -> DataError:
+    """The error for samples `x` without labels that do not have the shape `sample_shape`."""
+    advice = shape_advice(x, "x", sample_shape)
+    if x.shape == sample_shape:
+        advice = " x[None] is a batch of this single sample."
+    return DataError(
+        "{origin}: x must be {sample_shape}; it is {x_shape}.{advice}",
+        code="data.wrong-shape",
+        x_shape=x.shape,
+        origin=origin,
+        sample_shape=batch_shape(sample_shape),
+        advice=advice,
+    )
 
 
 def _check_values(

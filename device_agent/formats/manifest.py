@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from device_agent.formats.input_range import InputRange
 from device_agent.formats.preprocessing import Preprocessing
 
 FORMAT_VERSION = 1
@@ -90,6 +91,9 @@ class Port(Struct, frozen=True, kw_only=True):
     A port of kind `samples` or `labels` with `parts` is packed: it holds several arrays, each
     flattened to (batch, k), as float32 numbers side by side. Other ports leave `parts` out, because
     older agents refuse fields that they do not know.
+
+    `range` is the range of the numbers in random samples. It is left out if these are standard
+    normal, because older agents refuse fields that they do not know.
     """
 
     name: str
@@ -99,6 +103,7 @@ class Port(Struct, frozen=True, kw_only=True):
     state: str | None = None
     sequence: bool = False
     parts: tuple[Part, ...] | msgspec.UnsetType = msgspec.UNSET
+    range: InputRange | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def packed(self) -> tuple[Part, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import UNSET
 
+from device_agent.formats.input_range import fits
 from device_agent.formats.label_rule import class_axis, label_rule
 from device_agent.formats.manifest import (
     EVALUATE,
@@ -137,6 +138,16 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                     repair=REPAIR,
                 )
         for port in (*signature.inputs, *signature.outputs):
+            if port.range and not fits(port.range, math.prod(n for n in port.shape[1:] if n)):
+                yield BundleError(
+                    "{origin} gives the input or output {port!r} of {signature!r} a `range` that "
+                    "does not fit its shape. {repair}",
+                    code="bundle.wrong-port",
+                    signature=name,
+                    port=port.name,
+                    origin=origin,
+                    repair=REPAIR,
+                )
             entry = table.get(port.state or "")
             if port.kind == "state" and entry is None:
                 yield BundleError(

@@ -10,8 +10,17 @@ import numpy as np
 
 from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle, training_of
+from device_agent.formats.input_range import InputRange, draw_samples
 from device_agent.formats.label_rule import label_rule
-from device_agent.formats.manifest import SAFE_LIMIT, Part
+from device_agent.formats.manifest import (
+    PREDICT,
+    SAFE_LIMIT,
+    SAMPLES,
+    Initialise,
+    Manifest,
+    Part,
+    Train,
+)
 from device_agent.formats.packing import pack, sample_parts
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
@@ -36,8 +45,11 @@ def synthetic(bundle: Bundle, samples: int) -> LocalData:
         limit=about.sample_limit or SAFE_LIMIT,
     )
     y = Part(name="", shape=labels.shape or (), dtype=labels.dtype, limit=(labels.highest or 0) + 1)
+    given = range_of_source(about, SAMPLES)
     return LocalData(
-        x=_random(generator, samples, sample_parts(about), x),
+        x=drawn(given, (samples, *x.shape), generator).astype(x.dtype)
+        if given
+        else _random(generator, samples, sample_parts(about), x),
         y=_random(generator, samples, labels.parts, y),
     )
 
@@ -53,6 +65,30 @@ def _random(
     if single.dtype == "int64":
         return generator.integers(single.limit or SAFE_LIMIT, size=shape)
     return generator.standard_normal(shape, dtype=np.float32)
+
+
+def range_of_source(manifest: Manifest, source: str) -> InputRange:
+    """The range of the numbers of the data set `source`; empty if they are standard normal."""
+    readers = [
+        step.signature
+        for instruction in manifest.schedule
+        if not isinstance(instruction, Initialise) and instruction.source == source
+        for step in (instruction.steps if isinstance(instruction, Train) else (instruction,))
+    ]
+    for name in readers or [PREDICT]:
+        for port in manifest.signatures[name].inputs:
+            if port.kind == "samples" and port.range:
+                return port.range
+    return ()
+
+
+def drawn(
+    input_range: InputRange, shape: tuple[int, ...], generator: np.random.Generator
+) -> np.ndarray:
+    """Random numbers of `shape` in `input_range`, or standard normal ones if it is empty."""
+    if not input_range:
+        return generator.standard_normal(shape, dtype=np.float32)
+    return draw_samples(input_range, shape, generator.random, generator.standard_normal)
 
 
 def random_run(
@@ -84,7 +120,8 @@ def random_run(
     for name in recordings:
         run.recordings[name] = recording = run.open_recording(name, 0)
         shape = (len(local), *run.recorded_shape(name))
-        recording.append(generator.standard_normal(shape, dtype=np.float32))
+        given = range_of_source(bundle.manifest, name)
+        recording.append(drawn(given, shape, generator).astype(np.float32))
         recording.close()
     return run
 

@@ -13,6 +13,7 @@ import msgspec
 from torch import Tensor
 from torch.fx import GraphModule
 
+from device_agent.formats.input_range import InputRange
 from device_agent.formats.label_rule import LabelRule, output_of, rule_of
 from device_agent.formats.manifest import (
     PREDICT,
@@ -221,9 +222,20 @@ def with_preprocessing(program: Program, preprocessing: Preprocessing | None) ->
     return replace(program, preprocessing=preprocessing)
 
 
-def samples_port(shape: tuple[int, ...], name: str = "x", dtype: Dtype = "float32") -> Port:
-    """Port for a batch of samples of `shape`."""
-    return Port(name=name, kind="samples", dtype=dtype, shape=(None, *shape))
+def samples_port(
+    shape: tuple[int, ...],
+    name: str = "x",
+    dtype: Dtype = "float32",
+    input_range: InputRange = (),
+) -> Port:
+    """Port for a batch of samples of `shape`, whose numbers are in `input_range` if it is given."""
+    return Port(
+        name=name,
+        kind="samples",
+        dtype=dtype,
+        shape=(None, *shape),
+        range=input_range or msgspec.UNSET,
+    )
 
 
 def labels_port(labels: LabelRule) -> Port:

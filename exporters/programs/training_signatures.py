@@ -30,6 +30,7 @@ from exporters.programs.program import (
     state_out,
 )
 from exporters.programs.recorded_graph import attributes_read, input_node, output_node
+from exporters.programs.sample_ranges import range_of_input
 from profiles.errors import ModelError
 
 Penalty = Callable[[Tensors], Tensor]
@@ -47,6 +48,11 @@ def same_name(name: str) -> str:
 def sample_dtype(graph: GraphModule) -> Dtype:
     """Type of the samples or recorded activations that `graph` takes."""
     return "int64" if input_node(graph).meta["val"].dtype == torch.int64 else "float32"
+
+
+def graph_samples(graph: GraphModule, shape: tuple[int, ...]) -> Port:
+    """The port for the samples or recorded activations of `shape` that `graph` takes."""
+    return samples_port(shape, dtype=sample_dtype(graph), input_range=range_of_input(graph))
 
 
 def output_shape(graph: GraphModule) -> tuple[int, ...]:
@@ -143,7 +149,7 @@ def train_signature(
         return {"loss": value, **results}
 
     inputs = [
-        samples_port(sample_shape, dtype=sample_dtype(graph)),
+        graph_samples(graph, sample_shape),
         labels_port(target.labels),
         scalar_port("rate"),
     ]
@@ -200,7 +206,7 @@ def forward_signature(
 
     return ProgramSignature(
         name=name,
-        inputs=(samples_port(sample_shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
+        inputs=(graph_samples(graph, sample_shape), *map(state_in, reads)),
         outputs=(samples_port(output_shape(graph), "output"),),
         function=function,
         source=graph,

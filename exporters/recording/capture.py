@@ -26,11 +26,13 @@ from exporters.programs.recorded_graph import (
     input_node,
     output_node,
 )
+from exporters.programs.sample_ranges import set_range_of_input
 from exporters.programs.torch_internals import without_layouts
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
+from exporters.recording.input_ranges import checked_range
 from exporters.recording.input_shapes import wrong_input_shape
 from exporters.recording.model_checks import (
     check_deterministic,
@@ -137,6 +139,9 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
             raise
         raise explained from error
     inference = record(model, sample_shape, dtype, training=False)
+    input_range = checked_range(model, sample_shape, dtype)
+    for graph in (training, inference):
+        set_range_of_input(graph, input_range)
     check_sizes(training)
     check_operators(training)
     check_deterministic(training, inference)
@@ -160,6 +165,7 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
         },
         sample_dtype=dtype,
         sample_limit=smallest_embedding(training),
+        input_range=input_range,
     )
     check_recording(model, captured)
     return captured

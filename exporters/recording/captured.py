@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.fx import GraphModule
 
+from device_agent.formats.input_range import InputRange
 from device_agent.formats.manifest import Dtype
 from exporters.programs.losses import class_count
 
@@ -24,6 +25,7 @@ class Captured:
         sample_dtype: Type of the samples.
         sample_limit: int64 samples must be below this number, because they index an embedding
             with this number of rows. None if no embedding reads the samples directly.
+        input_range: The range of the numbers in random samples; empty for standard normal ones.
     """
 
     training: GraphModule
@@ -35,6 +37,7 @@ class Captured:
     frozen: dict[str, Tensor] = field(default_factory=dict)
     sample_dtype: Dtype = "float32"
     sample_limit: int | None = None
+    input_range: InputRange = ()
 
     @property
     def classes(self) -> int:

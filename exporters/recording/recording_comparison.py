@@ -7,13 +7,16 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from device_agent.formats.manifest import SAFE_LIMIT
 from exporters.programs import source_lines
 from exporters.programs.dropout import SeededBernoulli, has_dropout
 from exporters.programs.recorded_graph import MINIMUM_BATCH
+from exporters.programs.sample_ranges import samples_in_range
+from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
+from exporters.recording.input_ranges import input_range_of
 from exporters.recording.model_checks import check_output_type
 from exporters.recording.model_output import trained_output
 from exporters.recording.packed_sequences import sorted_packing
@@ -28,6 +31,11 @@ RECORDING_TOLERANCE = 1e-3
 
 Both run in float32, so only rounding errors may differ."""
 
+WIDE = 1000.0
+"""Samples with numbers of this size show whether a model takes them as ids."""
+WRONG_ID = ("out of range", "out of bounds", "Class values must be")
+"""Parts of PyTorch's messages about an id that a table does not have."""
+
 
 def check_recording(model: nn.Module, captured: Captured) -> None:
     """Compare outputs and gradients of `model` with those of its recording, on random samples.
@@ -38,6 +46,7 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
     Raises:
         ModelError: The results differ, or the model itself fails or is not finite.
     """
+    check_wide_range(model, captured)
     for training, graph in ((True, captured.training), (False, captured.inference)):
         generator = torch.Generator().manual_seed(0)
         x = random_samples(captured, generator)
@@ -167,9 +176,61 @@ def total_norm(values: Iterable[Tensor]) -> float:
 def random_samples(captured: Captured, generator: torch.Generator) -> Tensor:
     """A batch of random samples of the shape and type that the recorded model takes."""
     shape = (MINIMUM_BATCH + 1, *captured.sample_shape)
+    if captured.input_range:
+        dtype = DTYPES[captured.sample_dtype]
+        return samples_in_range(captured.input_range, shape, dtype, generator)
     if captured.sample_dtype == "int64":
         return torch.randint(captured.sample_limit or SAFE_LIMIT, shape, generator=generator)
     return torch.randn(shape, generator=generator)
+
+
+def check_wide_range(model: nn.Module, captured: Captured) -> None:
+    """Raise ModelError if the model takes its float samples as ids and their range is not given.
+
+    Whether standard normal samples have valid ids is luck, so samples of large numbers are tried.
+    """
+    casts = any(is_cast_of_samples(node) for node in captured.inference.graph.nodes)
+    if captured.sample_dtype != "float32" or captured.input_range or not casts:
+        return
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad(), SeededBernoulli(0):
+            twin_of(model).eval()(WIDE * random_samples(captured, generator))
+    except Exception as error:  # the user's code may raise anything
+        if is_wrong_id(error):
+            raise wrong_ids(error, False) from error
+
+
+def is_cast_of_samples(node: Node) -> bool:
+    """Whether `node` converts float numbers to integers."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64):
+        return False
+    read = (source.meta.get("val") for source in node.all_input_nodes)
+    return any(isinstance(other, Tensor) and other.is_floating_point() for other in read)
+
+
+def is_wrong_id(error: Exception) -> bool:
+    """Whether PyTorch refuses an index or a class that a table does not have."""
+    return isinstance(error, IndexError) or any(text in str(error) for text in WRONG_ID)
+
+
+def wrong_ids(error: Exception, ranged: bool) -> ModelError:
+    """The error for a model that takes numbers of random samples as ids that it does not have."""
+    remedy = (
+        "The range that you gave for the samples has ids that the model does not have. Correct it"
+        if ranged
+        else "Say which ids there are"
+    )
+    return ModelError(
+        "The model takes numbers of its samples as ids, and random samples hold ids that it does "
+        "not have{place}. {remedy}: with --input-range LOW:HIGH or with real samples, --example "
+        "FILE (in Python set_input_range, in a federation's file input_range or example).",
+        code="model.ids-out-of-range",
+        place=source_lines.place_of_error(error),
+        remedy=remedy,
+        reason=source_lines.first_line(error),
+    )
 
 
 def run_original(model: nn.Module, x: Tensor) -> Tensor:
@@ -178,6 +239,8 @@ def run_original(model: nn.Module, x: Tensor) -> Tensor:
         with SeededBernoulli(0), uniform_draws():
             output = trained_output(model(x))
     except Exception as error:  # the user's code may raise anything
+        if is_wrong_id(error):
+            raise wrong_ids(error, bool(input_range_of(model))) from error
         raise ModelError(
             "The model fails on a batch of random samples: {reason}{place}",
             code="model.forward-fails",

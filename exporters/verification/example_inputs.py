@@ -8,6 +8,8 @@ from torch import Tensor
 from device_agent.formats.label_rule import IGNORED, LabelRule
 from device_agent.formats.manifest import SAFE_LIMIT, Port
 from exporters.programs.program import Program
+from exporters.programs.sample_ranges import samples_in_range
+from exporters.programs.tracing import DTYPES
 
 STATE = 1e-3
 """Upper bound of the random numbers in optimizer state."""
@@ -45,6 +47,8 @@ def example(
         return torch.randint(2**31 - 1, shape, generator=generator)
     if port.kind == "scalar":
         return torch.tensor(0.05)
+    if port.kind == "samples" and port.range:
+        return samples_in_range(port.range, shape, DTYPES[port.dtype], generator)
     if port.kind == "samples" and port.dtype == "int64":
         return torch.randint(program.sample_limit or SAFE_LIMIT, shape, generator=generator)
     if port.kind == "samples":

@@ -11,7 +11,16 @@ import click
 
 from profiles.errors import InputError
 from toolkit.cli.early_checks import check_data, check_model, check_specs
-from toolkit.cli.options import JSON_HELP, Shape, argument, option, takes
+from toolkit.cli.options import (
+    EXAMPLE_HELP,
+    JSON_HELP,
+    RANGE_HELP,
+    Shape,
+    argument,
+    input_range_of,
+    option,
+    takes,
+)
 from toolkit.deployment.model_card import Format, Precision
 from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.terminal_output import show_stages
@@ -76,6 +85,8 @@ class DeployOptions:
     input_shape: tuple[int, ...] | None = option(
         "Shape of one sample of a MODEL, like 3,32,32.", type=Shape()
     )
+    range_text: str | None = option(RANGE_HELP, "--input-range", metavar="LOW:HIGH")
+    example: Path | None = option(EXAMPLE_HELP)
     specs: tuple[str, ...] = option(
         "Submodel SPEC of a MODEL; repeatable.  [default: full]", "--submodel"
     )
@@ -148,6 +159,8 @@ def federation_model(
         "A federation's file has the model: leave out {options}.",
         weights=options.weights,
         input_shape=options.input_shape,
+        input_range=options.range_text,
+        example=options.example,
         submodel=options.specs,
         loss=options.loss,
         data_table=options.data_table,
@@ -183,13 +196,21 @@ def referenced_model(
     targets = spec_targets(check_specs(options.specs), options.out)
     check_model(options.source, weights)
     preprocessing = None if options.data_table is None else read_data_table(options.data_table)
+    input_range = input_range_of(options.range_text, options.example, shape)
     training = TrainingConfig(loss=options.loss or TrainingConfig.loss)
 
     def load() -> "TrainedModel":
         from toolkit.deployment.trained_model import from_reference
 
         return from_reference(
-            options.source, weights, shape, training, preprocessing, options.data, options.calibrate
+            options.source,
+            weights,
+            shape,
+            training,
+            preprocessing,
+            options.data,
+            options.calibrate,
+            input_range,
         )
 
     return targets, load

@@ -116,6 +116,7 @@ def export(options: ExportOptions) -> None:
         out = options.out / tier.name if several else options.out
         check_places(out, options.save_weights, options.force)
     check_model(options.model, options.weights)
+    input_range = options.input_range()
     preprocessing = None if options.data_table is None else read_data_table(options.data_table)
 
     show_stages()
@@ -140,6 +141,7 @@ def export(options: ExportOptions) -> None:
         force=options.force,
         dry_run=options.dry_run,
         preprocessing=preprocessing,
+        input_range=input_range,
     )
     if not several:
         result = model_export.export_bundle(request)

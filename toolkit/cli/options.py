@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import click
 from click.core import ParameterSource
 
+from device_agent.formats.input_range import InputRange
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels.hyperparameters import Loss, Optimizer, TrainingConfig
 
@@ -22,6 +23,15 @@ PATH = click.Path(path_type=Path)
 JSON_HELP = "Print one JSON object."
 LOSS_HELP = (
     "Loss to minimise; ctc is for label sequences without known positions, mse for regressions."
+)
+
+RANGE_HELP = (
+    "Range of the numbers in a sample, such as 0:4 for whole numbers or 0.0:1.0. Random samples "
+    "are drawn from it; without it they are standard normal. Needed if numbers are ids."
+)
+EXAMPLE_HELP = (
+    "A few real samples (.npz with x, or .npy), instead of --input-range: each number of a sample "
+    "has the range that it has in them."
 )
 
 
@@ -121,9 +131,29 @@ class ModelOptions:
     input_shape: tuple[int, ...] = option(
         "Shape of one sample, like 3,32,32.", type=Shape(), required=True
     )
+    range_text: str | None = option(RANGE_HELP, "--input-range", metavar="LOW:HIGH")
+    example: Path | None = option(EXAMPLE_HELP)
     batch: int = option("Batch size.", default=TrainingConfig.batch_size, type=click.IntRange(2))
     weights: Path | None = option("Weights file (.safetensors).")
     seed: int = option("Seed of the initial weights.", default=0, type=SEED)
+
+    def input_range(self) -> InputRange:
+        """The range of the samples; empty if it is not given.
+
+        Raises InputError or DataError if it is wrong.
+        """
+        return input_range_of(self.range_text, self.example, self.input_shape)
+
+
+def input_range_of(text: str | None, example: Path | None, shape: tuple[int, ...]) -> InputRange:
+    """The range that --input-range or --example gives for samples of `shape`; or empty."""
+    from device_agent.data.sample_range import parse_range, read_range  # slow: it imports numpy
+
+    if text is not None and example is not None:
+        raise click.UsageError("Give --input-range or --example, not both.")
+    if text is not None:
+        return parse_range(text)
+    return () if example is None else read_range(example, shape)
 
 
 @dataclass(frozen=True, kw_only=True)

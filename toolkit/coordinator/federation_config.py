@@ -15,7 +15,9 @@ from pydantic import (
     model_validator,
 )
 
+from device_agent.data.sample_range import range_between, read_range
 from device_agent.formats.evaluation_counts import EvaluationRequest
+from device_agent.formats.input_range import InputRange
 from device_agent.formats.preprocessing import Images, Series, misfit
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.errors import InputError
@@ -193,13 +195,15 @@ class ReleaseTable(Table):
         return 1 if self.every is None and self.when is not None else self.every
 
 
-PATHS = ("weights", "held_out", "statistics", "state", "tls_cert", "tls_key")
+PATHS = ("weights", "example", "held_out", "statistics", "state", "tls_cert", "tls_key")
 """Keys whose relative paths start from the folder of the file."""
 
 
 class FederationConfig(Table):
     """The keys that both `serve` and `simulate` read. `load_settings` makes its paths absolute.
 
+    - `input_range`: the smallest and the largest number of a sample; whole numbers if both are.
+    - `example`: a file with a few real samples, which show the range of each number.
     - `rounds`: ENDLESS if there is no last round.
     - `early_stopping`: the rounds end when the models have not improved for this many rounds.
     - `deadline_s`: seconds that a round may last.
@@ -225,6 +229,8 @@ class FederationConfig(Table):
     model: str
     weights: Path | None = None
     input_shape: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    input_range: tuple[int, int] | tuple[float, float] | None = None
+    example: Path | None = None
     rounds: Annotated[int | Literal["endless"], _whole_or(ENDLESS)]
     early_stopping: Positive | None = None
     statistics: Path | None = None
@@ -330,6 +336,27 @@ class FederationConfig(Table):
                 "that wait for a release lose their places between two requests"
             )
         return self
+
+    @model_validator(mode="after")
+    def _range_is_one(self) -> Self:
+        if self.input_range is None:
+            return self
+        if self.example is not None:
+            raise ValueError("`input_range` and `example` both give the range: remove one of them")
+        try:
+            range_between(*self.input_range)
+        except InputError as error:
+            raise ValueError(f"`input_range`: {error}") from None
+        return self
+
+    def known_range(self) -> InputRange:
+        """The range of the samples that the file gives; or empty.
+
+        Raises DataError if `example` cannot be used.
+        """
+        if self.input_range is not None:
+            return range_between(*self.input_range)
+        return () if self.example is None else read_range(self.example, self.input_shape)
 
     @property
     def places(self) -> int | None:

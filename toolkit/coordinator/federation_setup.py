@@ -37,6 +37,7 @@ def federation(config: FederationConfig, report: Report = silent) -> "Federation
         config.aggregation,
         statistics=statistics,
         preprocessing=config.data,
+        input_range=config.known_range(),
     )
     # Split now, so that a spec that the model cannot satisfy ends the server before it starts.
     for spec in _specs(config):

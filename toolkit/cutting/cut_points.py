@@ -120,9 +120,14 @@ class Cutter:
         value = node.meta["val"]
         if not isinstance(value, Tensor) or self.training.sample_axis(node) is None:
             return False
-        limit = self.captured.sample_limit
+        limit, exact = self.captured.sample_limit, EXACT[self.recording]
         if node.op == "placeholder" and not value.is_floating_point():
-            return limit is not None and limit <= EXACT[self.recording]
+            return limit is not None and limit <= exact
+        if self.captured.input_range and node in self.training.of_samples:
+            # Random recordings need ids where the samples have them; only theirs are known.
+            whole = [i for i in self.captured.input_range if i.whole and i.low is not None]
+            exactly = all(max(abs(i.low or 0), abs(i.high or 0)) <= exact for i in whole)
+            return exactly and (node.op == "placeholder" or not whole)
         return value.dtype == torch.float32
 
     def _position_in_prediction(self, position: int) -> int | None:

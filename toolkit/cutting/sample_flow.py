@@ -43,6 +43,7 @@ class SampleFlow:
         operators: The operators whose values depend on the values of the samples, in order of
             execution. Operators that compute integers or booleans are left out.
         position: The index of each operator in `operators`; -1 for the samples.
+        of_samples: The samples, and operators that read nothing but them and constants.
         updates: Operators that change a tensor of the model. They stay even if nothing reads their
             result.
     """
@@ -62,6 +63,10 @@ class SampleFlow:
             if not is_recomputed(node):
                 self.position[node] = len(self.operators)
                 self.operators.append(node)
+        self.of_samples = {input_node(graph)}
+        for node in self.operators:
+            if set(self.values_read(node)) <= self.of_samples:
+                self.of_samples.add(node)
         self._behind: dict[Node, tuple[frozenset[Node], frozenset[Node]]] = {}
 
     def values_read(self, node: Node) -> list[Node]:

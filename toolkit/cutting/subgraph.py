@@ -8,6 +8,7 @@ numbers of the row represent token ids exactly.
 
 import operator
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from device_agent.formats.manifest import RecordedDtype
 from exporters.programs.recorded_graph import input_node
+from exporters.programs.sample_ranges import RANGE, range_of_row
 from toolkit.cutting.graph_edit import GraphEditor
 from toolkit.cutting.sample_flow import SampleFlow, shape_argument
 from toolkit.submodels.capacity import count_elements
@@ -78,6 +80,10 @@ class _Builder:
         for source in sources:
             bounds.append(bounds[-1] + count_elements(source, 1))
         self.input.meta["val"] = self.edit.empty_rows(bounds[-1])
+        self.input.meta.pop(RANGE, None)
+        counts = [end - begin for begin, end in pairwise(bounds)]
+        if row_range := range_of_row(list(zip(sources, counts, strict=True))):
+            self.input.meta[RANGE] = row_range
         pieces = zip(sources, bounds, bounds[1:], strict=False)
         return {source: self.piece(source, begin, end) for source, begin, end in pieces}
 

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from device_agent.data.local_data import load_data
+from device_agent.formats.input_range import InputRange
 from device_agent.formats.preprocessing import Preprocessing
 from device_agent.formats.protocol.fleet import FederatedEvaluation
 from exporters.programs.program import Program, with_preprocessing
@@ -146,7 +147,7 @@ def from_federation(
     """
     file = model_file(config.state, round_)
     logger.info("loading the model %s after round %d", config.model, round_)
-    module, weights = load_global(config.model, file, config.seed)
+    module, weights = load_global(config.model, file, config.seed, config.known_range())
     return TrainedModel(
         config.model,
         module,
@@ -187,10 +188,11 @@ def from_reference(
     preprocessing: Preprocessing | None = None,
     data: str | Path | None = None,
     calibration: str | Path | None = None,
+    input_range: InputRange = (),
 ) -> TrainedModel:
     """Load a model from its reference and a weights file. Raises ModelError or InputError."""
     logger.info("loading the model")
-    module, numbers = load_global(reference, weights)
+    module, numbers = load_global(reference, weights, input_range=input_range)
     return TrainedModel(
         reference,
         module,

@@ -25,9 +25,9 @@ from exporters.programs.program import (
 from exporters.programs.recorded_graph import input_node, output_node
 from exporters.programs.training_signatures import (
     Names,
+    graph_samples,
     prediction_signatures,
     run,
-    sample_dtype,
     train_signature,
 )
 from exporters.recording.captured import Captured
@@ -143,7 +143,7 @@ def local_prediction(
 
     return ProgramSignature(
         name="predict_local",
-        inputs=(samples_port(shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
+        inputs=(graph_samples(graph, shape), *map(state_in, reads)),
         outputs=(samples_port(tuple(int(size) for size in node.meta["val"].shape[1:]), "output"),),
         function=function,
     )

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from device_agent.formats.input_range import InputRange
+from exporters.recording.input_ranges import with_input_range
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels import global_model
@@ -15,7 +17,12 @@ from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.model_reference import parse_reference
 
 
-def load_model(reference: str, weights_file: str | Path | None = None, seed: int = 0) -> nn.Module:
+def load_model(
+    reference: str,
+    weights_file: str | Path | None = None,
+    seed: int = 0,
+    input_range: InputRange = (),
+) -> nn.Module:
     """Build the model that a reference names. The current folder is importable.
 
     Use it in scripts that take a model by its reference, as the commands do. If you build the model
@@ -25,6 +32,7 @@ def load_model(reference: str, weights_file: str | Path | None = None, seed: int
         reference: `package.module:callable`, for example `toolkit.models:resnet20`.
         weights_file: A safetensors file with its weights, or None for initial weights.
         seed: Seed of the random initial weights.
+        input_range: The range of the samples; empty if it is not known. See `set_input_range`.
 
     Returns:
         The model.
@@ -37,21 +45,24 @@ def load_model(reference: str, weights_file: str | Path | None = None, seed: int
         >>> load_model("toolkit.models:mnist_dnn").fc2
         Linear(in_features=100, out_features=10, bias=True)
     """
-    model = build_model(reference, seed)
+    model = with_input_range(build_model(reference, seed), input_range)
     if weights_file is not None:
         load_weights(model, weights_file)
     return model
 
 
 def load_global(
-    reference: str, weights_file: str | Path | None = None, seed: int = 0
+    reference: str,
+    weights_file: str | Path | None = None,
+    seed: int = 0,
+    input_range: InputRange = (),
 ) -> tuple[nn.Module, GlobalModel]:
     """Load a model like `load_model`. Returns it, and its weights as a global model.
 
     The global model includes the factors in the weights file. Arguments and errors are those of
     `load_model`.
     """
-    model = build_model(reference, seed)
+    model = with_input_range(build_model(reference, seed), input_range)
     if weights_file is None:
         return model, global_model.from_model(model)
     return model, load_weights(model, weights_file)

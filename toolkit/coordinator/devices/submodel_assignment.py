@@ -69,7 +69,12 @@ def make_planner(
     after `stopping` is set.
     """
     source = ModelSource(
-        config.model, config.input_shape, config.training, config.weights, config.seed
+        config.model,
+        config.input_shape,
+        config.training,
+        config.weights,
+        config.seed,
+        config.known_range(),
     )
     limit = memory_limit([kind for kind in config.devices if kind.planned])
     known, impossible = Search(source, limit, progress, stopping).run()

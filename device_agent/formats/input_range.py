@@ -1,0 +1,139 @@
+"""The range of the numbers in a sample, from which random samples are drawn.
+
+Random samples are standard normal numbers without it. Models that use some numbers as ids, for
+example of an embedding, fail on these. The range is known from the user, or from real samples.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+MOST_INTERVALS = 1024
+"""Samples with more numbers get one interval for all positions of their longest axes."""
+SPREAD = 0.1
+"""A number that is the same in all real samples, and not whole, varies by this share."""
+
+Finite = Annotated[float, Meta(ge=-3.4e38, le=3.4e38)]
+
+
+class Interval(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The range of `count` successive numbers of a sample.
+
+    The numbers are uniform from `low` to `high`, and whole if `whole` is true. Without `low` and
+    `high` they are standard normal.
+    """
+
+    low: Finite | None = None
+    high: Finite | None = None
+    whole: bool = False
+    count: Annotated[int, Meta(ge=1, lt=2**53)] = 1
+
+
+InputRange = tuple[Interval, ...]
+"""Intervals for the numbers of a sample in C order. They repeat until all numbers have one."""
+
+Draw = Callable[[tuple[int, ...]], np.ndarray]
+"""Draws random numbers in a shape."""
+
+
+def draw_samples(
+    input_range: InputRange, shape: tuple[int, ...], uniform: Draw, normal: Draw
+) -> np.ndarray:
+    """Draw samples whose numbers are in their intervals.
+
+    Args:
+        input_range: The intervals; they must fit the sample, see `fits`.
+        shape: Shape of the batch (n, *sample shape).
+        uniform: Draws numbers from 0 to 1.
+        normal: Draws standard normal numbers.
+
+    Returns:
+        Numbers of `shape`, float64.
+
+    Examples:
+        >>> ids = (Interval(low=0, high=4, whole=True),)
+        >>> draw_samples(ids, (1, 3), lambda shape: np.full(shape, 0.5), np.zeros)
+        array([[2., 2., 2.]])
+    """
+    rows = np.zeros((shape[0], math.prod(shape[1:])))
+    counts = [interval.count for interval in input_range]
+    low, high, whole = (
+        np.resize(np.repeat(values, counts), rows.shape[1])
+        for values in (
+            [math.nan if interval.low is None else interval.low for interval in input_range],
+            [math.nan if interval.high is None else interval.high for interval in input_range],
+            [interval.whole for interval in input_range],
+        )
+    )
+    drawn = uniform(rows.shape).astype(np.float64)
+    integers = np.minimum(np.floor(low + drawn * (high - low + 1)), high)
+    rows[:] = np.where(whole, integers, low + drawn * (high - low))
+    free = np.isnan(low)
+    if free.any():
+        rows[:, free] = normal((shape[0], int(free.sum())))
+    return rows.reshape(shape)
+
+
+def fits(input_range: InputRange, numbers: int) -> bool:
+    """Whether the intervals are valid for samples of this many numbers."""
+    period = sum(interval.count for interval in input_range)
+    return (
+        0 < period <= max(numbers, 1)
+        and numbers % period == 0
+        and all(
+            (i.low is None and i.high is None and not i.whole)
+            or (i.low is not None and i.high is not None and i.low <= i.high)
+            for i in input_range
+        )
+    )
+
+
+def range_of(samples: np.ndarray) -> InputRange:
+    """The range of the numbers in real `samples` (n, *sample shape), n at least 2.
+
+    Each number of a sample has its own interval from the smallest to the largest value. In large
+    samples, such as pictures, all positions along the longest axes share one.
+
+    Examples:
+        >>> range_of(np.array([[0, 0.5], [4, 1.5]]))[0]
+        Interval(low=0.0, high=4.0, whole=True)
+    """
+    low, high = samples.min(0).astype(np.float64), samples.max(0).astype(np.float64)
+    whole = np.equal(np.trunc(samples), samples).all(0)
+    for axis in np.argsort(low.shape)[::-1]:
+        # An axis stays if ids and other numbers are next to each other along it.
+        if low.size <= MOST_INTERVALS or (whole != whole.take([0], axis)).any():
+            continue
+        low, high = low.min(axis, keepdims=True), high.max(axis, keepdims=True)
+        whole = whole.all(axis, keepdims=True)
+    spread = np.where((low == high) & ~whole, SPREAD * np.abs(low), 0)
+    low, high = low - spread, high + spread
+    shape = samples.shape[1:]
+    columns = [np.broadcast_to(values, shape).reshape(-1) for values in (low, high, whole)]
+    return repeated(
+        [
+            Interval(low=float(a), high=float(b), whole=bool(c))
+            for a, b, c in zip(*columns, strict=True)
+        ]
+    )
+
+
+def repeated(intervals: Sequence[Interval]) -> InputRange:
+    """Shorten `intervals`, one for each number: join equal neighbours, drop repetitions."""
+    number = len(intervals)
+    for period in range(1, number + 1):
+        if number % period == 0 and intervals[period:] == intervals[:-period]:
+            break
+    runs: list[Interval] = []
+    for interval in intervals[:period]:
+        if runs and msgspec.structs.replace(runs[-1], count=1) == interval:
+            runs[-1] = msgspec.structs.replace(runs[-1], count=runs[-1].count + 1)
+        else:
+            runs.append(interval)
+    return tuple(runs)

@@ -1,0 +1,59 @@
+"""Random samples in the range that a recorded graph or its port gives."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from device_agent.formats.input_range import InputRange, Interval, draw_samples, repeated
+from exporters.programs.recorded_graph import input_node
+
+RANGE = "input_range"
+"""Key in the `meta` of a graph's input."""
+
+
+def range_of_input(graph: GraphModule) -> InputRange:
+    """The range of the numbers that `graph` takes; empty if they are standard normal."""
+    known: InputRange = input_node(graph).meta.get(RANGE, ())
+    return known
+
+
+def set_range_of_input(graph: GraphModule, input_range: InputRange) -> None:
+    """Note the range of the numbers that `graph` takes."""
+    if input_range:
+        input_node(graph).meta[RANGE] = input_range
+
+
+def range_of_row(sources: list[tuple[Node, int]]) -> InputRange:
+    """The range of a row of values: a number of the samples keeps its interval.
+
+    Args:
+        sources: The nodes whose values make the row, each with its count of numbers in the row.
+    """
+    if not any(RANGE in node.meta for node, _ in sources):
+        return ()
+    numbers: list[Interval] = []
+    for node, count in sources:
+        given = node.meta.get(RANGE, (Interval(),))
+        period = [interval for interval in given for _ in range(interval.count)]
+        single = [Interval(low=i.low, high=i.high, whole=i.whole) for i in period]
+        numbers += single * (count // len(single))
+    return repeated(numbers)
+
+
+def samples_in_range(
+    input_range: InputRange, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """Draw a batch of samples of `shape` whose numbers are in `input_range`."""
+
+    def uniform(size: tuple[int, ...]) -> np.ndarray:
+        return torch.rand(size, generator=generator).numpy()
+
+    def normal(size: tuple[int, ...]) -> np.ndarray:
+        return torch.randn(size, generator=generator).numpy()
+
+    drawn = draw_samples(input_range, tuple(shape), uniform, normal)
+    return torch.from_numpy(drawn.reshape(math.prod(shape))).view(shape).to(dtype)

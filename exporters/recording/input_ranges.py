@@ -1,0 +1,89 @@
+"""The range of a model's samples, which the user sets: random samples are drawn from it."""
+
+import math
+from typing import TypeVar
+
+import numpy as np
+from torch import nn
+
+from device_agent.data.sample_range import range_between, range_of_examples
+from device_agent.formats.input_range import InputRange, fits
+from device_agent.formats.manifest import Dtype
+from profiles.errors import InputError
+
+Model = TypeVar("Model", bound=nn.Module)
+ATTRIBUTE = "_edgetailor_input_range"
+
+
+def set_input_range(
+    model: Model,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    examples: np.ndarray | None = None,
+) -> Model:
+    """Say which numbers the samples of `model` hold. Random samples are drawn from this range.
+
+    Use it before `split` if the model uses numbers of its samples as ids, for example of an
+    embedding, or fails on some numbers, for example on negative ones. Recording, verification and
+    the profiles of devices run on random samples, which are standard normal without a range.
+
+    Args:
+        model: The model. It keeps the range, and so do its copies.
+        low: The smallest number.
+        high: The largest number. If both are integers, all numbers are whole.
+        examples: Real samples (n, *sample shape), at least 2, instead of `low` and `high`. Each
+            number of a sample gets the range that it has in them, and is whole if it is whole in
+            all of them.
+
+    Returns:
+        `model` itself.
+
+    Raises:
+        InputError: The range is empty, or the examples are not such samples.
+
+    Examples:
+        >>> _ = set_input_range(nn.Embedding(5, 2), 0, 4)
+    """
+    if examples is not None:
+        return with_input_range(model, range_of_examples(examples, "examples"))
+    if low is None or high is None:
+        raise InputError(
+            "set_input_range needs `low` and `high`, or `examples`.",
+            code="option.missing",
+            option="low",
+        )
+    return with_input_range(model, range_between(low, high))
+
+
+def with_input_range(model: Model, input_range: InputRange) -> Model:
+    """Set the range of the samples of `model`, unless it is empty. Returns `model` itself."""
+    if input_range:
+        setattr(model, ATTRIBUTE, input_range)
+    return model
+
+
+def input_range_of(model: nn.Module) -> InputRange:
+    """The range that was set for the samples of `model`; empty if there is none."""
+    known: InputRange = getattr(model, ATTRIBUTE, ())
+    return known
+
+
+def checked_range(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> InputRange:
+    """The range of the samples of `model`. Raises InputError unless such samples can have it."""
+    known = input_range_of(model)
+    if known and not fits(known, math.prod(sample_shape)):
+        raise InputError(
+            "The range of the samples comes from samples of another shape; a sample has the shape "
+            "{shape}. Give samples of this shape.",
+            code="config.range-misfit",
+            shape=sample_shape,
+        )
+    if dtype == "int64" and not all(i.whole and (i.low or 0) >= 0 for i in known):
+        raise InputError(
+            "The model takes int64 samples, which are whole numbers of at least 0. The range of "
+            "its samples has others. Give a range such as 0:9.",
+            code="config.range-misfit",
+            shape=sample_shape,
+        )
+    return known
