@@ -25,7 +25,8 @@ PUBLIC = [
     *("Federation", "GlobalModel", "Predictor", "Submodel", "TrainingConfig", "UpdateRecord"),
     *("aggregate", "deploy", "evaluate"),
     *("export", "inspect", "join_inputs", "load_device", "load_model", "plan", "profile"),
-    *("read_partial", "read_update", "recover", "simulate", "split", "train", "write_partial"),
+    *("read_partial", "read_update", "recover", "set_input_range", "simulate", "split", "train"),
+    "write_partial",
 ]
 RESULTS = (
     "Deployed",

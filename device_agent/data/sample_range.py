@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.data.array_files import as_array, read_samples_array
+from device_agent.data.array_files import SAMPLES, as_array, read_arrays
 from device_agent.data.data_checks import (
     check_count,
     check_finite,
@@ -72,8 +72,7 @@ def read_range(path: Path, sample_shape: tuple[int, ...]) -> InputRange:
             shape.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        file = path / "x.npy" if path.is_dir() else path
-        x = as_array(read_samples_array(file, Path(scratch)))
+        x = as_array(read_arrays(path, Path(scratch), (SAMPLES,))[SAMPLES])
         return range_of_examples(x, str(path), sample_shape)
 
 

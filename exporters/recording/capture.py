@@ -32,7 +32,7 @@ from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
-from exporters.recording.input_ranges import checked_range
+from exporters.recording.input_ranges import checked_range, input_range_of
 from exporters.recording.input_shapes import wrong_input_shape
 from exporters.recording.model_checks import (
     check_deterministic,
@@ -140,8 +140,6 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
         raise explained from error
     inference = record(model, sample_shape, dtype, training=False)
     input_range = checked_range(model, sample_shape, dtype)
-    for graph in (training, inference):
-        set_range_of_input(graph, input_range)
     check_sizes(training)
     check_operators(training)
     check_deterministic(training, inference)
@@ -286,6 +284,7 @@ def record_current_mode(
     inline_regions(graph)
     make_functional(graph)
     clean_up(graph)
+    set_range_of_input(graph, input_range_of(model))
     return graph
 
 

@@ -240,6 +240,17 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     return torch.where(written, value, x)
 
 
+def bucketize(
+    x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
+    """The number of `boundaries` below each number of `x`; with `right` also of equal ones."""
+    values = x.unsqueeze(-1)
+    below = boundaries <= values if right else boundaries < values
+    # float32 counts exactly, and every runtime adds it.
+    counts = below.to(torch.float32).sum(-1)
+    return counts.to(torch.int32 if out_int32 else torch.int64)
+
+
 DECOMPOSED_BY_PYTORCH = (
     aten.native_layer_norm.default,
     aten.leaky_relu.default,
@@ -254,6 +265,7 @@ FORMS: Decompositions = {
     **composed_operators.FORMS,
     aten.avg_pool2d.default: partial(average_pool, axes=2),
     aten.avg_pool3d.default: partial(average_pool, axes=3),
+    aten.bucketize.Tensor: bucketize,
     aten.split_with_sizes.default: split,
     aten.slice_scatter.default: slice_scatter,
     aten.abs.default: absolute,

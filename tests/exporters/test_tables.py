@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from device_agent.formats.bundle import load_bundle
+from device_agent.formats.bundle import open_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import TrainingConfig, export, inspect, set_input_range, split
 from parameters import some_long
@@ -126,8 +126,9 @@ TABLES: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
     "hours": (Hours, hours),
     "recommender": (Recommender, pairs),
 }
+QUICK = [("columns", "tflite"), ("one-hot", "onnx"), ("recommender", "onnx")]
 ROWS = [(name, format) for name in TABLES for format in ("onnx", "tflite")]
-LONG = [(name, "tflite") for name in TABLES if name != "columns"]
+LONG = [(name, format) for name, format in ROWS if (name, format) not in QUICK]
 
 
 @pytest.mark.parametrize(("name", "format"), some_long(ROWS, *LONG))
@@ -157,12 +158,15 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
         assert off <= 1e-5 * np.linalg.norm(change) + 2 * rounding
 
     # What a device profiles and compares its runtimes with are such samples too.
-    random = synthetic(load_bundle(bundle), 50).x
+    random = synthetic(open_bundle(bundle), 50).x
     with torch.no_grad():
         assert model(torch.from_numpy(random)).isfinite().all()
 
 
-@pytest.mark.parametrize("spec", ["low-rank:0.5,keep=0", "width:0.5", "cp:2.0", "slice:last"])
+SPECS = ("low-rank:0.5,keep=0", "width:0.5", "cp:2.0", "pfedme", "slice:hidden", "slice:last")
+
+
+@pytest.mark.parametrize("spec", some_long(SPECS, *SPECS[:1], *SPECS[3:5]))
 def test_every_family_takes_the_range(spec: str, tmp_path: Path) -> None:
     model = set_input_range(Columns(), examples=columns(np.random.default_rng(0), 50))
     bundle = export(split(model, spec, (5,)), from_model(model), tmp_path / "bundle")
@@ -170,7 +174,7 @@ def test_every_family_takes_the_range(spec: str, tmp_path: Path) -> None:
     assert bundle.verdict.passed
 
 
-@pytest.mark.parametrize("name", ["columns", "one-hot", "hours", "recommender"])
+@pytest.mark.parametrize("name", some_long(["columns", "one-hot", "hours", "recommender"], "hours"))
 def test_a_model_with_ids_is_refused_without_a_range(name: str) -> None:
     build, drawn = TABLES[name]
     shape = drawn(np.random.default_rng(0), 2).shape[1:]

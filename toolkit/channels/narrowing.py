@@ -12,6 +12,7 @@ from exporters.programs import source_lines
 from exporters.programs.recorded_graph import attribute, attributes_read, module_of
 from exporters.recording.capture import record_current_mode
 from exporters.recording.captured import Captured
+from exporters.recording.input_ranges import with_input_range
 from profiles.errors import SpecError
 from toolkit.channels.channel_choice import channel_window, choose_channels
 from toolkit.channels.channel_units import Axes, Kept, Units
@@ -197,6 +198,5 @@ def rebuilt(graph: GraphModule, tensors: dict[str, Tensor], captured: Captured) 
         for name in attributes_read(graph)
     }
     # Recording again checks the edited graph and computes all shapes.
-    return record_current_mode(
-        GraphModule(root, graph.graph), captured.sample_shape, captured.sample_dtype
-    )
+    module = with_input_range(GraphModule(root, graph.graph), captured.input_range)
+    return record_current_mode(module, captured.sample_shape, captured.sample_dtype)

@@ -7,8 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 
+from device_agent.formats.input_range import Interval
 from profiles.errors import InputError
 from refusals import refused
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
@@ -128,6 +130,20 @@ def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
             ("rounds = 3", f'rounds = 3\n{key} = "a\\u0000b"', "config.bad-value", key, "null byte")
             for key in ("weights", "statistics", "state", "tls_cert", "tls_key")
         ),
+        (
+            "rounds = 3",
+            "rounds = 3\ninput_range = [4, 0]",
+            "config.bad-value",
+            "",
+            "below the second",
+        ),
+        (
+            "rounds = 3",
+            "rounds = 3\ninput_range = [0, 4]\nexample = 'x.npy'",
+            "config.bad-value",
+            "",
+            "remove one of them",
+        ),
         ("rounds = 3", "", "config.missing-key", "rounds", "keys here are title"),
         ("rounds = 3", "round = 3", "config.unknown-key", "round", "are title"),
         ("submodel", "submodels", "config.unknown-key", "devices[0].submodels", "name, submodel,"),
@@ -237,6 +253,15 @@ def test_a_whole_number_for_a_fraction_and_a_size_in_text(tmp_path: Path) -> Non
     table = 'submodel = "auto"\nmemory = "2 kB"\nstep_time = 1'
     config = configured(tmp_path, CONFIG.replace('submodel = "full"', table))
     assert (config.devices[0].memory, config.devices[0].step_time) == (2000, 1)
+
+
+@pytest.mark.parametrize(("written", "whole"), [("[0, 4]", True), ("[0.0, 4.0]", False)])
+def test_the_range_of_samples(tmp_path: Path, written: str, whole: bool) -> None:
+    config = configured(tmp_path, f"input_range = {written}\n{CONFIG}")
+    assert config.known_range() == (Interval(low=0, high=4, whole=whole),)
+    np.save(tmp_path / "rows.npy", np.array([[0.0, 0.0], [4.0, 4.0]]))
+    config = configured(tmp_path, f'example = "rows.npy"\n{CONFIG}')
+    assert config.known_range() == (Interval(low=0, high=4, whole=True),)
 
 
 def test_paths_start_from_the_file(tmp_path: Path) -> None:
