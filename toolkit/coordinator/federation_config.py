@@ -9,6 +9,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainValidator,
+    StrictInt,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
@@ -229,7 +230,7 @@ class FederationConfig(Table):
     model: str
     weights: Path | None = None
     input_shape: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    input_range: tuple[int, int] | tuple[float, float] | None = None
+    input_range: tuple[StrictInt, StrictInt] | tuple[float, float] | None = None
     example: Path | None = None
     rounds: Annotated[int | Literal["endless"], _whole_or(ENDLESS)]
     early_stopping: Positive | None = None
