@@ -195,7 +195,7 @@ class CoordinatorClient:
         return self._with_retries(lambda: self._ask("GET", "/status", Status))
 
     def progress(self, progress: Progress) -> None:
-        """Report progress. It is tried once, because training must not wait."""
+        """Report progress. The request is not repeated, because training must not wait."""
         try:
             body = msgspec.json.encode(progress)
             self._order("POST", "/progress", body, timeout=PROGRESS_TIMEOUT_S)
@@ -212,7 +212,7 @@ class CoordinatorClient:
                 return
 
     def report_release(self, report: "ReleaseReport") -> bool:
-        """Report what was done with a release. It is tried once.
+        """Report what was done with a release. The request is not repeated.
 
         Returns:
             False if the coordinator did not answer, so that the report should be sent again.

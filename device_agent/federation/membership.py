@@ -348,7 +348,7 @@ def _client(known: Identity, patience_s: float) -> CoordinatorClient:
 
 
 def _has_other_key(known: Identity, fingerprint: str | None) -> bool:
-    """Whether a token's `fingerprint` is not that of the coordinator's key in `known`."""
+    """Whether a token's `fingerprint` differs from that of the coordinator's key in `known`."""
     return None not in (fingerprint, known.key) and key_fingerprint(known.key or "") != fingerprint
 
 

@@ -53,7 +53,7 @@ EARLIER = "release.earlier"
 """Code of the report that a release has a lower number than the release of the device."""
 NOTHING = ReleaseReport(number=0, bundle="", taken=True, runs=0)
 Trial = Callable[[Path, Path | None, EvaluationRequest | None], TrialResult]
-"""(the offered bundle, the present one, what the federation asks for) -> what the trial found."""
+"""(offered bundle, present bundle, the federation's evaluation) -> the result of the trial."""
 FineTune = Callable[[ReleaseOffer, Path], FineTuned]
 """(the offer, the bundle of the release) -> the fine-tuned model, if it is better."""
 
@@ -91,7 +91,7 @@ class Releases:
     def follow(self, offer: ReleaseOffer | None) -> None:
         """Do what `offer` asks for, unless it is done already, and report it.
 
-        Nothing that goes wrong here stops the rounds: it is logged, and tried again later.
+        Errors do not stop the rounds: they are logged, and the release is tried again later.
         """
         if offer is not None:
             try:
@@ -118,7 +118,7 @@ class Releases:
             self._refuse(offer, self._report(offer, error=error))
 
     def _is_answered(self, offer: ReleaseOffer) -> bool:
-        """Whether this device has done what `offer` asks for, or will later."""
+        """Whether this device has done what `offer` asks for, or will do it later."""
         current, release = self._pointer.current, _release(offer)
         if current is None or release is None:
             if current is release:

@@ -75,7 +75,7 @@ class RunOptions:
 
 
 def _names(group: type) -> list[str]:
-    """The names of the fields of a group that are options, without fields that are groups."""
+    """The names of the options in a group, without the fields that are themselves groups."""
     names = [field.name for field in dataclasses.fields(group)]
     return [name for name in names if name not in ("training", "limits", "evaluation")]
 

@@ -1,4 +1,5 @@
-"""The checks of `run` before its first request. `install-service` makes them before it writes."""
+"""The checks of `run` before its first request. `install-service` makes them before it writes
+files."""
 
 import device_agent.training.bundle_training  # noqa: F401 - the idle agent has the runtime loaded
 from device_agent.data.local_data import check_source

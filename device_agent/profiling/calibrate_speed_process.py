@@ -50,7 +50,7 @@ OVERHEAD_GRAPHS: tuple[tuple[str, Mapping[str, Shape]], ...] = (
 def shortest_run_s(
     name: str, shapes: Mapping[str, Shape], threads: int, budget: Budget, share: float
 ) -> float:
-    """Run a graph repeatedly, in a session like that of the agent. Returns the shortest time in s.
+    """Run a graph repeatedly, in a session like the agent's. Returns the shortest time in seconds.
 
     All runs together take about the share `share` of the time that is left in `budget`.
     """

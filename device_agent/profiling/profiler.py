@@ -184,7 +184,7 @@ class ChildProcesses:
         return msgspec.json.decode(answered, type=answer)
 
     def _note_throttling(self, task: Task, before: sensors.Throttle | None) -> None:
-        """Add to `throttled` what slows the processor down now, or slowed it since `before`."""
+        """Add to `throttled` the reasons why the processor is slow now, or was since `before`."""
         now = sensors.throttle(self.sysfs)
         if before is None or now is None:
             return

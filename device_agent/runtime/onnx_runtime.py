@@ -15,7 +15,7 @@ LARGEST_FOLDED = 2**20
 SPIN_US = 50
 """How long a thread spins (waits busily) for more work before it sleeps, in microseconds."""
 LIMITS_SPINNING = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 26)
-"""Whether the runtime can limit spinning. Without a limit it lasts for milliseconds."""
+"""Whether the runtime can limit spinning. Without a limit, threads spin for milliseconds."""
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 

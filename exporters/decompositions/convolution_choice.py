@@ -1,4 +1,4 @@
-"""Rewrite plain convolutions as transposed ones, or transposed as plain, where this is faster."""
+"""Rewrite plain convolutions as transposed ones, or the reverse, if that is faster."""
 
 import math
 from dataclasses import replace

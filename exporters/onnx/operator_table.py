@@ -23,7 +23,7 @@ from exporters.programs.torch_internals import replaced
 aten = torch.ops.aten
 onnx: Any = opset18
 OPSET = 18
-"""The opset of torch.onnx's own translations; others would need a conversion."""
+"""The opset of torch.onnx's own translations. Another opset would need a conversion."""
 
 
 @cache

@@ -24,7 +24,7 @@ STEP = 1_103_515_245
 """Multiplier of the linear congruential generator that ISO C gives as an example of rand()."""
 SCALED_ATTENTION = aten.scaled_dot_product_attention.default
 DRAW = aten.bernoulli.p
-"""Draws ones with a probability: models that drop whole branches at random call it themselves."""
+"""Draws ones with a given probability. Models that drop whole branches at random call it."""
 SEEDED = {aten.dropout.default: 1, aten.feature_dropout.default: 1, SCALED_ATTENTION: 4, DRAW: 1}
 """Operators with seeded dropout, and the position of the probability in their arguments."""
 UNIFORM = aten.rand.default
@@ -60,7 +60,7 @@ def keep_mask(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
 
 
 def random_integers(shape: Any, seed: Tensor, site: int) -> Tensor:
-    """Integers of `shape` from 0 to PRIME - 1, for the dropout number `site`.
+    """Integers of `shape` from 0 to PRIME - 1, for the dropout with the number `site`.
 
     The result is computed as a matrix. Its rows are the first axis, and its columns are all other
     axes. Element (i, j) is (u_i + v_j)^2 mod PRIME, where u and v are hashes.
@@ -76,7 +76,7 @@ def random_integers(shape: Any, seed: Tensor, site: int) -> Tensor:
 
 
 def uniform_numbers(shape: Any, seed: Tensor, site: int) -> Tensor:
-    """Numbers of `shape` between 0 and 1, for the draw number `site`.
+    """Numbers of `shape` between 0 and 1, for the draw with the number `site`.
 
     They have 24 bits, so that float32 holds them exactly.
     """

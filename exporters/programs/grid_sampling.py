@@ -47,7 +47,7 @@ def grid_sample(
 def around(place: Tensor, size: int, mode: int) -> tuple[list[Tensor], list[Tensor]]:
     """The pixels of one axis around `place`, and their weights: 0 for those outside of the image.
 
-    Pixels outside are replaced by the nearest inside.
+    A pixel outside is replaced by the nearest pixel of the image.
     """
     if mode == NEAREST:
         pixels, weights = [place.round()], [torch.ones_like(place)]

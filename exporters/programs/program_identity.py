@@ -84,7 +84,7 @@ def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format:
 
 
 def figures_key(graph: bytes, batch: int) -> str:
-    """The key of what follows from a serialized graph alone, for batches of `batch` samples."""
+    """The key of the other forms and the figures of a graph, for batches of `batch` samples."""
     sources = [sources_digest(package) for package in ALWAYS]
     return digest([hashlib.sha256(graph).hexdigest(), str(batch), environment(), *sources])
 

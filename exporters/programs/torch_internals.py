@@ -1,4 +1,4 @@
-"""Replaces functions inside torch while it computes what no exporter reads."""
+"""Replaces functions inside torch that compute what no exporter reads."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -132,7 +132,7 @@ def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModul
 def part_of(
     whole: GraphModule, joint: ProgramSignature, signature: ProgramSignature
 ) -> GraphModule:
-    """Copy what `signature` needs of the graph `whole` of `joint`."""
+    """Copy the part that `signature` needs of `whole`, the graph of `joint`."""
     graph, copies = Graph(), dict[Node, Node]()
     results: Any = graph.graph_copy(whole.graph, copies)
     inputs, outputs = ([port.name for port in ports] for ports in (joint.inputs, joint.outputs))

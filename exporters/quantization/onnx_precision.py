@@ -97,7 +97,7 @@ def batches(samples: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def compact(model: ModelProto) -> bytes:
-    """Serialize `model` without what only people read, and without the zero points of biases.
+    """Serialize `model` without texts for people, and without the zero points of biases.
 
     In a small model, names and unused domains take a third of the bytes of 8-bit weights. Zero
     points of weights stay, although they are zero: onnxruntime 1.19 needs them.

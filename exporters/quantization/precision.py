@@ -22,9 +22,9 @@ def converted(
 ) -> Graph:
     """Return `graph` with weights of `precision`.
 
-    float16 weights are computed with in float32. int8 quantizes weights for each channel, and
-    activations by the ranges that `samples` give. Input and output stay float32. The figures of the
-    result are for a run on one sample, and count what opening the file takes.
+    With float16 weights, a graph still computes in float32. int8 quantizes weights for each
+    channel, and activations by the ranges that `samples` give. Input and output stay float32. The
+    figures of the result are for a run on one sample, and include the memory for opening the file.
 
     Args:
         graph: An inference graph with constant weights.

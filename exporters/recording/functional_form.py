@@ -29,7 +29,7 @@ RESHAPES = (
     "to",
     "type_as",
 )
-"""Views that keep all elements in their order; `to` is one if the type stays."""
+"""Views that keep all elements in their order; `to` is such a view if it keeps the type."""
 SWAPS = ("transpose", "t", "swapaxes", "swapdims", "numpy_T", "mT")
 """Views that are their own inverse."""
 SCATTERS = {

@@ -271,7 +271,7 @@ def argument(node: Node, name: str) -> object:
 
 
 def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
-    """Raise ModelError if the model draws random numbers that are not seeded, or when it predicts.
+    """Raise ModelError if the model draws unseeded random numbers, or any when it predicts.
 
     Dropouts and uniform numbers are seeded in a training step.
     """

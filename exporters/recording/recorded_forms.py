@@ -13,14 +13,14 @@ from exporters.recurrence.replacements import Replacement
 from profiles.errors import ModelError
 
 LARGEST_PRODUCT = 256
-"""Most factors of a product over an axis: each is multiplied with another one by one operator."""
+"""A product over an axis with more factors than this is recorded as torch's own operator."""
 
 State = tuple[Tensor, Tensor]
 Computes = Callable[..., Tensor]
 
 
 def prod(func: Computes, x: Tensor, *given: Any, **more: Any) -> Tensor:
-    """`torch.prod` over one axis, as products of halves: the gradient is right for zeros too."""
+    """`torch.prod` over one axis, by halves. The gradient is correct even if factors are zero."""
     dim = more.get("dim", given[0] if given else None)
     keepdim = more.get("keepdim", given[1] if len(given) > 1 else False)
     if type(dim) is not int or x.dim() == 0 or more.get("dtype") is not None:
@@ -38,7 +38,7 @@ def prod(func: Computes, x: Tensor, *given: Any, **more: Any) -> Tensor:
 
 
 def cumprod(func: Computes, x: Tensor, dim: int, **more: Any) -> Tensor:
-    """`torch.cumprod`: in each round, a product takes in twice as many of the factors before it."""
+    """`torch.cumprod`. In each round, each product covers twice as many factors as before."""
     size = x.shape[dim] if x.dim() else 0
     if more or not isinstance(size, int) or not 0 < size <= LARGEST_PRODUCT:
         return func(x, dim, **more)
@@ -51,7 +51,7 @@ def cumprod(func: Computes, x: Tensor, dim: int, **more: Any) -> Tensor:
 
 
 def median(func: Any, x: Tensor, *given: Any, **more: Any) -> Any:
-    """`torch.median` along an axis: the lower one of two middle values."""
+    """`torch.median` along an axis: the lower of the two middle values."""
     dim = more.get("dim", given[0] if given else None)
     if dim is None or not isinstance(x.shape[dim], int):
         return func(x, *given, **more)
@@ -89,7 +89,7 @@ def embedding_bag(func: Computes, ids: Tensor, weight: Tensor, *given: Any, **mo
 
 
 def topk(func: Any, x: Tensor, k: int, *given: Any, **more: Any) -> Any:
-    """`torch.topk` in order: without it, each runtime chooses an order of its own."""
+    """`torch.topk` in sorted order. Otherwise each runtime chooses an order of its own."""
     dim = given[0] if given else more.get("dim", -1)
     largest = given[1] if len(given) > 1 else more.get("largest", True)
     return func(x, k, dim, largest, True)
@@ -129,7 +129,7 @@ def length(func: Any, x: Tensor) -> int:
 
 
 def bincount(func: Computes, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
-    """`torch.bincount` of whole numbers below `minlength`: without it, the size depends on them."""
+    """`torch.bincount` of whole numbers below `minlength`, so that the size is fixed."""
     if minlength == 0 or weights is not None:
         return func(x, weights, minlength)
     return torch.zeros(minlength, dtype=torch.int64).scatter_add(0, x, torch.ones_like(x))
@@ -142,7 +142,7 @@ def eye(_: Any, n: Any, m: Any = None, *, dtype: Any = None, **__: Any) -> Tenso
 
 
 def gates(x: Tensor, h: Tensor, weights: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """What a cell computes from its input and from its state, for all gates together."""
+    """For all gates together, the terms from a cell's input and the terms from its state."""
     w_ih, w_hh, b_ih, b_hh = (*weights, None, None)[:4]
     return functional.linear(x, w_ih, b_ih), functional.linear(h, w_hh, b_hh)
 

@@ -1,7 +1,8 @@
 """Random numbers of a model as functions of uniform ones, the only kind that a step draws.
 
-`aten.rand` is seeded in a training step like a dropout. Normal numbers, random integers and others
-are computed from it, both when the model is recorded and when the recording is compared with it.
+`aten.rand` is seeded in a training step like a dropout. All other random numbers, such as normal
+ones and integers, are computed from it, both when the model is recorded and when the recording is
+compared with the model.
 """
 
 import math

@@ -196,9 +196,9 @@ def run_back(
 
 
 def masked(step: Step) -> Step:
-    """Build the step that keeps the states where the mask (1, B), its first input, is 0.
+    """Build a step whose first input is a mask (1, B) of ones and zeros.
 
-    Elsewhere the mask is 1. The first output is 0 where the mask is 0.
+    For samples with 0, it keeps the states, and its first output is 0.
     """
 
     def function(*arguments: Tensor) -> Results:
@@ -215,7 +215,7 @@ def masked(step: Step) -> Step:
 
 
 def masked_back(step: Step) -> Step:
-    """Build the backward step of `masked`: where the mask is 0, gradients pass unchanged."""
+    """Build the backward step of `masked`. For samples with 0, gradients pass unchanged."""
 
     def function(*arguments: Tensor) -> Results:
         d_states, (m, *rest) = arguments[: step.states], arguments[step.states :]

@@ -121,7 +121,7 @@ def scatter_add(lowering: Lowering, x: Value, axis: int, index: Value, source: V
 def scatter(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:
     """`source` at the positions `index` along `axis`, `x` elsewhere. No index may occur twice.
 
-    TFLite's SCATTER_ND adds to zeros. A second one finds the positions that keep `x`.
+    TFLite's SCATTER_ND adds to zeros. A second SCATTER_ND finds the positions that keep `x`.
     """
     written = scattered(lowering, x, axis, index, source)
     if not any(lowering.graph.data[x.tensor.index] or b"\1"):  # None: not a constant

@@ -89,7 +89,7 @@ def slice_(
 
 
 def rows(lowering: Lowering, x: Value, axis: int, start: Size, step: int) -> Value:
-    """A slice of the batch, or of several times the batch, of the node's size."""
+    """Slice an axis whose size is a multiple of the batch size. The result has the node's shape."""
     if step != 1 or (isinstance(start, int) and start < 0):
         raise UnsupportedError("a slice of the batch with a step or from its end")
     first = [start if a == axis else 0 for a in range(len(x.shape))]

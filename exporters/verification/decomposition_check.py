@@ -24,8 +24,8 @@ class DecompositionCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs each decomposition and the operator that it replaces, in float64.
 
     Attributes:
-        wrong: The first operator whose decomposition differs, and the names of the inputs of the
-            signature that it reads; None if there is none.
+        wrong: The first operator whose decomposition differs, and the names of the
+            signature's inputs that the operator reads; None if no decomposition differs.
     """
 
     def __init__(self, forms: Decompositions, names: Mapping[int, str], tolerance: float) -> None:

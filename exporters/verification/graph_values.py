@@ -25,7 +25,7 @@ million parameters, these are 0.8 of 2 GB."""
 Values = Mapping[Node, Any]
 """The values of nodes: tensors or numbers, or several of them."""
 Judge = Callable[[Node, Values], None]
-"""Takes an operator that was computed, and the values that are known by then."""
+"""Takes an operator that was just computed, and all values that are then known."""
 
 
 @dataclass(frozen=True)

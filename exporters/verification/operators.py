@@ -22,8 +22,8 @@ TOLERANCE = 1e-5
 by less."""
 
 CLOSE = 0.1 * TOLERANCE
-"""An error above this is compared with what rounding explains. Otherwise a sum that cancels, such
-as the mean of a layer norm's result, would seem to miss the tolerance almost by chance."""
+"""An error above this is compared with the effect of rounding; see SUMMED. Otherwise, a sum that
+cancels, such as the mean of a layer norm's result, could miss the tolerance by chance."""
 
 NUDGE = 2**-23
 """The rounding error of a float32 number, relative to the number."""
@@ -84,7 +84,7 @@ class Comparison:
         return error <= TOLERANCE
 
     def _error(self, cone: Cone, leaves: Values, actual: Tensor) -> float:
-        """The error of `actual` relative to what rounding explains."""
+        """The error of `actual` relative to the error that rounding can cause."""
         right, read = evaluated(self._module, cone, leaves)
         if actual.shape != right.shape:
             return float("inf")

@@ -91,7 +91,7 @@ def only_read(layout: BlockedValues, value: Value | None) -> Node | None:
 
 
 def activation(layout: BlockedValues, node: Node) -> bool:
-    """Convert a ReLU that the convolution before it can compute; False for others."""
+    """Convert a ReLU that the convolution before it can compute; False for other ReLUs."""
     (value,) = node.inputs
     maker = only_read(layout, value)
     if maker is None:
@@ -119,8 +119,8 @@ def image_sum(layout: BlockedValues, node: Node) -> bool:
 def vector_sum(layout: BlockedValues, node: Node, value: Value, shift: Value) -> bool:
     """Convert value + shift if the convolution that computes `value` can add the vector `shift`.
 
-    Returns False otherwise. Such a sum occurs where the backward pass computes the input of a batch
-    norm again and subtracts the mean. The mean is known at this point.
+    Returns False otherwise. Such a sum occurs if the backward pass computes the input of a batch
+    norm again and subtracts the mean, which is then known.
     """
     maker = only_read(layout, value)
     if maker is None or len(maker.inputs) > 2:

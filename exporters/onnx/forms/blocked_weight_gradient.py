@@ -222,7 +222,7 @@ def padded_rows(
 ) -> Value:
     """Pad the `rows` (C / c, N, H, W * c), and add samples of zeros up to a multiple of `unit`.
 
-    Without padding, the runtime would be several times slower where a window reaches over an edge.
+    Without padding, the runtime would be several times slower for windows that reach over an edge.
     """
     top, left, bottom, right = gradient.pads
     pads = [0, 0, top, left * pixel, 0, 0, bottom, right * pixel]

@@ -40,8 +40,8 @@ G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float
 A = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float32).T
 """The matrices of the method, in the notation above."""
 LEAST_CHANNELS = 32
-"""With fewer input or output channels, the transforms cost what the products save. In WebAssembly,
-whole steps are faster with this limit than with 16 or 64."""
+"""With fewer input or output channels, the transforms take the time that the products save. In
+WebAssembly, whole steps are faster with this limit than with 16 or 64."""
 LEAST_PIXELS = 4
 """The smallest height and width of a result. Tiles would lie mostly outside of a smaller result."""
 POSITIONS = 16

@@ -32,8 +32,8 @@ than the goal of `make bench-memory`."""
 ENOUGH = 1.02
 """A figure is nearly the smallest if it is at most the smallest times this."""
 LEAST_BYTES = 4 << 20
-"""If work counts, steps that keep fewer bytes than this for the backward pass are not changed: they
-would save little, and the search takes time."""
+"""Unless only memory counts, steps that keep fewer bytes than this for the backward pass are not
+changed: the change would save little, and the search takes time."""
 
 
 class KeepCheckpoints(InPlacePass):
