@@ -90,6 +90,11 @@ SUPPORTED = (
         "arithmetic", "powers, exponentials, logarithms, roots, trigonometry, clamp, rounding"
     ),
     SupportedGroup(
+        "Fourier transform",
+        "torch.fft (fft, rfft and their inverses, over any axes) and torch.stft of up to 4096 "
+        "points, as products with constants; arithmetic, parts, sizes and angles of the result",
+    ),
+    SupportedGroup(
         "dropout",
         "of elements, channels, attention weights, whole branches (stochastic depth), and between "
         "recurrent layers; an input of the step is the seed",

@@ -30,6 +30,7 @@ from exporters.programs.sample_ranges import set_range_of_input
 from exporters.programs.torch_internals import without_layouts
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
+from exporters.recording.fourier import FOURIER
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
 from exporters.recording.input_ranges import checked_range, input_range_of
@@ -235,7 +236,7 @@ def record_current_mode(
             redirect_stderr(StringIO()),
             without_layouts(),
             replaced_functions(),
-            uniform_draws(FORMS),
+            uniform_draws(FORMS | FOURIER),
             draws,
         ):
             warnings.simplefilter("ignore")
@@ -293,9 +294,8 @@ def fixed_batch_error(reason: str) -> ModelError:
     limit = re.search(r"\.size\(\)\[0\] <= (\d+)", reason)
     if limit is not None:
         return ModelError(
-            "The model computes differently for batches of more than {limit} samples, as "
-            "torch.cdist does; one recording must serve all batch sizes. Write distances as sums "
-            "of squared differences, and do not branch on len(x) or x.shape[0].",
+            "The model computes differently for batches of more than {limit} samples; one "
+            "recording must serve all batch sizes. Do not branch on x.shape[0].",
             code="model.fixed-batch",
             limit=int(limit[1]),
         )

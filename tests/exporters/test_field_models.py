@@ -28,7 +28,6 @@ QUICK = {
     ("hypernetwork", "onnx"),
 }
 REFUSED = {
-    "keywords in raw audio": "model.complex-numbers",
     "dlrm": "model.forward-fails",
     "tabtransformer": "model.forward-fails",
     "spiking": "model.recording-differs",

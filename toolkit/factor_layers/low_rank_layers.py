@@ -224,9 +224,13 @@ class FactorizedRecurrence(nn.Module):
         self.rest = nn.ParameterDict({k: p for k, p in own.items() if k not in ranks})
         self._dense = (dense,)  # In a tuple, so that torch does not register its weights here.
 
-    def forward(self, *arguments: Tensor) -> object:
+    def flatten_parameters(self) -> None:
+        """Do nothing, as on a CPU; models call it before the layer."""
+
+    def forward(self, *arguments: Tensor, **options: Tensor) -> object:
         """Run the original recurrent layer with the composed weights."""
         composed = {name: self.v[name] @ self.u[name] for name in self.u}
         # The layer is not a submodule, so `train` and `eval` do not reach it.
         self._dense[0].train(self.training)
-        return functional_call(self._dense[0], {**composed, **dict(self.rest)}, arguments)
+        tensors = {**composed, **dict(self.rest)}
+        return functional_call(self._dense[0], tensors, arguments, options)

@@ -89,6 +89,13 @@ def choose_ranks(
     most = max(highest_rate(captured.shape(name)) for name in ranks)
     lowest = _rounded(max(lowest_rate(captured.shape(name)) for name in ranks), ROUND_CEILING)
     highest = _rounded(most, ROUND_FLOOR)
+    if lowest > highest:
+        raise SpecError(
+            "{spec!r}: the weights of this model are too small for CP factors; no rate fits all of "
+            "them. Use another family.",
+            code="spec.nothing-smaller",
+            spec=str(spec),
+        )
     if rate > most:
         raise SpecError(
             "{spec!r}: at a rate of {highest:g}, every weight has rank 1. Use a rate from "

@@ -1,0 +1,212 @@
+"""Fourier transforms as products with constant matrices, in place of torch's functions."""
+
+import math
+import operator
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from exporters.recording.complex_pairs import Pair, paired, product
+from exporters.recurrence.replacements import Replacement
+
+LARGEST = 4096
+"""Most points of a transform: its two matrices have up to 128 MB."""
+
+
+def waves(n: int, count: int, like: Tensor, scale: Any = 1.0) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2 pi j k / n for j < n and k < `count`, times `scale`: two (n, count)."""
+    # Whole periods are left out before the angle is rounded.
+    angles = 2 * np.pi / n * (np.outer(np.arange(n), np.arange(count)) % n)
+    parts = (scale * part(angles) for part in (np.cos, np.sin))
+    cos, sin = (torch.tensor(part.astype(np.float32)).to(like) for part in parts)
+    return cos, sin
+
+
+def scale_of(n: int, norm: str | None, inverse: bool) -> float:
+    """The factor of a transform of `n` points."""
+    if norm == "ortho":
+        return 1 / math.sqrt(n)
+    return 1 / n if inverse == (norm != "forward") else 1.0
+
+
+def resized(x: Tensor, n: int | None) -> Tensor:
+    """`x` with `n` elements along the last axis, cut or padded with zeros."""
+    size = x.shape[-1]
+    if n is None or n == size:
+        return x
+    return x[..., :n] if n < size else functional.pad(x, (0, n - size))
+
+
+def can_transform(x: Any, n: int | None, dim: int) -> bool:
+    """Whether the number of points is fixed and small enough."""
+    size = x.shape[dim] if n is None else n
+    return isinstance(size, int) and 0 < size <= LARGEST
+
+
+def along(x: Any, dim: int, transform: Any) -> Any:
+    """`transform` along the axis `dim` of a tensor or a pair."""
+    last = transform(x.transpose(dim, -1))
+    return last.transpose(dim, -1)
+
+
+def rfft(func: Any, x: Tensor, n: int | None = None, dim: int = -1, norm: Any = None) -> Any:
+    """`torch.fft.rfft`: n // 2 + 1 frequencies of a real series."""
+    if not can_transform(x, n, dim):
+        return func(x, n, dim, norm)
+
+    def transform(x: Tensor) -> Pair:
+        x = resized(x, n)
+        size = x.shape[-1]
+        cos, sin = waves(size, size // 2 + 1, x, scale_of(size, norm, inverse=False))
+        return Pair(x @ cos, -(x @ sin))
+
+    return along(x, dim, transform)
+
+
+def fft(
+    func: Any, x: Any, n: int | None = None, dim: int = -1, norm: Any = None, inverse: bool = False
+) -> Any:
+    """`torch.fft.fft`, or `ifft` with `inverse`."""
+    if not can_transform(x, n, dim):
+        return func(x, n, dim, norm)
+
+    def transform(z: Any) -> Any:
+        z = Pair(resized(z.real, n), resized(z.imag, n)) if isinstance(z, Pair) else resized(z, n)
+        size = z.shape[-1]
+        cos, sin = waves(size, size, z.real, scale_of(size, norm, inverse))
+        return product(operator.matmul, z, Pair(cos, sin if inverse else -sin))
+
+    return along(x, dim, transform)
+
+
+def irfft(func: Any, x: Any, n: int | None = None, dim: int = -1, norm: Any = None) -> Any:
+    """`torch.fft.irfft`: a real series of `n` points from its frequencies."""
+    if not can_transform(x, n, dim):
+        return func(x, n, dim, norm)
+
+    def transform(z: Pair) -> Tensor:
+        size = 2 * (z.shape[-1] - 1) if n is None else n
+        count = size // 2 + 1
+        # All frequencies but the first stand for two, and so does the last of an odd number.
+        twice = np.full(count, 2.0)
+        twice[0] = 1.0
+        if size % 2 == 0:
+            twice[-1] = 1.0
+        cos, sin = waves(size, count, z.real, scale_of(size, norm, inverse=True) * twice)
+        return resized(z.real, count) @ cos.T - resized(z.imag, count) @ sin.T
+
+    return along(paired(x), dim, transform)
+
+
+def over_axes(
+    last: Replacement | None, inner: Replacement, default: Sequence[int] | None
+) -> Replacement:
+    """A transform over several axes: `last` over the last one if it is given, else `inner`."""
+
+    def transform(func: Any, x: Any, s: Any = None, dim: Any = default, norm: Any = None) -> Any:
+        axes = tuple(range(-x.ndim, 0)) if dim is None else tuple(dim)
+        sizes = [None] * len(axes) if s is None else [None if n == -1 else n for n in s]
+        steps = [(inner, n, axis) for n, axis in zip(sizes, axes, strict=True)]
+        if not all(can_transform(x, n, axis) for _, n, axis in steps):
+            return func(x, s, dim, norm)
+        if last is not None:
+            steps[-1] = (last, sizes[-1], axes[-1])
+        # A transform of real numbers comes first; one back to real numbers comes last.
+        for transform, n, axis in reversed(steps) if last is rfft else steps:
+            x = transform(func, x, n, axis, norm)
+        return x
+
+    return transform
+
+
+def stft(
+    func: Any,
+    x: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    center: bool = True,
+    pad_mode: str = "reflect",
+    normalized: bool = False,
+    onesided: bool | None = None,
+    return_complex: bool | None = None,
+    **more: Any,
+) -> Any:
+    """`torch.stft` as a convolution: each kernel is the window times a wave."""
+    if any(value is not None for value in more.values()) or n_fft > LARGEST:
+        return func(
+            *(x, n_fft, hop_length, win_length, window, center, pad_mode, normalized),
+            *(onesided, return_complex),
+            **more,
+        )
+    batch = x if x.dim() == 2 else x[None]
+    if center:
+        batch = functional.pad(batch[:, None], (n_fft // 2, n_fft // 2), mode=pad_mode)[:, 0]
+    count = n_fft if onesided is False else n_fft // 2 + 1
+    cos, sin = waves(n_fft, count, batch, 1 / math.sqrt(n_fft) if normalized else 1.0)
+    kernels = torch.cat([cos, -sin], 1)
+    if window is not None:
+        left = (n_fft - window.shape[0]) // 2
+        whole = functional.pad(window, (left, n_fft - window.shape[0] - left))
+        kernels = kernels * whole[:, None]
+    elif win_length is not None and win_length != n_fft:
+        left = (n_fft - win_length) // 2
+        inside = torch.arange(n_fft) - left
+        kernels = kernels * ((inside >= 0) & (inside < win_length)).to(kernels)[:, None]
+    hop = n_fft // 4 if hop_length is None else hop_length
+    both = functional.conv1d(batch[:, None], kernels.T[:, None], stride=hop)
+    both = both if x.dim() == 2 else both[0]
+    real, imag = both.narrow(-2, 0, count), both.narrow(-2, count, count)
+    return Pair(real, imag) if return_complex else torch.stack([real, imag], -1)
+
+
+def zeros(func: Any, *size: Any, dtype: Any = None, **more: Any) -> Any:
+    """`torch.zeros`, also of a complex type."""
+    if dtype is None or not dtype.is_complex:
+        return func(*size, dtype=dtype, **more)
+    return Pair(*(func(*size, dtype=torch.float32, **more) for _ in range(2)))
+
+
+def as_complex(_: Any, x: Tensor) -> Pair:
+    """`torch.view_as_complex`."""
+    return Pair(x[..., 0], x[..., 1])
+
+
+def real_and_imaginary(_: Any, real: Tensor, imag: Tensor) -> Pair:
+    """`torch.complex`."""
+    return Pair(real, imag)
+
+
+def polar(_: Any, size: Tensor, angle: Tensor) -> Pair:
+    """`torch.polar`."""
+    return Pair(size * angle.cos(), size * angle.sin())
+
+
+ifft = partial(fft, inverse=True)
+FOURIER: dict[Any, Replacement] = {
+    torch.fft.rfft: rfft,
+    torch.fft.irfft: irfft,
+    torch.fft.fft: fft,
+    torch.fft.ifft: ifft,
+    torch.fft.rfft2: over_axes(rfft, fft, (-2, -1)),
+    torch.fft.rfftn: over_axes(rfft, fft, None),
+    torch.fft.irfft2: over_axes(irfft, ifft, (-2, -1)),
+    torch.fft.irfftn: over_axes(irfft, ifft, None),
+    torch.fft.fft2: over_axes(None, fft, (-2, -1)),
+    torch.fft.fftn: over_axes(None, fft, None),
+    torch.fft.ifft2: over_axes(None, ifft, (-2, -1)),
+    torch.fft.ifftn: over_axes(None, ifft, None),
+    torch.stft: stft,
+    Tensor.stft: stft,
+    torch.zeros: zeros,
+    torch.complex: real_and_imaginary,
+    torch.view_as_complex: as_complex,
+    torch.polar: polar,
+}
+"""What is recorded in place of functions that compute complex numbers."""

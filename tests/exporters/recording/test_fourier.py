@@ -1,0 +1,94 @@
+"""Fourier transforms as real matrix products: the same results and gradients as torch's."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exporters.recording.capture import capture
+from exporters.recording.fourier import FOURIER
+from exporters.recurrence.replacements import Replacements
+from refusals import refused
+
+Compute = Callable[[Tensor], Tensor]
+WINDOW = torch.hann_window(8)
+
+
+def spectral_convolution(x: Tensor) -> Tensor:
+    """The layer of a Fourier neural operator, with weights as pairs of real numbers."""
+    weight = torch.view_as_complex(torch.arange(24.0).view(3, 4, 2).sin().to(x))
+    frequencies = torch.fft.rfft(x)
+    out = torch.zeros(*frequencies.shape, dtype=torch.cfloat)
+    out[..., :4] = torch.einsum("bim,im->bim", frequencies[..., :4], weight)
+    return torch.fft.irfft(out, n=x.size(-1))
+
+
+def autocorrelation(x: Tensor) -> Tensor:
+    q, k = torch.fft.rfft(x, dim=-1), torch.fft.rfft(x.tanh(), dim=-1)
+    return torch.fft.irfft(q * torch.conj(k), dim=-1)
+
+
+TRANSFORMS: dict[str, Compute] = {
+    "magnitude": lambda x: torch.fft.rfft(x).abs(),
+    "power": lambda x: torch.fft.rfft(x, norm="ortho").abs() ** 2,
+    "phase": lambda x: torch.fft.rfft(x)[..., 1:3].angle(),
+    "real part": lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real,
+    "odd length": lambda x: torch.fft.irfft(torch.fft.rfft(x[..., :7]) * 2, n=7),
+    "padded": lambda x: torch.fft.irfft(torch.fft.rfft(x, n=12), n=10, norm="forward"),
+    "there and back": lambda x: torch.fft.ifft(torch.fft.fft(x) * torch.complex(x, x.cos())).real,
+    "two axes": lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * x.mean((1, 2), keepdim=True)),
+    "all axes": lambda x: torch.view_as_real(torch.fft.fftn(x, dim=(1, 2))).flatten(2),
+    "shifted": lambda x: torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1)).imag,
+    "rotated": lambda x: (torch.fft.rfft(x) * torch.polar(x[..., :5].exp(), x[..., :5])).real,
+    "difference": lambda x: abs(1 - torch.fft.rfft(x).transpose(1, 2) / 3).mean(1),
+    "quotient": lambda x: (torch.fft.rfft(x) / (torch.fft.rfft(x.exp()) + 9)).abs(),
+    "autocorrelation": autocorrelation,
+    "spectral convolution": spectral_convolution,
+    "spectrogram": lambda x: torch.stft(
+        x.flatten(1), 8, 2, window=WINDOW.to(x), return_complex=True
+    ).abs(),
+    "short window": lambda x: torch.stft(
+        x.flatten(1), 8, 4, 6, WINDOW[:6].to(x), center=False, normalized=True, return_complex=True
+    ).abs(),
+    "both sides": lambda x: torch.view_as_real(
+        torch.stft(x.flatten(1), 8, 8, window=WINDOW.to(x), onesided=False, return_complex=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_results_and_gradients_are_torchs(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(4, 3, 8, dtype=torch.float64, requires_grad=True)
+    results = []
+    for context in (Replacements({}), Replacements(FOURIER)):
+        with context:
+            y = TRANSFORMS[name](x)
+            (gradient,) = torch.autograd.grad(y.sin().sum(), x)
+            results.append((y.detach(), gradient))
+    for expected, actual in zip(*results, strict=True):
+        # The matrices are rounded to float32.
+        assert (actual - expected).norm() <= 1e-6 * (1 + expected.norm())
+
+
+class Model(nn.Module):
+    def __init__(self, compute: Compute) -> None:
+        super().__init__()
+        self.first, self.compute = nn.Linear(8, 8), compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(self.first(x))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_models_are_recorded(name: str) -> None:
+    captured = capture(Model(TRANSFORMS[name]), (3, 8))
+    values = [node.meta.get("val") for node in captured.training.graph.nodes]
+    assert not any(isinstance(value, Tensor) and value.is_complex() for value in values)
+
+
+def test_another_function_of_complex_numbers_is_refused_with_its_line() -> None:
+    with refused("model.complex-numbers", operator="tanh") as caught:
+        capture(Model(lambda x: torch.tanh(torch.fft.rfft(x)).real), (3, 8))
+    assert "test_fourier.py, line" in str(caught.value)
