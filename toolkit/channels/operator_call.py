@@ -67,7 +67,7 @@ class TrackedChannels:
     choices: Mapping[Node, int] = field(default_factory=dict)
     """Maps the node of a division to the number of its possible carriers that were tried before."""
     inner_first: bool = False
-    """Whether a division tries the last of its new axes first instead of the first."""
+    """Whether a division tries its new axes from the last to the first."""
     divisions: list[Division] = field(default_factory=list)
     requirements: list[Requirement] = field(default_factory=list)
     edits: list[Edit] = field(default_factory=list)

@@ -87,7 +87,7 @@ def _is_one_line(text: str) -> str:
 Line = Annotated[str, Field(max_length=500), AfterValidator(_is_one_line)]
 """One line of text for the owners of devices."""
 BUDGETS = ("memory", "step_time", "bandwidth")
-"""Keys of a kind of devices that limit what its next devices get."""
+"""The budgets of a kind of devices. They may be changed, and hold for devices that join later."""
 SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
 """Keys of a kind of devices that only `simulate` uses."""
 

@@ -155,7 +155,7 @@ class SiteModel:
         self._federation.take(aggregation)
 
     def evaluation(self, x: np.ndarray, y: np.ndarray) -> Evaluation:
-        """How good the model is that the site's own updates were aggregated into."""
+        """How good the model is, with the site's own updates aggregated."""
         return self._federation.evaluation(x, y)
 
     def scales(self, update: Received) -> Mapping[str, Scale]:

@@ -167,7 +167,7 @@ def measured_speed(made: InferenceBundle, bundle: Bundle) -> Speed:
 
 
 def speed_notes(target: Target, speed: Speed | None) -> tuple[str, ...]:
-    """Say so if the precision makes predictions slower."""
+    """A note if the precision makes predictions slower than float32."""
     if speed is None or speed.seconds <= SLOWER * speed.float32_seconds:
         return ()
     return (
@@ -178,7 +178,7 @@ def speed_notes(target: Target, speed: Speed | None) -> tuple[str, ...]:
 
 
 def memory_notes(target: Target, memory: int | None) -> tuple[str, ...]:
-    """Say so if a prediction needs more memory than the devices' budget."""
+    """A note if a prediction needs more memory than the devices' budget."""
     if target.memory is None or memory is None or target.fits(memory):
         return ()
     return (

@@ -18,8 +18,8 @@ def write_training_bundles(
 ) -> None:
     """Write a training bundle of the model of `round_` for each kind that can be fine-tuned.
 
-    It trains `steps` batches. Devices that plan their submodel, and those with a personal model,
-    are left out.
+    A bundle trains `steps` batches. Kinds whose submodels are planned, and those with personal
+    models, are left out.
     """
     training = replace(config.training, steps=steps)
     model = federation(config.model_copy(update={"training": training}))

@@ -30,7 +30,7 @@ class Planned:
 
     Attributes:
         device: The device.
-        budgets: What a submodel may use. If no memory was given, it has the default.
+        budgets: What a submodel may use. If no memory budget was given, this has the default.
         plan: The candidates whose figures were computed, and the chosen one.
         impossible: The submodels that are not possible for the model.
         notes: Assumptions for missing figures, reasons to doubt the plan, and a comparison of the
@@ -38,8 +38,8 @@ class Planned:
         exceeding: Candidates that were not computed, because lower bounds of their needs exceed a
             budget. Their figures are these bounds.
         not_needed: Candidates that were not computed, because they cannot be better than the
-            chosen one. Their strength is an upper bound, and their needs are lower bounds; 0 is
-            unknown.
+            chosen one. Their strength is an upper bound, and their needs are lower bounds. A
+            need of 0 is unknown.
     """
 
     device: DeviceProfile

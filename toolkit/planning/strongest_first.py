@@ -50,7 +50,7 @@ class Entry:
         depth: Whether the figures are bounds.
         candidate: Its figures. Needs of which nothing is known are 0.
         recomputes: Whether it is the variant of another candidate with `recompute=yes`.
-        activations: Bytes that an estimate of the memory leaves out, because a step may save them.
+        activations: Bytes that the estimated memory leaves out, because a step may not keep them.
     """
 
     spec: str
@@ -132,9 +132,10 @@ def unknown(submodel: str, strength: float) -> Candidate:
 
 
 def nearest_computed(excluded: list[Entry], look: Look, budgets: Budgets) -> tuple[Entry, ...]:
-    """Return `excluded` with the likely nearest entry computed, so that its budgets can be named.
+    """Compute the entry of `excluded` that probably exceeds the budgets least; returns all entries.
 
-    A candidate that was not computed may be nearer, because its activations may be saved.
+    The budgets that it needs can then be named. To compare the entries, activations count as
+    memory, although a step may not keep all of them.
     """
 
     def distance(entry: Entry) -> float:

@@ -69,7 +69,8 @@ def simulate(
 
     Each client trains exactly what an agent would train. If the simulation is killed, the same call
     continues after the last finished round. With the same number of threads, the result is the
-    same, bit for bit, as without the interruption. It does not depend on `workers` or `engine`.
+    same, bit for bit, as without the interruption. The result does not depend on `workers` or
+    `engine`.
 
     With workers, a script needs `if __name__ == "__main__":` around this call, because the workers
     import the script.
@@ -287,7 +288,7 @@ def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
 def refuse_personal_models(model: Federation, specs: Iterable[str]) -> None:
     """Raise InputError if a submodel in `specs` keeps a personal model.
 
-    Clients cannot change between submodels then, because a personal model fits only one submodel.
+    A client with a personal model cannot change its submodel, because the model fits only one.
     """
     for spec in dict.fromkeys(specs):
         if any(entry.role == "personal" for entry in model.submodel(spec).program.tensors):

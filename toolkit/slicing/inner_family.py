@@ -38,7 +38,7 @@ class InnerFamily:
         return self.request.spec.inner
 
     def cut(self) -> tuple[Rewritten, Captured, CutModel]:
-        """Exchange the layers after the cut; return the new model, its recording and the cut model.
+        """Exchange the layers after the cut; return the new model, its graphs and the cut model.
 
         Raises SpecError if the second family can exchange no layer of the slice.
         """

@@ -66,7 +66,7 @@ def make_planner(
     """Create the planner of the `auto` kinds of `config`: compute the workloads of submodels.
 
     Takes seconds to a minute for each submodel that is not in the cache. Raises StoppedError
-    after `stopping` is set.
+    if `stopping` is set meanwhile.
     """
     source = ModelSource(
         config.model,
@@ -82,6 +82,6 @@ def make_planner(
 
 
 def memory_limit(kinds: list[DeviceKind]) -> int | None:
-    """The most memory in bytes that any device of `kinds` may use; None if one has no limit."""
+    """The most memory in bytes that any device of `kinds` may use; None if a kind has no limit."""
     limits = [kind.memory for kind in kinds]
     return None if None in limits else max(limit for limit in limits if limit is not None)

@@ -39,7 +39,7 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 
 def refused(request: Request, error: RefusalError, log: MinuteLog) -> JSONResponse:
-    """The answer to a refused request. Refused credentials are noted in `log`."""
+    """The answer to a refused request. Refused credentials are logged, as `log` allows."""
     address = request.client.host if request.client else "an unknown address"
     # A valid join token comes from `edgetailor-agent doctor`, not from a stranger.
     strange = error.status in (401, 403) and error.code != JOIN_TOKEN

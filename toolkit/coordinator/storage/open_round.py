@@ -1,4 +1,4 @@
-"""Stores the open round's deadline, and the devices that it does not wait for, for a restart."""
+"""Stores the deadline of the open round, and the devices that it does not wait for."""
 
 import sqlite3
 

@@ -26,12 +26,12 @@ from profiles.json_decoding import MalformedError, decode_json
 RELEASES = "releases"
 INDEX = "releases.json"
 TRAINING = "+training"
-"""Ends the name of the folder with the bundle for a fine-tuning; no kind has a + in its name."""
+"""The end of the names of folders with bundles for fine-tuning. No kind has a + in its name."""
 KEPT = 2
 """How many releases of a kind keep their bundles: the newest, and the one to go back to."""
 
 MOST = 100
-"""How many releases are listed: those of an endless federation must not grow for ever."""
+"""How many releases are listed: in an endless federation, the list must not grow for ever."""
 
 Files = dict[str, FileEntry]
 
@@ -51,7 +51,7 @@ class Release(Struct, frozen=True, kw_only=True):
         removed: The kinds whose bundle was removed, because later releases need the room.
         precision: The precision of the weights.
         fine_tune: For how many steps devices may train it on their own samples; 0 for none.
-        training: The files of the bundle that is trained for that, by kind.
+        training: The files of the bundle for fine-tuning, by kind.
     """
 
     number: Count
@@ -171,7 +171,7 @@ class ReleaseFolder:
 
 
 def bundles_kept(releases: Sequence[Release]) -> set[tuple[int, str]]:
-    """Number and kind of the bundles that are kept: of each kind the last ones."""
+    """The bundles that are kept, as number and kind: the last KEPT of each kind."""
     kept = set()
     for kind in {kind for release in releases for kind in release.kinds}:
         numbers = [r.number for r in releases if kind in r.offered_kinds]

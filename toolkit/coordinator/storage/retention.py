@@ -13,11 +13,12 @@ FULL_RECORDS = 3
 For older updates only a summary row is kept: samples, steps and losses, about 100 bytes.
 """
 KEEP_UPDATES = "keep_updates"
-"""The key in the table `meta` of the number of rounds whose updates keep their tensors."""
+"""The key in the table `meta` for the number of rounds whose updates keep their tensors."""
 BY_DEVICES = """
 SELECT loss IS NULL FROM history WHERE loss IS NOT NULL OR devices IS NOT NULL
 ORDER BY round DESC LIMIT 1"""
-"""Whether rounds are compared by the figures on the devices; no row if no round is judged."""
+"""The query gives 1 if rounds are compared by the figures on the devices, else 0. It gives no row
+if no round is judged."""
 BEST = f"""
 SELECT round FROM (
     SELECT round,
@@ -25,7 +26,8 @@ SELECT round FROM (
     CASE WHEN ({BY_DEVICES}) THEN json_extract(devices, '$.loss') ELSE loss END AS loss
     FROM history)
 WHERE loss IS NOT NULL ORDER BY accuracy IS NULL, accuracy DESC, loss, round DESC LIMIT 1"""
-"""The best round by the figure of `compared_rounds.compared`; none if no round is judged."""
+"""The query gives the best round by the figure of `compared_rounds.compared`. It gives no row if no
+round is judged."""
 
 
 def drop_models(db: sqlite3.Connection, keep: Keep) -> None:

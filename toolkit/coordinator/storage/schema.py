@@ -15,7 +15,7 @@ UPDATES = """CREATE TABLE updates (
 UPDATES_5 = """CREATE TABLE updates (
     round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
     PRIMARY KEY (round, device))"""
-"""The same table in version 5."""
+"""The table `updates` in version 5."""
 HISTORY = """CREATE TABLE history (
     round INTEGER PRIMARY KEY, accuracy REAL,
     loss REAL,  -- on held-out samples; NULL without them
@@ -38,7 +38,7 @@ HISTORY_7 = """CREATE TABLE history (
     kept INTEGER NOT NULL DEFAULT 1,  -- whether the file of the model is there
     -- JSON: how devices judge the model
     devices TEXT);"""
-"""The same table in version 7."""
+"""The table `history` in version 7."""
 HISTORY_6 = """CREATE TABLE history (
     round INTEGER PRIMARY KEY, accuracy REAL, loss REAL NOT NULL,
     updates INTEGER NOT NULL, model TEXT NOT NULL,
@@ -46,7 +46,7 @@ HISTORY_6 = """CREATE TABLE history (
     left_out TEXT NOT NULL,  -- JSON: why an update was not used, by device
     started_from INTEGER,  -- the round whose model was trained
     kept INTEGER NOT NULL DEFAULT 1);"""
-"""The same table up to version 6."""
+"""The table `history` up to version 6."""
 TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE tokens (

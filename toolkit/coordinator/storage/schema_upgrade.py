@@ -35,7 +35,7 @@ def _count_updates_in_columns(db: sqlite3.Connection) -> None:
 
 
 def _extend_history(db: sqlite3.Connection, version: int) -> None:
-    """Upgrade to version 8: rounds have figures of classes; before 7 no device has judged."""
+    """Upgrade to version 8: add the empty column `held_out`, below version 7 also `devices`."""
     new = "NULL, NULL" if version < 7 else "NULL"
     with _replaced(db, "history", schema.HISTORY):
         db.execute(f"INSERT INTO history SELECT *, {new} FROM earlier_history")
