@@ -140,8 +140,8 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         for port in (*signature.inputs, *signature.outputs):
             if port.range and not fits(port.range, math.prod(n for n in port.shape[1:] if n)):
                 yield BundleError(
-                    "{origin} gives the input or output {port!r} of {signature!r} a `range` that "
-                    "does not fit its shape. {repair}",
+                    "{origin}: the `range` of the input or output {port!r} of {signature!r} does "
+                    "not fit its shape. {repair}",
                     code="bundle.wrong-port",
                     signature=name,
                     port=port.name,

@@ -82,7 +82,7 @@ def checked_range(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype)
     if dtype == "int64" and not all(i.whole and (i.low or 0) >= 0 for i in known):
         raise InputError(
             "The model takes int64 samples, which are whole numbers of at least 0. The range of "
-            "its samples has others. Give a range such as 0:9.",
+            "its samples has other numbers. Give a range such as 0:9.",
             code="config.range-misfit",
             shape=sample_shape,
         )

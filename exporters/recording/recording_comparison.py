@@ -223,9 +223,10 @@ def wrong_ids(error: Exception, ranged: bool) -> ModelError:
         else "Say which ids there are"
     )
     return ModelError(
-        "The model takes numbers of its samples as ids, and random samples hold ids that it does "
-        "not have{place}. {remedy}: with --input-range LOW:HIGH or with real samples, --example "
-        "FILE (in Python set_input_range, in a federation's file input_range or example).",
+        "The model takes numbers of its samples as ids, but random samples hold ids that it does "
+        "not have{place}. {remedy}: give --input-range LOW:HIGH, or --example FILE with real "
+        "samples. In Python use set_input_range; in a federation's file set input_range or "
+        "example.",
         code="model.ids-out-of-range",
         place=source_lines.place_of_error(error),
         remedy=remedy,

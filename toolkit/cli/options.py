@@ -27,11 +27,12 @@ LOSS_HELP = (
 
 RANGE_HELP = (
     "Range of the numbers in a sample, such as 0:4 for whole numbers or 0.0:1.0. Random samples "
-    "are drawn from it; without it they are standard normal. Needed if numbers are ids."
+    "are drawn from this range; without it, they are standard normal. Needed if the numbers are "
+    "ids."
 )
 EXAMPLE_HELP = (
-    "A few real samples (.npz with x, or .npy), instead of --input-range: each number of a sample "
-    "has the range that it has in them."
+    "File with a few real samples (.npz with x, or .npy), which show the range of each number of "
+    "a sample. Replaces --input-range."
 )
 
 
