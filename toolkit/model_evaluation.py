@@ -75,7 +75,7 @@ def evaluate_outputs(
     origin: str = "The data",
     loss: Loss = "cross-entropy",
 ) -> Evaluation:
-    """Evaluate a function from a batch of samples to outputs, like `evaluate` a model."""
+    """Evaluate a function from a batch of samples to outputs, as `evaluate` does for a model."""
     shape = tuple(predict(torch.from_numpy(x[:1])).shape[1:])
     goal = objective(loss, shape)
     _check_labels(y, goal.labels, origin)

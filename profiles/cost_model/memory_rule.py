@@ -78,8 +78,8 @@ no connection and no bundle open; these take 6 MB before and 6 MB during trainin
 START_VARIATION_BYTES = 1 << 20
 """The memory of the idle agent differs by up to this between two starts."""
 RUNTIME_CODE_BYTES = 10 << 20
-"""The first run of a graph loads this much of the runtime's libraries. These pages belong to files,
-so a limit on the process's own data does not count them."""
+"""The first run of a graph loads this much of the runtime's libraries, in bytes. They are mapped
+from files, so a limit on the process's own data does not count them."""
 
 
 @dataclass(frozen=True)

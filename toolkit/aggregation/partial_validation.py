@@ -37,7 +37,7 @@ COPIES = 16
 """By default the sums may have this many times the model's size: each tensor has two parts, and so
 have the factors of several submodels."""
 HEADROOM = 1 << 20
-"""Bytes that are allowed in addition, for the header and small models."""
+"""Bytes that are allowed above this limit, for the header and small models."""
 
 COVERS = 100
 """How often the parts of a tensor may cover it: about once for each submodel."""

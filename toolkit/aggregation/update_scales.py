@@ -53,7 +53,7 @@ def _scale_of(name: str, value: Tensor, model: GlobalModel) -> Scale:
 
 
 def _received(key: str, entry: TensorEntry, model: GlobalModel) -> float:
-    """The largest number of the received factor; if no factors are kept, that of its tensor."""
+    """The largest number in the received factor, or in its tensor if the model keeps no factors."""
     kept = model.kept.get(key, {}).get(entry.name)
     return _largest(model.tensors[entry.stands_for or ""] if kept is None else kept)
 

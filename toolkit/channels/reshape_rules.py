@@ -145,7 +145,7 @@ def divide(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> lis
 
 
 SAMPLES = 2
-"""The batch size that is assumed where all elements of a tensor are examined."""
+"""The batch size that is assumed to examine all elements of a tensor."""
 
 
 def sample_sizes(sizes: Iterable[int]) -> tuple[int, ...]:

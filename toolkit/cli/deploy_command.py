@@ -234,7 +234,7 @@ def calibrated_device(options: DeployOptions) -> "DeviceProfile":
 
 
 def refuse(message: str, **values: object) -> None:
-    """Raise UsageError if one of the options, by their names, has a value."""
+    """Raise UsageError if an option in `values`, by its name, was given."""
     given = [
         f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, ())
     ]

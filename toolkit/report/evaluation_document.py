@@ -183,7 +183,7 @@ def read_evaluation(path: Path) -> EvaluationDocument | None:
 
 
 def check_comparable(documents: Sequence[EvaluationDocument]) -> None:
-    """Raise InputError unless the evaluations have the same classes, as far as they have any."""
+    """Raise InputError unless all evaluations with classes have the same number of classes."""
     numbers = {len(document.classes) for document in documents if document.classes}
     if len(numbers) > 1:
         raise InputError(

@@ -275,10 +275,7 @@ def read_data(config: SimulationConfig, program: Program) -> SimulationData:
 
 
 def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
-    """Map each spec to a list of those `specs` that train at most as many parameters (FjORD).
-
-    Each list includes its own spec.
-    """
+    """Map each spec to the specs that train at most as many parameters (FjORD), itself included."""
     sizes = {spec: model.submodel(spec).counts.params for spec in dict.fromkeys(specs)}
     return {
         own: [spec for spec, size in sizes.items() if size <= most] for own, most in sizes.items()

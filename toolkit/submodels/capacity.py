@@ -119,5 +119,5 @@ def count_macs(graph: GraphModule, batch: int) -> int:
 
 
 def count_parameters(graph: GraphModule, parameters: Mapping[str, torch.Tensor]) -> int:
-    """The number of elements in those of `parameters` that `graph` reads."""
+    """The number of elements in all tensors of `parameters` that `graph` reads."""
     return sum(parameters[n].numel() for n in attributes_read(graph) if n in parameters)

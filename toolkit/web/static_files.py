@@ -29,7 +29,7 @@ DENIED = (
     *("accelerometer", "camera", "display-capture", "geolocation", "gyroscope"),
     *("hid", "magnetometer", "microphone", "midi", "payment", "serial", "usb"),
 )
-"""Features of browsers that the page does not use. It takes pictures through a file field."""
+"""Features of browsers that the page does not use: it takes pictures through a file field."""
 SECURITY = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",

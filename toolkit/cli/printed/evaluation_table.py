@@ -31,7 +31,7 @@ LOWEST = 10
 LARGE = 1e6
 """A loss of this size or more is printed with an exponent."""
 MISTAKES = 3
-"""How many wrong classes are printed for a class, without a matrix."""
+"""If no matrix is printed, how many wrong classes are printed for each class."""
 
 
 def show_evaluation(document: "EvaluationDocument") -> None:

@@ -13,7 +13,7 @@ from profiles.text_formatting import counted
 from toolkit.coordinator.join_links import JoinToken
 
 WHITE_ON_BLACK = "\x1b[97;40m{}\x1b[0m"
-"""Colours of a QR code. They are fixed, so it is right on a light background, too."""
+"""Colours of a QR code. They are fixed, so the code is readable on a light background, too."""
 
 
 def show_tokens(tokens: Iterable[JoinToken], with_codes: bool) -> None:

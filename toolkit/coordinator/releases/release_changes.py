@@ -25,7 +25,7 @@ from toolkit.coordinator.storage.release_reports import stored_reports
 from toolkit.coordinator.storage.saved_rounds import reading
 
 Write = Callable[[Path], None]
-"""Writes a bundle for each kind into a folder, each in a folder with the kind's name."""
+"""Writes a bundle for each kind to a folder, into a subfolder with the kind's name."""
 
 
 def add_release(

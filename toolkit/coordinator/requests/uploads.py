@@ -63,7 +63,7 @@ class Uploads(FederationState):
             self.rounds.check_round(device.id, round_)
 
     def take_update(self, device: Device, round_: int, body: bytes) -> Receipt:
-        """Take the update that `body` (its update.json) describes. It may be sent again.
+        """Take the update that `body` (its update.json) describes. A device may repeat this.
 
         Raises:
             RefusalError: 409 for another round, another bundle, a second update or tensors that
@@ -99,7 +99,7 @@ class Uploads(FederationState):
         return Receipt(round=round_)
 
     def take_judgement(self, device: Device, round_: int, judgement: Judgement) -> Receipt:
-        """Take how `device` judges the model of the last round. It may be sent again.
+        """Take how `device` judges the model of the last round. A device may repeat this.
 
         Raises:
             RefusalError: 409 for another round or bundle, or a device that is not asked. 422 for

@@ -53,7 +53,7 @@ def check_evaluation(
 
 
 def _misfit(counts: EvaluationCounts, manifest: Manifest) -> str | None:
-    """Why `counts` are not those of a bundle with this manifest; None if they may be."""
+    """Why `counts` cannot come from a bundle with this manifest; None if they can."""
     signature = manifest.signatures.get(EVALUATE)
     if signature is None:
         return "the bundle cannot evaluate"

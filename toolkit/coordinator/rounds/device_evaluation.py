@@ -115,7 +115,7 @@ Figure = Callable[[EvaluationCounts], float | None]
 
 
 def _of_devices(given: Counts, figure: Figure) -> list[float]:
-    """`figure` of each device, ascending; empty if one has none."""
+    """`figure` of each device, ascending; empty if a device has none."""
     values = [value for counts in given if (value := figure(counts)) is not None]
     return sorted(values) if len(values) == len(given) else []
 
@@ -134,7 +134,7 @@ def _worst(given: Counts, figure: Figure, *, lowest: bool) -> float | None:
 
 
 def _classes(given: Counts) -> list[tuple[int, int]] | None:
-    """Labels and correct labels of each class, over the devices that report them; or None."""
+    """Labels and correct labels of each class, over the devices that report them, if any."""
     reported = [counts.classes for counts in given if counts.classes is not None]
     if not reported:
         return None

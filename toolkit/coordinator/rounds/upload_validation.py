@@ -100,8 +100,8 @@ def check_upload(
     """Raise RefusalError unless `record`, and the tensors that came before it, can be aggregated.
 
     `upload` is the hash of these tensors; None if no tensors came. `asked` is what the federation
-    asks for in a federated evaluation. These checks are not repeated
-    when the round is aggregated.
+    asks for in a federated evaluation. These checks are not repeated when the round
+    is aggregated.
     """
     if upload is None or upload != record.file.sha256:
         raise conflict(

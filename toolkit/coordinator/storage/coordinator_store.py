@@ -425,7 +425,7 @@ class Store:
                     self._held.remove(sha256)
 
     def _drop_files(self, names: Iterable[str]) -> None:
-        """Remove those of the files `names` that the database does not name.
+        """Remove the files in `names` that the database does not name.
 
         The database is not locked between two files, so other threads never wait long.
         """

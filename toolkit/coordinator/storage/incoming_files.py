@@ -120,7 +120,7 @@ def _digest(path: Path) -> "hashlib._Hash":
 
 
 class IncomingFiles:
-    """A folder with at most one file for each device. They survive a restart."""
+    """A folder with at most one file for each device. The files survive a restart."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -12,7 +12,7 @@ _PREFIX = "release:"
 
 
 class ReleaseReports:
-    """Stores the last report of each device. They are also kept in memory."""
+    """Stores the last report of each device. The reports are also kept in memory."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
