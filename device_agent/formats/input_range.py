@@ -1,7 +1,8 @@
 """The range of the numbers in a sample, from which random samples are drawn.
 
-Random samples are standard normal numbers without it. Models that use some numbers as ids, for
-example of an embedding, fail on these. The range is known from the user, or from real samples.
+Without a range, random samples are standard normal numbers. Models that use some numbers as ids,
+for example of an embedding, fail on these. The user gives the range, or it is taken from real
+samples.
 """
 
 import math
@@ -15,7 +16,8 @@ from msgspec import Meta
 MOST_INTERVALS = 1024
 """Samples with more numbers get one interval for all positions of their longest axes."""
 SPREAD = 0.1
-"""A number that is the same in all real samples, and not whole, varies by this share."""
+"""A number that is the same in all real samples, and not whole, varies by this share in random
+samples."""
 
 Finite = Annotated[float, Meta(ge=-3.4e38, le=3.4e38)]
 
@@ -98,7 +100,7 @@ def range_of(samples: np.ndarray) -> InputRange:
     """The range of the numbers in real `samples` (n, *sample shape), n at least 2.
 
     Each number of a sample has its own interval from the smallest to the largest value. In large
-    samples, such as pictures, all positions along the longest axes share one.
+    samples, such as pictures, all positions along the longest axes share one interval.
 
     Examples:
         >>> range_of(np.array([[0, 0.5], [4, 1.5]]))[0]

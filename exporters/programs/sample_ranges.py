@@ -28,7 +28,7 @@ def set_range_of_input(graph: GraphModule, input_range: InputRange) -> None:
 
 
 def range_of_row(sources: list[tuple[Node, int]]) -> InputRange:
-    """The range of a row of values: a number of the samples keeps its interval.
+    """The range of a row of values. Numbers that come from samples keep their intervals.
 
     Args:
         sources: The nodes whose values make the row, each with its count of numbers in the row.

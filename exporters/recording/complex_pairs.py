@@ -208,14 +208,14 @@ def subtracted(a: Any, b: Any, alpha: float = 1) -> Pair:
 
 
 def converted(z: Pair, *to: Any, **_: Any) -> Pair:
-    """`Tensor.to` another complex type or device: a graph has one of each."""
+    """`Tensor.to` another complex type or device: a graph has only one of each."""
     if any(isinstance(kind, torch.dtype) and not kind.is_complex for kind in to):
         raise unsupported("to")
     return z
 
 
 def same(parts: Iterable[str]) -> dict[str, Callable[..., Any]]:
-    """Functions that return one part of a pair."""
+    """For each of `parts`, the function that returns this part of a pair."""
     return {part: operator.attrgetter(part) for part in parts}
 
 

@@ -106,7 +106,7 @@ def irfft(func: Any, x: Any, n: int | None = None, dim: int = -1, norm: Any = No
 def over_axes(
     last: Replacement | None, inner: Replacement, default: Sequence[int] | None
 ) -> Replacement:
-    """A transform over several axes: `last` over the last one if it is given, else `inner`."""
+    """A transform over several axes: `last`, if given, over the last one, `inner` over others."""
 
     def transform(func: Any, x: Any, s: Any = None, dim: Any = default, norm: Any = None) -> Any:
         axes = tuple(range(-x.ndim, 0)) if dim is None else tuple(dim)

@@ -33,8 +33,8 @@ def set_input_range(
         low: The smallest number.
         high: The largest number. If both are integers, all numbers are whole.
         examples: Real samples (n, *sample shape), at least 2, instead of `low` and `high`. Each
-            number of a sample gets the range that it has in them, and is whole if it is whole in
-            all of them.
+            number of a sample gets the range that this number has in the examples. It is whole
+            if it is whole in all examples.
 
     Returns:
         `model` itself.

@@ -187,7 +187,7 @@ def random_samples(captured: Captured, generator: torch.Generator) -> Tensor:
 def check_wide_range(model: nn.Module, captured: Captured) -> None:
     """Raise ModelError if the model takes its float samples as ids and their range is not given.
 
-    Whether standard normal samples have valid ids is luck, so samples of large numbers are tried.
+    Standard normal samples may have valid ids by chance, so samples of large numbers are tried.
     """
     casts = any(is_cast_of_samples(node) for node in captured.inference.graph.nodes)
     if captured.sample_dtype != "float32" or captured.input_range or not casts:
