@@ -38,7 +38,7 @@ from toolkit.submodels.tensor_slices import TensorSlice
 
 
 def write_partial(out: str | Path, aggregation: Aggregation, force: bool = False) -> None:
-    """Write `aggregation`, which can go on afterwards, to the new folder `out`, atomically.
+    """Write `aggregation` to the new folder `out`, atomically. The aggregation can then go on.
 
     Use it if updates are added on several machines: each writes its aggregation, and one machine
     reads all of them with `read_partial`.

@@ -147,7 +147,7 @@ class ModelOptions:
 
 
 def input_range_of(text: str | None, example: Path | None, shape: tuple[int, ...]) -> InputRange:
-    """The range that --input-range or --example gives for samples of `shape`; or empty."""
+    """The range that --input-range or --example gives for samples of `shape`, if any."""
     from device_agent.data.sample_range import parse_range, read_range  # slow: it imports numpy
 
     if text is not None and example is not None:

@@ -351,7 +351,7 @@ class FederationConfig(Table):
         return self
 
     def known_range(self) -> InputRange:
-        """The range of the samples that the file gives; or empty.
+        """The range of the samples that the file gives; empty if it gives none.
 
         Raises DataError if `example` cannot be used.
         """

@@ -43,7 +43,7 @@ class SampleFlow:
         operators: The operators whose values depend on the values of the samples, in order of
             execution. Operators that compute integers or booleans are left out.
         position: The index of each operator in `operators`; -1 for the samples.
-        of_samples: The samples, and operators that read nothing but them and constants.
+        of_samples: The samples, and operators that read only samples and constants.
         updates: Operators that change a tensor of the model. They stay even if nothing reads their
             result.
     """

@@ -151,7 +151,7 @@ class DenseRounds:
 
 
 def _accountant(settings: Settings) -> RdpAccountant:
-    """Create an accountant of the privacy that is spent; all sites take part in each round."""
+    """Create an accountant of the spent privacy, for rounds in which all sites take part."""
     config = PrivacyConfig(
         target_delta=settings.delta,
         population_size=settings.sites,

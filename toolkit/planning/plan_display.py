@@ -14,7 +14,7 @@ from toolkit.planning.plan import Planned
 from toolkit.terminal_output import filled, table
 
 PLAN_VERSION = 2
-"""2 moved the candidates that were not computed from `candidates` to `not_computed`."""
+"""Version 2 moved the candidates that were not computed from `candidates` to `not_computed`."""
 Written = Callable[[str, float], str]
 """(resource, needed) -> the budget that allows it, as an option or as a line of a TOML file."""
 MOST_PLACES = 6

@@ -84,7 +84,7 @@ class MemoryBundle(Bundle):
 
 
 class ClientUpdate(NamedTuple):
-    """The update of a client, the tensors that it keeps, and the last evaluation by its owner."""
+    """The update of a client, the tensors that it keeps, and the last evaluation of its model."""
 
     record: UpdateRecord
     tensors: Arrays

@@ -15,7 +15,7 @@ NOTE_LENGTH = 200
 TROUBLE_LENGTH = 500
 MACHINE_LENGTH = 4096
 PROFILE_LENGTH = 1 << 17
-"""In bytes: eight times the profile of a calibration. Planning time grows with a profile's size."""
+"""The most bytes of a profile: eight times those of a calibration. Large profiles slow planning."""
 
 
 def check_name(name: str) -> str:

@@ -24,7 +24,7 @@ class ReleaseAnswers(FederationState):
     """Handles the reports of devices about releases."""
 
     def take_release_report(self, device: Device, number: int, report: ReleaseReport) -> None:
-        """Record what `device` reports about release `number`. It may repeat a report.
+        """Record what `device` reports about release `number`. Reports may be repeated.
 
         Raises:
             RefusalError: 409 for a release that this device is not offered, or whose bundle is not

@@ -41,7 +41,7 @@ def fewest_updates(
 
 
 class Rounds:
-    """The state of the rounds; `done` are over. The first waits for `expected` devices.
+    """The state of the rounds, `done` of which are over. The first waits for `expected` devices.
 
     The last round is number `total`; with None the rounds go on until they are `stopped_early`.
 

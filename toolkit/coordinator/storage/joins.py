@@ -60,7 +60,7 @@ class UsedJoins:
     def take(self, signed: bytes, now: float, valid_s: float) -> bool:
         """Record the text `signed` of a join. Returns whether it is new.
 
-        Texts that were noted more than `valid_s` seconds before `now` are forgotten.
+        Texts that were recorded more than `valid_s` seconds before `now` are forgotten.
         """
         key = _PREFIX + hashlib.sha256(signed).hexdigest()
         with self._database.transaction() as db:
