@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from exporters.programs import source_lines
 from exporters.recurrence.replacements import Replacement
@@ -141,6 +142,26 @@ def eye(_: Any, n: Any, m: Any = None, *, dtype: Any = None, **__: Any) -> Tenso
     return (rows[:, None] == columns).to(dtype or torch.get_default_dtype())
 
 
+def constant(func: Computes, *given: Any, **more: Any) -> Tensor:
+    """What `func` computes from numbers alone, as a constant of the recording."""
+    if any(isinstance(value, Tensor | SymInt) for value in (*given, *more.values())):
+        return func(*given, **more)
+    with _disable_current_modes():
+        values = func(*given, **more).numpy()
+    return torch.tensor(values)
+
+
+def searchsorted(
+    func: Computes, ascending: Tensor, x: Any, *given: Any, right: bool = False, **more: Any
+) -> Tensor:
+    """`torch.searchsorted`: the number of `ascending` numbers below each of `x`."""
+    if given or not isinstance(x, Tensor) or any(more.values()):
+        return func(ascending, x, *given, right=right, **more)
+    rows = ascending if ascending.dim() == 1 else ascending.unsqueeze(-2)
+    compare = torch.le if right else torch.lt
+    return compare(rows, x.unsqueeze(-1)).sum(-1)
+
+
 def gates(x: Tensor, h: Tensor, weights: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """For all gates together, the terms from a cell's input and the terms from its state."""
     w_ih, w_hh, b_ih, b_hh = (*weights, None, None)[:4]
@@ -192,6 +213,14 @@ FORMS: dict[Any, Replacement] = {
     Tensor.chunk: chunk,
     Tensor.__len__: length,
     torch.eye: eye,
+    torch.tril_indices: constant,
+    torch.triu_indices: constant,
+    torch.logspace: constant,
+    torch.hamming_window: constant,
+    torch.blackman_window: constant,
+    torch.bartlett_window: constant,
+    torch.kaiser_window: constant,
+    torch.searchsorted: searchsorted,
     torch.bincount: bincount,
     Tensor.bincount: bincount,
     torch.lstm_cell: lstm_cell,

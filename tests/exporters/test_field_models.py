@@ -28,8 +28,6 @@ QUICK = {
     ("hypernetwork", "onnx"),
 }
 REFUSED = {
-    "dlrm": "model.forward-fails",
-    "tabtransformer": "model.forward-fails",
     "spiking": "model.recording-differs",
 }
 ONNX_ONLY = {"autoencoder with unpooling"}
@@ -81,7 +79,7 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
         pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
     torch.manual_seed(seed)
     row = MODELS[name]
-    model = row.build()
+    model = row.model()
     x, y = row.samples(SAMPLES), row.labels(SAMPLES)
     config = TrainingConfig(batch_size=SAMPLES, momentum=0.0, loss=row.loss)
     submodel, weights = split(model, "full", row.shape, config), from_model(model)
@@ -108,6 +106,6 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
 def test_others_are_refused_before_an_export(name: str) -> None:
     row = MODELS[name]
     with refused(REFUSED[name]):
-        [result] = inspect_each(row.build(), row.shape, ["full"], SAMPLES)
+        [result] = inspect_each(row.model(), row.shape, ["full"], SAMPLES)
         if isinstance(result, NotPossible):
             raise result.cause

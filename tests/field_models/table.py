@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from edgetailor import set_input_range
 from field_models import (
     biosignals,
     dynamics,
@@ -25,12 +26,21 @@ Draw = Callable[[int], Tensor]
 
 
 class FieldModel(NamedTuple):
-    """A model, random samples and labels for it, and the loss that trains it."""
+    """A model, random samples and labels for it, and the loss that trains it.
+
+    With `is_table`, columns of float32 samples are ids, so that the user gives real samples.
+    """
 
     build: Callable[[], nn.Module]
     samples: Draw
     labels: Draw
     loss: str = "cross-entropy"
+    is_table: bool = False
+
+    def model(self) -> nn.Module:
+        """A new model, with the range of its samples if the user gives one."""
+        model = self.build()
+        return set_input_range(model, examples=self.samples(64).numpy()) if self.is_table else model
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,12 +129,16 @@ MODELS = {
         recommendation.DeepFM, ids(10, 7, 5, 12), whole(2), "binary-cross-entropy"
     ),
     "dlrm": FieldModel(
-        recommendation.DLRM, columns(numbers(4), ids(8, 5, 11)), whole(2), "binary-cross-entropy"
+        recommendation.DLRM,
+        columns(numbers(4), ids(8, 5, 11)),
+        whole(2),
+        "binary-cross-entropy",
+        is_table=True,
     ),
     "sasrec": FieldModel(recommendation.SASRec, padded(31, 8, left=True), whole(31)),
     # Tables
     "tabtransformer": FieldModel(
-        tables.TabTransformer, columns(ids(4, 3, 6), numbers(3)), whole(2)
+        tables.TabTransformer, columns(ids(4, 3, 6), numbers(3)), whole(2), is_table=True
     ),
     "entity embeddings": FieldModel(
         tables.EntityEmbeddings, columns(numbers(4), ids(7, 12, 31)), numbers(), "mse"

@@ -53,6 +53,10 @@ FORMS: dict[str, Compute] = {
     "halves of a batch": lambda h: torch.cat(torch.cat([h, h], 0).split(h.size(0)), 1)[:, :8],
     "chunks of a batch": lambda h: torch.cat(torch.cat([h, h], 0).chunk(2), 1)[:, :8],
     "counts": lambda h: h + torch.bincount(torch.tensor([0, 1, 1, 2]), minlength=8),
+    "pairs": lambda h: h + h[:, torch.tril_indices(4, 4, -1)[0]].sum(1, keepdim=True),
+    "windows": lambda h: h * torch.kaiser_window(8) * torch.hamming_window(8, periodic=False),
+    "bins": lambda h: h * torch.searchsorted(torch.linspace(-1, 1, 5), h),
+    "bins of each row": lambda h: h * torch.searchsorted(h.sort(1)[0], h * 0.9, right=True),
     "writes through .to": lambda h: writes_through_to(h),
 }
 
