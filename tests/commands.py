@@ -1,5 +1,6 @@
 """Running the two commands in processes of their own, and what their errors must look like."""
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -9,9 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 300.0
@@ -19,6 +22,8 @@ MODULES = {"edgetailor": "toolkit.cli", "edgetailor-agent": "device_agent.cli"}
 PLAIN = {"COLUMNS": "80", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 PRELOAD = [
     "toolkit.cli",
+    "device_agent.cli",
+    "device_agent.training.standalone_training",
     "toolkit.exporting.model_export",
     "toolkit.aggregation.aggregate_files",
     "toolkit.cli.printed.export_table",
@@ -110,13 +115,18 @@ def edgetailor(*arguments: object, cwd: Path, **more: str) -> Done:
 
     Loading torch and its first export take many seconds. `more` are environment variables.
     """
+    return run_forked("edgetailor", *arguments, cwd=cwd, **more)
+
+
+def run_forked(name: str, *arguments: object, cwd: Path, **more: str) -> Done:
+    """Run a command to its end in a process forked from one that has all libraries loaded."""
     with TemporaryDirectory() as scratch:  # tests in other processes may share `cwd`
         outputs = [Path(scratch, "stdout"), Path(scratch, "stderr")]
-        child = forked(_edgetailor, list(map(str, arguments)), cwd, outputs, more)
+        child = forked(_run, name, list(map(str, arguments)), cwd, outputs, more)
         child.join(LIMIT_S)
         if child.exitcode is None:
             child.kill()
-            raise TimeoutError(f"edgetailor {arguments} took more than {LIMIT_S:.0f} s")
+            raise TimeoutError(f"{name} {arguments} took more than {LIMIT_S:.0f} s")
         stdout, stderr = (path.read_text() for path in outputs)
     return Done(child.exitcode, stdout, stderr)
 
@@ -125,21 +135,28 @@ def forked(function: Callable[..., object], *arguments: object) -> BaseProcess:
     """Start a function of a shared module in a process forked from one that has torch loaded."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
+    # Python 3.11 does not give the path of imports to the process that others are forked from.
+    with patch.dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}"):
+        forkserver.ensure_running()
     child = context.Process(target=function, args=arguments)
     child.start()
     return child
 
 
-def _edgetailor(
-    arguments: Sequence[str], cwd: Path, outputs: Sequence[Path], more: Mapping[str, str]
+def _run(
+    name: str,
+    arguments: Sequence[str],
+    cwd: Path,
+    outputs: Sequence[Path],
+    more: Mapping[str, str],
 ) -> None:
-    from toolkit.cli import main
-
+    assert "warm_exports" in sys.modules, "modules that cannot be preloaded are left out silently"
+    main = importlib.import_module(MODULES[name]).main
     for number, path in enumerate(outputs, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.environ.update({**PLAIN, **more})
     os.chdir(cwd)
-    sys.argv = ["edgetailor", *arguments]
+    sys.argv = [name, *arguments]
     main()
 
 

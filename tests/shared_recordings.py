@@ -17,7 +17,7 @@ RECORDED: dict[Key, Captured] = {}
 """The recordings of all models in this process whose layers are known."""
 OF_MODEL: WeakKeyDictionary[nn.Module, dict[Key, Captured]] = WeakKeyDictionary()
 """Those of each other model."""
-KNOWN = ("torch.nn.", "toolkit.factor_layers.", "models_for_tests")
+KNOWN = ("torch.nn.", "toolkit.factor_layers.", "toolkit.models.", "models_for_tests")
 """Where layers are defined whose function follows from their class, attributes and tensors."""
 record_and_check = capture.record_and_check
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bundles import FAMILIES, BundleOf, tiny_bundle, write_data
-from commands import Agent, run
+from commands import Agent, run_forked
 from shared_recordings import models_recorded_once
 
 __all__ = ["models_recorded_once"]
@@ -31,5 +31,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Agent:
-    """Runs `edgetailor-agent` in the temporary folder."""
-    return lambda *arguments: run("edgetailor-agent", *arguments, cwd=tmp_path)
+    """Runs `edgetailor-agent` in the temporary folder.
+
+    Its process starts with libraries that a device does not have; see `test_torch_free.py`.
+    """
+    return lambda *arguments: run_forked("edgetailor-agent", *arguments, cwd=tmp_path)
