@@ -169,12 +169,25 @@ def local_data(path: Path, count: int, shape: tuple[int, ...], classes: int, see
     return Device(x, y, seed=seed % 1000)
 
 
+@pytest.fixture(scope="module")
+def smooth(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Sequential, Path]:
+    """A model and its bundle."""
+    model, out = smooth_cnn(), tmp_path_factory.mktemp("smooth") / "bundle"
+    submodel = split(model, "full", INPUT_SHAPE, TRAINING)
+    export(submodel, from_model(model), out, format="tflite", verify=False)
+    return model, out
+
+
 @pytest.mark.parametrize("count", [21, 17, 9])  # last batches of 5, of 9 and of 9: one joins
-def test_the_last_batch_is_as_in_pytorch(count: int, seed: int, tmp_path: Path) -> None:
-    model = smooth_cnn()
-    device = local_data(tmp_path / "data.npz", count, INPUT_SHAPE, CLASSES, seed)
+def test_the_last_batch_is_as_in_pytorch(
+    smooth: tuple[nn.Sequential, Path], count: int, seed: int, tmp_path: Path
+) -> None:
+    model, bundle = smooth
+    data, out = tmp_path / "data.npz", tmp_path / "update"
+    device = local_data(data, count, INPUT_SHAPE, CLASSES, seed)
     old, expected = oracles.state_of(model), oracles.train_full(model, device, PLAN)
-    came = one_round(model, "full", "tflite", tmp_path / "data.npz", tmp_path, device.seed)
+    train_bundle(bundle, str(data), out, threads=1, seed=device.seed)
+    came = read_update(out)[1]
     assert came.keys() == expected.keys()
     oracles.assert_trained(came, expected, old)
 

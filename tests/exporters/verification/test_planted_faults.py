@@ -44,8 +44,8 @@ def always_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("always_in_blocks")
 def test_some_planted_faults_are_found_and_named(seed: int) -> None:
-    cases = [("depthwise", "full"), ("blocks", "low-rank:0.5"), ("tied-tokens", "full")]
-    run([(name, spec, "onnx") for name, spec in cases], 9, seed)
+    cases = [("depthwise", "full"), ("tied-tokens", "full")]
+    run([(name, spec, "onnx") for name, spec in cases], 6, seed)
 
 
 def test_some_planted_tflite_faults_are_found_and_named(seed: int) -> None:
