@@ -104,7 +104,7 @@ def range_of(samples: np.ndarray) -> InputRange:
 
     Examples:
         >>> range_of(np.array([[0, 0.5], [4, 1.5]]))[0]
-        Interval(low=0.0, high=4.0, whole=True)
+        Interval(low=0.0, high=4.0, whole=True, count=1)
     """
     low, high = samples.min(0).astype(np.float64), samples.max(0).astype(np.float64)
     whole = np.equal(np.trunc(samples), samples).all(0)
