@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from exporters.export import ExportedBundle as ExportedBundle
     from exporters.recording.input_ranges import set_input_range as set_input_range
     from exporters.recording.joined_inputs import join_inputs as join_inputs
+    from exporters.recording.packed_inputs import pack_inputs as pack_inputs
     from profiles.documents.device_profile import DeviceProfile as DeviceProfile
     from profiles.documents.device_profile import load_device as load_device
     from profiles.errors import EdgeTailorError as EdgeTailorError
@@ -66,6 +67,7 @@ HOMES = {
     "join_inputs": "exporters.recording.joined_inputs",
     "load_device": "profiles.documents.device_profile",
     "load_model": "toolkit.submodels.model_loading",
+    "pack_inputs": "exporters.recording.packed_inputs",
     "plan": "toolkit.planning.model_plan",
     "profile": "device_agent.profiling.profiler:profile_bundle",
     "read_partial": "toolkit.aggregation.partial",
@@ -100,6 +102,7 @@ __all__ = [
     "join_inputs",
     "load_device",
     "load_model",
+    "pack_inputs",
     "plan",
     "profile",
     "read_partial",

@@ -188,3 +188,21 @@ class TiedTokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.hidden(self.embedding(x).mean(1))))
+
+
+class TwoTowers(nn.Module):
+    """A recommender with a tower for users and one for items, and numbers about both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(30, 6), nn.Embedding(50, 6)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, user: Tensor, item: Tensor, numbers: Tensor) -> Tensor:
+        both = torch.tanh(self.users(user)) * torch.tanh(self.items(item))
+        output: Tensor = self.last(torch.cat([both, numbers], 1))
+        return output
+
+
+def two_towers() -> TwoTowers:
+    return TwoTowers()

@@ -24,7 +24,8 @@ PUBLIC = [
     "ExportedBundle",
     *("Federation", "GlobalModel", "Predictor", "Submodel", "TrainingConfig", "UpdateRecord"),
     *("aggregate", "deploy", "evaluate"),
-    *("export", "inspect", "join_inputs", "load_device", "load_model", "plan", "profile"),
+    *("export", "inspect", "join_inputs", "load_device", "load_model", "pack_inputs", "plan"),
+    "profile",
     *("read_partial", "read_update", "recover", "set_input_range", "simulate", "split", "train"),
     "write_partial",
 ]

@@ -12,12 +12,14 @@ from torch import nn
 
 from device_agent.data.data_checks import batch_shape, check_classes
 from device_agent.data.local_data import load_data
+from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.label_rule import LabelRule, count_labels
 from device_agent.formats.manifest import Dtype
 from device_agent.formats.preprocessing import Preprocessing
 from exporters.programs.losses import objective
 from exporters.recording.input_shapes import wrong_input_shape
 from exporters.recording.model_output import trained_output
+from exporters.recording.packed_inputs import parts_of_model
 from profiles.errors import InputError, ModelError
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
@@ -162,6 +164,7 @@ def evaluate_file(
     progress: Report = silent,
     preprocessing: Preprocessing | None = None,
     seed: int = 0,
+    inputs: Inputs = NO_INPUTS,
 ) -> Evaluation:
     """Evaluate a model with weights from a file.
 
@@ -174,6 +177,7 @@ def evaluate_file(
         progress: Called with the name of each stage when it begins.
         preprocessing: How pictures or CSV files become samples.
         seed: The seed that the model is built with.
+        inputs: The inputs of a model that takes several.
 
     Returns:
         Accuracy, loss and errors, and those of each class.
@@ -184,7 +188,7 @@ def evaluate_file(
         InputError: If the weights or labels do not fit the model.
     """
     progress("loading the model")
-    module = load_model(model, weights_file, seed)
+    module = load_model(model, weights_file, seed, inputs)
     progress("reading the data")
     x, y = samples_for(module, sample_shape, data, loss, preprocessing)
     progress(f"evaluating {counted(len(y), 'sample')}")
@@ -201,7 +205,15 @@ def samples_for(
     """Read samples and labels for a model, see `evaluate_file`."""
     shape, dtype = _output_shape_and_sample_type(module.eval(), sample_shape)
     labels = objective(loss, shape).labels
-    local = load_data(data, sample_shape, labels, dtype, least=1, preprocessing=preprocessing)
+    local = load_data(
+        data,
+        sample_shape,
+        labels,
+        dtype,
+        least=1,
+        preprocessing=preprocessing,
+        parts=parts_of_model(module),
+    )
     return np.array(local.x), np.array(local.y)
 
 

@@ -1,8 +1,10 @@
-"""The range of a model's samples, from what a user writes or from a few real samples."""
+"""The inputs of a model and their range, from what a user writes or from a few real samples."""
 
 import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,9 +15,25 @@ from device_agent.data.data_checks import (
     ignore_piece,
     wrong_sample_shape,
 )
+from device_agent.data.packed_arrays import array_names, packed_array
 from device_agent.formats.input_range import InputRange, Interval, range_of
+from device_agent.formats.manifest import Dtype, Part
 from profiles.errors import DataError, InputError
 
+
+class Inputs(NamedTuple):
+    """What a user says about the samples of a model.
+
+    Attributes:
+        range: The range of their numbers; empty if it is not known.
+        parts: The inputs that are packed into a sample; empty if it is one array.
+    """
+
+    range: InputRange = ()
+    parts: tuple[Part, ...] = ()
+
+
+NO_INPUTS = Inputs()
 EXAMPLES = 2
 """The smallest number of real samples that show a range."""
 LARGEST = 3.4e38
@@ -60,19 +78,61 @@ def range_between(low: float, high: float) -> InputRange:
     return (Interval(low=float(low), high=float(high), whole=whole),)
 
 
-def read_range(path: Path, sample_shape: tuple[int, ...]) -> InputRange:
+def parse_input(text: str) -> Part:
+    """Read an input like image:3,32,32 or word:20:int64 or user:int64 (one id for each sample).
+
+    Raises InputError if it is something else.
+    """
+    name, *rest = text.split(":")
+    dtype: Dtype = "float32"
+    if rest and rest[-1] in ("float32", "int64"):
+        dtype = "int64" if rest.pop() == "int64" else "float32"
+    try:
+        shape = tuple(int(size) for size in rest[0].split(",")) if rest and rest[0] else ()
+    except ValueError:
+        shape = (0,)
+    if not name.isidentifier() or len(rest) > 1 or any(size < 1 for size in shape):
+        raise InputError(
+            "Invalid input {given!r}: write NAME:SHAPE for numbers or NAME:SHAPE:int64 for ids, "
+            "for example image:3,32,32 or words:20:int64. NAME:int64 is one id for each sample.",
+            code="option.invalid-value",
+            option="--input",
+            given=text[:60],
+        )
+    return Part(name=name, shape=shape, dtype=dtype)
+
+
+def parse_inputs(texts: Sequence[str]) -> tuple[Part, ...]:
+    """Read several inputs, see `parse_input`. Raises InputError if two have one name."""
+    parts = tuple(map(parse_input, texts))
+    names = [part.name for part in parts]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(
+                "The input {name!r} is given twice. Give each input once.",
+                code="option.invalid-value",
+                option="--input",
+                name=name,
+            )
+    return parts
+
+
+def read_range(path: Path, sample_shape: tuple[int, ...], parts: Sequence[Part] = ()) -> InputRange:
     """Read a few real samples, and return the range of their numbers.
 
     Args:
-        path: An .npz file with `x`, an .npy file, or a folder with x.npy.
+        path: An .npz file with `x`, an .npy file, or a folder with x.npy. With `parts` it has an
+            array `x_NAME` for each.
         sample_shape: Shape of one sample.
+        parts: The inputs that are packed into a sample.
 
     Raises:
         DataError: The file cannot be read, or does not hold at least two different samples of this
             shape.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        x = as_array(read_arrays(path, Path(scratch), (SAMPLES,))[SAMPLES])
+        arrays = read_arrays(path, Path(scratch), array_names(SAMPLES, parts))
+        x = as_array(packed_array(SAMPLES, arrays, parts, str(path)))
         return range_of_examples(x, str(path), sample_shape)
 
 

@@ -20,6 +20,7 @@ from device_agent.formats.manifest import (
     Dtype,
     Instruction,
     Output,
+    Part,
     Port,
     Record,
     TensorEntry,
@@ -160,6 +161,12 @@ class Program:
         return rule_of(next((port for port in ports if port.kind == "labels"), None), self.classes)
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The inputs that are packed into a sample; empty if it is one array."""
+        ports = (port for signature in self.signatures for port in signature.inputs)
+        return next((p.packed for p in ports if p.kind == "samples" and p.packed), ())
+
+    @property
     def largest_batch(self) -> int:
         """The largest batch size in the schedule, which determines the memory; at least 1."""
         return max((i.batch_size for i in self.schedule if isinstance(i, Train)), default=1)
@@ -227,14 +234,19 @@ def samples_port(
     name: str = "x",
     dtype: Dtype = "float32",
     input_range: InputRange = (),
+    parts: tuple[Part, ...] = (),
 ) -> Port:
-    """Port for a batch of samples of `shape`, whose numbers are in `input_range` if it is given."""
+    """Port for a batch of samples of `shape`.
+
+    Their numbers are in `input_range` if it is given. They hold `parts` if there are any.
+    """
     return Port(
         name=name,
         kind="samples",
         dtype=dtype,
         shape=(None, *shape),
         range=input_range or msgspec.UNSET,
+        parts=parts or msgspec.UNSET,
     )
 
 

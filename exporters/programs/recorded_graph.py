@@ -117,6 +117,15 @@ def is_integer_attribute(graph: GraphModule, node: object) -> bool:
     return not attribute(graph, str(node.target)).is_floating_point()
 
 
+def casts_to_integers(node: Node) -> bool:
+    """Whether `node` converts float numbers to integers."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64):
+        return False
+    read = (source.meta.get("val") for source in node.all_input_nodes)
+    return any(isinstance(other, Tensor) and other.is_floating_point() for other in read)
+
+
 def writes_in_place(node: Node) -> bool:
     """Whether `node` changes one of its inputs."""
     target = node.target

@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from device_agent.formats.input_range import InputRange, Interval, draw_samples, repeated
+from device_agent.formats.manifest import Part
 from exporters.programs.recorded_graph import input_node
 
-RANGE = "input_range"
-"""Key in the `meta` of a graph's input."""
+RANGE, PARTS = "input_range", "parts"
+"""Keys in the `meta` of a graph's input."""
 
 
 def range_of_input(graph: GraphModule) -> InputRange:
@@ -21,10 +22,16 @@ def range_of_input(graph: GraphModule) -> InputRange:
     return known
 
 
-def set_range_of_input(graph: GraphModule, input_range: InputRange) -> None:
-    """Note the range of the numbers that `graph` takes."""
-    if input_range:
-        input_node(graph).meta[RANGE] = input_range
+def parts_of_input(graph: GraphModule) -> tuple[Part, ...]:
+    """The inputs that are packed into the samples that `graph` takes; empty for one array."""
+    known: tuple[Part, ...] = input_node(graph).meta.get(PARTS, ())
+    return known
+
+
+def describe_input(graph: GraphModule, input_range: InputRange, parts: tuple[Part, ...]) -> None:
+    """Note the range of the numbers that `graph` takes, and the inputs that are packed in them."""
+    meta = input_node(graph).meta
+    meta |= {key: value for key, value in ((RANGE, input_range), (PARTS, parts)) if value}
 
 
 def range_of_row(sources: list[tuple[Node, int]]) -> InputRange:

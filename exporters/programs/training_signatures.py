@@ -30,7 +30,7 @@ from exporters.programs.program import (
     state_out,
 )
 from exporters.programs.recorded_graph import attributes_read, input_node, output_node
-from exporters.programs.sample_ranges import range_of_input
+from exporters.programs.sample_ranges import parts_of_input, range_of_input
 from profiles.errors import ModelError
 
 Penalty = Callable[[Tensors], Tensor]
@@ -52,7 +52,12 @@ def sample_dtype(graph: GraphModule) -> Dtype:
 
 def graph_samples(graph: GraphModule, shape: tuple[int, ...]) -> Port:
     """The port for the samples or recorded activations of `shape` that `graph` takes."""
-    return samples_port(shape, dtype=sample_dtype(graph), input_range=range_of_input(graph))
+    return samples_port(
+        shape,
+        dtype=sample_dtype(graph),
+        input_range=range_of_input(graph),
+        parts=parts_of_input(graph),
+    )
 
 
 def output_shape(graph: GraphModule) -> tuple[int, ...]:

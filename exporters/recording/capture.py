@@ -26,7 +26,7 @@ from exporters.programs.recorded_graph import (
     input_node,
     output_node,
 )
-from exporters.programs.sample_ranges import set_range_of_input
+from exporters.programs.sample_ranges import describe_input
 from exporters.programs.torch_internals import without_layouts
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
@@ -45,6 +45,7 @@ from exporters.recording.model_checks import (
     name_batch,
 )
 from exporters.recording.model_output import return_trained_output
+from exporters.recording.packed_inputs import check_one_input, parts_of_model, with_limits
 from exporters.recording.random_draws import (
     RandomDraws,
     decides_at_random,
@@ -131,6 +132,7 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
 @rare_collections()
 def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     """Record and check `model`. Raises ModelError like `capture`."""
+    check_one_input(model)
     check_parameters(model)
     try:
         training, dtype = record_training(model, sample_shape)
@@ -139,6 +141,9 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
         if explained is None:
             raise
         raise explained from error
+    # The tables that the graph indexes show how many ids there are.
+    with_limits(model, training)
+    describe_input(training, input_range_of(model), parts_of_model(model))
     inference = record(model, sample_shape, dtype, training=False)
     input_range = checked_range(model, sample_shape, dtype)
     check_sizes(training)
@@ -165,6 +170,7 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
         sample_dtype=dtype,
         sample_limit=smallest_embedding(training),
         input_range=input_range,
+        parts=parts_of_model(model),
     )
     check_recording(model, captured)
     return captured
@@ -285,7 +291,7 @@ def record_current_mode(
     inline_regions(graph)
     make_functional(graph)
     clean_up(graph)
-    set_range_of_input(graph, input_range_of(model))
+    describe_input(graph, input_range_of(model), parts_of_model(model))
     return graph
 
 

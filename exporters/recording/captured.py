@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from device_agent.formats.input_range import InputRange
-from device_agent.formats.manifest import Dtype
+from device_agent.formats.manifest import Dtype, Part
 from exporters.programs.losses import class_count
 
 
@@ -26,6 +26,7 @@ class Captured:
         sample_limit: int64 samples must be below this number, because they index an embedding
             with this number of rows. None if no embedding reads the samples directly.
         input_range: The range of the numbers in random samples; empty for standard normal ones.
+        parts: The inputs that are packed into a sample; empty if it is one array.
     """
 
     training: GraphModule
@@ -38,6 +39,7 @@ class Captured:
     sample_dtype: Dtype = "float32"
     sample_limit: int | None = None
     input_range: InputRange = ()
+    parts: tuple[Part, ...] = ()
 
     @property
     def classes(self) -> int:

@@ -6,9 +6,14 @@ from typing import TypeVar
 import numpy as np
 from torch import nn
 
-from device_agent.data.sample_range import range_between, range_of_examples
+from device_agent.data.sample_range import Inputs, range_between, range_of_examples
 from device_agent.formats.input_range import InputRange, fits
 from device_agent.formats.manifest import Dtype
+from exporters.recording.packed_inputs import (
+    parts_of_model,
+    range_of_parts,
+    with_packed_inputs,
+)
 from profiles.errors import InputError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -66,7 +71,15 @@ def with_input_range(model: Model, input_range: InputRange) -> Model:
 def input_range_of(model: nn.Module) -> InputRange:
     """The range that was set for the samples of `model`; empty if there is none."""
     known: InputRange = getattr(model, ATTRIBUTE, ())
-    return known
+    return known or range_of_parts(parts_of_model(model))
+
+
+def with_inputs(model: Model, inputs: Inputs) -> Model:
+    """Set what is known about the inputs of `model`. Returns `model` itself.
+
+    Raises ModelError if `forward` does not take the inputs.
+    """
+    return with_input_range(with_packed_inputs(model, inputs.parts), inputs.range)
 
 
 def checked_range(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> InputRange:

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from device_agent.formats.manifest import SAFE_LIMIT
 from exporters.programs import source_lines
 from exporters.programs.dropout import SeededBernoulli, has_dropout
-from exporters.programs.recorded_graph import MINIMUM_BATCH
+from exporters.programs.recorded_graph import MINIMUM_BATCH, casts_to_integers
 from exporters.programs.sample_ranges import samples_in_range
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
@@ -189,7 +189,7 @@ def check_wide_range(model: nn.Module, captured: Captured) -> None:
 
     Standard normal samples may have valid ids by chance, so samples of large numbers are tried.
     """
-    casts = any(is_cast_of_samples(node) for node in captured.inference.graph.nodes)
+    casts = any(casts_to_integers(node) for node in captured.inference.graph.nodes)
     if captured.sample_dtype != "float32" or captured.input_range or not casts:
         return
     generator = torch.Generator().manual_seed(0)
@@ -199,15 +199,6 @@ def check_wide_range(model: nn.Module, captured: Captured) -> None:
     except Exception as error:  # the user's code may raise anything
         if is_wrong_id(error):
             raise wrong_ids(error, False) from error
-
-
-def is_cast_of_samples(node: Node) -> bool:
-    """Whether `node` converts float numbers to integers."""
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64):
-        return False
-    read = (source.meta.get("val") for source in node.all_input_nodes)
-    return any(isinstance(other, Tensor) and other.is_floating_point() for other in read)
 
 
 def is_wrong_id(error: Exception) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from device_agent.formats.input_range import InputRange
+from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.preprocessing import Preprocessing
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
@@ -62,7 +62,7 @@ class Federation:
             Without them the statistics come from the samples of `evaluate`, which makes the model
             look better than it is.
         preprocessing: How the files of devices become samples; None if they have arrays.
-        input_range: The range of the samples; empty if it is not known. See `set_input_range`.
+        inputs: The range of the samples and the inputs that they hold, as far as they are given.
 
     Raises:
         ModelError: If the model cannot be loaded.
@@ -87,10 +87,10 @@ class Federation:
         strategy: Strategy | None = None,
         statistics: np.ndarray | None = None,
         preprocessing: Preprocessing | None = None,
-        input_range: InputRange = (),
+        inputs: Inputs = NO_INPUTS,
     ) -> None:
         _check_statistics(training, statistics)
-        self.module, self.model = load_global(model_reference, weights_file, seed, input_range)
+        self.module, self.model = load_global(model_reference, weights_file, seed, inputs)
         self.input_shape = input_shape
         self.training = training
         self.policy = policy or AggregationPolicy()

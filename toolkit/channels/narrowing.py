@@ -13,6 +13,7 @@ from exporters.programs.recorded_graph import attribute, attributes_read, module
 from exporters.recording.capture import record_current_mode
 from exporters.recording.captured import Captured
 from exporters.recording.input_ranges import with_input_range
+from exporters.recording.packed_inputs import ATTRIBUTE as PARTS
 from profiles.errors import SpecError
 from toolkit.channels.channel_choice import channel_window, choose_channels
 from toolkit.channels.channel_units import Axes, Kept, Units
@@ -199,4 +200,5 @@ def rebuilt(graph: GraphModule, tensors: dict[str, Tensor], captured: Captured) 
     }
     # Recording again checks the edited graph and computes all shapes.
     module = with_input_range(GraphModule(root, graph.graph), captured.input_range)
+    setattr(module, PARTS, captured.parts)
     return record_current_mode(module, captured.sample_shape, captured.sample_dtype)

@@ -13,11 +13,13 @@ from profiles.errors import InputError
 from toolkit.cli.early_checks import check_data, check_model, check_specs
 from toolkit.cli.options import (
     EXAMPLE_HELP,
+    INPUT_HELP,
     JSON_HELP,
     RANGE_HELP,
+    SHAPE_HELP,
     Shape,
     argument,
-    input_range_of,
+    inputs_of,
     option,
     takes,
 )
@@ -82,9 +84,8 @@ class DeployOptions:
         "onnx as float32 or float16."
     )
     weights: Path | None = option("Weights of a MODEL (.safetensors).")
-    input_shape: tuple[int, ...] | None = option(
-        "Shape of one sample of a MODEL, like 3,32,32.", type=Shape()
-    )
+    input_shape: tuple[int, ...] | None = option(SHAPE_HELP, type=Shape())
+    input_texts: tuple[str, ...] = option(INPUT_HELP, "--input", metavar="NAME:SHAPE[:int64]")
     range_text: str | None = option(RANGE_HELP, "--input-range", metavar="LOW:HIGH")
     example: Path | None = option(EXAMPLE_HELP)
     specs: tuple[str, ...] = option(
@@ -159,6 +160,7 @@ def federation_model(
         "A federation's file has the model: leave out {options}.",
         weights=options.weights,
         input_shape=options.input_shape,
+        input=options.input_texts,
         input_range=options.range_text,
         example=options.example,
         submodel=options.specs,
@@ -190,13 +192,15 @@ def referenced_model(
     refuse(
         "{options} needs a federation's file as SOURCE.", round=options.round, kind=options.kinds
     )
-    shape, weights = options.input_shape, options.weights
-    if shape is None or weights is None:
+    weights = options.weights
+    if weights is None or not (options.input_shape or options.input_texts):
         raise click.UsageError("A MODEL needs --weights and --input-shape.")
+    shape, inputs = inputs_of(
+        options.input_shape, options.input_texts, options.range_text, options.example
+    )
     targets = spec_targets(check_specs(options.specs), options.out)
     check_model(options.source, weights)
     preprocessing = None if options.data_table is None else read_data_table(options.data_table)
-    input_range = input_range_of(options.range_text, options.example, shape)
     training = TrainingConfig(loss=options.loss or TrainingConfig.loss)
 
     def load() -> "TrainedModel":
@@ -210,7 +214,7 @@ def referenced_model(
             preprocessing,
             options.data,
             options.calibrate,
-            input_range,
+            inputs,
         )
 
     return targets, load

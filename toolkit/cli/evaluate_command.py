@@ -12,7 +12,16 @@ import click
 from profiles.errors import InputError
 from toolkit.cli.deploy_command import BEST, Round, refuse
 from toolkit.cli.early_checks import check_data, check_model
-from toolkit.cli.options import JSON_HELP, Shape, argument, option, takes
+from toolkit.cli.options import (
+    INPUT_HELP,
+    JSON_HELP,
+    SHAPE_HELP,
+    Shape,
+    argument,
+    inputs_of,
+    option,
+    takes,
+)
 from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.terminal_output import show_stages
 
@@ -35,9 +44,8 @@ class EvaluateOptions:
         "FILE.npz with x and y, or module:callable.  [default: held_out of the federation]"
     )
     weights: Path | None = option("Weights of a MODEL (.safetensors).")
-    input_shape: tuple[int, ...] | None = option(
-        "Shape of one sample of a MODEL, like 3,32,32.", type=Shape()
-    )
+    input_shape: tuple[int, ...] | None = option(SHAPE_HELP, type=Shape())
+    input_texts: tuple[str, ...] = option(INPUT_HELP, "--input", metavar="NAME:SHAPE[:int64]")
     loss: Loss | None = option(
         f"Loss that a MODEL was trained with.  [default: {TrainingConfig.loss}]"
     )
@@ -102,6 +110,7 @@ def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
         "A federation's file has the model: leave out {options}.",
         weights=options.weights,
         input_shape=options.input_shape,
+        input=options.input_texts,
         loss=options.loss,
     )
     config = load_federation(Path(options.source))
@@ -127,6 +136,7 @@ def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
             logger.info,
             config.data,
             config.seed,
+            config.known_inputs(),
         )
         return evaluation_document(evaluation, config.model, round_, names, devices)
 
@@ -191,9 +201,10 @@ def _leave_one_out(options: EvaluateOptions) -> None:
 def referenced_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocument"]:
     """A function that evaluates a MODEL with weights from a file."""
     refuse("{options} needs a federation's file as SOURCE.", round=options.round)
-    weights, shape, data = options.weights, options.input_shape, options.data
-    if weights is None or shape is None or data is None:
+    weights, data = options.weights, options.data
+    if weights is None or data is None or not (options.input_shape or options.input_texts):
         raise click.UsageError("A MODEL needs --weights, --input-shape and --data.")
+    shape, inputs = inputs_of(options.input_shape, options.input_texts, None, None)
     check_model(options.source, weights)
 
     def load() -> "EvaluationDocument":
@@ -201,7 +212,9 @@ def referenced_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
         from toolkit.report.evaluation_document import evaluation_document
 
         loss = options.loss or TrainingConfig.loss
-        evaluation = evaluate_file(options.source, weights, shape, data, loss, logger.info)
+        evaluation = evaluate_file(
+            options.source, weights, shape, data, loss, logger.info, inputs=inputs
+        )
         return evaluation_document(evaluation, options.source, weights=weights.name)
 
     return load

@@ -116,7 +116,7 @@ def export(options: ExportOptions) -> None:
         out = options.out / tier.name if several else options.out
         check_places(out, options.save_weights, options.force)
     check_model(options.model, options.weights)
-    input_range = options.input_range()
+    shape, inputs = options.inputs()
     preprocessing = None if options.data_table is None else read_data_table(options.data_table)
 
     show_stages()
@@ -128,7 +128,7 @@ def export(options: ExportOptions) -> None:
 
     request = model_export.Request(
         model=options.model,
-        sample_shape=options.input_shape,
+        sample_shape=shape,
         spec=submodels[0] if submodels else "full",
         out=options.out,
         weights=options.weights,
@@ -141,7 +141,7 @@ def export(options: ExportOptions) -> None:
         force=options.force,
         dry_run=options.dry_run,
         preprocessing=preprocessing,
-        input_range=input_range,
+        inputs=inputs,
     )
     if not several:
         result = model_export.export_bundle(request)

@@ -40,7 +40,7 @@ def inspect(options: InspectOptions) -> None:
     """
     check_some_spec(options.specs)
     check_model(options.model, options.weights)
-    input_range = options.input_range()
+    shape, inputs = options.inputs()
 
     show_stages()
     logger.info("loading PyTorch")
@@ -52,8 +52,7 @@ def inspect(options: InspectOptions) -> None:
         from toolkit.submodels.model_loading import load_model
 
     logger.info("loading the model")
-    model = load_model(options.model, options.weights, options.seed, input_range)
-    shape = options.input_shape
+    model = load_model(options.model, options.weights, options.seed, inputs)
     with SharedRecording(model, shape):
         inspections = inspection.inspect_each(model, shape, options.specs, options.batch)
         failed = [result for result in inspections if isinstance(result, inspection.NotPossible)]

@@ -1,18 +1,21 @@
 """Options that several commands take."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 
-from device_agent.formats.input_range import InputRange
+from device_agent.formats.packing import packed_size
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels.hyperparameters import Loss, Optimizer, TrainingConfig
+
+if TYPE_CHECKING:
+    from device_agent.data.sample_range import Inputs
 
 LIST_AS_JSON = f"{__name__}.list_as_json"
 """Key in the `meta` of a click context: whether to print a list as JSON."""
@@ -25,6 +28,11 @@ LOSS_HELP = (
     "Loss to minimise; ctc is for label sequences without known positions, mse for regressions."
 )
 
+SHAPE_HELP = "Shape of one sample, like 3,32,32."
+INPUT_HELP = (
+    "An input of a model that takes several, in place of --input-shape; repeatable. image:3,32,32 "
+    "are numbers, words:20:int64 are ids, user:int64 is one id. Data have an array x_NAME for each."
+)
 RANGE_HELP = (
     "Range of the numbers in a sample, such as 0:4 for whole numbers or 0.0:1.0. Random samples "
     "are drawn from this range; without it, they are standard normal. Needed if the numbers are "
@@ -129,32 +137,38 @@ class ModelOptions:
     """MODEL and the options that build it."""
 
     model: str = argument()
-    input_shape: tuple[int, ...] = option(
-        "Shape of one sample, like 3,32,32.", type=Shape(), required=True
-    )
+    input_shape: tuple[int, ...] | None = option(SHAPE_HELP, type=Shape())
+    input_texts: tuple[str, ...] = option(INPUT_HELP, "--input", metavar="NAME:SHAPE[:int64]")
     range_text: str | None = option(RANGE_HELP, "--input-range", metavar="LOW:HIGH")
     example: Path | None = option(EXAMPLE_HELP)
     batch: int = option("Batch size.", default=TrainingConfig.batch_size, type=click.IntRange(2))
     weights: Path | None = option("Weights file (.safetensors).")
     seed: int = option("Seed of the initial weights.", default=0, type=SEED)
 
-    def input_range(self) -> InputRange:
-        """The range of the samples; empty if it is not given.
+    def inputs(self) -> tuple[tuple[int, ...], "Inputs"]:
+        """The shape of a sample, and what else is known about the samples.
 
-        Raises InputError or DataError if it is wrong.
+        Raises InputError or DataError if an option is wrong.
         """
-        return input_range_of(self.range_text, self.example, self.input_shape)
+        return inputs_of(self.input_shape, self.input_texts, self.range_text, self.example)
 
 
-def input_range_of(text: str | None, example: Path | None, shape: tuple[int, ...]) -> InputRange:
-    """The range that --input-range or --example gives for samples of `shape`, if any."""
-    from device_agent.data.sample_range import parse_range, read_range  # slow: it imports numpy
+def inputs_of(
+    shape: tuple[int, ...] | None, texts: Sequence[str], text: str | None, example: Path | None
+) -> tuple[tuple[int, ...], "Inputs"]:
+    """What --input-shape or --input, and --input-range or --example say about the samples."""
+    # Imports numpy, which would slow down the help of every command.
+    from device_agent.data.sample_range import Inputs, parse_inputs, parse_range, read_range
 
-    if text is not None and example is not None:
-        raise click.UsageError("Give --input-range or --example, not both.")
+    if (shape is None) == (not texts):
+        raise click.UsageError("Give --input-shape, or --input for each of several inputs.")
+    if text is not None and (example is not None or texts):
+        raise click.UsageError("--input-range does not go with --example or --input; use one.")
+    parts = parse_inputs(texts)
+    sizes = (packed_size(parts),) if shape is None else shape
     if text is not None:
-        return parse_range(text)
-    return () if example is None else read_range(example, shape)
+        return sizes, Inputs(parse_range(text), parts)
+    return sizes, Inputs(() if example is None else read_range(example, sizes, parts), parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +230,9 @@ def repeated(*names: str) -> list[str]:
         source = context.get_parameter_source(given.name or "")
         if given.name in names and source == ParameterSource.COMMANDLINE:
             value = context.params[given.name]
+            if isinstance(given, click.Option) and given.multiple:
+                words += [word for item in value for word in (given.opts[0], str(item))]
+                continue
             words.append(given.opts[0])
             if value is not True:
                 text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -115,7 +115,7 @@ def plan(options: PlanOptions) -> None:
     device = load_device(options.profile)
     submodels = check_specs(options.specs)
     check_model(options.model, options.weights)
-    input_range = options.input_range()
+    shape, inputs = options.inputs()
 
     show_stages()
     logger.info("loading PyTorch")
@@ -125,8 +125,8 @@ def plan(options: PlanOptions) -> None:
 
     logger.info("loading the model")
     planned = model_plan.plan(
-        load_model(options.model, options.weights, options.seed, input_range),
-        options.input_shape,
+        load_model(options.model, options.weights, options.seed, inputs),
+        shape,
         device,
         memory=options.memory,
         step_s=options.step_time,
@@ -147,7 +147,7 @@ def plan(options: PlanOptions) -> None:
 
 def export_of(submodel: str, model: str) -> str:
     """The command that exports the chosen submodel with the training options of the plan."""
-    own = ("input_shape", "range_text", "example", "batch", "weights", "seed")
+    own = ("input_shape", "input_texts", "range_text", "example", "batch", "weights", "seed")
     given = repeated(*own, *HYPERPARAMETERS)
     words = ["edgetailor", "export", model, *given, "--submodel", submodel, "--out", "bundle"]
     return shlex.join(words)

@@ -16,9 +16,11 @@ from pydantic import (
     model_validator,
 )
 
-from device_agent.data.sample_range import range_between, read_range
+from device_agent.data.sample_range import Inputs, parse_inputs, range_between, read_range
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.input_range import InputRange
+from device_agent.formats.manifest import Part
+from device_agent.formats.packing import packed_size
 from device_agent.formats.preprocessing import Images, Series, misfit
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.errors import InputError
@@ -203,6 +205,7 @@ PATHS = ("weights", "example", "held_out", "statistics", "state", "tls_cert", "t
 class FederationConfig(Table):
     """The keys that both `serve` and `simulate` read. `load_settings` makes its paths absolute.
 
+    - `inputs`: the inputs of a model with several, like "words:20:int64". `input_shape` follows.
     - `input_range`: the smallest and the largest number of a sample; whole numbers if both are.
     - `example`: a file with a few real samples, which show the range of each number.
     - `rounds`: ENDLESS if there is no last round.
@@ -230,6 +233,7 @@ class FederationConfig(Table):
     model: str
     weights: Path | None = None
     input_shape: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    inputs: tuple[str, ...] = ()
     input_range: tuple[StrictInt, StrictInt] | tuple[float, float] | None = None
     example: Path | None = None
     rounds: Annotated[int | Literal["endless"], _whole_or(ENDLESS)]
@@ -338,26 +342,49 @@ class FederationConfig(Table):
             )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _inputs_have_a_shape(cls, given: Any) -> Any:
+        texts = given.get("inputs") if isinstance(given, dict) else None
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            return given
+        if "input_shape" in given:
+            raise ValueError("`inputs` and `input_shape` both give the shape: remove one of them")
+        try:
+            return {**given, "input_shape": [packed_size(parse_inputs(texts))]}
+        except InputError as error:
+            raise ValueError(f"`inputs`: {error}") from None
+
     @model_validator(mode="after")
     def _range_is_one(self) -> Self:
         if self.input_range is None:
             return self
-        if self.example is not None:
-            raise ValueError("`input_range` and `example` both give the range: remove one of them")
+        if self.example is not None or self.inputs:
+            raise ValueError(
+                "`input_range` does not go with `example` or `inputs`: remove one of them"
+            )
         try:
             range_between(*self.input_range)
         except InputError as error:
             raise ValueError(f"`input_range`: {error}") from None
         return self
 
-    def known_range(self) -> InputRange:
-        """The range of the samples that the file gives; empty if it gives none.
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The inputs that are packed into a sample; empty if it is one array."""
+        return parse_inputs(self.inputs)
+
+    def known_inputs(self) -> Inputs:
+        """The range of the samples and their inputs, as far as the file gives them.
 
         Raises DataError if `example` cannot be used.
         """
+        known: InputRange = ()
         if self.input_range is not None:
-            return range_between(*self.input_range)
-        return () if self.example is None else read_range(self.example, self.input_shape)
+            known = range_between(*self.input_range)
+        elif self.example is not None:
+            known = read_range(self.example, self.input_shape, self.parts)
+        return Inputs(known, self.parts)
 
     @property
     def places(self) -> int | None:

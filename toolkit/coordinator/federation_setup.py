@@ -27,6 +27,7 @@ def federation(config: FederationConfig, report: Report = silent) -> "Federation
             labels,
             "statistics",
             preprocessing=config.data,
+            parts=config.parts,
         )
     model = Federation(
         config.model,
@@ -37,7 +38,7 @@ def federation(config: FederationConfig, report: Report = silent) -> "Federation
         config.aggregation,
         statistics=statistics,
         preprocessing=config.data,
-        input_range=config.known_range(),
+        inputs=config.known_inputs(),
     )
     # Split now, so that a spec that the model cannot satisfy ends the server before it starts.
     for spec in _specs(config):

@@ -92,6 +92,7 @@ class Server:
                 config.input_shape,
                 config.training.labels,
                 preprocessing=config.data,
+                parts=config.parts,
             )
         self._socket = listening or bind(config.host, config.port, origin)
         try:

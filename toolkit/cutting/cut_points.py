@@ -124,10 +124,14 @@ class Cutter:
         if node.op == "placeholder" and not value.is_floating_point():
             return limit is not None and limit <= exact
         if self.captured.input_range and node in self.training.of_samples:
-            # Random recordings need ids where the samples have them; only theirs are known.
-            whole = [i for i in self.captured.input_range if i.whole and i.low is not None]
-            exactly = all(max(abs(i.low or 0), abs(i.high or 0)) <= exact for i in whole)
-            return exactly and (node.op == "placeholder" or not whole)
+            # Random recordings are in range if they hold whole samples. What is computed from the
+            # samples may be recorded if its numbers can be any.
+            bounded = [i for i in self.captured.input_range if i.low is not None]
+            if node.op != "placeholder" and (
+                node in self.training.ids or not all(interval.whole for interval in bounded)
+            ):
+                return False
+            return all(max(abs(i.low or 0), abs(i.high or 0)) <= exact for i in bounded if i.whole)
         return value.dtype == torch.float32
 
     def _position_in_prediction(self, position: int) -> int | None:

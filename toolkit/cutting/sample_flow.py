@@ -12,7 +12,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
 from exporters.programs.dropout import DRAW
-from exporters.programs.recorded_graph import input_node, is_impure, output_node
+from exporters.programs.recorded_graph import (
+    casts_to_integers,
+    input_node,
+    is_impure,
+    output_node,
+)
 
 aten = torch.ops.aten
 SHAPE_READERS = {
@@ -44,6 +49,7 @@ class SampleFlow:
             execution. Operators that compute integers or booleans are left out.
         position: The index of each operator in `operators`; -1 for the samples.
         of_samples: The samples, and operators that read only samples and constants.
+        ids: Those of `of_samples` whose numbers become integers, such as ids.
         updates: Operators that change a tensor of the model. They stay even if nothing reads their
             result.
     """
@@ -67,6 +73,8 @@ class SampleFlow:
         for node in self.operators:
             if set(self.values_read(node)) <= self.of_samples:
                 self.of_samples.add(node)
+        casts = [node for node in graph.graph.nodes if casts_to_integers(node)]
+        self.ids = self.of_samples & self.ancestors(casts)
         self._behind: dict[Node, tuple[frozenset[Node], frozenset[Node]]] = {}
 
     def values_read(self, node: Node) -> list[Node]:

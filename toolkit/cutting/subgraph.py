@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from device_agent.formats.manifest import RecordedDtype
 from exporters.programs.recorded_graph import input_node
-from exporters.programs.sample_ranges import RANGE, range_of_row
+from exporters.programs.sample_ranges import PARTS, RANGE, range_of_row
 from toolkit.cutting.graph_edit import GraphEditor
 from toolkit.cutting.sample_flow import SampleFlow, shape_argument
 from toolkit.submodels.capacity import count_elements
@@ -80,7 +80,8 @@ class _Builder:
         for source in sources:
             bounds.append(bounds[-1] + count_elements(source, 1))
         self.input.meta["val"] = self.edit.empty_rows(bounds[-1])
-        self.input.meta.pop(RANGE, None)
+        for key in (RANGE, PARTS):
+            self.input.meta.pop(key, None)
         counts = [end - begin for begin, end in pairwise(bounds)]
         if row_range := range_of_row(list(zip(sources, counts, strict=True))):
             self.input.meta[RANGE] = row_range

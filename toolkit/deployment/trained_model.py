@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from device_agent.data.local_data import load_data
-from device_agent.formats.input_range import InputRange
+from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.preprocessing import Preprocessing
 from device_agent.formats.protocol.fleet import FederatedEvaluation
 from exporters.programs.program import Program, with_preprocessing
@@ -111,6 +111,7 @@ class TrainedModel:
             program.sample_limit,
             least=1,
             preprocessing=self.preprocessing,
+            parts=program.parts,
         )
         return np.array(local.x), np.array(local.y)
 
@@ -147,7 +148,7 @@ def from_federation(
     """
     file = model_file(config.state, round_)
     logger.info("loading the model %s after round %d", config.model, round_)
-    module, weights = load_global(config.model, file, config.seed, config.known_range())
+    module, weights = load_global(config.model, file, config.seed, config.known_inputs())
     return TrainedModel(
         config.model,
         module,
@@ -188,11 +189,11 @@ def from_reference(
     preprocessing: Preprocessing | None = None,
     data: str | Path | None = None,
     calibration: str | Path | None = None,
-    input_range: InputRange = (),
+    inputs: Inputs = NO_INPUTS,
 ) -> TrainedModel:
     """Load a model from its reference and a weights file. Raises ModelError or InputError."""
     logger.info("loading the model")
-    module, numbers = load_global(reference, weights, input_range=input_range)
+    module, numbers = load_global(reference, weights, inputs=inputs)
     return TrainedModel(
         reference,
         module,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
+from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.bundle import read_manifest
-from device_agent.formats.input_range import InputRange
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.preprocessing import Preprocessing
 from device_agent.training.memory_estimate import training_bytes
@@ -54,7 +54,7 @@ class Request:
         force: Replace an existing bundle and an existing weights file.
         dry_run: Write nothing.
         preprocessing: How pictures or CSV files of a device become samples.
-        input_range: The range of the samples; empty if it is not known.
+        inputs: The range of the samples and the inputs that they hold, as far as they are given.
     """
 
     model: str
@@ -71,7 +71,7 @@ class Request:
     dry_run: bool = False
     cache: bool = True
     preprocessing: Preprocessing | None = None
-    input_range: InputRange = ()
+    inputs: Inputs = NO_INPUTS
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def export_bundle(request: Request) -> Exported:
 def load_origin(request: Request) -> Origin:
     """Load the model of `request`. Raises ModelError or InputError."""
     logger.info("loading the model")
-    model, numbers = load_global(request.model, request.weights, request.seed, request.input_range)
+    model, numbers = load_global(request.model, request.weights, request.seed, request.inputs)
     numbers.lend_to(model)  # nothing trains it, so its weights need not be in memory twice
     recording = SharedRecording(model, request.sample_shape)
     with recording:

@@ -52,7 +52,11 @@ def main(grid: Grid, context: Context) -> None:
     # model is to record it, which fails if one of Flower's threads draws a random number.
     model = federation(config.model_copy(update={"devices": ()}))
     held_out = read_samples(
-        config.held_out, config.input_shape, config.training.labels, preprocessing=config.data
+        config.held_out,
+        config.input_shape,
+        config.training.labels,
+        preprocessing=config.data,
+        parts=config.parts,
     )
     out.mkdir(parents=True, exist_ok=True)
 

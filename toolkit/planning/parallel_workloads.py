@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import torch
 
-from device_agent.formats.input_range import InputRange
+from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.protocol.fleet import Preparation
 from device_agent.log_format import quieten_others
 from profiles.cost_model.prediction import predict_memory
@@ -52,7 +52,7 @@ class ModelSource:
     training: TrainingConfig
     weights: Path | None = None
     seed: int = 0
-    input_range: InputRange = ()
+    inputs: Inputs = NO_INPUTS
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _submit(pool: ProcessPoolExecutor, call: Callable[..., T], *arguments: objec
 @functools.cache
 def _workloads(source: ModelSource) -> Workloads:
     """The model of `source`, loaded once in each process."""
-    module, _ = load_global(source.reference, source.weights, source.seed, source.input_range)
+    module, _ = load_global(source.reference, source.weights, source.seed, source.inputs)
     return Workloads(module, source.sample_shape, source.training)
 
 

@@ -253,6 +253,7 @@ def read_data(config: SimulationConfig, program: Program) -> SimulationData:
             program.sample_dtype,
             program.sample_limit,
             preprocessing=config.data,
+            parts=program.parts,
         )
 
     table, held_out, writers = config.simulation, None, None
@@ -270,6 +271,7 @@ def read_data(config: SimulationConfig, program: Program) -> SimulationData:
             config.input_shape,
             config.training.labels,
             preprocessing=config.data,
+            parts=config.parts,
         )
     return SimulationData(samples, held_out, writers)
 

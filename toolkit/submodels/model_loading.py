@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from device_agent.formats.input_range import InputRange
-from exporters.recording.input_ranges import with_input_range
+from device_agent.data.sample_range import NO_INPUTS, Inputs
+from exporters.recording.input_ranges import with_inputs
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels import global_model
@@ -21,7 +21,7 @@ def load_model(
     reference: str,
     weights_file: str | Path | None = None,
     seed: int = 0,
-    input_range: InputRange = (),
+    inputs: Inputs = NO_INPUTS,
 ) -> nn.Module:
     """Build the model that a reference names. The current folder is importable.
 
@@ -32,7 +32,7 @@ def load_model(
         reference: `package.module:callable`, for example `toolkit.models:resnet20`.
         weights_file: A safetensors file with its weights, or None for initial weights.
         seed: Seed of the random initial weights.
-        input_range: The range of the samples; empty if it is not known. See `set_input_range`.
+        inputs: The range of the samples and the inputs that they hold, as far as they are given.
 
     Returns:
         The model.
@@ -45,7 +45,7 @@ def load_model(
         >>> load_model("toolkit.models:mnist_dnn").fc2
         Linear(in_features=100, out_features=10, bias=True)
     """
-    model = with_input_range(build_model(reference, seed), input_range)
+    model = with_inputs(build_model(reference, seed), inputs)
     if weights_file is not None:
         load_weights(model, weights_file)
     return model
@@ -55,14 +55,14 @@ def load_global(
     reference: str,
     weights_file: str | Path | None = None,
     seed: int = 0,
-    input_range: InputRange = (),
+    inputs: Inputs = NO_INPUTS,
 ) -> tuple[nn.Module, GlobalModel]:
     """Load a model like `load_model`. Returns it, and its weights as a global model.
 
     The global model includes the factors in the weights file. Arguments and errors are those of
     `load_model`.
     """
-    model = with_input_range(build_model(reference, seed), input_range)
+    model = with_inputs(build_model(reference, seed), inputs)
     if weights_file is None:
         return model, global_model.from_model(model)
     return model, load_weights(model, weights_file)

@@ -258,10 +258,10 @@ def test_a_whole_number_for_a_fraction_and_a_size_in_text(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("written", "whole"), [("[0, 4]", True), ("[0.0, 4.0]", False)])
 def test_the_range_of_samples(tmp_path: Path, written: str, whole: bool) -> None:
     config = configured(tmp_path, f"input_range = {written}\n{CONFIG}")
-    assert config.known_range() == (Interval(low=0, high=4, whole=whole),)
+    assert config.known_inputs().range == (Interval(low=0, high=4, whole=whole),)
     np.save(tmp_path / "rows.npy", np.array([[0.0, 0.0], [4.0, 4.0]]))
     config = configured(tmp_path, f'example = "rows.npy"\n{CONFIG}')
-    assert config.known_range() == (Interval(low=0, high=4, whole=True),)
+    assert config.known_inputs().range == (Interval(low=0, high=4, whole=True),)
 
 
 def test_paths_start_from_the_file(tmp_path: Path) -> None:

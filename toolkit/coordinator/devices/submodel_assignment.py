@@ -74,7 +74,7 @@ def make_planner(
         config.training,
         config.weights,
         config.seed,
-        config.known_range(),
+        config.known_inputs(),
     )
     limit = memory_limit([kind for kind in config.devices if kind.planned])
     known, impossible = Search(source, limit, progress, stopping).run()
