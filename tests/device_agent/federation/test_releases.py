@@ -33,6 +33,7 @@ from device_agent.inference.release_trial import TrialResult
 from edgetailor import deploy
 from killing import Job, die_at
 from log_messages import logged
+from parameters import some_long
 from profiles.errors import BundleError, LimitError
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 
@@ -436,7 +437,8 @@ TUNED = 7
 """The model that a fine-tuning gives."""
 
 
-@pytest.mark.parametrize("before", [True, False])
+# A kill behind a write is one before the next but for what is not flushed between them.
+@pytest.mark.parametrize("before", some_long([True, False], False))
 @pytest.mark.parametrize(
     ("number", "options", "trial", "after"),
     [

@@ -284,7 +284,7 @@ def change(state: Path, write: Callable[[Path], None], job: Job | None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-# Before a write is behind the one before it.
+# A kill behind a write is one before the next but for what is not flushed between them.
 @pytest.mark.parametrize("before", some_long([True, False], False))
 def test_killed_at_every_write_of_a_release(tmp_path: Path, before: bool) -> None:
     config = configured(tmp_path / "c", DESKTOPS)
