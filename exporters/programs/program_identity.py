@@ -40,7 +40,7 @@ LIBRARY_FUNCTIONS = ("torch", "builtins", "operator", "_operator", "math", "_fun
 """Packages whose functions are determined by a version in LIBRARIES or by Python's version."""
 
 VALUES = (
-    *(type(None), bool, int, float, complex, str, bytes),
+    *(type(None), bool, int, float, complex, str, bytes, msgspec.UnsetType),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch._ops.OpOverload),
 )
 """Types whose `repr` describes a value completely."""
