@@ -1,6 +1,7 @@
 """Brings a recorded graph into the form that families and writers expect."""
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,8 @@ from exporters.recurrence.dropout_between_layers import split_at_dropouts
 from exporters.recurrence.recurrent_layers import RECURRENT
 
 aten = torch.ops.aten
+READ_NUMBERS = (aten.item.default, aten._local_scalar_dense.default)
+"""Operators that read a number from a tensor."""
 NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 CHECKS = (aten._assert_tensor_metadata.default,)
@@ -49,7 +52,7 @@ def clean_up(graph: GraphModule) -> None:
         if node.target is aten.cat.default:
             skip_empty(node)
         guard = node.op == "call_module" and node.target == "_guards_fn"
-        if guard or node.target in CHECKS or is_batch_counter(graph, node):
+        if guard or node.target in CHECKS or only_counts(graph, node):
             graph.graph.erase_node(node)
     split_at_dropouts(graph)
     fold_double_constants(graph)
@@ -140,11 +143,22 @@ def retype_zeros(graph: GraphModule, recurrent: Node) -> None:
             zeros.replace_all_uses_with(twin)
 
 
+def only_counts(graph: GraphModule, node: Node) -> bool:
+    """Whether `node` adds to an integer buffer that nothing but such additions reads."""
+    counts, counter = is_batch_counter(graph, node), node
+    while counts and counter.op != "get_attr":
+        counter = counter.args[0]  # type: ignore[assignment]
+    readers = {**node.users, **counter.users}
+    return counts and all(is_batch_counter(graph, reader) for reader in readers)
+
+
 def is_batch_counter(graph: GraphModule, node: Node) -> bool:
     """Whether `node` adds to an integer buffer that counts batches, as in batch norms."""
+    counted: Any = node.args[0] if node.args else None
+    if node.target is aten.copy_.default:  # `self.count += 1` also assigns
+        return is_integer_attribute(graph, counted) and is_batch_counter(graph, node.args[1])  # type: ignore[arg-type]
     if node.target is not aten.add_.Tensor:
         return False
-    counted = node.args[0]
     # A module that runs twice in one pass counts twice: the second addition reads the first.
     return is_integer_attribute(graph, counted) or (
         isinstance(counted, Node) and is_batch_counter(graph, counted)
@@ -157,7 +171,8 @@ def fold_double_constants(graph: GraphModule) -> None:
     A device computes in float32, and TFLite has no float64. But code such as
     `torch.tensor(numpy_array).float()` needs float64 only to make a constant.
     """
-    known: dict[Node, Tensor] = {}
+    insert_numbers(graph)
+    known = fixed_selections(graph)
     for node in list(graph.graph.nodes):
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or any(map(writes_in_place, node.users)):
@@ -176,6 +191,51 @@ def fold_double_constants(graph: GraphModule) -> None:
                 constant = graph.graph.get_attr(name)
             constant.meta = dict(node.meta)
             node.replace_all_uses_with(constant)
+
+
+def insert_numbers(graph: GraphModule) -> None:
+    """Replace numbers that Python code reads from constants, as `.tolist()` does, by themselves."""
+    for node in list(graph.graph.nodes):
+        if node.target not in READ_NUMBERS:
+            continue
+        constant = whole_constant(graph, node.args[0])
+        if constant is None or constant.numel() != 1:
+            continue
+        for user in list(node.users):
+            numbers = {read: read for read in user.all_input_nodes} | {node: constant.item()}
+            user.args, user.kwargs = map_arg((user.args, user.kwargs), numbers.__getitem__)
+        graph.graph.erase_node(node)
+
+
+def fixed_selections(graph: GraphModule) -> dict[Node, Tensor]:
+    """The values of selections by integer constants, such as `torch.unique` of a buffer.
+
+    The size of their result is fixed only because recording knows the constants.
+    """
+    known = {}
+    for node in graph.graph.nodes:
+        target = node.target
+        if isinstance(target, OpOverload) and torch.Tag.dynamic_output_shape in target.tags:
+            value = whole_constant(graph, node)
+            if isinstance(value, Tensor):
+                known[node] = value
+    return known
+
+
+def whole_constant(graph: GraphModule, node: Node) -> Any:
+    """What `node` computes from constants; None if it reads anything else, such as weights."""
+    if node.op == "get_attr":
+        value = attribute(graph, str(node.target))
+        is_state = str(node.target) in graph.state_dict() and value.is_floating_point()
+        return None if is_state else value
+    is_operator = isinstance(node.target, OpOverload) or node.target is operator.getitem
+    if node.op != "call_function" or not is_operator:
+        return None
+    sources = {source: whole_constant(graph, source) for source in node.all_input_nodes}
+    if any(value is None for value in sources.values()):
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), sources.__getitem__)
+    return cast("Callable[..., Any]", node.target)(*args, **kwargs)
 
 
 def can_fold(node: Node, known: dict[Node, Tensor]) -> bool:

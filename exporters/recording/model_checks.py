@@ -325,8 +325,8 @@ def check_writes(graph: GraphModule) -> None:
             raise ModelError(
                 "The model changes its own tensor {tensor!r} when it runs ({operator}); only "
                 "batch norms may do so. Remove the cause: max_norm of an embedding, "
-                "spectral norm (weight norm can be exported), or an average that the model keeps "
-                "itself.",
+                "spectral norm (weight norm can be exported), or an average or a count that the "
+                "model keeps itself and reads.",
                 code="model.writes-own-tensor",
                 tensor=str(written.target),
                 operator=str(node.target),

@@ -2,14 +2,14 @@
 
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import SymInt, Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import _disable_current_modes
 
 from exporters.programs import source_lines
+from exporters.recording.index_forms import INDEXING
 from exporters.recurrence.replacements import Replacement
 from profiles.errors import ModelError
 
@@ -89,77 +89,61 @@ def embedding_bag(func: Computes, ids: Tensor, weight: Tensor, *given: Any, **mo
     return {"sum": rows.sum, "mean": rows.mean, "max": rows.amax}[mode](1)
 
 
-def topk(func: Any, x: Tensor, k: int, *given: Any, **more: Any) -> Any:
-    """`torch.topk` in sorted order. Otherwise each runtime chooses an order of its own."""
-    dim = given[0] if given else more.get("dim", -1)
-    largest = given[1] if len(given) > 1 else more.get("largest", True)
-    return func(x, k, dim, largest, True)
-
-
-def split(func: Any, x: Tensor, size: Any, dim: int = 0) -> Any:
-    """`torch.split` of rows of samples: torch would compute the number of parts."""
-    whole = x.shape[dim]
-    if not isinstance(size, SymInt) or not isinstance(whole, SymInt):
-        return func(x, size, dim)
-    parts = whole.node.expr / size.node.expr
-    if not parts.is_Integer:
-        return func(x, size, dim)
-    # The gradient of `unbind` puts the parts together; that of a slice writes into zeros.
-    return x.unflatten(dim, (int(parts), size)).unbind(dim)
-
-
-def chunk(func: Any, x: Tensor, chunks: int, dim: int = 0) -> Any:
-    """`torch.chunk` of rows of samples, for example of two views of each sample."""
-    whole = x.shape[dim]
-    if not isinstance(whole, SymInt) or int(whole.node.expr.as_coeff_Mul()[0]) % chunks:
-        return func(x, chunks, dim)
-    return split(func, x, whole // chunks, dim)
-
-
 def length(func: Any, x: Tensor) -> int:
     """`len` of a tensor. Raises ModelError for samples: `len` returns a fixed number."""
     if x.dim() == 0 or not isinstance(x.shape[0], SymInt):
         return int(func(x))
-    frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
     raise ModelError(
         "len() of a batch{place} gives a fixed number, but one recording must serve all batch "
         "sizes. Write x.shape[0] or x.size(0) instead of len(x).",
         code="model.fixed-batch",
-        place=source_lines.parenthesized(source_lines.innermost(frames)),
+        place=called_place(),
     )
 
 
-def bincount(func: Computes, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
-    """`torch.bincount` of whole numbers below `minlength`, so that the size is fixed."""
-    if minlength == 0 or weights is not None:
-        return func(x, weights, minlength)
-    return torch.zeros(minlength, dtype=torch.int64).scatter_add(0, x, torch.ones_like(x))
+def one_hot(func: Computes, x: Tensor, num_classes: int = -1) -> Tensor:
+    """`one_hot`. Raises ModelError without `num_classes`, as torch then reads the values."""
+    if num_classes != -1:
+        return func(x, num_classes)
+    raise ModelError(
+        "one_hot without num_classes{place} reads the largest class of the batch. Pass the number "
+        "of classes: one_hot(x, num_classes).",
+        code="model.data-dependent-code",
+        place=called_place(),
+    )
 
 
-def eye(_: Any, n: Any, m: Any = None, *, dtype: Any = None, **__: Any) -> Tensor:
-    """`torch.eye`, which torch computes from a type of integers that TFLite lacks."""
-    rows, columns = torch.arange(n), torch.arange(n if m is None else m)
-    return (rows[:, None] == columns).to(dtype or torch.get_default_dtype())
+def numpy_array(*_: Any, **__: Any) -> NoReturn:
+    """`Tensor.numpy`. Raises ModelError: a recording does not follow NumPy."""
+    raise ModelError(
+        "The model turns a tensor into a NumPy array{place}, and a recording does not follow "
+        "NumPy. Compute with torch.",
+        code="model.data-dependent-code",
+        place=called_place(),
+    )
 
 
-def constant(func: Computes, *given: Any, **more: Any) -> Tensor:
-    """What `func` computes from numbers alone, as a constant of the recording."""
-    if any(isinstance(value, Tensor | SymInt) for value in (*given, *more.values())):
-        return func(*given, **more)
-    with _disable_current_modes():
-        values = func(*given, **more).numpy()
-    return torch.tensor(values)
+def called_place() -> str:
+    """The user's line that is running, in parentheses; or empty."""
+    frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
+    return source_lines.parenthesized(source_lines.innermost(frames))
 
 
-def searchsorted(
-    func: Computes, ascending: Tensor, x: Any, *given: Any, right: bool = False, **more: Any
-) -> Tensor:
-    """`torch.searchsorted`: the number of `ascending` numbers below each of `x`."""
-    if given or not isinstance(x, Tensor) or any(more.values()):
-        return func(ascending, x, *given, right=right, **more)
-    rows = ascending if ascending.dim() == 1 else ascending.unsqueeze(-2)
-    compare = torch.le if right else torch.lt
-    return compare(rows, x.unsqueeze(-1)).sum(-1)
+def fake_quantize(func: Computes, x: Tensor, scale: Any, zero: Any, *bounds: int) -> Tensor:
+    """`torch.fake_quantize_per_tensor_affine` of fixed steps; what is cut gets no gradient."""
+    if isinstance(scale, Tensor) or isinstance(zero, Tensor) or len(bounds) != 2:
+        return func(x, scale, zero, *bounds)
+    low, high = bounds
+    steps = (x.detach() / scale).round() + zero
+    kept = torch.where((steps >= low) & (steps <= high), x, 0.0)
+    change: Tensor = (steps.clamp(low, high) - zero) * scale - kept
+    return kept + change.detach()
+
+
+def logit(_: Any, x: Tensor, eps: float | None = None) -> Tensor:
+    """`torch.logit`: ln(x / (1 - x))."""
+    x = x if eps is None else x.clamp(eps, 1 - eps)
+    return (x / (1 - x)).log()
 
 
 def gates(x: Tensor, h: Tensor, weights: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
@@ -195,6 +179,7 @@ def rnn_cell(nonlinearity: Callable[[Tensor], Tensor]) -> Replacement:
 
 
 FORMS: dict[Any, Replacement] = {
+    **INDEXING,
     torch.prod: prod,
     Tensor.prod: prod,
     torch.cumprod: cumprod,
@@ -205,24 +190,14 @@ FORMS: dict[Any, Replacement] = {
     Tensor.kthvalue: kthvalue,
     torch.cdist: cdist,
     functional.embedding_bag: embedding_bag,
-    torch.topk: topk,
-    Tensor.topk: topk,
-    torch.split: split,
-    Tensor.split: split,
-    torch.chunk: chunk,
-    Tensor.chunk: chunk,
     Tensor.__len__: length,
-    torch.eye: eye,
-    torch.tril_indices: constant,
-    torch.triu_indices: constant,
-    torch.logspace: constant,
-    torch.hamming_window: constant,
-    torch.blackman_window: constant,
-    torch.bartlett_window: constant,
-    torch.kaiser_window: constant,
-    torch.searchsorted: searchsorted,
-    torch.bincount: bincount,
-    Tensor.bincount: bincount,
+    torch.logit: logit,
+    Tensor.logit: logit,
+    torch.special.logit: logit,
+    functional.one_hot: one_hot,
+    Tensor.numpy: numpy_array,
+    Tensor.__array__: numpy_array,
+    torch.fake_quantize_per_tensor_affine: fake_quantize,
     torch.lstm_cell: lstm_cell,
     torch.gru_cell: gru_cell,
     torch.rnn_tanh_cell: rnn_cell(torch.tanh),

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from exporters.programs.program import ProgramSignature, samples_port
 from exporters.programs.tracing import EXAMPLE_BATCH, trace
+from exporters.recording.capture import capture
 from exporters.recording.model_checks import check_parameters
 from refusals import refused
 
@@ -117,3 +118,23 @@ def test_a_signature_must_not_read_values() -> None:
 def test_a_signature_must_not_branch_on_the_batch_size() -> None:
     with refused("export.fixed-batch", signature="own", batch=EXAMPLE_BATCH):
         trace(signature(lambda x: x * 2 if x.shape[0] == EXAMPLE_BATCH else x))
+
+
+class Counting(nn.Module):
+    """A layer that counts its steps, and may read the count."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.layer, self.reads = nn.Linear(3, 2), reads
+        self.steps = nn.Buffer(torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        return self.layer(x) * torch.exp(-0.1 * self.steps) if self.reads else self.layer(x)
+
+
+def test_a_count_of_steps_is_refused_only_if_the_model_reads_it() -> None:
+    capture(Counting(reads=False), (3,))
+    with refused("model.writes-own-tensor", tensor="steps"):
+        capture(Counting(reads=True), (3,))

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -53,12 +55,30 @@ FORMS: dict[str, Compute] = {
     "halves of a batch": lambda h: torch.cat(torch.cat([h, h], 0).split(h.size(0)), 1)[:, :8],
     "chunks of a batch": lambda h: torch.cat(torch.cat([h, h], 0).chunk(2), 1)[:, :8],
     "counts": lambda h: h + torch.bincount(torch.tensor([0, 1, 1, 2]), minlength=8),
+    "masked write": lambda h: written(h, h > 0, 0),
+    "write of infinite numbers": lambda h: written(h, h.isinf(), torch.tensor(1.0)),
+    "write of listed columns": lambda h: written(h, (slice(None), [0, -2]), 0.5),
+    "write of columns": lambda h: written(h, (slice(None), torch.tensor([0, 2])), h[:, 4:6] * 2),
+    "filled": lambda h: h.index_fill(-1, torch.tensor([0, -2]), 0.5),
+    "taken along": lambda h: torch.take_along_dim(h, h.argsort(1), 1),
+    "taken by constants": lambda h: h + h.take_along_dim(torch.tensor([[0]]), dim=1),
+    "logits": lambda h: torch.logit(h.sigmoid(), eps=0.1),
+    "repeated each": lambda h: h.repeat_interleave(torch.tensor([2, 0, 1, 1, 1, 1, 1, 1]), 1),
+    "a constant's number": lambda h: h * torch.tensor([1, 2, 3]).tolist()[1],
+    "a number with a fraction": lambda h: h * torch.tensor(0.5).item(),
+    "quantized": lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 2, -5, 5),
     "pairs": lambda h: h + h[:, torch.tril_indices(4, 4, -1)[0]].sum(1, keepdim=True),
     "windows": lambda h: h * torch.kaiser_window(8) * torch.hamming_window(8, periodic=False),
     "bins": lambda h: h * torch.searchsorted(torch.linspace(-1, 1, 5), h),
     "bins of each row": lambda h: h * torch.searchsorted(h.sort(1)[0], h * 0.9, right=True),
     "writes through .to": lambda h: writes_through_to(h),
 }
+
+
+def written(h: Tensor, index: Any, value: Any) -> Tensor:
+    h = h.clone()
+    h[index] = value
+    return h
 
 
 def writes_through_to(h: Tensor) -> Tensor:
@@ -167,6 +187,32 @@ def test_draws_of_predictions_are_refused(compute: Compute, operator: str) -> No
         capture(Between(compute, only_training=False), (6,))
     assert "if self.training" in str(caught.value)
     capture(Between(compute), (6,))  # the remedy
+
+
+@pytest.mark.parametrize(
+    ("compute", "instead", "words"),
+    [
+        (
+            lambda h: h * functional.one_hot(h.argmax(1)).sum(),
+            lambda h: h * functional.one_hot(h.argmax(1), 8),
+            "Pass the number of classes",
+        ),
+        (
+            lambda h: h * float(np.mean(h.detach().numpy())),
+            lambda h: h * h.detach().mean(),
+            "Compute with torch",
+        ),
+    ],
+    ids=["one-hot", "numpy"],
+)
+def test_code_that_reads_values_is_refused_with_a_remedy(
+    compute: Compute, instead: Compute, words: str
+) -> None:
+    with refused("model.data-dependent-code") as caught:
+        capture(Between(compute, only_training=False), (6,))
+    assert words in str(caught.value)
+    assert "test_recorded_forms.py, line" in str(caught.value)
+    capture(Between(instead, only_training=False), (6,))
 
 
 def test_the_length_of_a_batch_is_refused_with_its_line() -> None:

@@ -1,0 +1,159 @@
+"""Functions of torch that choose, count or write elements, as operators that both formats have."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from exporters.recurrence.replacements import Replacement
+
+Computes = Callable[..., Tensor]
+
+
+def topk(func: Any, x: Tensor, k: int, *given: Any, **more: Any) -> Any:
+    """`torch.topk` in sorted order. Otherwise each runtime chooses an order of its own."""
+    dim = given[0] if given else more.get("dim", -1)
+    largest = given[1] if len(given) > 1 else more.get("largest", True)
+    return func(x, k, dim, largest, True)
+
+
+def split(func: Any, x: Tensor, size: Any, dim: int = 0) -> Any:
+    """`torch.split` of rows of samples: torch would compute the number of parts."""
+    whole = x.shape[dim]
+    if not isinstance(size, SymInt) or not isinstance(whole, SymInt):
+        return func(x, size, dim)
+    parts = whole.node.expr / size.node.expr
+    if not parts.is_Integer:
+        return func(x, size, dim)
+    # The gradient of `unbind` puts the parts together; that of a slice writes into zeros.
+    return x.unflatten(dim, (int(parts), size)).unbind(dim)
+
+
+def chunk(func: Any, x: Tensor, chunks: int, dim: int = 0) -> Any:
+    """`torch.chunk` of rows of samples, for example of two views of each sample."""
+    whole = x.shape[dim]
+    if not isinstance(whole, SymInt) or int(whole.node.expr.as_coeff_Mul()[0]) % chunks:
+        return func(x, chunks, dim)
+    return split(func, x, whole // chunks, dim)
+
+
+def bincount(func: Computes, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
+    """`torch.bincount` of whole numbers below `minlength`, so that the size is fixed."""
+    if minlength == 0 or weights is not None:
+        return func(x, weights, minlength)
+    return torch.zeros(minlength, dtype=torch.int64).scatter_add(0, x, torch.ones_like(x))
+
+
+def eye(_: Any, n: Any, m: Any = None, *, dtype: Any = None, **__: Any) -> Tensor:
+    """`torch.eye`, which torch computes from a type of integers that TFLite lacks."""
+    rows, columns = torch.arange(n), torch.arange(n if m is None else m)
+    return (rows[:, None] == columns).to(dtype or torch.get_default_dtype())
+
+
+def constant(func: Computes, *given: Any, **more: Any) -> Tensor:
+    """What `func` computes from numbers alone, as a constant of the recording."""
+    if any(isinstance(value, Tensor | SymInt) for value in (*given, *more.values())):
+        return func(*given, **more)
+    with _disable_current_modes():
+        values = func(*given, **more).numpy()
+    return torch.tensor(values)
+
+
+def searchsorted(
+    func: Computes, ascending: Tensor, x: Any, *given: Any, right: bool = False, **more: Any
+) -> Tensor:
+    """`torch.searchsorted`: the number of `ascending` numbers below each of `x`."""
+    if given or not isinstance(x, Tensor) or any(more.values()):
+        return func(ascending, x, *given, right=right, **more)
+    rows = ascending if ascending.dim() == 1 else ascending.unsqueeze(-2)
+    compare = torch.le if right else torch.lt
+    return compare(rows, x.unsqueeze(-1)).sum(-1)
+
+
+def setitem(func: Any, x: Any, index: Any, value: Any) -> None:
+    """`x[index] = value` for a mask or a list of integers, for which TFLite has other operators."""
+    if isinstance(index, Tensor) and index.dtype == torch.bool and is_number(value):
+        mask = index.reshape(*index.shape, *[1] * (x.dim() - index.dim()))
+        x.copy_(torch.where(mask, value, x))
+        return
+    axes = index if isinstance(index, tuple) else (index,)
+    chosen = [axis for axis, part in enumerate(axes) if not is_whole(part)]
+    if len(chosen) != 1 or len(axes) > x.dim() or not is_list(axes[chosen[0]]):
+        func(x, index, value)
+        return
+    (axis,) = chosen
+    size = x.shape[axis]
+    numbers = torch.as_tensor(axes[axis])
+    numbers = torch.where(numbers < 0, numbers + size, numbers)
+    shape = [*x.shape[:axis], numbers.shape[0], *x.shape[axis + 1 :]]
+    places = numbers.view(-1, *[1] * (x.dim() - axis - 1)).expand(shape)
+    x.copy_(x.scatter(axis, places, torch.as_tensor(value).to(x.dtype).expand(shape)))
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a number, also as a tensor without axes."""
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
+
+
+def is_whole(part: Any) -> bool:
+    """Whether an index takes a whole axis."""
+    return isinstance(part, slice) and part == slice(None)
+
+
+def is_list(part: Any) -> bool:
+    """Whether an index is a list of integers."""
+    if isinstance(part, Tensor):
+        return part.dim() == 1 and part.dtype in (torch.int32, torch.int64)
+    return isinstance(part, list) and bool(part) and all(type(n) is int for n in part)
+
+
+def index_fill(func: Computes, x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """`torch.index_fill`."""
+    if not isinstance(x.shape[dim], int):
+        return func(x, dim, index, value)
+    hit = (torch.arange(x.shape[dim])[:, None] == index % x.shape[dim]).any(1)
+    behind = x.dim() - 1 - dim % x.dim()
+    return torch.where(hit.view(-1, *[1] * behind), value, x)
+
+
+def take_along_dim(func: Computes, x: Tensor, indices: Tensor, dim: Any = None) -> Tensor:
+    """`torch.take_along_dim` along an axis."""
+    if dim is None or x.dim() != indices.dim():
+        return func(x, indices, dim)
+    dim %= x.dim()
+    pairs = list(zip(x.shape, indices.shape, strict=True))
+    # Compared as objects: comparing sizes would fix the batch.
+    sizes = [a if type(b) is int and b == 1 else b for a, b in pairs]
+    sizes[dim] = indices.shape[dim]
+    whole = [b if type(a) is int and a == 1 else a for a, b in pairs]
+    whole[dim] = x.shape[dim]
+    return x.expand(whole).gather(dim, indices.expand(sizes))
+
+
+INDEXING: dict[Any, Replacement] = {
+    torch.topk: topk,
+    Tensor.topk: topk,
+    torch.split: split,
+    Tensor.split: split,
+    torch.chunk: chunk,
+    Tensor.chunk: chunk,
+    torch.eye: eye,
+    torch.tril_indices: constant,
+    torch.triu_indices: constant,
+    torch.logspace: constant,
+    torch.hamming_window: constant,
+    torch.blackman_window: constant,
+    torch.bartlett_window: constant,
+    torch.kaiser_window: constant,
+    torch.searchsorted: searchsorted,
+    Tensor.__setitem__: setitem,
+    torch.index_fill: index_fill,
+    Tensor.index_fill: index_fill,
+    torch.take_along_dim: take_along_dim,
+    Tensor.take_along_dim: take_along_dim,
+    torch.bincount: bincount,
+    Tensor.bincount: bincount,
+}
+"""What is recorded in place of each of these functions."""
