@@ -7,11 +7,13 @@ samples.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import numpy as np
 from msgspec import Meta
+
+if TYPE_CHECKING:  # a service reports to systemd before it loads NumPy
+    import numpy as np
 
 MOST_INTERVALS = 1024
 """Samples with more numbers get one interval for all positions of their longest axes."""
@@ -40,13 +42,13 @@ class Interval(
 InputRange = tuple[Interval, ...]
 """Intervals for the numbers of a sample in C order. They repeat until all numbers have one."""
 
-Draw = Callable[[tuple[int, ...]], np.ndarray]
+Draw = Callable[[tuple[int, ...]], "np.ndarray"]
 """Draws random numbers in a shape."""
 
 
 def draw_samples(
     input_range: InputRange, shape: tuple[int, ...], uniform: Draw, normal: Draw
-) -> np.ndarray:
+) -> "np.ndarray":
     """Draw samples whose numbers are in their intervals.
 
     Args:
@@ -59,10 +61,13 @@ def draw_samples(
         Numbers of `shape`, float64.
 
     Examples:
+        >>> import numpy as np
         >>> ids = (Interval(low=0, high=4, whole=True),)
         >>> draw_samples(ids, (1, 3), lambda shape: np.full(shape, 0.5), np.zeros)
         array([[2., 2., 2.]])
     """
+    import numpy as np
+
     rows = np.zeros((shape[0], math.prod(shape[1:])))
     counts = [interval.count for interval in input_range]
     low, high, whole = (
@@ -96,16 +101,19 @@ def fits(input_range: InputRange, numbers: int) -> bool:
     )
 
 
-def range_of(samples: np.ndarray) -> InputRange:
+def range_of(samples: "np.ndarray") -> InputRange:
     """The range of the numbers in real `samples` (n, *sample shape), n at least 2.
 
     Each number of a sample has its own interval from the smallest to the largest value. In large
     samples, such as pictures, all positions along the longest axes share one interval.
 
     Examples:
+        >>> import numpy as np
         >>> range_of(np.array([[0, 0.5], [4, 1.5]]))[0]
         Interval(low=0.0, high=4.0, whole=True, count=1)
     """
+    import numpy as np
+
     low, high = samples.min(0).astype(np.float64), samples.max(0).astype(np.float64)
     whole = np.equal(np.trunc(samples), samples).all(0)
     for axis in np.argsort(low.shape)[::-1]:
