@@ -30,11 +30,13 @@ QUICK = {
 REFUSED = {
     "spiking": "model.recording-differs",
 }
+WITHOUT_AXIS = ("collaborative filtering", "deepfm")
+"""Models of one logit without a class axis."""
 ONNX_ONLY = {"autoencoder with unpooling"}
 EXPORTED = [
     pair if pair in QUICK else long_one(pair)
     for pair in ((name, format) for name in MODELS for format in ("onnx", "tflite"))
-    if pair[0] not in REFUSED and (pair[1] == "onnx" or pair[0] not in ONNX_ONLY)
+    if pair[0] not in (*REFUSED, *WITHOUT_AXIS) and (pair[1] == "onnx" or pair[0] not in ONNX_ONLY)
 ]
 
 
@@ -109,3 +111,45 @@ def test_others_are_refused_before_an_export(name: str) -> None:
         [result] = inspect_each(row.model(), row.shape, ["full"], SAMPLES)
         if isinstance(result, NotPossible):
             raise result.cause
+
+
+@pytest.mark.parametrize("name", WITHOUT_AXIS)
+def test_a_single_logit_needs_an_axis_for_classes(name: str) -> None:
+    row = MODELS[name]
+    config = TrainingConfig(batch_size=SAMPLES, loss=row.loss)
+    with refused("model.loss-mismatch") as caught:
+        split(row.model(), "full", row.shape, config)
+    assert "Give it an axis for the classes" in str(caught.value)
+    split(nn.Sequential(row.model(), nn.Unflatten(0, (-1, 1))), "full", row.shape, config)
+
+
+FAMILIES = ("low-rank:0.5,keep=0", "slice:0.5", "cp:2.0", "width:0.5", "depth:0.5", "pfedme")
+NO_BLOCKS = "spec.nothing-smaller"
+REFUSED_FAMILIES = {
+    ("variational autoencoder", "depth:0.5"): NO_BLOCKS,
+    ("x-vector", "depth:0.5"): NO_BLOCKS,
+    ("lstm seq2seq", "depth:0.5"): NO_BLOCKS,
+    ("unet", "depth:0.5"): NO_BLOCKS,
+}
+TEN = (
+    *("variational autoencoder", "x-vector", "eegnet", "tabnet", "mlp-mixer", "unet"),
+    *("soft mixture of experts", "graphsage", "lstm seq2seq", "patchtst"),
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("spec", FAMILIES)
+@pytest.mark.parametrize("name", TEN)
+def test_families_export_or_say_before_it_what_is_missing(
+    name: str, spec: str, tmp_path: Path
+) -> None:
+    """Verification compares each step with autograd in float64."""
+    row = MODELS[name]
+    model = row.model()
+    config = TrainingConfig(batch_size=SAMPLES, momentum=0.0, loss=row.loss)
+    if (name, spec) in REFUSED_FAMILIES:
+        with refused(REFUSED_FAMILIES[name, spec]):
+            split(model, spec, row.shape, config)
+        return
+    submodel = split(model, spec, row.shape, config)
+    assert export(submodel, from_model(model), tmp_path / "bundle").verdict is not None

@@ -114,7 +114,8 @@ def why_dense(layer: Layer, last: bool) -> str:
         return "the classifier"
     module = layer.module
     if isinstance(module, Convolution) and math.prod(module.kernel_size) == 1:
-        return f"a {' x '.join('1' for _ in module.kernel_size)} convolution"
+        sizes = " x ".join("1" for _ in module.kernel_size)
+        return f"a {sizes} convolution" if "x" in sizes else "a convolution of one point"
     if not any(getattr(module, weight).any() for weight in layer.weights()):
         return layer.obstacle or "its weights are zero, so that factors would not train"
     return layer.obstacle
