@@ -1,4 +1,4 @@
-"""Write the reference pages that follow from the source: errors and the layout of the code.
+"""Write the generated reference pages: errors, the layout of the code, and constructs.
 
 `python docs/generate.py` writes them; a test compares the files with what this module returns.
 """
@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import construct_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("profiles", "device_agent", "exporters", "toolkit", "edgetailor")
@@ -241,7 +243,11 @@ def contributing(text: str) -> str:
     return f"{before}{tree()}\n\n{after}"
 
 
-PAGES_BY_NAME = {"errors.md": error_page, "layout.md": layout_page}
+PAGES_BY_NAME = {
+    "constructs.md": construct_table.page,
+    "errors.md": error_page,
+    "layout.md": layout_page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES_BY_NAME.items():

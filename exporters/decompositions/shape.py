@@ -70,7 +70,24 @@ def scatter_reduce(
     return total / (count + 1 if include_self else count.clamp(min=1))
 
 
+def masked_write(
+    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """`x` with one value where a mask of its first axes is true.
+
+    Returns NotImplemented for other indices.
+    """
+    mask = indices[0]
+    if len(indices) > 1 or mask is None or mask.dtype != torch.bool or accumulate:
+        return NotImplemented  # type: ignore[no-any-return]
+    if values.numel() != 1:
+        return NotImplemented  # type: ignore[no-any-return]
+    whole = mask.reshape([*mask.shape, *[1] * (x.dim() - mask.dim())])
+    return torch.where(whole, values.reshape([]), x)
+
+
 DECOMPOSITIONS: Decompositions = {
+    aten.index_put.default: masked_write,
     aten.scatter_reduce.two: scatter_reduce,
     aten.diagonal_backward.default: diagonal_backward,
     aten.select_backward.default: select_backward,

@@ -154,7 +154,7 @@ UNSUPPORTED = (
     ),
     UnsupportedGroup(
         "inverses and decompositions",
-        ("linalg", "inverse", "cholesky", "svd"),
+        ("linalg", "matrix_exp", "inverse", "cholesky", "svd"),
         "neither ONNX nor TFLite has it",
         "matrix products, for example a fixed number of iterations",
     ),

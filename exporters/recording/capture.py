@@ -14,6 +14,7 @@ from io import StringIO
 import torch
 from torch import nn
 from torch._dynamo.exc import UserError, UserErrorType
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -30,6 +31,11 @@ from exporters.programs.sample_ranges import describe_input
 from exporters.programs.torch_internals import without_layouts
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
+from exporters.recording.custom_gradients import (
+    custom_gradient,
+    own_gradients,
+    recorded_functions,
+)
 from exporters.recording.fourier import FOURIER
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
@@ -41,6 +47,7 @@ from exporters.recording.model_checks import (
     check_output,
     check_parameters,
     check_sizes,
+    check_vmap,
     check_writes,
     name_batch,
 )
@@ -129,10 +136,25 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     return record_and_check(model, sample_shape)
 
 
-@rare_collections()
 def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     """Record and check `model`. Raises ModelError like `capture`."""
     check_one_input(model)
+    try:
+        return recorded_once(model, sample_shape)
+    except ModelError as error:
+        if error.code != "model.recording-differs":
+            raise
+        first = error
+    with own_gradients() as calls:
+        try:
+            return recorded_once(model, sample_shape)
+        except ModelError as error:
+            raise (custom_gradient(calls[0]) if calls else first) from error
+
+
+@rare_collections()
+def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
+    """Record and check `model`. Raises ModelError like `capture`."""
     check_parameters(model)
     try:
         training, dtype = record_training(model, sample_shape)
@@ -214,12 +236,12 @@ def record(
     """
     try:
         twin = twin_of(model)
-    except RuntimeError as error:
+    except Exception as error:  # an attribute may be anything
         raise ModelError(
-            "The model cannot be copied ({reason}). If it uses torch.nn.utils.weight_norm, use "
-            "torch.nn.utils.parametrizations.weight_norm instead.",
+            "The model cannot be copied ({reason}). Its attributes must be modules, parameters, "
+            "buffers and plain values; give it a method __deepcopy__ if it holds anything else.",
             code="model.cannot-copy",
-            reason=str(error),
+            reason=source_lines.first_line(error),
         ) from error
     return_trained_output(twin)
     return record_current_mode(twin.train(training), sample_shape, dtype)
@@ -242,6 +264,7 @@ def record_current_mode(
             redirect_stderr(StringIO()),
             without_layouts(),
             replaced_functions(),
+            recorded_functions(),
             uniform_draws(FORMS | FOURIER),
             draws,
         ):
@@ -249,7 +272,7 @@ def record_current_mode(
             program = torch.export.export(
                 model, (example,), dynamic_shapes=({0: batch},), strict=False
             )
-    except GuardOnDataDependentSymNode as error:
+    except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
         if draws.line:
             raise decides_at_random(draws.line) from error
         raise ModelError(
@@ -287,6 +310,7 @@ def record_current_mode(
         raise draws_outside_torch()
     graph = program.module()
     assert isinstance(graph, GraphModule)
+    check_vmap(graph)
     use_first_names(graph, first_names(tensors_by_all_names(model)))
     inline_regions(graph)
     make_functional(graph)

@@ -23,6 +23,7 @@ RANDOM_NAMES = (
 )
 """Parts of the names of operators that draw random numbers."""
 OUTPUT_RULE = "it must be one tensor with the batch as its first axis and all other sizes fixed."
+NUMBERS = (aten.item.default, aten._local_scalar_dense.default)
 CONTROL_FLOW = ("cond", "while_loop", "map_impl", "scan", "associative_scan")
 WEIGHTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -222,6 +223,19 @@ def check_sizes(graph: GraphModule) -> None:
             )
 
 
+def check_vmap(graph: GraphModule) -> None:
+    """Raise ModelError if the model calls torch.vmap, whose results have no memory to follow."""
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value):
+            raise ModelError(
+                "The model calls torch.vmap{place}, which cannot be recorded. Let the operators "
+                "work on the whole batch, for example by broadcasting.",
+                code="model.vmap",
+                place=source_lines.place_of_node(node),
+            )
+
+
 def check_operators(graph: GraphModule) -> None:
     """Raise ModelError for operators that no form expresses, such as torch.cond, and say why."""
     for node in graph.graph.nodes:
@@ -232,6 +246,13 @@ def check_operators(graph: GraphModule) -> None:
                 "exported. Compute the real and the imaginary part as two tensors.",
                 code="model.complex-numbers",
                 operator=str(node.target),
+                place=place,
+            )
+        if node.target in NUMBERS:
+            raise ModelError(
+                "The model reads a Python number from a tensor{place}. A graph has tensors alone: "
+                "leave out .item(), .tolist(), float() and int(), and compute with the tensor.",
+                code="model.data-dependent-code",
                 place=place,
             )
         if isinstance(node.target, HigherOrderOperator) and str(node.target) in CONTROL_FLOW:
@@ -323,11 +344,13 @@ def check_writes(graph: GraphModule) -> None:
             written = written.args[0]
         if isinstance(written, Node) and written.op == "get_attr":
             raise ModelError(
-                "The model changes its own tensor {tensor!r} when it runs ({operator}); only "
-                "batch norms may do so. Remove the cause: max_norm of an embedding, "
-                "spectral norm (weight norm can be exported), or an average or a count that the "
-                "model keeps itself and reads.",
+                "The model changes its own tensor {tensor!r} when it runs ({operator}){place}; "
+                "only batch norms may do so. Compute with a changed copy instead, as in "
+                "F.linear(x, weight.clamp(-1, 1)). Remove max_norm of an embedding, spectral norm "
+                "(weight norm can be exported), and averages or counts that the model keeps itself "
+                "and reads.",
                 code="model.writes-own-tensor",
                 tensor=str(written.target),
                 operator=str(node.target),
+                place=source_lines.place_of_node(node),
             )

@@ -51,6 +51,33 @@ def cumprod(func: Computes, x: Tensor, dim: int, **more: Any) -> Tensor:
     return x
 
 
+def cummax(func: Any, x: Tensor, dim: int) -> Any:
+    """`torch.cummax`: in each round, the maximum of twice as many elements."""
+    size = x.shape[dim] if x.dim() else 0
+    if not isinstance(size, int) or not 0 < size <= LARGEST_PRODUCT:
+        return func(x, dim)
+    along = [1] * x.dim()
+    along[dim] = size
+    largest, indices = x.detach(), torch.arange(size).view(along).expand(x.shape)
+    shift = 1
+    while shift < size:
+        # The first elements are compared with themselves. The last of equal ones counts.
+        before, place = (
+            torch.cat([v.narrow(dim, 0, shift), v.narrow(dim, 0, size - shift)], dim)
+            for v in (largest, indices)
+        )
+        keep = largest >= before
+        largest, indices = torch.where(keep, largest, before), torch.where(keep, indices, place)
+        shift *= 2
+    return torch.return_types.cummax((x.gather(dim, indices), indices))
+
+
+def cummin(func: Any, x: Tensor, dim: int) -> Any:
+    """`torch.cummin`."""
+    values, indices = cummax(torch.cummax, -x, dim)
+    return torch.return_types.cummin((-values, indices))
+
+
 def median(func: Any, x: Tensor, *given: Any, **more: Any) -> Any:
     """`torch.median` along an axis: the lower of the two middle values."""
     dim = more.get("dim", given[0] if given else None)
@@ -178,12 +205,34 @@ def rnn_cell(nonlinearity: Callable[[Tensor], Tensor]) -> Replacement:
     return cell
 
 
+def data_of(_: Any, x: Tensor) -> Tensor:
+    """`x.data`: its value without a gradient. torch cannot record the attribute."""
+    return x.detach()
+
+
+def set_data(_: Any, x: Tensor, value: Tensor) -> NoReturn:
+    """`x.data = value`. Raises ModelError: a graph does not change what a tensor is."""
+    frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
+    raise ModelError(
+        "The model replaces the `data` of a tensor{place}. Compute with the new value instead, as "
+        "in F.linear(x, weight.clamp(-1, 1)).",
+        code="model.writes-own-tensor",
+        place=source_lines.parenthesized(source_lines.innermost(frames)),
+    )
+
+
 FORMS: dict[Any, Replacement] = {
     **INDEXING,
+    Tensor.data.__get__: data_of,  # type: ignore[attr-defined]
+    Tensor.data.__set__: set_data,  # type: ignore[attr-defined]
     torch.prod: prod,
     Tensor.prod: prod,
     torch.cumprod: cumprod,
     Tensor.cumprod: cumprod,
+    torch.cummax: cummax,
+    Tensor.cummax: cummax,
+    torch.cummin: cummin,
+    Tensor.cummin: cummin,
     torch.median: median,
     Tensor.median: median,
     torch.kthvalue: kthvalue,

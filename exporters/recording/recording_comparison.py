@@ -20,7 +20,7 @@ from exporters.recording.input_ranges import input_range_of
 from exporters.recording.model_checks import check_output_type
 from exporters.recording.model_output import trained_output
 from exporters.recording.packed_sequences import sorted_packing
-from exporters.recording.replaced_functions import replaced_functions
+from exporters.recording.replaced_functions import as_on_devices, replaced_functions
 from exporters.recording.shared_tensors import twin_of
 from exporters.recording.uniform_draws import uniform_draws
 from exporters.recurrence.packed_layers import OPERATORS
@@ -228,7 +228,7 @@ def wrong_ids(error: Exception, ranged: bool) -> ModelError:
 def run_original(model: nn.Module, x: Tensor) -> Tensor:
     """Output of `model` for `x`. Raises ModelError unless it is a finite float32 tensor."""
     try:
-        with SeededBernoulli(0), uniform_draws():
+        with SeededBernoulli(0), uniform_draws(), as_on_devices():
             output = trained_output(model(x))
     except Exception as error:  # the user's code may raise anything
         if is_wrong_id(error):

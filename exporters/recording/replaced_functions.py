@@ -1,12 +1,15 @@
 """Functions of torch that recording replaces, because they decide by values."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 from torch.nn.modules import transformer
+from torch.utils import checkpoint
 
 from exporters.recording.packed_sequences import padded_sequences
 
@@ -23,13 +26,48 @@ def is_declared_causal(
     return is_causal is True
 
 
+def enter_disabled(context: Any) -> Any:
+    """Enter the autocast `context` without a change of types."""
+    own, context._enabled = context._enabled, False
+    try:
+        return ENTER_AUTOCAST(context)
+    finally:
+        context._enabled = own
+
+
+ENTER_AUTOCAST: Callable[[Any], Any] = torch.autocast.__enter__
+
+
+class NoCheckpoint:
+    """Runs a part of a model as it is; an export decides itself what is computed again."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        """Call `function`."""
+        return function(*args)
+
+
+@contextmanager
+def as_on_devices() -> Iterator[None]:
+    """Context without autocast, as devices compute in float32, and without checkpoints."""
+    with (
+        patch.object(torch.autocast, "__enter__", enter_disabled),
+        patch.object(checkpoint, "CheckpointFunction", NoCheckpoint),
+    ):
+        yield
+
+
 @contextmanager
 def replaced_functions() -> Iterator[None]:
-    """Context in which transformers take masks as they are given, and packing keeps padding."""
+    """Context in which transformers take masks as they are given, and packing keeps padding.
+
+    Autocast and checkpoints change nothing.
+    """
     # The functions are globals of torch: two threads must not replace them at the same time.
     with (
         LOCK,
         patch.object(transformer, "_detect_is_causal_mask", is_declared_causal),
         padded_sequences(),
+        as_on_devices(),
     ):
         yield

@@ -7,6 +7,7 @@ know such a tensor only by its first name.
 import copy
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 
@@ -57,4 +58,9 @@ def twin_of(model: nn.Module) -> nn.Module:
         for parameter in model.parameters()
         if type(parameter) is nn.Parameter
     }
-    return copy.deepcopy(model, memo=dict(parameters))
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    # Scripted functions, such as activations, cannot be copied; they have no state.
+    scripted = {id(v): v for v in attributes if isinstance(v, torch.jit.ScriptFunction)}
+    # Neither can computed weights, which torch.nn.utils.weight_norm computes again for each run.
+    computed = {id(v): v.detach() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
+    return copy.deepcopy(model, memo={**parameters, **scripted, **computed})

@@ -205,6 +205,25 @@ def smallest(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor
     return x.amin(dim, keepdim=keepdim), x.argmin(dim, keepdim=keepdim)
 
 
+def truncated_quotient(x: Tensor, y: Tensor | float, rounding_mode: str | None = None) -> Tensor:
+    """x / y, rounded towards zero. Returns NotImplemented for other modes of rounding."""
+    if rounding_mode != "trunc":
+        return NotImplemented  # type: ignore[no-any-return]
+    down = torch.div(x, y, rounding_mode="floor")
+    return torch.where((down < 0) & (down * y != x), down + 1, down)
+
+
+def floor_quotient(x: Tensor, y: Tensor | float) -> Tensor:
+    """x / y, rounded down."""
+    return torch.div(x, y, rounding_mode="floor")
+
+
+def fmod(x: Tensor, y: Tensor | float) -> Tensor:
+    """The remainder of x / y with the sign of x."""
+    rest = torch.remainder(x.abs(), y.abs() if isinstance(y, Tensor) else abs(y))
+    return torch.where(x < 0, -rest, rest)
+
+
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """`source` with the shape and type of `x`."""
     return source.to(x.dtype).expand(x.shape)
@@ -232,6 +251,11 @@ FORMS: Decompositions = {
     aten.max_pool2d_with_indices.default: max_pool,
     aten.max.dim: largest,
     aten.min.dim: smallest,
+    aten.div.Tensor_mode: truncated_quotient,
+    aten.div.Scalar_mode: truncated_quotient,
+    aten.floor_divide.default: floor_quotient,
+    aten.fmod.Tensor: fmod,
+    aten.fmod.Scalar: fmod,
     aten.copy.default: copy,
     aten._assert_async.msg: drop_assertion,
     aten._assert_tensor_metadata.default: drop_assertion,

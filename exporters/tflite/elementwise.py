@@ -190,6 +190,20 @@ def erf(lowering: Lowering, x: Value) -> Value:
     return apply(lowering, "DIV", [above, polynomial(ERF_BELOW)], "DivOptions")
 
 
+def divide(lowering: Lowering, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
+    """a / b, rounded down if `rounding_mode` is "floor". Decompositions express "trunc" by this.
+
+    TFLite divides integers as int32.
+    """
+    if rounding_mode is None:
+        return DIV(lowering, a, b)
+    if lowering.dtype == "float32":
+        return apply(lowering, "FLOOR", [DIV(lowering, a, b)])
+    small = [typed(lowering, numeric(lowering, operand, "int32"), "int32") for operand in (a, b)]
+    quotient = apply(lowering, "FLOOR_DIV", small, "FloorDivOptions")
+    return apply(lowering, "CAST", [quotient], "CastOptions", "int64")
+
+
 RANGES: dict[tuple[Number | None, Number | None], str] = {(-1, 1): "RELU_N1_TO_1", (0, 6): "RELU6"}
 
 
@@ -257,6 +271,8 @@ FORMS: LoweringRules = {
     aten.mul.Scalar: MUL,
     aten.div.Tensor: DIV,
     aten.div.Scalar: DIV,
+    aten.div.Tensor_mode: divide,
+    aten.div.Scalar_mode: divide,
     aten.maximum.default: binary("MAXIMUM", "MaximumMinimumOptions"),
     aten.minimum.default: binary("MINIMUM", "MaximumMinimumOptions"),
     aten.atan2.default: binary("ATAN2", "ATan2Options"),

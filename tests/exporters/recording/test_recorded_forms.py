@@ -71,6 +71,9 @@ FORMS: dict[str, Compute] = {
     "windows": lambda h: h * torch.kaiser_window(8) * torch.hamming_window(8, periodic=False),
     "bins": lambda h: h * torch.searchsorted(torch.linspace(-1, 1, 5), h),
     "bins of each row": lambda h: h * torch.searchsorted(h.sort(1)[0], h * 0.9, right=True),
+    "largest so far": lambda h: h + torch.cummax(h, 1).values,
+    "largest so far, equal ones": lambda h: h.round().cummax(dim=-1)[0] * h,
+    "place of the smallest so far": lambda h: h * h.cummin(1).indices + h.cummin(1).values,
     "writes through .to": lambda h: writes_through_to(h),
 }
 

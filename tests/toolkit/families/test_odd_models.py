@@ -3,6 +3,7 @@
 import copy
 import itertools
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -109,19 +110,28 @@ def test_layers_with_hooks_stay_dense(kind: str) -> None:
     assert_right(model, "full")
 
 
-class Reversed(torch.autograd.Function):
+class Mixed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> Tensor:
-        return -gradient
+        return gradient.cumsum(1)
 
 
-def test_a_custom_backward_pass_is_refused() -> None:
-    with refused("model.recording-differs", what="gradient"):
-        split(Net(lambda _, y: Reversed.apply(y)), "full", (6,))
+def test_a_custom_backward_pass_that_mixes_elements_is_refused() -> None:
+    with refused("model.custom-gradient") as caught:
+        split(Net(lambda _, y: Mixed.apply(y)), "full", (6,))
+    assert "test_odd_models.py, line" in str(caught.value)
+
+
+def test_an_autocast_does_not_change_the_recording() -> None:
+    def lower(_: object, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return y + y @ y.T @ y
+
+    assert_right(Net(lower), "full")
 
 
 def test_the_norm_limit_of_an_embedding_is_refused() -> None:
@@ -389,11 +399,9 @@ def plus() -> nn.Module:
     return model
 
 
-def old_weight_norm() -> nn.Module:
+def locked() -> nn.Module:
     model = Net()
-    with pytest.warns(FutureWarning):
-        nn.utils.weight_norm(model.b)
-    model(torch.randn(2, 6))
+    model.lock = threading.Lock()
     return model
 
 
@@ -403,7 +411,7 @@ def old_weight_norm() -> nn.Module:
         (Extra, "model.extra-state", {}),
         (double_buffer, "model.wrong-dtype", {"tensor": "scale", "dtype": "torch.float64"}),
         (plus, "model.invalid-name", {"name": "odd_ones.a+"}),
-        (old_weight_norm, "model.cannot-copy", {}),
+        (locked, "model.cannot-copy", {}),
         (
             lambda: Net(lambda _, y: y + torch.empty_like(y).normal_()),
             *("model.random-numbers", {}),

@@ -1,0 +1,120 @@
+"""Records the gradients of a model's own `torch.autograd.Function`s, where a graph can have them.
+
+Recording follows operators: of such a function it sees `forward` alone, and would derive another
+gradient. Here y = forward(x) becomes constant(y) + (x - constant(x)) * s, with s = backward(1). The
+value is the same, and the gradient of x is s times that of y. This is the function's own gradient
+if each element of y depends on the same element of x alone, as in straight-through estimators,
+surrogates of spikes and reversed gradients. The comparison with the model finds other functions.
+"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from exporters.programs import source_lines
+from exporters.recording.packed_sequences import code_of
+from profiles.errors import ModelError
+
+_CALLS: ContextVar[list[str] | None] = ContextVar("calls of functions with gradients", default=None)
+APPLY: Any = Function.apply.__func__  # type: ignore[attr-defined]
+apply = FunctionType(
+    APPLY.__code__, APPLY.__globals__, "apply", APPLY.__defaults__, APPLY.__closure__
+)
+"""PyTorch's own method."""
+
+
+class Context:
+    """What `forward` leaves for `backward`."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keep `tensors`."""
+        self.saved_tensors = tensors
+
+    def ignore(self, *_: Any) -> None:
+        """Do nothing: what PyTorch does for speed needs no counterpart."""
+
+    mark_dirty = mark_non_differentiable = set_materialize_grads = save_for_forward = ignore
+
+
+class Replacing(Function):
+    """Has the code that replaces `Function.apply`; as that, it must read `__class__`."""
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        """Call the function with its own gradient."""
+        from exporters.recording.custom_gradients import with_own_gradient
+
+        _ = __class__  # type: ignore[name-defined]
+        return with_own_gradient(cls, *args, **kwargs)
+
+
+def with_own_gradient(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result of the function `kind`, with its own gradient if that is elementwise."""
+    frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
+    calls = _CALLS.get()
+    assert calls is not None
+    calls.append(source_lines.innermost(frames))
+    inputs = [a.detach() if isinstance(a, Tensor) else a for a in args]
+    context = Context(tuple(isinstance(a, Tensor) and a.is_floating_point() for a in args))
+    if kind.setup_context is Function.setup_context:
+        y = kind.forward(context, *inputs, **kwargs)
+    else:
+        y = kind.forward(*inputs, **kwargs)
+        kind.setup_context(context, tuple(inputs), y)
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        return apply(kind, *args, **kwargs)
+    slopes = kind.backward(context, torch.ones_like(y))
+    slopes = slopes if isinstance(slopes, tuple) else (slopes,)
+    for x, constant, slope in zip(args, inputs, slopes, strict=False):
+        if isinstance(slope, Tensor):
+            if x.shape != y.shape:
+                return apply(kind, *args, **kwargs)
+            y = y + (x - constant) * slope
+    return y
+
+
+@contextmanager
+def own_gradients() -> Iterator[list[str]]:
+    """Context in which functions are recorded with their own gradients.
+
+    Yields a list, to which each call of a function adds its line.
+    """
+    calls: list[str] = []
+    token = _CALLS.set(calls)
+    try:
+        yield calls
+    finally:
+        _CALLS.reset(token)
+
+
+@contextmanager
+def recorded_functions() -> Iterator[None]:
+    """Context of a recording, which replaces functions if it is inside of `own_gradients`."""
+    if _CALLS.get() is None:
+        yield
+        return
+    with code_of(APPLY, Replacing.apply.__func__):  # type: ignore[attr-defined]
+        yield
+
+
+def custom_gradient(line: str) -> ModelError:
+    """The error for a function, called at `line`, whose gradient a graph cannot have."""
+    return ModelError(
+        "The model calls a torch.autograd.Function{place} whose backward pass is not the gradient "
+        "of its forward pass. Only functions of single elements may have a gradient of their own. "
+        "Write what has the gradient as operators, and add the rest without: "
+        "y = smooth(x) + (exact(x) - smooth(x)).detach().",
+        code="model.custom-gradient",
+        place=source_lines.parenthesized(line),
+    )

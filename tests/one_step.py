@@ -1,0 +1,59 @@
+"""A training step and predictions of an exported model, compared with PyTorch in float64."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+from torch.nn import functional
+
+from device_agent.inference.predictor import Predictor
+from edgetailor import TrainingConfig, export, split
+from exporters.export import Format
+from exporters.recording.shared_tensors import twin_of
+from toolkit.submodels.global_model import from_model
+from trainings import train_bundle
+
+SAMPLES, RATE, CLASSES = 8, 0.1, 3
+
+
+def check_one_step(
+    model: nn.Module, shape: tuple[int, ...], tokens: int | None, format: Format, folder: Path
+) -> None:
+    """Export `model` to `folder`, then predict and train on random samples of `shape`.
+
+    Samples are ids below `tokens`, unless this is None. `model` returns scores of CLASSES classes.
+    """
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    batch = (SAMPLES, *shape)
+    x = torch.randn(batch) if tokens is None else torch.randint(tokens, batch)
+    y = torch.randint(CLASSES, (SAMPLES,))
+    config = TrainingConfig(batch_size=SAMPLES, momentum=0.0, learning_rate=RATE)
+    bundle, data = folder / "bundle", folder / "data.npz"
+    export(split(model, "full", shape, config), from_model(model), bundle, format=format)
+    np.savez(data, x=x.numpy(), y=y.numpy())
+
+    right = twin_of(model).double()
+    before = {n: p.detach().clone() for n, p in right.named_parameters()}
+    torch.set_default_dtype(torch.float64)  # constants of `forward` too
+    try:
+        output = right(x.double() if tokens is None else x)
+        functional.cross_entropy(output, y).backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    predicted = Predictor(bundle).predict(x.numpy())
+    assert np.abs(predicted - output.softmax(1).detach().numpy()).max() < 1e-5
+
+    train_bundle(bundle, data, folder / "update")
+    (file,) = (folder / "update").glob("*.safetensors")
+    trained = load_file(file)
+    for parameter, value in right.named_parameters():
+        gradient = torch.zeros_like(value) if value.grad is None else value.grad
+        change = RATE * gradient.numpy()
+        actual = before[parameter].numpy() - trained[parameter]
+        # float32 rounds the weight that the change is taken from.
+        rounding = 2**-24 * np.linalg.norm(before[parameter].numpy())
+        assert np.linalg.norm(actual - change) <= 1e-5 * np.linalg.norm(change) + 2 * rounding
