@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -84,8 +83,8 @@ def run(name: str, *arguments: object, cwd: Path, **more: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def interrupted(name: str, *arguments: object, cwd: Path, after: str) -> tuple[Done, float]:
-    """Ctrl-C a command once its stderr has said `after`; also gives the seconds that it took."""
+def interrupted(name: str, *arguments: object, cwd: Path, after: str) -> Done:
+    """Ctrl-C a command once its stderr has said `after`. It must end long before its next try."""
     process = subprocess.Popen(
         command(name, *arguments),
         cwd=cwd,
@@ -101,10 +100,9 @@ def interrupted(name: str, *arguments: object, cwd: Path, after: str) -> tuple[D
             line = process.stderr.readline()
             assert line, f"ended without {after!r}: {said}"
             said += line
-        start = time.monotonic()
         process.send_signal(signal.SIGINT)
         stdout, rest = process.communicate(timeout=30)
-        return Done(process.returncode, stdout, said + rest), time.monotonic() - start
+        return Done(process.returncode, stdout, said + rest)
     finally:
         process.kill()
         process.wait()

@@ -111,7 +111,7 @@ def predict(
 
 @contextmanager
 def _source(data: str, predictor: "Predictor") -> Iterator[Path]:
-    """The file at `data`, or a copy of standard input while the block runs."""
+    """Yield the file at `data`, or a copy of standard input that is deleted afterwards."""
     if data != STANDARD_INPUT:
         yield Path(data)
         return

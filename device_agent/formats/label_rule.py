@@ -58,7 +58,10 @@ def label_rule(manifest: Manifest) -> LabelRule:
 
 
 def predicted_labels(manifest: Manifest, output: Output) -> LabelRule:
-    """The labels of a model that only predicts, from the shape of its output."""
+    """The rule for the labels that a bundle which only predicts would take.
+
+    It follows from `output`, the shape of the model's output and the number of classes.
+    """
     shape = tuple(n for n in manifest.signatures[PREDICT].outputs[0].shape[1:] if n is not None)
     if output in ("numbers", "outputs"):
         return LabelRule(None, shape, "float32")

@@ -336,8 +336,9 @@ def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         )
     elif not _ports_fit(manifest, [manifest.signatures[name] for name in names]):
         yield BundleError(
-            "{origin}: the input or output of {signature!r}, or of a stage before it, does not fit "
-            "the sample's shape, `output` or the {classes} classes. {repair}",
+            "{origin}: an input or output of {signature!r}, or of a stage before it, has a wrong "
+            "shape or type. It must fit the stages next to it, and what the manifest says about "
+            "samples, classes ({classes}) and the key `output`. {repair}",
             code="bundle.wrong-prediction",
             signature=PREDICT,
             classes=manifest.classes,

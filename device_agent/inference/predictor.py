@@ -391,9 +391,11 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def group_of(manifest: Manifest, names: Sequence[str]) -> int:
-    """How many samples pass all stages together if the stages open again for each group.
+    """The number of samples in a group, which passes all stages before the next group starts.
 
-    At least one batch; otherwise the activations of a stage take at most half of `PIECE_BYTES`.
+    It is for stages that open again for each group. A group has at most `CHUNK` samples, and for it
+    no stage's output takes more than half of `PIECE_BYTES`. If one batch is more than that, the
+    group is one batch.
     """
     largest = max(size_of(manifest.signatures[name].outputs[0], 1) for name in names)
     return max(batch_of(manifest), min(CHUNK, PIECE_BYTES // 2 // max(1, largest)))

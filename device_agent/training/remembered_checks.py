@@ -22,10 +22,10 @@ KEPT = 50
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
-    """The content of the file.
+    """The content of the file in which checks are remembered.
 
-    `objections` maps the key of a check (see `key_of`) to the reason why the form is not used. The
-    reason is None if the form is correct.
+    `objections` maps the key of a check (see `key_of`) to the reason why the checked form of a
+    graph is not used. The reason is None if the form is correct.
     """
 
     version: int = VERSION

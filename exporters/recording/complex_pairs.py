@@ -134,7 +134,7 @@ def product(multiply: Callable[[Any, Any], Any], a: Any, b: Any) -> Pair:
 
 
 def compute(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of the function `func` of torch with this `name`."""
+    """What `func`, the function of torch named `name`, returns for these arguments."""
     if name in SPECIAL:
         return SPECIAL[name](*args, **kwargs)
     if name in BOTH:

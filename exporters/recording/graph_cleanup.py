@@ -28,7 +28,7 @@ CHECKS = (aten._assert_tensor_metadata.default,)
 
 
 def use_first_names(graph: GraphModule, first: Mapping[str, str]) -> None:
-    """Let `graph` read each tensor by its first name; torch records the last name."""
+    """Let `graph` read a tensor with several names by the earliest; torch records the latest."""
     for node in graph.graph.find_nodes(op="get_attr"):
         node.target = first.get(str(node.target), node.target)
 

@@ -32,7 +32,10 @@ def trained_output(returned: object) -> object:
 
 
 def return_trained_output(model: nn.Module) -> None:
-    """Make `model` take one tensor and return only its trained output. Call it with a copy."""
+    """Make `model` take one tensor and return only its trained output.
+
+    This changes `model`, so pass a copy of the user's model.
+    """
     forward = model.forward
 
     # A module around the model would rename all tensors.

@@ -188,10 +188,11 @@ def leaves_of(part: Part) -> list[Node]:
 class FullBatch:
     """The number of samples in a full batch, and the shapes that the traced graph then has.
 
-    To get a full batch, the samples of each value are repeated. A piece and the same operators in
-    float64 may read different views of one value, which must keep the same samples. So they read no
-    view in which the samples share an axis with something else, as with the channels in (1, C * N,
-    H, W).
+    To get a full batch, the samples of each value are repeated along their axis. A piece and the
+    same operators in float64 may read the same value in two shapes, and after the repetition both
+    shapes must hold the same numbers. They do not if samples share an axis with something else: in
+    (1, C * N, H, W), samples and channels would be mixed up. So only values whose samples have an
+    axis of their own are read.
 
     Attributes:
         samples: The number of samples.

@@ -94,7 +94,7 @@ def require_no_regression(comparison: Comparison) -> None:
 
     Raises:
         RegressionError: A figure grew by more than allowed.
-        UnstableError: No figure certainly grew, but an unstable time may have grown.
+        UnstableError: No figure certainly grew, but a time that varied too much may have grown.
     """
     if worse := _named(comparison, "worse"):
         raise RegressionError(

@@ -118,9 +118,9 @@ def axes_of(node: Node) -> tuple[Axis, Axis] | None:
 
 
 def axis(image: int, result: int, kernel: int, stride: int, pad: int) -> Axis | None:
-    """Make an `Axis` from lengths in pixels; `pad` is the padding in front of the result.
+    """Make an `Axis` from lengths in pixels; `pad` is the padding before the first pixel.
 
-    Returns None if the axis cannot be computed in this way.
+    Returns None if blocked convolutions cannot compute this axis.
     """
     if result % stride:
         return None

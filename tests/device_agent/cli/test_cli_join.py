@@ -93,19 +93,18 @@ def test_a_state_folder_that_is_a_file(
 def test_join_waits_for_a_coordinator_and_can_be_interrupted(tmp_path: Path) -> None:
     url = nobody()
     (tmp_path / "token").write_text("t\n")
-    done, seconds = interrupted(
+    done = interrupted(
         "edgetailor-agent", "join", url, "--token-file", "token", "--state", "state",
         cwd=tmp_path, after="trying again",
     )  # fmt: skip
     assert done == Done(130, "", waiting(url, " for up to 1 min 0 s") + STOPPED)
-    assert seconds < 1
     assert not (tmp_path / "state").exists()
 
 
 def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
     url = nobody()
     np.savez(tmp_path / "local.npz", x=np.zeros((2, 1), np.float32), y=np.zeros(2, np.int64))
-    done, seconds = interrupted(
+    done = interrupted(
         "edgetailor-agent", "run", "--data", "local.npz", "--state", joined(tmp_path, url),
         cwd=tmp_path, after="trying again",
     )  # fmt: skip
@@ -114,7 +113,6 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
     assert stamped == 1
     assert talk == waiting(url) + STOPPED
     assert (done.code, done.stdout) == (130, "")
-    assert seconds < 1
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def heads(by_loss: bool) -> tuple[str, str]:
 
 
 def pooled(figures: KindEvaluation) -> tuple[str, ...]:
-    """The cells of the row for all devices or for a kind."""
+    """The cells of a table's row: the figures of all devices, or of one kind of device."""
     return (
         f"{figures.devices:,}",
         f"{figures.counted:,}",

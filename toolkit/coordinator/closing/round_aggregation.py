@@ -197,7 +197,7 @@ class RoundAggregation:
             self._model.check_training(*self._held_out)
 
     def _weighable_updates(self, devices: Set[str]) -> Iterator[Update]:
-        """Yield the updates of `devices`, with their samples limited to what this round allows."""
+        """Yield the updates of `devices`, with at most the number of samples that counts here."""
         for _, (record, arrays) in self._updates(devices):
             yield replace(record, samples=min(record.samples, self._most_samples)), arrays
             del arrays  # otherwise two updates are in memory while the next one is read

@@ -162,9 +162,9 @@ class Rounds:
 
         Two conditions must hold. First, training diverged on more than half of the devices that the
         round was opened for. Second, training diverged on at least three times as many devices as
-        could train. The second condition also holds if the round can never close, because it has
-        too few updates and waits for no more devices. `suspect`, the device whose update may have
-        spoilt the model, is not counted.
+        trained without diverging. The second condition also holds if the round can never close,
+        because it has too few updates and waits for no more devices. `suspect`, the device whose
+        update may have spoilt the model, is not counted.
         """
         voters = self._opened - {suspect}
         diverged, trained = len(self.diverged & voters), len(self.updates.keys() & voters)
