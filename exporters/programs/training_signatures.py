@@ -13,6 +13,8 @@ from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
 from device_agent.formats.manifest import PREDICT, Dtype, Port, TensorEntry
+from exporters.programs.augmentation import fitting
+from exporters.programs.augmented_samples import augmented
 from exporters.programs.dropout import SeededDropout, has_dropout
 from exporters.programs.losses import objective
 from exporters.programs.optimizers import Optimizer, select
@@ -99,11 +101,12 @@ def train_signature(
     names: Names = same_name,
     loss: str = "cross-entropy",
     masked: bool = False,
+    augment: Sequence[str] = (),
 ) -> ProgramSignature:
     """Build a step: (x, y, rate, state) -> (loss, parameters', optimizer state', buffers').
 
     The step follows the gradient of loss + penalty but returns the loss alone. If `graph` has
-    dropout, the step also takes a `seed`.
+    dropout or there are augmentations, the step also takes a `seed`.
 
     Args:
         graph: The recorded training graph.
@@ -120,17 +123,23 @@ def train_signature(
         masked: Set the logits to zero for the classes of which the device has no samples
             (HeteroFL's masked cross-entropy, for outputs (batch, n) of at least two classes).
 
+        augment: Random changes of the samples, see `augmentation.py`.
+
     Returns:
         The signature.
 
     Raises:
         ModelError: The loss or `masked` does not fit the model's output.
+        InputError: An augmentation does not fit the samples.
     """
     kept = optimizer.state(parameters)
     written = (*parameters, *kept, *buffers)
     target = objective(loss, output_shape(graph))
     mask = class_mask(graph) if masked else None
-    random = seed_port() if has_dropout(graph) else None
+    plain = sample_dtype(graph) == "float32" and not parts_of_input(graph)
+    augmentations = fitting(augment, sample_shape, plain)
+    drops = has_dropout(graph)
+    random = seed_port() if drops or augmentations else None
 
     def step(feeds: Tensors) -> dict[str, Tensor]:
         statistics = {b.name: feeds[b.name].clone() for b in buffers}
@@ -138,9 +147,13 @@ def train_signature(
         fixed = {e.name: feeds[e.name].clone() for e in reads if e.role == "frozen"}
         fixed |= {e.name: feeds[e.name] for e in reads if e.role != "frozen"}
 
+        seed = None if random is None else feeds[random.name]
+        x = feeds["x"] if seed is None else augmented(feeds["x"], augmentations, seed)
+
         def minimized(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-            with nullcontext() if random is None else SeededDropout(feeds[random.name]):
-                logits = run(graph, {**fixed, **trained, **statistics}, feeds["x"], names)
+            dropping = nullcontext() if seed is None or not drops else SeededDropout(seed)
+            with dropping:
+                logits = run(graph, {**fixed, **trained, **statistics}, x, names)
             # The mask makes logits of absent classes zero; they get no gradient.
             value = target.loss(logits if mask is None else logits * feeds[mask.name], feeds["y"])
             total = value if penalty is None else value + penalty({**fixed, **trained})

@@ -196,6 +196,12 @@ class TrainingOptions:
         default=TrainingConfig.proximal,
     )
 
+    augment: tuple[str, ...] = option(
+        "Random change of the samples in each training step; repeatable: flip, flip-vertical, "
+        "shift:4, noise:0.1, mask:10:first. Slices train without it.",
+        metavar="CHANGE",
+    )
+
     def training(self, batch: int) -> TrainingConfig:
         """Make the training config from these options, with `batch` samples in a batch.
 

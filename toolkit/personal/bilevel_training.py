@@ -170,6 +170,7 @@ def personal_step(
         names=personal_names(captured),
         loss=request.training.loss,
         masked=request.training.masked,
+        augment=request.training.augment,
     )
 
 

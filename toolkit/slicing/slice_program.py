@@ -3,6 +3,7 @@
 EmbracingFL, Algorithm 1 (multi-step forward pass) and Algorithm 2 (training of the rest).
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from toolkit.submodels.one_step_submodel import (
 from toolkit.submodels.rewritten_model import Rewritten
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.submodel import dense_tensor_entries, statistics_role
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,8 @@ def slice_program(
     """The program that records with the stages of `cut`, then trains the last part of `cut`."""
     recording = RecordingStages(cut, captured.sample_shape, tensors)
     shape = recording.output_shape
+    if recording.signatures and training.augment:
+        logger.info("%s trains on recorded activations, without augmentation", spec)
     still = without_gradient(cut.trained, tensors.parameters)
     optimizer = make_optimizer(training, rewritten.undecayed | still)
     train_step = train_signature(
@@ -133,6 +138,7 @@ def slice_program(
         reads=tensors.fixed,
         loss=training.loss,
         masked=training.masked,
+        augment=() if recording.signatures else training.augment,
     )
     return program_of(
         spec,

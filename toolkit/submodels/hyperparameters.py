@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, get_args
 
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype
+from exporters.programs.augmentation import parse_augmentation
 from profiles.errors import InputError
 
 Loss = Literal["cross-entropy", "binary-cross-entropy", "ctc", "mse"]
@@ -57,6 +58,9 @@ class TrainingConfig:
             sequences without known positions, or `mse` for a regression.
         optimizer: The optimizer that devices use.
         proximal: FedProx's mu, which keeps parameters close to the received parameters.
+        augment: Random changes of the samples in each training step, such as `flip`, `shift:4`,
+            `noise:0.1` or `mask:10:first`. They follow from the agent's seed. Slices train on
+            recorded activations, so they do not change them.
 
     Raises:
         InputError: If a value is not allowed.
@@ -79,6 +83,7 @@ class TrainingConfig:
     optimizer: Optimizer = "sgd"
     proximal: float = 0.0
     steps: int | None = None
+    augment: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # A batch norm needs two samples to compute a variance.
@@ -132,6 +137,8 @@ class TrainingConfig:
                 code="option.conflict",
                 options=["masked", "loss"],
             )
+        for text in self.augment:
+            parse_augmentation(text)
         if not 0 < self.round_decay <= 1:
             raise invalid("round_decay", self.round_decay, "above 0 and at most 1")
 

@@ -173,6 +173,7 @@ def one_step_submodel(
         reads=frozen,
         loss=training.loss,
         masked=training.masked,
+        augment=training.augment,
     )
     program = program_of(
         request.spec,

@@ -120,7 +120,7 @@ def test_shapes_that_do_not_fit(folder: Path, shape: str, message: str) -> None:
     ("arguments", "message"),
     [
         ([], r"^Missing argument 'MODEL'"),
-        (["nets:tiny"], r"^Missing option '--input-shape'"),
+        (["nets:tiny"], r"^Give --input-shape, or --input for each"),
         ([*TINY, "--batch", "1"], r"'--batch': 1 is not in the range x>=2"),
         ([*TINY, "--seed", "9" * 30], r"seed"),
         ([*TINY, "--sudmodel", "full"], r"^No such option.*--sudmodel"),

@@ -1,0 +1,120 @@
+"""What `augment` of a training configuration says: random changes of samples in each training step.
+
+The functions that change samples are in `augmented_samples.py`. This module needs no torch.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from profiles.errors import InputError
+
+Kind = Literal["flip", "flip-vertical", "shift", "noise", "mask"]
+FORMS = "flip, flip-vertical, shift:N, noise:STD, mask:N"
+MOST_STEPS = 10_000
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A random change of each sample of a training batch.
+
+    Attributes:
+        kind: `flip` mirrors a picture left to right, and `flip-vertical` top to bottom, each with
+            probability 1/2. `shift` moves a picture or a series by up to `amount` places, with
+            zeros behind it: this is also padding and cropping. `noise` adds normal numbers with the
+            standard deviation `amount`. `mask` sets up to `amount` successive steps of a series to
+            zero.
+        amount: See `kind`; 0 for flips.
+        axis: Where the steps of a series are in its samples.
+    """
+
+    kind: Kind
+    amount: float = 0.0
+    axis: Literal["first", "last"] | None = None
+
+
+def parse_augmentation(text: str) -> Augmentation:
+    """Read an augmentation like flip, shift:4, noise:0.1 or mask:10:last.
+
+    Raises InputError if it is something else.
+    """
+    kind, *rest = text.split(":")
+    axis: Literal["first", "last"] | None = None
+    if kind in ("shift", "mask") and rest[1:] in (["first"], ["last"]):
+        axis = "first" if rest.pop() == "first" else "last"
+    if kind in ("flip", "flip-vertical") and not rest:
+        return Augmentation("flip" if kind == "flip" else "flip-vertical")
+    if len(rest) == 1:
+        try:
+            if kind == "noise" and 0 < float(rest[0]) <= 1e6:
+                return Augmentation("noise", float(rest[0]))
+            if kind in ("shift", "mask") and 1 <= int(rest[0]) <= MOST_STEPS:
+                return Augmentation("shift" if kind == "shift" else "mask", int(rest[0]), axis)
+        except ValueError:
+            pass
+    raise InputError(
+        "Unknown augmentation {given!r}. It must be one of {forms}, where N is a number of places "
+        "from 1. For a series write where its steps are: shift:N:first for samples (steps, "
+        "columns), shift:N:last for (columns, steps).",
+        code="option.invalid-value",
+        option="augment",
+        given=text[:40],
+        forms=FORMS,
+    )
+
+
+def fitting(texts: Sequence[str], shape: tuple[int, ...], plain: bool) -> tuple[Augmentation, ...]:
+    """Read augmentations for samples of `shape`.
+
+    Args:
+        texts: The augmentations.
+        shape: Shape of one sample.
+        plain: Whether the samples are one float32 array: neither ids nor several inputs.
+
+    Returns:
+        The augmentations. For a series, each has its `axis`.
+
+    Raises:
+        InputError: One of them does not fit such samples.
+    """
+    augmentations = tuple(map(parse_augmentation, texts))
+    for text, given in zip(texts, augmentations, strict=True):
+        reason = misfit_of(given, shape, plain)
+        if reason:
+            raise InputError(
+                "The augmentation {given!r} does not fit samples of the shape {shape}: {reason}.",
+                code="config.augmentation-misfit",
+                given=text,
+                shape=shape,
+                reason=reason,
+            )
+    return augmentations
+
+
+def misfit_of(given: Augmentation, shape: tuple[int, ...], plain: bool) -> str:
+    """Why an augmentation does not fit samples of `shape`; empty if it fits."""
+    picture = len(shape) == 3
+    if not plain:
+        return "they hold ids or several inputs; only arrays of numbers can be changed"
+    if given.kind == "noise":
+        return ""
+    if given.kind in ("flip", "flip-vertical"):
+        return "" if picture else "only pictures (channels, height, width) can be flipped"
+    if picture:
+        if given.kind == "mask":
+            return "mask is for series"
+        if given.axis is not None:
+            return "first and last are for series (steps, columns) or (columns, steps)"
+        steps = min(shape[1:])
+    elif len(shape) == 2:
+        if given.axis is None:
+            return (
+                f"write where the steps are, {given.kind}:{math.floor(given.amount)}:first or :last"
+            )
+        steps = shape[0 if given.axis == "first" else 1]
+    elif len(shape) == 1:
+        steps = shape[0]
+    else:
+        return "it is for pictures (channels, height, width) and series"
+    return "" if given.amount < steps else f"it must be below {steps}"
