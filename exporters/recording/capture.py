@@ -36,6 +36,7 @@ from exporters.recording.custom_gradients import (
     own_gradients,
     recorded_functions,
 )
+from exporters.recording.fixed_sizes import FixedSizes
 from exporters.recording.fourier import FOURIER
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
@@ -252,6 +253,7 @@ def record_current_mode(
 ) -> GraphModule:
     """ATen graph of `model` in its current mode. Raises ModelError if it cannot be recorded."""
     batch, draws = torch.export.Dim("batch", min=MINIMUM_BATCH), RandomDraws()
+    sizes = FixedSizes()
     # These loggers only repeat what the exception says.
     for noisy in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
@@ -266,6 +268,7 @@ def record_current_mode(
             replaced_functions(),
             recorded_functions(),
             uniform_draws(FORMS | FOURIER),
+            sizes,
             draws,
         ):
             warnings.simplefilter("ignore")
@@ -289,7 +292,7 @@ def record_current_mode(
         if draws.outside_torch():
             raise draws_outside_torch() from error
         if isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION:
-            raise fixed_batch_error(str(error)) from error
+            raise fixed_batch_error(str(error), sizes.line) from error
         reason = name_batch(source_lines.first_line(error))
         kind = "int64 " if dtype == "int64" else ""
         remedy = (
@@ -319,8 +322,13 @@ def record_current_mode(
     return graph
 
 
-def fixed_batch_error(reason: str) -> ModelError:
-    """The error for a model that takes only some batch sizes; `reason` is torch's message."""
+def fixed_batch_error(reason: str, line: str) -> ModelError:
+    """The error for a model that takes only some batch sizes.
+
+    Args:
+        reason: Torch's message.
+        line: The user's line that turned the number of samples into an integer; or empty.
+    """
     limit = re.search(r"\.size\(\)\[0\] <= (\d+)", reason)
     if limit is not None:
         return ModelError(
@@ -331,9 +339,10 @@ def fixed_batch_error(reason: str) -> ModelError:
         )
     return ModelError(
         "The model can be recorded only for some batch sizes: its code fixes or reads the number "
-        "of samples. In reshape and view, write -1 for the batch. Elsewhere, write x.shape[0] in "
-        "place of len(x), and do not branch on it.",
+        "of samples{place}. In reshape and view, write -1 for the batch. Elsewhere, write "
+        "x.shape[0] in place of len(x), and do not branch on it or loop over it.",
         code="model.fixed-batch",
+        place=source_lines.parenthesized(line),
     )
 
 

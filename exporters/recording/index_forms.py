@@ -74,22 +74,34 @@ def searchsorted(
 
 def setitem(func: Any, x: Any, index: Any, value: Any) -> None:
     """`x[index] = value` for a mask or a list of integers, for which TFLite has other operators."""
-    if isinstance(index, Tensor) and index.dtype == torch.bool and is_number(value):
+    if is_mask(index) and is_number(value):
         mask = index.reshape(*index.shape, *[1] * (x.dim() - index.dim()))
         x.copy_(torch.where(mask, value, x))
         return
     axes = index if isinstance(index, tuple) else (index,)
     chosen = [axis for axis, part in enumerate(axes) if not is_whole(part)]
-    if len(chosen) != 1 or len(axes) > x.dim() or not is_list(axes[chosen[0]]):
+    if len(chosen) != 1 or len(axes) > x.dim():
         func(x, index, value)
         return
     (axis,) = chosen
+    if is_mask(axes[axis]) and axes[axis].dim() == 1 and is_number(value):
+        mask = axes[axis].view(-1, *[1] * (x.dim() - axis - 1))
+        x.copy_(torch.where(mask, value, x))
+        return
+    if not is_list(axes[axis]):
+        func(x, index, value)
+        return
     size = x.shape[axis]
     numbers = torch.as_tensor(axes[axis])
     numbers = torch.where(numbers < 0, numbers + size, numbers)
     shape = [*x.shape[:axis], numbers.shape[0], *x.shape[axis + 1 :]]
     places = numbers.view(-1, *[1] * (x.dim() - axis - 1)).expand(shape)
     x.copy_(x.scatter(axis, places, torch.as_tensor(value).to(x.dtype).expand(shape)))
+
+
+def is_mask(part: Any) -> bool:
+    """Whether an index is a tensor of booleans."""
+    return isinstance(part, Tensor) and part.dtype == torch.bool
 
 
 def is_number(value: Any) -> bool:
@@ -116,6 +128,12 @@ def index_fill(func: Computes, x: Tensor, dim: int, index: Tensor, value: Any) -
     hit = (torch.arange(x.shape[dim])[:, None] == index % x.shape[dim]).any(1)
     behind = x.dim() - 1 - dim % x.dim()
     return torch.where(hit.view(-1, *[1] * behind), value, x)
+
+
+def index_copy(_: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """`torch.index_copy`."""
+    behind = x.dim() - 1 - dim % x.dim()
+    return x.scatter(dim, index.view(-1, *[1] * behind).expand(source.shape), source)
 
 
 def take_along_dim(func: Computes, x: Tensor, indices: Tensor, dim: Any = None) -> Tensor:
@@ -151,6 +169,8 @@ INDEXING: dict[Any, Replacement] = {
     Tensor.__setitem__: setitem,
     torch.index_fill: index_fill,
     Tensor.index_fill: index_fill,
+    torch.index_copy: index_copy,
+    Tensor.index_copy: index_copy,
     torch.take_along_dim: take_along_dim,
     Tensor.take_along_dim: take_along_dim,
     torch.bincount: bincount,

@@ -128,6 +128,18 @@ def length(func: Any, x: Tensor) -> int:
     )
 
 
+def unbind(func: Any, x: Tensor, dim: int = 0) -> Any:
+    """`torch.unbind`, as `for row in x` calls it. Raises ModelError for the rows of a batch."""
+    if x.dim() == 0 or not isinstance(x.shape[dim], SymInt):
+        return func(x, dim)
+    raise ModelError(
+        "The model loops over the samples of a batch{place}, and one recording must serve all "
+        "batch sizes. Compute all samples at once: operators have a batch axis.",
+        code="model.fixed-batch",
+        place=called_place(),
+    )
+
+
 def one_hot(func: Computes, x: Tensor, num_classes: int = -1) -> Tensor:
     """`one_hot`. Raises ModelError without `num_classes`, as torch then reads the values."""
     if num_classes != -1:
@@ -240,6 +252,8 @@ FORMS: dict[Any, Replacement] = {
     torch.cdist: cdist,
     functional.embedding_bag: embedding_bag,
     Tensor.__len__: length,
+    torch.unbind: unbind,
+    Tensor.unbind: unbind,
     torch.logit: logit,
     Tensor.logit: logit,
     torch.special.logit: logit,

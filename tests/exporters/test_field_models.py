@@ -16,7 +16,6 @@ from exporters.verification.whole_step import run
 from field_models.table import MODELS, FieldModel
 from parameters import long_one
 from refusals import refused
-from toolkit.inspection import NotPossible, inspect_each
 from toolkit.submodels.global_model import from_model
 
 SAMPLES, RATE, SEED = 8, 0.1, 5
@@ -27,16 +26,13 @@ QUICK = {
     ("point cloud", "onnx"),
     ("hypernetwork", "onnx"),
 }
-REFUSED = {
-    "spiking": "model.recording-differs",
-}
 WITHOUT_AXIS = ("collaborative filtering", "deepfm")
 """Models of one logit without a class axis."""
 ONNX_ONLY = {"autoencoder with unpooling"}
 EXPORTED = [
     pair if pair in QUICK else long_one(pair)
     for pair in ((name, format) for name in MODELS for format in ("onnx", "tflite"))
-    if pair[0] not in (*REFUSED, *WITHOUT_AXIS) and (pair[1] == "onnx" or pair[0] not in ONNX_ONLY)
+    if pair[0] not in WITHOUT_AXIS and (pair[1] == "onnx" or pair[0] not in ONNX_ONLY)
 ]
 
 
@@ -102,15 +98,6 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
         moved = (nudged[parameter] - gradient).norm()  # across a kink, or by a sum that cancels
         allowed = 1e-5 * gradient.norm() + floor + 2 * rounding + 4 * moved
         assert (change - gradient).norm() <= allowed, parameter
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_others_are_refused_before_an_export(name: str) -> None:
-    row = MODELS[name]
-    with refused(REFUSED[name]):
-        [result] = inspect_each(row.model(), row.shape, ["full"], SAMPLES)
-        if isinstance(result, NotPossible):
-            raise result.cause
 
 
 @pytest.mark.parametrize("name", WITHOUT_AXIS)

@@ -59,6 +59,8 @@ FORMS: dict[str, Compute] = {
     "write of infinite numbers": lambda h: written(h, h.isinf(), torch.tensor(1.0)),
     "write of listed columns": lambda h: written(h, (slice(None), [0, -2]), 0.5),
     "write of columns": lambda h: written(h, (slice(None), torch.tensor([0, 2])), h[:, 4:6] * 2),
+    "write by a constant mask": lambda h: written(h, (slice(None), torch.arange(8) > 3), 0),
+    "copied": lambda h: h.index_copy(1, torch.tensor([0, 2]), h[:, 4:6] * 2),
     "filled": lambda h: h.index_fill(-1, torch.tensor([0, -2]), 0.5),
     "taken along": lambda h: torch.take_along_dim(h, h.argsort(1), 1),
     "taken by constants": lambda h: h + h.take_along_dim(torch.tensor([[0]]), dim=1),
@@ -190,6 +192,21 @@ def test_draws_of_predictions_are_refused(compute: Compute, operator: str) -> No
         capture(Between(compute, only_training=False), (6,))
     assert "if self.training" in str(caught.value)
     capture(Between(compute), (6,))  # the remedy
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda h: torch.stack([row * 2 for row in h]),
+        lambda h: torch.stack([h[row] * 2 for row in range(h.shape[0])]),
+        lambda h: h.view(int(h.size(0)), -1),
+    ],
+    ids=["rows", "numbers of rows", "integer"],
+)
+def test_code_that_fixes_the_batch_is_refused_with_its_line(compute: Compute) -> None:
+    with refused("model.fixed-batch") as caught:
+        capture(Between(compute, only_training=False), (6,))
+    assert "test_recorded_forms.py, line" in str(caught.value)
 
 
 @pytest.mark.parametrize(

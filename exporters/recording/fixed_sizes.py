@@ -1,0 +1,49 @@
+"""Notes where a model turns the number of samples into an integer while it is recorded."""
+
+import traceback
+from threading import RLock
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from exporters.programs import source_lines
+
+LOCK = RLock()
+
+
+class FixedSizes:
+    """Context that notes the last conversion of a size into an integer, as by `range`.
+
+    Attributes:
+        line: The user's line; empty if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.line = ""
+        self._patches = [
+            patch.object(torch.SymInt, name, self._noting(getattr(torch.SymInt, name)))
+            for name in ("__index__", "__int__")
+        ]
+
+    def _noting(self, convert: Any) -> Any:
+        """The method `convert` of sizes, which also notes the line."""
+
+        def noting(size: torch.SymInt) -> Any:
+            frames = traceback.extract_stack()
+            # Torch converts sizes, too, for example to print them.
+            if source_lines.is_users(frames[-2].filename):
+                self.line = source_lines.innermost([(frames[-2].filename, frames[-2].lineno or 0)])
+            return convert(size)
+
+        return noting
+
+    def __enter__(self) -> None:
+        LOCK.acquire()  # the methods are torch's: two threads must not replace them together
+        for each in self._patches:
+            each.start()
+
+    def __exit__(self, *error: object) -> None:
+        for each in self._patches:
+            each.stop()
+        LOCK.release()
