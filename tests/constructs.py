@@ -260,7 +260,7 @@ REFUSALS = {
         lambda: Written(lambda x: product_of_two(x, by_logarithms=False), 4),
         (6,),
         "model.scattered-product",
-        "Add logarithms",
+        "add the logarithms",
         "product by logarithms",
     ),
     "rows chosen by value": Refusal(

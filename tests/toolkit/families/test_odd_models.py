@@ -225,10 +225,6 @@ def test_an_output_that_cannot_be_trained_on_is_refused(odd: str) -> None:
     ("odd", "code", "operator", "words"),
     [
         (
-            lambda _, y: torch.fft.fft(y).abs(),
-            *("model.complex-numbers", "aten.fft_fft.default", r"odd_models\.py, line"),
-        ),
-        (
             lambda _, y: torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)),
             *("model.control-flow", "cond", r"torch\.where"),
         ),
