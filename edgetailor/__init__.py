@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from device_agent.profiling.profiler import profile_bundle as profile
     from device_agent.training.standalone_training import train as train
     from exporters.export import ExportedBundle as ExportedBundle
+    from exporters.objectives.labels import classes as classes
+    from exporters.objectives.labels import loss as loss
+    from exporters.objectives.labels import numbers as numbers
     from exporters.recording.input_ranges import set_input_range as set_input_range
     from exporters.recording.joined_inputs import join_inputs as join_inputs
     from exporters.recording.packed_inputs import pack_inputs as pack_inputs
@@ -60,6 +63,7 @@ HOMES = {
     "TrainingConfig": "toolkit.submodels.hyperparameters",
     "UpdateRecord": "device_agent.formats.update",
     "aggregate": "toolkit.aggregation.aggregate",
+    "classes": "exporters.objectives.labels",
     "deploy": "toolkit.deployment.deploy",
     "evaluate": "toolkit.model_evaluation",
     "export": "toolkit.exporting.submodel_export",
@@ -68,6 +72,8 @@ HOMES = {
     "load_device": "profiles.documents.device_profile",
     "load_model": "toolkit.submodels.model_loading",
     "pack_inputs": "exporters.recording.packed_inputs",
+    "loss": "exporters.objectives.labels",
+    "numbers": "exporters.objectives.labels",
     "plan": "toolkit.planning.model_plan",
     "profile": "device_agent.profiling.profiler:profile_bundle",
     "read_partial": "toolkit.aggregation.partial",
@@ -95,6 +101,7 @@ __all__ = [
     "TrainingConfig",
     "UpdateRecord",
     "aggregate",
+    "classes",
     "deploy",
     "evaluate",
     "export",
@@ -102,6 +109,8 @@ __all__ = [
     "join_inputs",
     "load_device",
     "load_model",
+    "loss",
+    "numbers",
     "pack_inputs",
     "plan",
     "profile",

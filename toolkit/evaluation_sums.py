@@ -30,6 +30,7 @@ class Evaluation:
             the row are predicted as the class of the column. None if `classes` is None.
         rmse: Root of the mean squared error over all numbers of a regression; else None.
         mae: Mean absolute error over all numbers of a regression; else None.
+        metrics: Further means over the samples, by name, which the loss computes.
     """
 
     samples: int
@@ -40,14 +41,17 @@ class Evaluation:
     confusion: np.ndarray | None = field(default=None, compare=False, repr=False)
     rmse: float | None = None
     mae: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def figures(self) -> HeldOutFigures | None:
         """The figures that are kept of each round; None if there are only accuracy and loss."""
-        if self.classes is None and self.rmse is None:
+        if self.classes is None and self.rmse is None and not self.metrics:
             return None
         classes = None if self.classes is None else list(self.classes)
-        return HeldOutFigures(classes=classes, rmse=self.rmse, mae=self.mae)
+        return HeldOutFigures(
+            classes=classes, rmse=self.rmse, mae=self.mae, metrics=self.metrics or None
+        )
 
 
 class EvaluationSums:
@@ -60,6 +64,7 @@ class EvaluationSums:
         size = (self._classes, self._classes + 1) if self._classes <= MOST_CLASSES else (0, 0)
         self._confusion = np.zeros(size, np.int64)
         self._right, self._absolute, self._numbers = 0, 0.0, 0
+        self._metrics: dict[str, float] = {}
 
     def add(self, output: torch.Tensor, labels: np.ndarray) -> None:
         """Add a batch."""
@@ -71,24 +76,30 @@ class EvaluationSums:
                 pairs = labels[counts] * (self._classes + 1) + predicted[counts]
                 sums = np.bincount(pairs, minlength=self._confusion.size)
                 self._confusion += sums.reshape(self._confusion.shape)
-        elif labels.dtype == np.float32:
+        elif self._goal.absolute is not None:
             self._absolute += float((output - torch.from_numpy(labels)).abs().sum())
             self._numbers += labels.size
+        target = torch.from_numpy(labels)
+        for name, measure in self._goal.metrics.items():
+            own = float(measure(output, target)) * len(labels)
+            self._metrics[name] = self._metrics.get(name, 0.0) + own
 
     def evaluation(self, samples: int, counted: int, loss_sum: float) -> Evaluation:
         """The evaluation of all batches."""
         loss = loss_sum / counted
+        metrics = {name: total / samples for name, total in self._metrics.items()}
         if self._goal.predicted is None:
             if not self._numbers:
-                return Evaluation(samples, counted, None, loss)
+                return Evaluation(samples, counted, None, loss, metrics=metrics)
             mae = self._absolute / self._numbers
-            return Evaluation(samples, counted, None, loss, rmse=math.sqrt(loss), mae=mae)
+            rmse = math.sqrt(loss)
+            return Evaluation(samples, counted, None, loss, rmse=rmse, mae=mae, metrics=metrics)
         accuracy, classes = self._right / counted, self._confusion[:, :-1]
         if not self._confusion.size:
-            return Evaluation(samples, counted, accuracy, loss)
+            return Evaluation(samples, counted, accuracy, loss, metrics=metrics)
         labels, correct = self._confusion.sum(1).tolist(), classes.diagonal().tolist()
         by_class = tuple(zip(labels, correct, strict=True))
-        return Evaluation(samples, counted, accuracy, loss, by_class, classes)
+        return Evaluation(samples, counted, accuracy, loss, by_class, classes, metrics=metrics)
 
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
@@ -108,6 +119,10 @@ def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
         np.sum(confusions, axis=0) if confusions else None,
         rmse=_mean([own.rmse for own in evaluations]),
         mae=_mean([own.mae for own in evaluations]),
+        metrics={
+            name: float(np.mean([own.metrics[name] for own in evaluations]))
+            for name in first.metrics
+        },
     )
 
 

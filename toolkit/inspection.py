@@ -17,6 +17,7 @@ from toolkit.splitting import split
 from toolkit.submodels.capacity import count_activations
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.submodel import LayerDecision, Submodel
+from toolkit.trained_outputs import TrainedOutputs
 
 INSPECTION_VERSION = 1
 logger = logging.getLogger(__name__)
@@ -84,7 +85,11 @@ class CutPlace:
 
 
 def inspect(
-    model: nn.Module, sample_shape: tuple[int, ...], specs: Sequence[str], batch: int
+    model: nn.Module,
+    sample_shape: tuple[int, ...],
+    specs: Sequence[str],
+    batch: int,
+    loss: str = TrainingConfig.loss,
 ) -> list[Inspection]:
     """Count the parameters, activations and operations of submodels.
 
@@ -96,6 +101,7 @@ def inspect(
         sample_shape: Shape of one sample, without the batch.
         specs: The submodels.
         batch: Samples in a batch.
+        loss: What the model is trained for, as in `TrainingConfig`.
 
     Returns:
         The sizes, in the order of `specs`.
@@ -111,21 +117,25 @@ def inspect(
         >>> full.capacity, round(half.capacity, 2)
         (1.0, 0.5)
     """
-    training = TrainingConfig(batch_size=batch)
+    training = TrainingConfig(batch_size=batch, loss=loss)
     with SharedRecording(model, sample_shape):
         full = split(model, "full", sample_shape, training)
         return [describe(split(model, spec, sample_shape, training), full) for spec in specs]
 
 
 def inspect_each(
-    model: nn.Module, sample_shape: tuple[int, ...], specs: Sequence[str], batch: int
+    model: nn.Module,
+    sample_shape: tuple[int, ...],
+    specs: Sequence[str],
+    batch: int,
+    loss: str = TrainingConfig.loss,
 ) -> list[Inspection | NotPossible]:
     """Like `inspect`, but report a submodel that is not possible instead of raising.
 
     Raises:
         ModelError: The full model is not possible.
     """
-    training = TrainingConfig(batch_size=batch)
+    training = TrainingConfig(batch_size=batch, loss=loss)
     with SharedRecording(model, sample_shape):
         logger.info("recording the model")
         full = split(model, "full", sample_shape, training)
@@ -236,6 +246,7 @@ def as_json(
     captured: Captured,
     inspections: Sequence[Inspection | NotPossible],
     places: Sequence[CutPlace] | None = None,
+    trained: TrainedOutputs | None = None,
 ) -> dict[str, object]:
     """The document that `inspect --json` prints. With `--cut-points` it also has the `places`."""
     document: dict[str, object] = {
@@ -248,6 +259,9 @@ def as_json(
         "output": captured.output_shape,
         "submodels": [_entry(inspection) for inspection in inspections],
     }
+    if trained is not None:
+        document["outputs"] = [asdict(output) for output in trained.outputs]
+        document["without_gradient"] = trained.without_gradient
     if places is not None:
         document["cut_points"] = [asdict(cut) for cut in places]
     return document

@@ -10,15 +10,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from device_agent.data.array_files import LABELS
 from device_agent.data.data_checks import batch_shape, check_classes
 from device_agent.data.local_data import load_data
+from device_agent.data.packed_arrays import check_packed
 from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.label_rule import LabelRule, count_labels
 from device_agent.formats.manifest import Dtype
 from device_agent.formats.preprocessing import Preprocessing
-from exporters.programs.losses import objective
+from exporters.objectives.objective import objective
 from exporters.recording.input_shapes import wrong_input_shape
-from exporters.recording.model_output import trained_output
+from exporters.recording.model_output import OutputForm, output_form
 from exporters.recording.packed_inputs import parts_of_model
 from profiles.errors import InputError, ModelError
 from profiles.progress import Report, silent
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 CHUNK = 256
 """The most samples that are evaluated at once."""
+PROBE = 13
+"""How many samples show which outputs a model returns."""
 NUMBERS = 1 << 24
 """The most output numbers that are evaluated at once; a single sample may have more."""
 
@@ -67,7 +71,8 @@ def evaluate(
         >>> evaluate(mnist_dnn(), x, np.zeros(8, np.int64), "zeros").samples
         8
     """
-    return evaluate_outputs(partial(_output, module.eval()), x, y, origin, loss)
+    outputs = _outputs(module.eval(), torch.from_numpy(x))
+    return evaluate_outputs(partial(_output, module, outputs), x, y, origin, loss, outputs)
 
 
 def evaluate_outputs(
@@ -76,10 +81,14 @@ def evaluate_outputs(
     y: np.ndarray,
     origin: str = "The data",
     loss: Loss = "cross-entropy",
+    outputs: OutputForm | None = None,
 ) -> Evaluation:
-    """Evaluate a function from a batch of samples to outputs, as `evaluate` does for a model."""
+    """Evaluate a function from a batch of samples to outputs, as `evaluate` does for a model.
+
+    `outputs` says which outputs the function returns packed; None if it returns one.
+    """
     shape = tuple(predict(torch.from_numpy(x[:1])).shape[1:])
-    goal = objective(loss, shape)
+    goal = objective(loss, outputs or shape)
     _check_labels(y, goal.labels, origin)
     total, sums = 0.0, EvaluationSums(goal)
     chunk = max(1, min(CHUNK, NUMBERS // math.prod(shape)))
@@ -108,7 +117,7 @@ def take_statistics(module: nn.Module, x: np.ndarray) -> None:
         norm.momentum = None  # None tells PyTorch to take the plain mean.
         norm.train()
     for chunk in np.array_split(x, -(-len(x) // CHUNK)):
-        _output(module, torch.from_numpy(chunk))
+        _run(module, torch.from_numpy(chunk))
     for norm, momentum in zip(norms, before, strict=True):
         norm.momentum = momentum
     module.eval()
@@ -126,9 +135,10 @@ def training_problem(module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss
     module.train()
     before = torch.get_rng_state()
     try:
-        output = trained_output(module(torch.from_numpy(x)))
+        outputs = _outputs(module.eval(), torch.from_numpy(x))
+        output = outputs.pack(module.train()(torch.from_numpy(x)))
         assert isinstance(output, torch.Tensor)
-        loss_value = objective(loss, tuple(output.shape[1:])).loss(output, torch.from_numpy(y))
+        loss_value = objective(loss, outputs).loss(output, torch.from_numpy(y))
         trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss_value, [p for _, p in trained], allow_unused=True)
     except Exception as error:  # the user's code may raise anything
@@ -203,8 +213,8 @@ def samples_for(
     preprocessing: Preprocessing | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read samples and labels for a model, see `evaluate_file`."""
-    shape, dtype = _output_shape_and_sample_type(module.eval(), sample_shape)
-    labels = objective(loss, shape).labels
+    outputs, dtype = _outputs_and_sample_type(module.eval(), sample_shape)
+    labels = objective(loss, outputs).labels
     local = load_data(
         data,
         sample_shape,
@@ -230,26 +240,38 @@ def _check_labels(y: np.ndarray, labels: LabelRule, origin: str) -> None:
         )
     if labels.dtype == "int64":
         check_classes(y, labels, origin)
+    elif labels.parts:
+        check_packed(y, LABELS, labels.parts, origin)
 
 
-def _output_shape_and_sample_type(
+def _outputs_and_sample_type(
     module: nn.Module, sample_shape: tuple[int, ...]
-) -> tuple[tuple[int, ...], Dtype]:
-    """Shape of the output of `module` for one sample, and the type of the samples that it takes."""
-    zeros = torch.zeros(1, *sample_shape)
+) -> tuple[OutputForm, Dtype]:
+    """The outputs of `module`, and the type of the samples that it takes."""
+    zeros = torch.zeros(PROBE, *sample_shape)
     try:
-        return tuple(_output(module, zeros).shape[1:]), "float32"
+        return _outputs(module, zeros), "float32"
     except ModelError:
         # Only a model with an embedding can take integers.
         if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules()):
             raise
-    return tuple(_output(module, zeros.long()).shape[1:]), "int64"
+    return _outputs(module, zeros.long()), "int64"
 
 
-def _output(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def _outputs(module: nn.Module, x: torch.Tensor) -> OutputForm:
+    """Which outputs `module` returns, from samples of `x`."""
+    # More samples than a recurrent layer's state has layers, whose axis is then no batch.
+    some = x[:PROBE] if len(x) >= PROBE else x[torch.arange(PROBE) % len(x)]
+    outputs = output_form(_run(module, some), len(some))
+    _check_output(outputs.pack(_run(module, some)), some)
+    return outputs
+
+
+def _run(module: nn.Module, x: torch.Tensor) -> object:
+    """What `module` returns for `x`. Raises ModelError if it fails."""
     try:
         with torch.no_grad():
-            output = trained_output(module(x))
+            return module(x)
     except Exception as error:  # the user's code may raise anything
         shape = tuple(x.shape[1:])
         reason = str(error).partition("\n")[0]
@@ -259,6 +281,14 @@ def _output(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
             shape=shape,
             reason=reason,
         ) from error
+
+
+def _output(module: nn.Module, outputs: OutputForm, x: torch.Tensor) -> torch.Tensor:
+    """The outputs of `module` for `x`, packed if there are several."""
+    return _check_output(outputs.pack(_run(module, x)), x)
+
+
+def _check_output(output: object, x: torch.Tensor) -> torch.Tensor:
     if not isinstance(output, torch.Tensor) or output.shape[:1] != x.shape[:1]:
         raise ModelError(
             "The model must return one tensor with the batch as its first axis.",

@@ -202,7 +202,7 @@ def _converted(
     if isinstance(content, dict):
         for key, value in content.items():
             yield from _converted(value, getattr(read, key), (*path, key))
-    elif isinstance(content, list):
+    elif isinstance(content, list) and not isinstance(read, str):  # a list may become a text
         assert isinstance(read, tuple)
         for number, (value, item) in enumerate(zip(content, read, strict=True)):
             yield from _converted(value, item, (*path, number))

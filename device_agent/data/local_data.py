@@ -138,7 +138,7 @@ def load_data(
         # Imported here, because agents with arrays do not need the memory of these modules.
         from device_agent.data.preparation import prepare
 
-        arrays = prepare(Path(source), preprocessing, sample_shape, labels, unpack_to)
+        arrays = prepare(Path(source), preprocessing, sample_shape, labels.as_read, unpack_to)
     else:
         arrays = read_arrays(Path(source), unpack_to, names)
     origin = name_of(source)

@@ -9,7 +9,7 @@ from device_agent.data.array_files import IN_MEMORY_BYTES, FileArray, as_array, 
 from device_agent.data.data_checks import batch_shape, shape_advice
 from device_agent.formats.label_rule import IGNORED
 from device_agent.formats.manifest import Part
-from device_agent.formats.packing import LARGEST_ID, array_name, pack, packed_size
+from device_agent.formats.packing import LARGEST_ID, array_name, pack, packed_size, unpack
 from device_agent.system.disk_space import MappedArray, NpyWriter, open_npy
 from profiles.errors import DataError
 
@@ -90,6 +90,15 @@ def packed_array(
         return result
     writer.close()
     return open_npy(writer.path)
+
+
+def check_packed(packed: np.ndarray, prefix: str, parts: Sequence[Part], origin: str) -> None:
+    """Raise DataError if an integer in an array that is already packed is out of range."""
+    whole = unpack(packed, parts)
+    for part in parts:
+        if part.dtype == "int64":
+            rows = slice(0, len(packed))
+            _check_integers(whole[part.name], part, array_name(prefix, part), rows, origin)
 
 
 def _check_header(name: str, array: np.ndarray, part: Part, origin: str) -> None:

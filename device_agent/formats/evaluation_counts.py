@@ -74,6 +74,8 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
             other models, and for bundles of version 0.2 and before.
         classes: For each class, its number of labels and how many of them are predicted correctly.
             None unless the federation asks for it and the owner agrees.
+        metrics: Sums over the samples of the metrics that the loss computes, by name. None if it
+            computes none.
     """
 
     samples: Count
@@ -82,6 +84,7 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     loss_sum: float
     absolute_sum: float | None = None
     classes: tuple[tuple[Count, Count], ...] | None = None
+    metrics: dict[str, float] | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -115,11 +118,15 @@ class LocalEvaluation(Struct, frozen=True, kw_only=True):
     after: EvaluationCounts
 
 
-def check_counts(counts: EvaluationCounts, origin: str) -> None:
-    """Raise UpdateError unless an evaluation of samples can have given `counts`."""
-    if not math.isfinite(counts.loss_sum):
+def check_counts(counts: EvaluationCounts, origin: str, *, signed: bool = False) -> None:
+    """Raise UpdateError unless an evaluation of samples can have given `counts`.
+
+    With `signed` the loss may be below zero, as a loss of the user's own may be.
+    """
+    sums = (counts.loss_sum, *(counts.metrics or {}).values())
+    if not all(map(math.isfinite, sums)):
         raise UpdateError(DIVERGED, code="update.diverged")
-    problem = _impossible(counts)
+    problem = _impossible(counts, signed)
     if problem is not None:
         raise UpdateError(
             "{origin} reports counts of its evaluation that are impossible: {problem}. Train the "
@@ -130,19 +137,19 @@ def check_counts(counts: EvaluationCounts, origin: str) -> None:
         )
 
 
-def _impossible(counts: EvaluationCounts) -> str | None:
+def _impossible(counts: EvaluationCounts, signed: bool) -> str | None:
     """Why no evaluation can have given `counts`; None if one can."""
     if not 1 <= counts.samples <= MOST_EVALUATED:
         return f"{counts.samples:,} samples, but only 1 to {MOST_EVALUATED:,} are possible"
     if counts.correct is not None and counts.correct > counts.counted:
         return f"{counts.correct:,} of {counts.counted:,} labels are correct"
-    if counts.loss_sum < 0:
+    if counts.loss_sum < 0 and not signed:
         return f"a sum of losses below zero, {counts.loss_sum:g}"
-    if counts.loss_sum > LARGEST_LOSS * max(counts.counted, 1):
+    if abs(counts.loss_sum) > LARGEST_LOSS * max(counts.counted, 1):
         return f"a sum of losses of {counts.loss_sum:g}, which float32 cannot give"
     if counts.absolute_sum is not None:
         # The mean absolute error is at most the root of the mean squared error.
-        most = math.sqrt(counts.loss_sum * counts.counted)
+        most = math.sqrt(max(counts.loss_sum, 0.0) * counts.counted)
         if not 0 <= counts.absolute_sum <= ROUNDED * most:
             return (
                 f"a sum of absolute errors of {counts.absolute_sum:g}, but at most {most:g} is "

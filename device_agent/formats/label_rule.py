@@ -42,6 +42,14 @@ class LabelRule:
     independent: bool = False
 
     @property
+    def as_read(self) -> "LabelRule":
+        """The rule for the labels before they are packed, if they are one array."""
+        if len(self.parts) != 1:
+            return self
+        (part,) = self.parts
+        return LabelRule(part.limit, part.shape, part.dtype)
+
+    @property
     def highest(self) -> int | None:
         """The largest class; None if the model is not known yet."""
         return None if self.classes is None else max(self.classes, 2) - 1

@@ -25,6 +25,9 @@ PREDICT, EVALUATE = "predict", "evaluate"
 """The signatures that every bundle has in addition to those that train."""
 LOSS = "loss"
 """Name of the output that training and evaluation report."""
+CORRECT, ABSOLUTE = "correct", "absolute"
+"""Names of further outputs of an evaluation: the number of correct predictions, and the mean
+absolute error of a regression by mean squared error. Others are metrics of the loss."""
 
 SAFE_LIMIT = 2
 """Generated integer samples are below this limit if the model gives none."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from device_agent.formats.input_range import fits
+from device_agent.formats.label_misfit import misfit_of_labels
 from device_agent.formats.label_rule import class_axis, label_rule
 from device_agent.formats.manifest import (
     EVALUATE,
@@ -28,7 +29,6 @@ from device_agent.formats.manifest import (
     Train,
 )
 from device_agent.formats.packing import LARGEST_ID, packed_size
-from device_agent.formats.preprocessing import misfit
 from profiles.errors import BundleError
 
 REPAIR = "Copy or export the bundle again."
@@ -418,14 +418,8 @@ def _preprocessing(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     """Yield an error if samples from files do not fit the model."""
     if manifest.preprocessing is None:
         return
-    labels = label_rule(manifest)
-    wrong = misfit(
-        manifest.preprocessing,
-        manifest.sample_shape,
-        manifest.sample_dtype,
-        manifest.classes if labels.dtype == "int64" else None,
-        labels.shape,
-        regression=labels.dtype == "float32",
+    wrong = misfit_of_labels(
+        manifest.preprocessing, label_rule(manifest), manifest.sample_shape, manifest.sample_dtype
     )
     if wrong is not None:
         yield BundleError(

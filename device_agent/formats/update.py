@@ -151,8 +151,8 @@ def check_record(record: UpdateRecord, origin: str) -> None:
                 counted=evaluation.counted,
             )
     if not isinstance(record.evaluation, UnsetType):
-        check_counts(record.evaluation.before, origin)
-        check_counts(record.evaluation.after, origin)
+        check_counts(record.evaluation.before, origin, signed=True)
+        check_counts(record.evaluation.after, origin, signed=True)
 
 
 def _shown(number: int) -> str:

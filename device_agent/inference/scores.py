@@ -53,6 +53,8 @@ def scores_of(meaning: Output, predicted: np.ndarray, y: np.ndarray) -> Scores:
     """The scores of samples with the labels `y`; `predicted` is from `Predictor.predict`."""
     if meaning == "numbers":
         return number_scores(predicted, y)
+    if meaning == "independent":
+        return answer_scores(predicted, y)
     return (sequence_scores if meaning == "ctc" else class_scores)(predicted, y)
 
 
@@ -68,6 +70,20 @@ def class_scores(probabilities: np.ndarray, y: np.ndarray) -> Scores:
     index = np.expand_dims(np.where(counts, y, 0), axis)
     likely = np.take_along_axis(probabilities, index, axis).squeeze(axis).astype(np.float64)
     right = (probabilities.argmax(axis) == y) & counts
+    losses = np.where(counts, -np.log(np.maximum(likely, LEAST)), 0)
+    return Scores(_sums(counts), _sums(right), _sums(losses))
+
+
+def answer_scores(probabilities: np.ndarray, y: np.ndarray) -> Scores:
+    """The scores of several yes-or-no answers for each sample (multi-label).
+
+    Args:
+        probabilities: Of yes, in the shape of the labels.
+        y: 0 or 1; IGNORED does not count.
+    """
+    counts = y != IGNORED
+    likely = np.where(y == 1, probabilities, 1 - probabilities.astype(np.float64))
+    right = ((probabilities > 0.5) == (y == 1)) & counts
     losses = np.where(counts, -np.log(np.maximum(likely, LEAST)), 0)
     return Scores(_sums(counts), _sums(right), _sums(losses))
 

@@ -193,7 +193,7 @@ def judge_bundle(
             )
             with plan.limited_memory():
                 counts = run.judge()
-            check_counts(counts, "This device")
+            check_counts(counts, "This device", signed=True)
             return Judgement(bundle=plan.bundle.sha256, counts=counts)
 
 

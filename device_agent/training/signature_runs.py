@@ -13,6 +13,8 @@ from device_agent.formats.bundle import Bundle
 from device_agent.formats.evaluation_counts import MOST_CLASSES, EvaluationCounts
 from device_agent.formats.label_rule import IGNORED, LabelRule, count_labels
 from device_agent.formats.manifest import (
+    ABSOLUTE,
+    CORRECT,
     EVALUATE,
     LOSS,
     SAMPLES,
@@ -30,8 +32,6 @@ from profiles.errors import BundleError
 
 OnBatch = Callable[[], None]
 """Called before each batch of a recording, training or evaluation. The batch starts afterwards."""
-
-CORRECT, ABSOLUTE = "correct", "absolute"
 
 
 def at_once() -> None:
@@ -241,6 +241,8 @@ class SignatureRuns:
         signature = self.bundle.manifest.signatures[EVALUATE]
         name = next(port.name for port in signature.inputs if port.kind == "labels")
         loss, absolute, correct, counted = 0.0, 0.0, 0, 0
+        names = {port.name for port in signature.outputs}
+        metrics = dict.fromkeys(sorted(names - {LOSS, CORRECT, ABSOLUTE}), 0.0)
         for indices in batches(len(samples), instruction.batch_size, None):
             self.on_batch()
             feeds = self.feeds(signature, instruction.source, samples[indices], {})
@@ -252,13 +254,15 @@ class SignatureRuns:
             loss, counted = loss + float(results[LOSS]) * labels, counted + labels
             correct += int(results.get(CORRECT, 0))
             absolute += float(results.get(ABSOLUTE, 0)) * labels
-        names = {port.name for port in signature.outputs}
+            for metric in metrics:
+                metrics[metric] += float(results[metric]) * len(indices)
         return EvaluationCounts(
             samples=len(samples),
             counted=counted,
             correct=correct if CORRECT in names else None,
             loss_sum=loss,
             absolute_sum=absolute if ABSOLUTE in names else None,
+            metrics=metrics or None,
         )
 
     def with_label(self, samples: np.ndarray, label: int) -> np.ndarray:

@@ -14,7 +14,7 @@ PyTorch wants (batch, n, t), but models of sequences return (batch, t, n).
 All functions use only operators whose gradients can be written with forward operators.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,46 +23,65 @@ from torch import Tensor
 from torch.nn import functional
 
 from device_agent.formats.label_rule import IGNORED, LabelRule, class_axis
-from profiles.errors import ModelError
+from device_agent.formats.manifest import ABSOLUTE, CORRECT, LOSS, Part
 
 UNREACHED = -1e30
 """The logarithm of a probability of 0, small enough that adding to it changes nothing."""
+
+SMALLEST = 1e-12
+"""The least number by which a loss divides, or whose logarithm it takes."""
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 """Maps output and labels to a scalar tensor."""
 
 
 @dataclass(frozen=True)
-class Measures:
-    """A loss and the classes that are predicted.
+class Objective:
+    """What a model is trained for: its loss, its labels and what is measured beside the loss.
 
     Attributes:
         loss: The loss of a batch.
+        labels: The rule for labels: a class for each position, numbers, or several arrays.
         predicted: The class that is predicted at each position, in the type of the logits; None
-            if no single output is a class: for a regression and for CTC.
-        absolute: The mean absolute error of a regression; else None.
+            where no single output is a class.
+        absolute: The mean absolute error of a regression by `mse`; else None.
+        metrics: Further means over the samples of a batch, by name.
+        classes: Size of the output's class axis; 1 if the labels are 0 and 1 or no classes.
+        outputs: The outputs that `predict` returns packed, with what they mean; empty for one.
+        maskable: Whether logits of absent classes can be set to zero.
+        own: Whether the loss is the user's own function.
+        used: Numbers of the outputs that the loss takes, if they are packed; None for all.
+        together: Computes all measures at once, in their order; None if each is a function.
     """
 
     loss: Measure
-    predicted: Callable[[Tensor], Tensor] | None
-    absolute: Measure | None = field(default=None, kw_only=True)
+    labels: LabelRule
+    predicted: Callable[[Tensor], Tensor] | None = None
+    absolute: Measure | None = None
+    metrics: Mapping[str, Measure] = field(default_factory=dict)
+    classes: int = 1
+    outputs: tuple[Part, ...] = ()
+    maskable: bool = False
+    own: bool = False
+    used: frozenset[int] | None = None
+    together: Callable[[Tensor, Tensor], tuple[Tensor, ...]] | None = None
 
     @property
     def correct(self) -> Measure | None:
         """The number of correct predictions in a batch, as float32; None without classes."""
         return None if self.predicted is None else partial(count_correct, self.predicted)
 
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The loss and everything that an evaluation measures, by name."""
+        known = {LOSS: self.loss, CORRECT: self.correct, ABSOLUTE: self.absolute, **self.metrics}
+        return {name: measure for name, measure in known.items() if measure is not None}
 
-@dataclass(frozen=True)
-class Objective(Measures):
-    """The loss of a model, and the labels that it needs.
-
-    Attributes:
-        labels: The rule for labels: a class for each position; for regression, numbers in the
-            shape of the output.
-    """
-
-    labels: LabelRule
+    def measured(self, output: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """What an evaluation measures for a batch, by name."""
+        if self.together is not None:
+            return dict(zip(self.measures, self.together(output, labels), strict=True))
+        return {name: measure(output, labels) for name, measure in self.measures.items()}
 
 
 def class_count(shape: tuple[int, ...]) -> int:
@@ -94,15 +113,36 @@ def mean_of_counted(losses: Tensor, labels: Tensor) -> Tensor:
     return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, weights: tuple[float, ...] = ()
+) -> Tensor:
     """Mean of -log softmax(logits)[label] over the positions whose label is not IGNORED.
 
     A comparison selects the label's term, so that neither gather nor scatter is needed.
+
+    Args:
+        logits: Logits with a class axis.
+        labels: The class at each position.
+        smoothing: The share s of each label that is spread over all C classes evenly (Szegedy et
+            al. 2016): its term is (1 - s) * -log p[label] + s / C * sum_c -log p[c].
+        weights: A weight w for each class. Each -log p[c] is multiplied by w[c], and the sum over
+            the positions is divided by the sum of w[label]. Empty if all classes count the same.
     """
     axis = class_axis(logits.dim())
-    picked = labels.unsqueeze(axis) == along_classes(torch.arange(logits.shape[axis]), logits.dim())
-    terms = torch.log_softmax(logits, axis) * picked.to(logits.dtype)
-    return -mean_of_counted(terms.sum(axis), labels)
+    classes = logits.shape[axis]
+    picked = labels.unsqueeze(axis) == along_classes(torch.arange(classes), logits.dim())
+    chosen, terms = picked.to(logits.dtype), torch.log_softmax(logits, axis)
+    if weights:
+        terms = terms * along_classes(torch.tensor(weights, dtype=logits.dtype), logits.dim())
+    losses = -(terms * chosen).sum(axis)
+    if smoothing:
+        losses = (1 - smoothing) * losses - smoothing / classes * terms.sum(axis)
+    if not weights:
+        return mean_of_counted(losses, labels)
+    own = along_classes(torch.tensor(weights, dtype=logits.dtype), logits.dim())
+    shares = (chosen * own).sum(axis)  # zero where the label is IGNORED
+    counted = (labels != IGNORED).to(logits.dtype)
+    return (losses * counted).sum() / shares.sum().clamp(min=SMALLEST)
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -125,6 +165,89 @@ def mean_absolute_error(output: Tensor, labels: Tensor) -> Tensor:
     """Mean over all numbers of |output - label|; both (batch, ...)."""
     error = output - labels
     return (functional.relu(error) + functional.relu(-error)).mean()
+
+
+def independent_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean of -log p(label) over the labels that are not IGNORED, one logit for each (multi-label).
+
+    Logits and labels, which are 0 or 1, have the same shape (batch, n) or more axes. p(1) is
+    sigmoid(z), as in `binary_cross_entropy`.
+    """
+    y = labels.to(logits.dtype)
+    losses = y * functional.logsigmoid(logits) + (1 - y) * functional.logsigmoid(-logits)
+    return -mean_of_counted(losses, labels)
+
+
+def huber(output: Tensor, labels: Tensor, delta: float = 1.0) -> Tensor:
+    """Mean over all numbers of Huber's loss of e = output - label; both (batch, ...).
+
+    It is e^2 / 2 where |e| is at most delta, and delta * (|e| - delta / 2) elsewhere.
+    """
+    error = output - labels
+    size = functional.relu(error) + functional.relu(-error)
+    near = size.clamp(max=delta)
+    return (0.5 * near.square() + delta * (size - near)).mean()
+
+
+def cosine_distance(output: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the samples of 1 - cos(output, label); both (batch, n)."""
+    lengths = [value.square().sum(1).clamp(min=SMALLEST).sqrt() for value in (output, labels)]
+    return 1 - ((output * labels).sum(1) / (lengths[0] * lengths[1])).mean()
+
+
+def dice(logits: Tensor, labels: Tensor) -> Tensor:
+    """1 - the soft Dice coefficient of each class (Milletari et al. 2016), a mean over samples.
+
+    The coefficient of a sample's class is (2 * sum p * g + 1) / (sum p + sum g + 1), where p are
+    the probabilities of the class at all positions that are not IGNORED, and g is 1 where it is
+    the label. With one logit for two classes, only class 1 counts.
+
+    Args:
+        logits: (batch, n, h, w), (batch, t, n) or more axes.
+        labels: The class at each position, (batch, h, w) or (batch, t).
+    """
+    axis = class_axis(logits.dim())
+    classes = logits.shape[axis]
+    counted = (labels != IGNORED).to(logits.dtype).unsqueeze(axis)
+    if classes == 1:
+        probable, label = torch.sigmoid(logits), (labels == 1).to(logits.dtype).unsqueeze(axis)
+    else:
+        numbers = along_classes(torch.arange(classes), logits.dim())
+        probable = torch.softmax(logits, axis)
+        label = (labels.unsqueeze(axis) == numbers).to(logits.dtype)
+    probable, label = probable * counted, label * counted
+    positions = [other for other in range(1, logits.dim()) if other != axis]
+    overlap = (probable * label).sum(positions)
+    sizes = probable.sum(positions) + label.sum(positions)
+    return 1 - ((2 * overlap + 1) / (sizes + 1)).mean()
+
+
+def contrastive(output: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    """The supervised contrastive loss of a batch (Khosla et al. 2020, eq. 2).
+
+    With z the outputs (batch, n) divided by their lengths, the loss of the sample i is the mean
+    over the other samples p with its label of -log(exp(z_i.z_p / T) / sum_a exp(z_i.z_a / T)),
+    where a are all samples but i. The loss is the mean over the samples that share a label.
+
+    Args:
+        output: An embedding of each sample, (batch, n).
+        labels: The class of each sample, (batch,) or (batch, 1), as any type.
+        temperature: T, by which the similarities are divided.
+    """
+    z = output / output.square().sum(1, keepdim=True).clamp(min=SMALLEST).sqrt()
+    own = labels.reshape(-1, 1)
+    # `arange` would need the size of the batch as a number.
+    index = torch.cumsum(torch.ones_like(output[:, :1]), 0)
+    other = (index != index.T).to(output.dtype)
+    scores = z @ z.T / temperature
+    # The largest similarity is 1, so that no exponential overflows.
+    powers = torch.exp(scores - 1 / temperature) * other
+    logs = scores - 1 / temperature - torch.log(powers.sum(1, keepdim=True).clamp(min=SMALLEST))
+    same = (own == own.T).to(output.dtype) * other
+    partners = same.sum(1)
+    losses = -(same * logs).sum(1) / partners.clamp(min=1)
+    sharing = (partners > 0).to(output.dtype)
+    return (losses * sharing).sum() / sharing.sum().clamp(min=1)
 
 
 def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Tensor:
@@ -194,69 +317,6 @@ def positive_logits(logits: Tensor) -> Tensor:
     return (logits.squeeze(class_axis(logits.dim())) > 0).to(logits.dtype)
 
 
-MEASURES = {
-    "cross-entropy": Measures(cross_entropy, likeliest_classes),
-    "binary-cross-entropy": Measures(binary_cross_entropy, positive_logits),
-    "ctc": Measures(connectionist_temporal_classification, None),
-    "mse": Measures(mean_squared_error, None, absolute=mean_absolute_error),
-}
-"""Measures by the name of the loss."""
-
-
-def objective(loss: str, shape: tuple[int, ...]) -> Objective:
-    """Select the objective for a loss and a model's output.
-
-    Args:
-        loss: A key of `MEASURES`.
-        shape: Shape of the model's output, without the batch. If the class axis has size 1,
-            cross-entropy is binary.
-
-    Returns:
-        The objective.
-
-    Raises:
-        ModelError: The loss does not fit the output.
-
-    Examples:
-        >>> objective("cross-entropy", (21, 64, 64)).labels.shape
-        (64, 64)
-    """
-    measures = MEASURES[loss]
-    if loss == "mse":
-        labels = LabelRule(None, shape, "float32")
-        return Objective(measures.loss, None, labels, absolute=measures.absolute)
-    if loss == "ctc":
-        if len(shape) != 2 or shape[1] < 2:
-            raise ModelError(
-                "The loss 'ctc' needs logits (batch, t, n) with at least two classes; class 0 is "
-                "the blank. This model's output is {output}.",
-                code="model.loss-mismatch",
-                loss=loss,
-                shape=list(shape),
-                output=("batch", *shape),
-            )
-        return Objective(measures.loss, None, LabelRule(shape[1], shape[:1], sequence=True))
-    if not shape:
-        raise ModelError(
-            "The loss {loss!r} needs logits with a class axis: (batch, n), (batch, t, n) or "
-            "(batch, n, h, w). This model's output is (batch,). Give it an axis for the classes; "
-            "for two classes, its size can be 1.",
-            code="model.loss-mismatch",
-            loss=loss,
-            shape=list(shape),
-        )
-    classes = class_count(shape)
-    if loss == "binary-cross-entropy" and classes != 1:
-        raise ModelError(
-            "The loss {loss!r} needs a model with one output, the logit of class 1. This model "
-            'has {outputs} outputs. Use "cross-entropy". If the outputs z are several yes-or-no '
-            "answers for one sample, return torch.stack([torch.zeros_like(z), z], -1).",
-            code="model.loss-mismatch",
-            loss=loss,
-            outputs=classes,
-        )
-    if classes == 1:
-        measures = MEASURES["binary-cross-entropy"]
-    axis = class_axis(1 + len(shape)) - 1
-    positions = (*shape[:axis], *shape[axis + 1 :])
-    return Objective(measures.loss, measures.predicted, LabelRule(classes, positions))
+def positive_answers(logits: Tensor) -> Tensor:
+    """logit > 0 for each of several independent answers, 0 or 1, in the shape of `logits`."""
+    return (logits > 0).to(logits.dtype)

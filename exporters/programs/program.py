@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from device_agent.formats.input_range import InputRange
+from device_agent.formats.label_misfit import misfit_of_labels
 from device_agent.formats.label_rule import LabelRule, output_of, rule_of
 from device_agent.formats.manifest import (
+    ABSOLUTE,
     PREDICT,
     Dtype,
     Instruction,
@@ -26,7 +28,7 @@ from device_agent.formats.manifest import (
     TensorEntry,
     Train,
 )
-from device_agent.formats.preprocessing import Preprocessing, misfit
+from device_agent.formats.preprocessing import Preprocessing
 from profiles.errors import InputError, ModelError
 
 Tensors = Mapping[str, Tensor]
@@ -158,7 +160,9 @@ class Program:
     def labels(self) -> LabelRule:
         """The labels that the program takes."""
         ports = (port for signature in self.signatures for port in signature.inputs)
-        return rule_of(next((port for port in ports if port.kind == "labels"), None), self.classes)
+        labels = next((port for port in ports if port.kind == "labels"), None)
+        predict = next((s.outputs[0].shape for s in self.signatures if s.name == PREDICT), None)
+        return rule_of(labels, self.classes, predict)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -195,12 +199,17 @@ def inference_program(program: Program) -> Program:
     signatures = tuple(replace(s, joint=None) for s in program.signatures if s.name in names)
     read = {port.state for signature in signatures for port in signature.inputs}
     tensors = (entry for entry in program.tensors if entry.name in read)
+    measured = {port.name for s in program.signatures for port in s.outputs}
+    packed = any(s.name == PREDICT and s.outputs[0].packed for s in signatures)
+    output = "outputs" if packed else output_of(program.labels)
+    if output == "numbers" and ABSOLUTE not in measured:
+        output = "outputs"  # a regression whose loss is not the mean squared error
     return replace(
         program,
         signatures=signatures,
         tensors=tuple(msgspec.structs.replace(entry, role="frozen") for entry in tensors),
         schedule=stages,
-        output=output_of(program.labels),
+        output=output,
     )
 
 
@@ -212,15 +221,8 @@ def with_preprocessing(program: Program, preprocessing: Preprocessing | None) ->
     """
     if preprocessing is None:
         return program
-    labels = program.labels
-    classes = program.classes if labels.dtype == "int64" else None
-    wrong = misfit(
-        preprocessing,
-        program.sample_shape,
-        program.sample_dtype,
-        classes,
-        labels.shape,
-        regression=labels.dtype == "float32",
+    wrong = misfit_of_labels(
+        preprocessing, program.labels, program.sample_shape, program.sample_dtype
     )
     if wrong is not None:
         raise InputError(
@@ -253,7 +255,13 @@ def samples_port(
 def labels_port(labels: LabelRule) -> Port:
     """Port for the labels of a batch of samples, in the shape that `labels` gives."""
     shape = (None, *(labels.shape or ()))
-    return Port(name="y", kind="labels", dtype=labels.dtype, shape=shape, sequence=labels.sequence)
+    port = Port(name="y", kind="labels", dtype=labels.dtype, shape=shape, sequence=labels.sequence)
+    return packed_port(port, labels.parts) if labels.parts else port
+
+
+def packed_port(port: Port, parts: tuple[Part, ...]) -> Port:
+    """`port` as one that holds `parts` side by side."""
+    return msgspec.structs.replace(port, parts=parts)
 
 
 def present_port(classes: int) -> Port:

@@ -61,13 +61,19 @@ def output_node(graph: GraphModule) -> Node:
     return node
 
 
-def attributes_with_gradient(graph: GraphModule) -> set[str]:
+def attributes_with_gradient(graph: GraphModule, outputs: frozenset[int] | None = None) -> set[str]:
     """The names of the parameters and buffers that a gradient of the output of `graph` reaches.
 
-    For the others, PyTorch's gradient is None rather than zero. They are not used, or their values
+    If the output packs several, `outputs` numbers those that a loss takes; None means all. For the
+    others, PyTorch's gradient is None rather than zero. They are not used, or their values
     reach the output only through `detach`, `torch.no_grad` or integers.
     """
-    reached, ahead = set[Node](), [output_node(graph)]
+    last = output_node(graph)
+    reached, ahead = set[Node](), [last]
+    if outputs is not None and last.target is aten.cat.default:
+        packed = last.args[0]
+        assert isinstance(packed, list | tuple)
+        ahead = [node for number, node in enumerate(packed) if number in outputs]
     while ahead:
         node = ahead.pop()
         value = node.meta.get("val")

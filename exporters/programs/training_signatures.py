@@ -16,7 +16,7 @@ from device_agent.formats.manifest import PREDICT, Dtype, Port, TensorEntry
 from exporters.programs.augmentation import fitting
 from exporters.programs.augmented_samples import augmented
 from exporters.programs.dropout import SeededDropout, has_dropout
-from exporters.programs.losses import objective
+from exporters.programs.losses import Objective
 from exporters.programs.optimizers import Optimizer, select
 from exporters.programs.program import (
     JointTrace,
@@ -24,6 +24,7 @@ from exporters.programs.program import (
     Tensors,
     labels_port,
     metric_port,
+    packed_port,
     present_port,
     samples_port,
     scalar_port,
@@ -99,7 +100,7 @@ def train_signature(
     penalty: Penalty | None = None,
     reads: Sequence[TensorEntry] = (),
     names: Names = same_name,
-    loss: str = "cross-entropy",
+    target: Objective,
     masked: bool = False,
     augment: Sequence[str] = (),
 ) -> ProgramSignature:
@@ -119,7 +120,7 @@ def train_signature(
         reads: Tensors that the graph or the penalty only reads. Running statistics among them do
             not change (static batch norm).
         names: Maps the graph's names of tensors to those in the device's state.
-        loss: Name of the loss, see `losses.MEASURES`.
+        target: What the step trains for.
         masked: Set the logits to zero for the classes of which the device has no samples
             (HeteroFL's masked cross-entropy, for outputs (batch, n) of at least two classes).
 
@@ -129,13 +130,12 @@ def train_signature(
         The signature.
 
     Raises:
-        ModelError: The loss or `masked` does not fit the model's output.
+        ModelError: `masked` does not fit the model's output.
         InputError: An augmentation does not fit the samples.
     """
     kept = optimizer.state(parameters)
     written = (*parameters, *kept, *buffers)
-    target = objective(loss, output_shape(graph))
-    mask = class_mask(graph) if masked else None
+    mask = class_mask(graph, target) if masked else None
     plain = sample_dtype(graph) == "float32" and not parts_of_input(graph)
     augmentations = fitting(augment, sample_shape, plain)
     drops = has_dropout(graph)
@@ -181,16 +181,16 @@ def train_signature(
     )
 
 
-def class_mask(graph: GraphModule) -> Port | None:
+def class_mask(graph: GraphModule, target: Objective) -> Port | None:
     """Port for the classes of which a device has samples; None for a single logit.
 
-    Raises ModelError unless the output is (batch, n).
+    Raises ModelError unless the output is (batch, n), and the loss that of a class for each sample.
     """
     shape = output_shape(graph)
-    if len(shape) != 1:
+    if len(shape) != 1 or not (target.maskable or shape == (1,)):
         raise ModelError(
-            "`masked` needs a model with one class for each sample, an output (batch, n). This "
-            "model's output is {output}. Train without `masked`.",
+            "`masked` needs a model with one class for each sample, an output (batch, n) that "
+            "cross-entropy trains. This model's output is {output}. Train without `masked`.",
             code="model.masked-output",
             shape=list(shape),
             output=("batch", *shape),
@@ -235,48 +235,44 @@ def prediction_signatures(
     graph: GraphModule,
     sample_shape: tuple[int, ...],
     reads: Sequence[TensorEntry],
-    loss: str = "cross-entropy",
+    target: Objective,
     *,
     names: Names = same_name,
 ) -> tuple[ProgramSignature, ProgramSignature]:
-    """Build a prediction and an evaluation: (x, y, state) -> (loss, correct), both float32.
+    """Build a prediction and an evaluation: (x, y, state) -> the loss and other measures, float32.
 
     The prediction is that of `forward_signature`. Both are traced at once. The loss is the mean
     over the labels that are not IGNORED; `correct` is the number of correct predictions among
-    them. Regression and CTC have no output `correct`.
+    them. Other measures are those of `Objective.measures`.
 
     Args:
         graph: The recorded inference graph.
         sample_shape: Shape of one sample, without the batch.
         reads: Tensors of the device's state that the graph reads.
-        loss: Name of the loss, see `losses.MEASURES`.
+        target: What the model is trained for.
         names: Maps the graph's names of tensors to those in the device's state.
 
     Returns:
         The signatures `predict` and `evaluate`.
-
-    Raises:
-        ModelError: The loss does not fit the model's output.
     """
     predict = forward_signature(PREDICT, graph, sample_shape, reads, names=names)
-    target = objective(loss, output_shape(graph))
-    measures = {"loss": target.loss, "correct": target.correct, "absolute": target.absolute}
-    known = {key: measure for key, measure in measures.items() if measure is not None}
+    if target.outputs:
+        (output,) = predict.outputs
+        predict = replace(predict, outputs=(packed_port(output, target.outputs),))
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
         output = run(graph, feeds, feeds["x"], names)
-        return {key: measure(output, feeds["y"]) for key, measure in known.items()}
+        return target.measured(output, feeds["y"])
 
     def both(feeds: Tensors) -> dict[str, Tensor]:
         output = run(graph, feeds, feeds["x"], names)
-        measured = {key: measure(output, feeds["y"]) for key, measure in known.items()}
-        return {**measured, "output": output}
+        return {**target.measured(output, feeds["y"]), "output": output}
 
     x, *state = predict.inputs
     evaluate = ProgramSignature(
         name="evaluate",
         inputs=(x, labels_port(target.labels), *state),
-        outputs=tuple(map(metric_port, known)),
+        outputs=tuple(map(metric_port, target.measures)),
         function=function,
         source=graph,
     )

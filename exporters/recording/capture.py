@@ -22,6 +22,7 @@ from device_agent.formats.manifest import Dtype
 from exporters.programs import source_lines
 from exporters.programs.garbage_collection import rare_collections
 from exporters.programs.interrupts import raise_if_interrupted
+from exporters.programs.output_parts import PREFERRED, described_parts
 from exporters.programs.recorded_graph import (
     MINIMUM_BATCH,
     input_node,
@@ -52,7 +53,7 @@ from exporters.recording.model_checks import (
     check_writes,
     name_batch,
 )
-from exporters.recording.model_output import return_trained_output
+from exporters.recording.model_output import OutputForm, return_packed_output
 from exporters.recording.packed_inputs import check_one_input, parts_of_model, with_limits
 from exporters.recording.random_draws import (
     RandomDraws,
@@ -158,7 +159,7 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     """Record and check `model`. Raises ModelError like `capture`."""
     check_parameters(model)
     try:
-        training, dtype = record_training(model, sample_shape)
+        (training, in_training), dtype = record_training(model, sample_shape)
     except ModelError as error:
         explained = wrong_input_shape(model, sample_shape)
         if explained is None:
@@ -167,7 +168,14 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     # The tables that the graph indexes show how many ids there are.
     with_limits(model, training)
     describe_input(training, input_range_of(model), parts_of_model(model))
-    inference = record(model, sample_shape, dtype, training=False)
+    inference, outputs = record_outputs(model, sample_shape, dtype, training=False)
+    if in_training.parts != outputs.parts:
+        only = output_in_both(in_training, outputs)
+        training, _ = record_outputs(model, sample_shape, dtype, training=True, only=only)
+        describe_input(training, input_range_of(model), parts_of_model(model))
+        others = [part.name for part in in_training.parts if part.name != only]
+        left_out = dict.fromkeys(others, "it is returned only in training")
+        outputs = OutputForm(outputs.parts, left_out, only)
     input_range = checked_range(model, sample_shape, dtype)
     check_sizes(training)
     check_operators(training)
@@ -194,21 +202,46 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
         sample_limit=smallest_embedding(training),
         input_range=input_range,
         parts=parts_of_model(model),
+        outputs=outputs,
     )
     check_recording(model, captured)
     return captured
 
 
-def record_training(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[GraphModule, Dtype]:
-    """Return the training graph and its sample type: float32, or int64 if an embedding needs it."""
+def output_in_both(in_training: OutputForm, in_inference: OutputForm) -> str:
+    """The output in training of a model that returns one tensor in inference.
+
+    It is `logits` or the first, as networks with auxiliary outputs for the training return it.
+
+    Raises:
+        ModelError: No output in training has the shape of that in inference.
+    """
+    names = [part.name for part in in_training.parts]
+    name = PREFERRED if PREFERRED in names else next(iter(names), "")
+    shapes = {part.name: part.shape for part in in_training.parts}
+    if len(in_inference.parts) != 1 or shapes.get(name) != in_inference.parts[0].shape:
+        raise ModelError(
+            "The model returns {training} in training and {inference} in inference. Return the "
+            "same outputs in both, without `if self.training`.",
+            code="model.outputs-by-mode",
+            training=described_parts(in_training.parts),
+            inference=described_parts(in_inference.parts),
+        )
+    return name
+
+
+def record_training(
+    model: nn.Module, sample_shape: tuple[int, ...]
+) -> tuple[tuple[GraphModule, OutputForm], Dtype]:
+    """Record training, with samples of float32, or of int64 if an embedding needs it."""
     try:
-        return record(model, sample_shape, "float32", training=True), "float32"
+        return record_outputs(model, sample_shape, "float32", training=True), "float32"
     except ModelError as error:
         if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules()):
             raise
         first = error
     try:
-        return record(model, sample_shape, "int64", training=True), "int64"
+        return record_outputs(model, sample_shape, "int64", training=True), "int64"
     except ModelError:
         # If float32 samples reach an embedding, PyTorch's message mentions "indices".
         if "indices" in str(first):
@@ -219,6 +252,17 @@ def record_training(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[Gr
 def record(
     model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype, training: bool
 ) -> GraphModule:
+    """Record `model` as `record_outputs` does, and return the graph alone."""
+    return record_outputs(model, sample_shape, dtype, training)[0]
+
+
+def record_outputs(
+    model: nn.Module,
+    sample_shape: tuple[int, ...],
+    dtype: Dtype,
+    training: bool,
+    only: str | None = None,
+) -> tuple[GraphModule, OutputForm]:
     """Record a copy of `model` in training or inference mode as an ATen graph.
 
     The copy shares its parameters with `model`, because recording reads no values.
@@ -228,9 +272,10 @@ def record(
         sample_shape: Shape of one sample, without the batch.
         dtype: Type of the samples.
         training: Whether to record the model in training mode.
+        only: Name of the output to record; all if None.
 
     Returns:
-        A graph for any batch of at least two samples.
+        A graph for any batch of at least two samples, and the outputs that it returns packed.
 
     Raises:
         ModelError: The model cannot be copied or recorded.
@@ -244,8 +289,9 @@ def record(
             code="model.cannot-copy",
             reason=source_lines.first_line(error),
         ) from error
-    return_trained_output(twin)
-    return record_current_mode(twin.train(training), sample_shape, dtype)
+    forms = return_packed_output(twin, only)
+    graph = record_current_mode(twin.train(training), sample_shape, dtype)
+    return graph, forms[-1]
 
 
 def record_current_mode(

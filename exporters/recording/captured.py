@@ -8,6 +8,7 @@ from torch.fx import GraphModule
 from device_agent.formats.input_range import InputRange
 from device_agent.formats.manifest import Dtype, Part
 from exporters.programs.losses import class_count
+from exporters.recording.model_output import SINGLE, OutputForm
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Captured:
             with this number of rows. None if no embedding reads the samples directly.
         input_range: The range of the numbers in random samples; empty for standard normal ones.
         parts: The inputs that are packed into a sample; empty if it is one array.
+        outputs: The outputs of the model, which the graphs return as one.
     """
 
     training: GraphModule
@@ -40,6 +42,7 @@ class Captured:
     sample_limit: int | None = None
     input_range: InputRange = ()
     parts: tuple[Part, ...] = ()
+    outputs: OutputForm = SINGLE
 
     @property
     def classes(self) -> int:

@@ -1,45 +1,132 @@
-"""Chooses the tensor to train if a model returns several, as `transformers` and detectors do."""
+"""What a model returns: one tensor, or several outputs that a recording packs into one."""
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import SymInt, Tensor, nn
 
-PREFERRED = "logits"
-"""The key of the output that is trained, if a model returns a mapping with it."""
+from device_agent.formats.manifest import Part
+from exporters.programs.output_parts import PREFERRED, pack_outputs
 
 
-def trained_output(returned: object) -> object:
-    """Choose the output to train from the value that a model returns.
+@dataclass(frozen=True)
+class OutputForm:
+    """Which of the values that a model returns a loss can take.
 
-    Args:
-        returned: The value that the model returns.
+    Attributes:
+        parts: The outputs in the order in which the model returns them. Keys of dictionaries and
+            fields of named tuples are names, those of others are numbers from "0"; a single tensor
+            has the name "".
+        left_out: Why each other value is not an output, by name.
+        in_training: The name of the only output among those that the model returns in training, if
+            it returns more then.
+    """
 
-    Returns:
-        For a mapping (such as the `ModelOutput` of transformers), its `logits` or else its first
-        value. For a tuple or list, its first value. Otherwise `returned` itself.
+    parts: tuple[Part, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    in_training: str = ""
+
+    @property
+    def packed(self) -> tuple[Part, ...]:
+        """The outputs that are packed into one; empty if there is only one output."""
+        return self.parts if len(self.parts) > 1 else ()
+
+    def pack(self, returned: object) -> object:
+        """The only output in the value that the model returns, or all of them packed."""
+        values = dict(named_values(returned))
+        if not self.parts:  # a check of the output says what is wrong
+            return returned
+        if len(self.parts) == 1:
+            return values.get(self.parts[0].name, values.get(self.in_training))
+        return pack_outputs([values[part.name] for part in self.parts])
+
+
+SINGLE = OutputForm(())
+"""The form of a model whose outputs are not known."""
+
+
+def output_form(returned: object, rows: int | SymInt) -> OutputForm:
+    """Find the outputs in the value that a model returns for a batch of `rows` samples.
 
     Examples:
-        >>> trained_output({"hidden": 1, "logits": 2}), trained_output((3, 4)), trained_output(5)
-        (2, 3, 5)
+        >>> x = torch.zeros(5, 3)
+        >>> form = output_form({"kind": x, "state": torch.zeros(2, 5, 3)}, 5)
+        >>> form.parts[0].name, form.left_out
+        ('kind', {'state': 'its first axis is not the batch'})
     """
-    if isinstance(returned, Mapping) and returned:
-        preferred = returned.get(PREFERRED)
-        return trained_output(next(iter(returned.values())) if preferred is None else preferred)
-    if isinstance(returned, tuple | list) and returned:
-        return trained_output(returned[0])
-    return returned
+    parts, left_out = [], {}
+    for name, value in named_values(returned):
+        reason = _unusable(value, rows)
+        if reason is not None:
+            left_out[name] = reason
+        elif isinstance(value, Tensor):
+            sizes = [int(size) for size in value.shape[1:] if isinstance(size, int)]
+            parts.append(Part(name=name, shape=tuple(sizes)))
+    return OutputForm(tuple(parts), left_out)
 
 
-def return_trained_output(model: nn.Module) -> None:
-    """Make `model` take one tensor and return only its trained output.
+def named_values(returned: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All values in nested dictionaries, tuples and lists, with names such as `boxes.0`.
 
-    This changes `model`, so pass a copy of the user's model.
+    The output of a model of `transformers` is only its `logits`, if it has them.
+    """
+    items: list[tuple[str, object]]
+    if isinstance(returned, Mapping):
+        # Their other fields are states and caches.
+        if type(returned) not in (dict, OrderedDict) and returned.get(PREFERRED) is not None:
+            returned = {PREFERRED: returned[PREFERRED]}
+        items = [(str(key), value) for key, value in returned.items()]
+    elif isinstance(returned, tuple | list):
+        names = getattr(returned, "_fields", map(str, range(len(returned))))
+        items = list(zip(names, returned, strict=True))
+    else:
+        yield prefix, returned
+        return
+    for key, value in items:
+        yield from named_values(value, f"{prefix}.{key}" if prefix else key)
+
+
+def _unusable(value: object, rows: int | SymInt) -> str | None:
+    """Why no loss can take `value` as an output; None if one can."""
+    if not isinstance(value, Tensor):
+        return f"it is a {type(value).__name__}"
+    if not value.is_floating_point():
+        return f"it is {value.dtype}, which has no gradient"
+    if not value.dim():  # such as an auxiliary loss; it is the same for all samples
+        return None
+    if not _same(value.shape[0], rows) or not all(isinstance(n, int) for n in value.shape[1:]):
+        return "its first axis is not the batch"
+    return None
+
+
+def _same(size: int | SymInt, rows: int | SymInt) -> bool:
+    """Whether two sizes are equal, without a guard on their numbers."""
+    if isinstance(size, SymInt) and isinstance(rows, SymInt):
+        return bool(size.node.expr == rows.node.expr)
+    return isinstance(size, int) and isinstance(rows, int) and size == rows
+
+
+def return_packed_output(model: nn.Module, only: str | None = None) -> list[OutputForm]:
+    """Make `model` take one tensor and return one: its only output, or all of them packed.
+
+    Call it with a copy. With `only`, the model returns the output of this name alone.
+
+    Returns:
+        A list that gets the form of the outputs when the model runs.
     """
     forward = model.forward
+    forms: list[OutputForm] = []
 
     # A module around the model would rename all tensors.
-    def one_output(x: Tensor) -> Any:
-        return trained_output(forward(x))
+    def packed(x: Tensor) -> Any:
+        returned = forward(x)
+        form = output_form(returned, x.shape[0])
+        if only is not None:
+            form = OutputForm(tuple(part for part in form.parts if part.name == only))
+        forms.append(form)
+        return form.pack(returned)
 
-    model.forward = one_output
+    model.forward = packed
+    return forms

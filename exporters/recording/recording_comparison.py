@@ -18,7 +18,7 @@ from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.input_ranges import input_range_of
 from exporters.recording.model_checks import check_output_type
-from exporters.recording.model_output import trained_output
+from exporters.recording.model_output import OutputForm, output_form
 from exporters.recording.packed_sequences import sorted_packing
 from exporters.recording.replaced_functions import as_on_devices, replaced_functions
 from exporters.recording.shared_tensors import twin_of
@@ -84,7 +84,7 @@ def original_results(
         # Masks of dropouts have the shape of padded sequences.
         packing = replaced_functions() if has_dropout(graph) else sorted_packing()
     with packing:
-        output = run_original(original, x)
+        output = run_original(original, x, captured.outputs)
     if not training:
         return output.detach(), {}
     parameters = dict(original.named_parameters())
@@ -101,11 +101,12 @@ def packs_sequences(graph: GraphModule) -> bool:
 
 def check_padded_length(model: nn.Module, x: Tensor) -> None:
     """Raise ModelError if the output of `model` depends on the longest sequence of the batch."""
-    outputs = []
+    outputs = list[object]()
     for context in (sorted_packing(), sorted_packing(longer=True), replaced_functions()):
         try:
             with context:
-                outputs.append(trained_output(twin_of(model).eval()(x)))
+                returned = twin_of(model).eval()(x)
+                outputs.append(output_form(returned, len(x)).pack(returned))
         except Exception:  # the user's code may raise anything
             outputs.append(None)
     first = outputs[0]
@@ -161,6 +162,16 @@ def recorded_results(
     squares += [total_norm([reference]) ** 2 for reference in references.values()]  # unused ones
     references.clear()
     return output.detach(), math.sqrt(sum(squares))
+
+
+def random_outputs(captured: Captured, generator: torch.Generator) -> Tensor:
+    """The outputs of the recorded model in inference for random samples, packed."""
+    tensors = {name: value.detach() for name, value in captured.tensors.items()}
+    with torch.no_grad():
+        output = functional_call(
+            captured.inference, tensors, (random_samples(captured, generator),)
+        )
+    return output[0] if isinstance(output, tuple | list) else output  # type: ignore[no-any-return]
 
 
 def random_like(output: Tensor, generator: torch.Generator) -> Tensor:
@@ -225,11 +236,11 @@ def wrong_ids(error: Exception, ranged: bool) -> ModelError:
     )
 
 
-def run_original(model: nn.Module, x: Tensor) -> Tensor:
-    """Output of `model` for `x`. Raises ModelError unless it is a finite float32 tensor."""
+def run_original(model: nn.Module, x: Tensor, outputs: OutputForm) -> Tensor:
+    """The outputs of `model` for `x` as one. Raises ModelError unless they are finite float32."""
     try:
         with SeededBernoulli(0), uniform_draws(), as_on_devices():
-            output = trained_output(model(x))
+            output = outputs.pack(model(x))
     except Exception as error:  # the user's code may raise anything
         if is_wrong_id(error):
             raise wrong_ids(error, bool(input_range_of(model))) from error

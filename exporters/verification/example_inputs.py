@@ -7,6 +7,7 @@ from torch import Tensor
 
 from device_agent.formats.label_rule import IGNORED, LabelRule
 from device_agent.formats.manifest import SAFE_LIMIT, Port
+from exporters.programs.output_parts import random_labels as random_labels_of_parts
 from exporters.programs.program import Program
 from exporters.programs.sample_ranges import samples_in_range
 from exporters.programs.tracing import DTYPES
@@ -35,6 +36,8 @@ def example(
 ) -> Tensor:
     """An input for `port`: the stored value, or random numbers of its kind."""
     shape = [batch if size is None else size for size in port.shape]
+    if port.kind == "labels" and port.packed:
+        return random_labels_of_parts(port.packed, batch, generator)
     if port.kind == "labels" and port.dtype == "float32":
         return torch.randn(shape, generator=generator)
     if port.kind == "labels":

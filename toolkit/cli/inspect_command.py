@@ -9,7 +9,8 @@ import click
 from exporters.programs.garbage_collection import rare_collections
 from profiles.errors import SpecError
 from toolkit.cli.early_checks import check_model, check_some_spec
-from toolkit.cli.options import JSON_HELP, ModelOptions, option, takes
+from toolkit.cli.options import JSON_HELP, LOSS_HELP, ModelOptions, option, takes
+from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.terminal_output import show_stages
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,7 @@ class InspectOptions(ModelOptions):
     specs: tuple[str, ...] = option(
         "Submodel SPEC; repeatable.", "--submodel", default=["full"], show_default=False
     )
+    loss: Loss = option(LOSS_HELP, default=TrainingConfig.loss)
     cut_points: bool = option("Also list the places where `slice` can cut the model.")
     as_json: bool = option(JSON_HELP, "--json")
 
@@ -50,11 +52,14 @@ def inspect(options: InspectOptions) -> None:
         from toolkit import inspection
         from toolkit.cli.printed import inspect_table
         from toolkit.submodels.model_loading import load_model
+        from toolkit.trained_outputs import trained_outputs
 
     logger.info("loading the model")
     model = load_model(options.model, options.weights, options.seed, inputs)
     with SharedRecording(model, shape):
-        inspections = inspection.inspect_each(model, shape, options.specs, options.batch)
+        inspections = inspection.inspect_each(
+            model, shape, options.specs, options.batch, options.loss
+        )
         failed = [result for result in inspections if isinstance(result, inspection.NotPossible)]
         if len(options.specs) == len(failed) == 1 and not options.cut_points:
             raise failed[0].cause
@@ -62,10 +67,11 @@ def inspect(options: InspectOptions) -> None:
         if options.cut_points:
             places = inspection.cut_places(model, shape, options.batch)
         captured = capture(model, shape)
+        trained = trained_outputs(captured, options.loss)
     if options.as_json:
-        click.echo(json.dumps(inspection.as_json(captured, inspections, places), indent=1))
+        click.echo(json.dumps(inspection.as_json(captured, inspections, places, trained), indent=1))
     else:
-        inspect_table.show_inspections(captured, inspections, options.batch)
+        inspect_table.show_inspections(captured, inspections, options.batch, trained)
         if places is not None:
             inspect_table.show_cut_places(places)
     if failed:

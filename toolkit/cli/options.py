@@ -25,7 +25,9 @@ SEED = click.IntRange(0, 2**31 - 1)
 PATH = click.Path(path_type=Path)
 JSON_HELP = "Print one JSON object."
 LOSS_HELP = (
-    "Loss to minimise; ctc is for label sequences without known positions, mse for regressions."
+    "Loss to minimise: the name of a built-in one with its options, such as "
+    "cross-entropy,smoothing=0.1; OUTPUT=LOSS for one output of several, joined with + for more; "
+    "or module:function for a loss of your own. The guide about losses has them all."
 )
 
 SHAPE_HELP = "Shape of one sample, like 3,32,32."

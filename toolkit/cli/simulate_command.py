@@ -8,6 +8,7 @@ from typing import Literal
 import click
 
 from device_agent.formats.class_counts import worst_class_text
+from device_agent.formats.protocol.fleet import metrics_text
 from profiles.text_formatting import counted
 from toolkit.cli.early_checks import check_data, check_model
 from toolkit.cli.options import argument, option, takes
@@ -89,6 +90,7 @@ def simulate(options: SimulateOptions) -> None:
     figures = last.held_out
     if figures is not None and figures.rmse is not None and figures.mae is not None:
         errors = f", RMSE {figures.rmse:.4g}, MAE {figures.mae:.4g}"
+    errors += metrics_text(None if figures is None else figures.metrics)
     click.echo(
         f"{folder}: {counted(len(history), 'round')}, {accuracy}loss {last.loss:.4f}{errors} on "
         "held-out samples"

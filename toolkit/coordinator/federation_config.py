@@ -22,6 +22,7 @@ from device_agent.formats.input_range import InputRange
 from device_agent.formats.manifest import Part
 from device_agent.formats.packing import packed_size
 from device_agent.formats.preprocessing import Images, Series, misfit
+from exporters.objectives.loss_text import canonical, takes_numbers
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.errors import InputError
 from profiles.text_formatting import counted
@@ -268,6 +269,8 @@ class FederationConfig(Table):
         cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
     ) -> Any:
         try:
+            if isinstance(value, dict) and isinstance(value.get("loss"), list):
+                value = {**value, "loss": canonical(value["loss"])}
             return handler(value)
         except InputError as error:
             values = {**error.values, "table": info.field_name, "problem": str(error)}
@@ -297,7 +300,7 @@ class FederationConfig(Table):
                 self.input_shape,
                 "float32",
                 labels=None,
-                regression=self.training.loss == "mse",
+                regression=takes_numbers(self.training.loss),
             )
             if wrong is not None:
                 raise ValueError(f"[data] does not fit: {wrong}")

@@ -1,18 +1,20 @@
 """Reads the coordinator's own samples: `held_out` and `statistics`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace as struct_replace
 
-from device_agent.data.array_files import LABELS, SAMPLES, as_array, read_arrays
+from device_agent.data.array_files import LABELS, SAMPLES, FileArray, as_array, read_arrays
 from device_agent.data.data_checks import check_arrays
 from device_agent.data.data_source import needs_preparation
 from device_agent.data.packed_arrays import array_names, packed_array
 from device_agent.data.preparation import prepare
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype, Part
+from device_agent.formats.packing import array_name, packed_size
 from device_agent.formats.preprocessing import Preprocessing
 
 CLASSES = LabelRule(None, None)
@@ -38,11 +40,14 @@ def read_samples(
     """
     if preprocessing is not None and needs_preparation(path):
         # The label of a regression is one number here, because the model is not loaded yet.
-        sample_labels = replace(labels, shape=(1,) if labels.dtype == "float32" else ())
+        own = labels.as_read
+        sample_labels = replace(own, shape=(1,) if own.dtype == "float32" else (), parts=())
         arrays = prepare(path, preprocessing, shape, sample_labels, None)
     else:
         names = (*array_names(SAMPLES, parts), *array_names(LABELS, labels.parts))
         arrays = read_arrays(path, names=names)
+        if labels.shape is None and labels.parts:
+            labels = _with_shapes(labels, arrays)
     origin = f"`{key}` {path}"
     x, y = (
         np.array(as_array(packed_array(name, arrays, own, origin)))
@@ -51,3 +56,12 @@ def read_samples(
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
     check_arrays(x, y, shape, labels, origin, dtype)
     return x, y
+
+
+def _with_shapes(labels: LabelRule, arrays: Mapping[str, FileArray]) -> LabelRule:
+    """`labels` with the shapes of the arrays: those of the model are not known yet."""
+    parts = tuple(
+        struct_replace(part, shape=as_array(arrays[array_name(LABELS, part)]).shape[1:])
+        for part in labels.parts
+    )
+    return replace(labels, shape=(packed_size(parts),), parts=parts)

@@ -15,6 +15,7 @@ from device_agent.inference.predictor import stages
 from device_agent.runtime.runtime_choice import runtime_of
 from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.graph_workload import graph_work
+from exporters.recording.model_output import OutputForm
 from profiles.cost_model.prediction import TimeModel
 from profiles.documents.bundle_profile import this_machine
 from profiles.progress import Report
@@ -55,7 +56,12 @@ def model_card(
         samples, labels = trained.held_out
         report(f"evaluating {graphs[PREDICT].graph} on {counted(len(samples), 'sample')}")
         measured = evaluate_outputs(
-            predictor(bundle), samples, labels, "The held-out data", trained.training.loss
+            predictor(bundle),
+            samples,
+            labels,
+            "The held-out data",
+            trained.training.loss,
+            OutputForm(output.packed) if output.packed else None,
         )
     speed = None
     if target.precision != "float32":
@@ -84,7 +90,9 @@ def model_card(
         output=GraphOutput(
             shape=output.shape,
             probabilities=probabilities,
-            class_axis=None if probabilities == "numbers" else class_axis(len(output.shape)),
+            class_axis=class_axis(len(output.shape))
+            if probabilities in ("softmax", "sigmoid", "ctc")
+            else None,
         ),
         preprocessing=manifest.preprocessing,
         classes=manifest.classes,

@@ -11,6 +11,8 @@ PROBABILITIES = {
     "softmax": "logits; softmax gives the probabilities of the classes",
     "sigmoid": "one logit; sigmoid gives the probability of class 1",
     "numbers": "the predicted numbers",
+    "independent": "a logit for each yes-or-no answer; sigmoid gives the probability of yes",
+    "outputs": "numbers as the model computes them; only its loss says what they mean",
     "ctc": "logits for each step; softmax gives the probabilities of the symbols, 0 is the blank",
 }
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from device_agent.formats.manifest import SAMPLES, Initialise, Instruction, Step, TensorEntry
+from exporters.objectives.objective import objective_of
 from exporters.programs.optimizers import Optimizer, select
 from exporters.programs.program import (
     ProgramSignature,
@@ -168,7 +169,7 @@ def personal_step(
         penalty=lambda tensors: 0.5 * settings.penalty * distance(tensorized.gaps(tensors)),
         reads=(*tensorized.uploaded, *frozen),
         names=personal_names(captured),
-        loss=request.training.loss,
+        target=objective_of(request.training.loss, captured),
         masked=request.training.masked,
         augment=request.training.augment,
     )
@@ -227,7 +228,7 @@ def bilevel_submodel(
         compressed: A graph that predicts with the factors, under the names of `Tensorized.values`.
             None if there are no factors.
     """
-    training = request.training
+    training, target = request.training, objective_of(request.training.loss, captured)
     tracked = dense_tensor_entries(captured, captured.buffers, statistics_role(training))
     buffers = [entry for entry in tracked if entry.role == "buffer"]
     static = [entry for entry in tracked if entry.role == "frozen"]
@@ -241,7 +242,7 @@ def bilevel_submodel(
             captured.inference,
             captured.sample_shape,
             (*tensorized.personal, *others),
-            training.loss,
+            target,
             names=personal_names(captured),
         ),
     ]
@@ -250,6 +251,7 @@ def bilevel_submodel(
     program = program_of(
         request.spec,
         captured,
+        target=target,
         signatures=signatures,
         tensors=(
             *tensorized.uploaded,

@@ -51,6 +51,7 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
         loss: Mean loss; None if it is not finite.
         rmse: Root of the mean squared error; only of a regression.
         mae: Mean absolute error; only of a regression.
+        metrics: Further means over the samples that the loss computes, by name.
         mean_class_accuracy: Mean of the accuracies of the classes with labels.
         worst_class: The number of the class that is far below this mean; None if none is.
         classes: The figures of each class; None without an accuracy, and above 1,000 classes.
@@ -70,6 +71,7 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
     loss: float | None = None
     rmse: float | None = None
     mae: float | None = None
+    metrics: dict[str, float] | None = None
     mean_class_accuracy: float | None = None
     worst_class: int | None = None
     classes: tuple[ClassFigures, ...] | None = None
@@ -117,6 +119,7 @@ def evaluation_document(
         loss=figures.loss,
         rmse=figures.rmse,
         mae=figures.mae,
+        metrics=figures.metrics or None,
         mean_class_accuracy=mean_of_classes(counts),
         worst_class=worst_class(counts),
         classes=class_figures(counts, names) if counts else None,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from device_agent.formats.manifest import SAMPLES, Instruction, Record, TensorEntry
+from exporters.objectives.objective import objective_of
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import output_node
 from exporters.programs.training_signatures import (
@@ -123,10 +124,10 @@ def slice_program(
 ) -> Program:
     """The program that records with the stages of `cut`, then trains the last part of `cut`."""
     recording = RecordingStages(cut, captured.sample_shape, tensors)
-    shape = recording.output_shape
+    shape, target = recording.output_shape, objective_of(training.loss, captured)
     if recording.signatures and training.augment:
         logger.info("%s trains on recorded activations, without augmentation", spec)
-    still = without_gradient(cut.trained, tensors.parameters)
+    still = without_gradient(cut.trained, tensors.parameters, target)
     optimizer = make_optimizer(training, rewritten.undecayed | still)
     train_step = train_signature(
         cut.trained,
@@ -136,17 +137,18 @@ def slice_program(
         optimizer,
         penalty=rewritten.penalty,
         reads=tensors.fixed,
-        loss=training.loss,
+        target=target,
         masked=training.masked,
         augment=() if recording.signatures else training.augment,
     )
     return program_of(
         spec,
         captured,
+        target=target,
         signatures=(
             *recording.signatures,
             train_step,
-            *prediction_signatures(cut.predicting, shape, tensors.read_in_training, training.loss),
+            *prediction_signatures(cut.predicting, shape, tensors.read_in_training, target),
         ),
         tensors=(*tensors.received, *optimizer.state(tensors.parameters)),
         schedule=(*recording.schedule, training_instruction(recording.output, training)),

@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from device_agent.formats.label_rule import LabelRule
-from device_agent.formats.manifest import Dtype
+from exporters.objectives.loss_text import canonical
+from exporters.objectives.open_labels import labels_of
 from exporters.programs.augmentation import parse_augmentation
 from profiles.errors import InputError
 
-Loss = Literal["cross-entropy", "binary-cross-entropy", "ctc", "mse"]
+Loss = str
+"""The text of a loss, see `exporters/objectives/loss_text.py`."""
 Optimizer = Literal["sgd", "nesterov", "adam", "adamw"]
 
+MASKABLE = ("cross-entropy", "binary-cross-entropy", "ctc")
+"""Losses with logits of classes. Whether these fit the model's output, the split checks."""
 LARGEST_COUNT = 2**31 - 1
 """The largest batch size, number of epochs and number of steps: every runtime can count it."""
 
@@ -54,8 +58,9 @@ class TrainingConfig:
         masked: Whether to set the logit of a class to zero if the device has no samples of it, as
             HeteroFL's authors do. The logit stays in the softmax. Each row of the classifier is
             averaged over the devices that have its class. Only for outputs (batch, n).
-        loss: `cross-entropy` (binary if the output's class axis has size one), `ctc` for label
-            sequences without known positions, or `mse` for a regression.
+        loss: What the model is trained for: the name of a built-in loss with its options, the sum
+            of losses of several outputs, or `module:function` for a loss of your own. See the guide
+            about losses. `cross-entropy` is binary if the output's class axis has size one.
         optimizer: The optimizer that devices use.
         proximal: FedProx's mu, which keeps parameters close to the received parameters.
         augment: Random changes of the samples in each training step, such as `flip`, `shift:4`,
@@ -79,7 +84,7 @@ class TrainingConfig:
     milestones: tuple[int, ...] = ()
     batch_norm: Literal["global", "static"] = "global"
     masked: bool = False
-    loss: Loss = "cross-entropy"
+    loss: str = "cross-entropy"
     optimizer: Optimizer = "sgd"
     proximal: float = 0.0
     steps: int | None = None
@@ -116,10 +121,11 @@ class TrainingConfig:
                 raise invalid(name, value, f"at most {LARGEST_FLOAT:g}, the largest float32")
         if self.batch_norm not in ("global", "static"):
             raise invalid("batch_norm", self.batch_norm, '"global" or "static"')
-        for name, known in (("loss", get_args(Loss)), ("optimizer", get_args(Optimizer))):
-            value = getattr(self, name)
-            if value not in known:
-                raise invalid(name, value, "one of " + ", ".join(f'"{word}"' for word in known))
+        # A loss has one text, so that equal settings are equal.
+        object.__setattr__(self, "loss", canonical(self.loss))
+        if self.optimizer not in get_args(Optimizer):
+            allowed = "one of " + ", ".join(f'"{word}"' for word in get_args(Optimizer))
+            raise invalid("optimizer", self.optimizer, allowed)
         # With a momentum of 1 or more, the velocity would grow without bound.
         if self.momentum >= 1:
             raise invalid("momentum", self.momentum, "below 1")
@@ -130,12 +136,13 @@ class TrainingConfig:
                 code="option.conflict",
                 options=["optimizer", "momentum"],
             )
-        if self.masked and self.loss == "mse":
+        if self.masked and self.loss.partition(",")[0] not in MASKABLE:
             raise InputError(
-                "masked sets the logits of absent classes to zero, but the loss "
-                '"mse" has no classes. Use only one of them.',
+                "masked sets the logits of absent classes to zero, but the loss {loss!r} does not "
+                "take the classes of one output. Use only one of them.",
                 code="option.conflict",
                 options=["masked", "loss"],
+                loss=self.loss,
             )
         for text in self.augment:
             parse_augmentation(text)
@@ -160,8 +167,7 @@ class TrainingConfig:
 
         The number of classes and the shape depend on the model, so they are left open.
         """
-        dtype: Dtype = "float32" if self.loss == "mse" else "int64"
-        return LabelRule(None, None, dtype, self.loss == "ctc")
+        return labels_of(self.loss)
 
 
 def invalid(name: str, value: object, allowed: str) -> InputError:

@@ -14,6 +14,8 @@ from device_agent.formats.manifest import (
     TensorEntry,
     Train,
 )
+from exporters.objectives.objective import objective_of
+from exporters.programs.losses import Objective
 from exporters.programs.optimizers import SGD, Adam, Optimizer, Proximal
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import attributes_with_gradient
@@ -91,9 +93,11 @@ def _scale_rate(step: Step, factor: float) -> Step:
     return replace(step, inputs={**step.inputs, "rate": step.inputs["rate"] * factor})
 
 
-def without_gradient(graph: GraphModule, parameters: Iterable[TensorEntry]) -> frozenset[str]:
+def without_gradient(
+    graph: GraphModule, parameters: Iterable[TensorEntry], target: Objective
+) -> frozenset[str]:
     """Names of parameters without gradient: PyTorch's optimizers do not change or decay these."""
-    trained = attributes_with_gradient(graph)
+    trained = attributes_with_gradient(graph, target.used)
     return frozenset(entry.name for entry in parameters if entry.name not in trained)
 
 
@@ -104,13 +108,14 @@ def program_of(
     signatures: Sequence[ProgramSignature],
     tensors: Sequence[TensorEntry],
     schedule: Sequence[Instruction],
+    target: Objective,
     int8: frozenset[str] = frozenset(),
 ) -> Program:
-    """The program of a submodel for the samples and classes of `captured`."""
+    """The program of a submodel for the samples of `captured` and the classes of `target`."""
     return Program(
         submodel=str(spec),
         sample_shape=captured.sample_shape,
-        classes=captured.classes,
+        classes=target.classes,
         signatures=tuple(signatures),
         tensors=tuple(tensors),
         schedule=tuple(schedule),
@@ -161,7 +166,8 @@ def one_step_submodel(
     buffers = [entry for entry in tensor_entries if entry.role == "buffer"]
     frozen = [entry for entry in tensor_entries if entry.role == "frozen"]
     training, shape = request.training, captured.sample_shape
-    still = without_gradient(captured.training, parameters)
+    target = objective_of(training.loss, captured)
+    still = without_gradient(captured.training, parameters, target)
     optimizer = make_optimizer(training, undecayed | still)
     step = train_signature(
         captured.training,
@@ -171,16 +177,17 @@ def one_step_submodel(
         optimizer,
         penalty=penalty,
         reads=frozen,
-        loss=training.loss,
+        target=target,
         masked=training.masked,
         augment=training.augment,
     )
     program = program_of(
         request.spec,
         captured,
+        target=target,
         signatures=(
             step,
-            *prediction_signatures(captured.inference, shape, tensor_entries, training.loss),
+            *prediction_signatures(captured.inference, shape, tensor_entries, target),
         ),
         tensors=(*tensor_entries, *optimizer.state(parameters)),
         schedule=(training_instruction(SAMPLES, training),),

@@ -43,7 +43,8 @@ class KindEvaluation:
 
     The figures are pooled: sums over the devices, divided once. `counted` is the number of labels
     that count, `loss` the mean over them. `accuracy` and `correct` are None for a regression. Only
-    a regression has `rmse` and `mae`, those of the received model. The figures of trained models
+    a regression has `rmse` and `mae`, those of the received model. `metrics` are means over the
+    samples that the loss computes, also of the received model. The figures of trained models
     are None if the devices did not train.
     """
 
@@ -57,6 +58,7 @@ class KindEvaluation:
     trained_loss: float | None
     rmse: float | None = None
     mae: float | None = None
+    metrics: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,19 @@ class FederatedEvaluation(KindEvaluation):
             trained = f"; after local training {_figures(self.trained_accuracy, self.trained_loss)}"
         if self.rmse is not None and self.mae is not None:
             received += f", RMSE {self.rmse:.4g}, MAE {self.mae:.4g}"
+        received += metrics_text(self.metrics)
         on = "1 device" if self.devices == 1 else f"{self.devices:,} devices"
         return f"{received} on {on} (worst tenth: {worst}){trained}"
+
+
+def metrics_text(metrics: dict[str, float] | None) -> str:
+    """The metrics of a loss, each after a comma.
+
+    Examples:
+        >>> metrics_text({"iou": 0.5}), metrics_text(None)
+        (', iou 0.5', '')
+    """
+    return "".join(f", {name} {value:.4g}" for name, value in (metrics or {}).items())
 
 
 def _figures(accuracy: float | None, loss: float) -> str:
@@ -102,12 +115,14 @@ class HeldOutFigures:
 
     `classes` has the number of labels and of correct predictions of each class; it is None for a
     regression, for label sequences and above 1,000 classes. Only a regression has `rmse`, the root
-    of the mean squared error, and `mae`, the mean absolute error.
+    of the mean squared error, and `mae`, the mean absolute error. `metrics` are means over the
+    samples that the loss computes, by name.
     """
 
     classes: list[tuple[int, int]] | None = None
     rmse: float | None = None
     mae: float | None = None
+    metrics: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from device_agent.formats.label_rule import IGNORED, LabelRule, count_labels
-from exporters.programs.losses import MEASURES, class_count, objective
+from exporters.objectives.objective import objective
+from exporters.programs.losses import binary_cross_entropy, class_count
 from refusals import refused
 
 SAMPLES = 13
@@ -126,7 +127,7 @@ def test_nan_outputs_are_never_correct() -> None:
 
 
 def test_cross_entropy_of_one_output_is_binary() -> None:
-    binary = MEASURES["binary-cross-entropy"].loss
+    binary = binary_cross_entropy
     assert objective("cross-entropy", (1,)).loss is binary
     assert objective("cross-entropy", (1, 8, 8)).loss is binary
     assert objective("cross-entropy", (2,)).loss is not binary
@@ -149,10 +150,12 @@ def test_labels_of_an_output(loss: str, shape: tuple[int, ...], rule: LabelRule)
 
 
 def test_losses_that_do_not_fit_the_output() -> None:
-    with refused("model.loss-mismatch", loss="binary-cross-entropy", outputs=10):
-        objective("binary-cross-entropy", (10,))
-    with refused("model.loss-mismatch", loss="binary-cross-entropy", outputs=3):
-        objective("binary-cross-entropy", (8, 3))
+    for loss, shape in (("dice", (5,)), ("cosine", (5, 2)), ("contrastive", ())):
+        with refused("model.loss-mismatch", loss=loss, shape=list(shape)):
+            objective(loss, shape)
+    for loss in ("cross-entropy,weights=1/2", "cross-entropy,smoothing=0.1"):
+        with refused("model.loss-mismatch", loss=loss):
+            objective(loss, (1,) if "smoothing" in loss else (3,))
     for shape in ((5,), (8, 1), (3, 4, 5)):
         with refused("model.loss-mismatch", loss="ctc", shape=list(shape)):
             objective("ctc", shape)

@@ -75,7 +75,7 @@ def test_evaluate_as_json_and_on_a_single_sample(signs: Path) -> None:
     assert json.loads(done.stdout) == {
         "version": 1, "document": "evaluation", "model": "signs:signs", "weights": "w",
         "round": None, "devices": None, "samples": 4, "counted": 4, "accuracy": 0.75,
-        "loss": pytest.approx(LOSS, rel=1e-6), "rmse": None, "mae": None,
+        "loss": pytest.approx(LOSS, rel=1e-6), "rmse": None, "mae": None, "metrics": None,
         "mean_class_accuracy": pytest.approx(5 / 6), "worst_class": None,
         "classes": [
             {"name": None, "labels": 3, "correct": 2, "accuracy": pytest.approx(2 / 3)},

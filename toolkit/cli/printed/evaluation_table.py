@@ -15,6 +15,7 @@ from device_agent.formats.class_counts import (
     worst_class,
 )
 from device_agent.formats.evaluation_counts import MOST_CLASSES
+from device_agent.formats.protocol.fleet import metrics_text
 from profiles.text_formatting import counted
 from toolkit.terminal_output import print_table, table
 
@@ -138,6 +139,7 @@ def figures_line(document: "EvaluationDocument") -> str:
     errors = ""
     if document.rmse is not None and document.mae is not None:
         errors = f", RMSE {document.rmse:.4g}, MAE {document.mae:.4g}"
+    errors += metrics_text(document.metrics)
     accuracy = "" if document.accuracy is None else f"accuracy {document.accuracy:.1%}, "
     return f"{accuracy}loss {loss}{errors} on {samples}"
 

@@ -9,10 +9,14 @@ from exporters.recording.captured import Captured
 from profiles.text_formatting import format_bytes, format_capacity, format_macs
 from toolkit.inspection import CutPlace, Inspection, NotPossible
 from toolkit.terminal_output import filled, print_table, table
+from toolkit.trained_outputs import TrainedOutputs
 
 
 def show_inspections(
-    captured: Captured, inspections: Sequence[Inspection | NotPossible], batch: int
+    captured: Captured,
+    inspections: Sequence[Inspection | NotPossible],
+    batch: int,
+    trained: TrainedOutputs,
 ) -> None:
     """Print the sizes of each submodel of the model `captured`, and the form of each layer."""
     console = Console(highlight=False)
@@ -34,6 +38,12 @@ def show_inspections(
         f"a sample: {shape(captured.sample_shape)} {captured.sample_dtype}{limit}; "
         f"its output: {shape(captured.output_shape)}"
     )
+    for output in () if trained.usual else trained.outputs:
+        sizes_of = "" if output.shape is None else f" ({shape(output.shape)})"
+        print(filled(f"{output.output}{sizes_of}: {output.use}", console.width))
+    if trained.without_gradient:
+        still = ", ".join(trained.without_gradient)
+        print(filled(f"no gradient reaches, so these do not train: {still}", console.width))
     for inspection in possible:
         if inspection.note:
             print(filled(f"note: {inspection.note}", console.width))

@@ -42,6 +42,8 @@ def round_line(saved: "SavedRound") -> str:
     held_out = saved.held_out
     if held_out is not None and held_out.rmse is not None and held_out.mae is not None:
         figures += [f"RMSE {held_out.rmse:.4g}", f"MAE {held_out.mae:.4g}"]
+    if held_out is not None and held_out.metrics is not None:
+        figures += [f"{name} {value:.4g}" for name, value in held_out.metrics.items()]
     quality = ", ".join(figures) or "no figures on held-out data"
     return f"round {saved.round}, from {counted(saved.updates, 'update')}: {quality}"
 

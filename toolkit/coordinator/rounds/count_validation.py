@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from device_agent.formats.evaluation_counts import EvaluationCounts, EvaluationRequest, check_counts
 from device_agent.formats.label_rule import LabelRule, label_rule
-from device_agent.formats.manifest import EVALUATE, Manifest
-from device_agent.training.signature_runs import ABSOLUTE, CORRECT
+from device_agent.formats.manifest import ABSOLUTE, CORRECT, EVALUATE, LOSS, Manifest
 from profiles.errors import UpdateError
 
 
@@ -35,7 +34,7 @@ def check_evaluation(
             key="`share`" if request is None else "`by_class`",
         )
     for counts in given:
-        check_counts(counts, origin)
+        check_counts(counts, origin, signed=True)
         problem = _misfit(counts, manifest)
         if problem is None and (counts.samples, counts.counted) != (
             given[0].samples,
@@ -62,7 +61,14 @@ def _misfit(counts: EvaluationCounts, manifest: Manifest) -> str | None:
         return "a classification must count correct predictions, and a regression must not"
     if counts.absolute_sum is not None and not any(p.name == ABSOLUTE for p in signature.outputs):
         return "absolute errors are counted only for a regression"
-    most = counts.samples * math.prod(label_rule(manifest).shape or ())
+    outputs = {port.name for port in signature.outputs}
+    if set(counts.metrics or {}) != outputs - {LOSS, CORRECT, ABSOLUTE}:
+        return "its metrics are not those of the bundle's loss"
+    labels = label_rule(manifest)
+    signed = labels.parts or (labels.dtype == "float32" and ABSOLUTE not in outputs)
+    if counts.loss_sum < 0 and not signed:
+        return f"a sum of losses below zero, {counts.loss_sum:g}"
+    most = counts.samples * math.prod(labels.shape or ())
     if counts.counted > most:
         return f"{counts.counted:,} labels, but {counts.samples:,} samples have at most {most:,}"
     classes = (LabelRule(manifest.classes).highest or 0) + 1

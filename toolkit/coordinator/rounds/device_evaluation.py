@@ -75,6 +75,7 @@ def _pooled(devices: Sequence[DeviceCounts]) -> KindEvaluation:
         trained_accuracy=_pooled_accuracy(trained),
         trained_loss=_pooled_loss(trained) if trained else None,
         **_errors(received),
+        metrics=_metrics(received),
     )
 
 
@@ -85,6 +86,17 @@ def _errors(given: Counts) -> dict[str, float]:
         return {}
     counted = sum(counts.counted for counts in given)
     return {"rmse": math.sqrt(_pooled_loss(given)), "mae": math.fsum(absolute) / counted}
+
+
+def _metrics(given: Counts) -> dict[str, float] | None:
+    """The pooled metrics of the loss; None unless all devices report them."""
+    names = set.intersection(*(set(counts.metrics or {}) for counts in given))
+    samples = sum(counts.samples for counts in given)
+    pooled = {
+        name: math.fsum((counts.metrics or {})[name] for counts in given) / samples
+        for name in sorted(names)
+    }
+    return pooled or None
 
 
 def _correct(given: Counts) -> int | None:

@@ -1,0 +1,123 @@
+"""Models of several outputs, and losses as users write them: `own_losses:detection` and others."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import edgetailor as et
+
+CLASSES, CUTS = 3, (0.1, 0.5, 0.9)
+
+
+class Boxes(nn.Module):
+    """A class and a box for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(6, 12)
+        self.kind, self.box = nn.Linear(12, CLASSES), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.hidden(x).tanh()
+        return {"kind": self.kind(hidden), "box": self.box(hidden)}
+
+
+class Pair(Boxes):
+    """A class and one number, as a tuple."""
+
+    def forward(self, x: Tensor) -> Any:
+        both = super().forward(x)
+        return both["kind"], both["box"][:, :1]
+
+
+class Points(nn.Module):
+    """A class at each point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, CLASSES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(x).tanh())
+        return out
+
+
+class Twins(nn.Module):
+    """The embeddings of three samples: an anchor, one like it and another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.embedding = nn.Linear(6, 12), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.embedding(self.hidden(x[:, i]).tanh()) for i in range(3)]
+
+
+class Forecast(nn.Module):
+    """Quantiles of the next four values of a series."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.quantiles = nn.Linear(8, 16), nn.Linear(16, 4 * len(CUTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.quantiles(self.hidden(x).tanh())
+        return out.reshape(-1, 4, len(CUTS))
+
+
+@et.loss(box=et.numbers(4), kind=et.classes(CLASSES))
+def detection(outputs: Any, labels: Any) -> Any:
+    """Smooth L1 of the box and the class's cross-entropy; the mean distance is a metric."""
+    far = functional.smooth_l1_loss(outputs["box"], labels["box"], reduction="none").mean(1)
+    wrong = functional.cross_entropy(outputs["kind"], labels["kind"], reduction="none")
+    distance = (outputs["box"] - labels["box"]).abs().mean(1)
+    right = (outputs["kind"].argmax(1) == labels["kind"]).to(far.dtype)
+    return wrong + 2 * far, {"distance": distance, "right": right}
+
+
+@et.loss(et.numbers())
+def triplet(outputs: Any, margin: Tensor) -> Tensor:
+    """The triplet loss with a margin for each sample; softplus in place of the hinge."""
+    anchor, like, other = outputs
+    near, far = (anchor - like).square().sum(1), (anchor - other).square().sum(1)
+    return functional.softplus(near - far + margin)
+
+
+@et.loss(et.numbers(4))
+def pinball(output: Tensor, future: Tensor) -> Tensor:
+    """The quantile loss, as one number for the batch."""
+    cuts = torch.tensor(CUTS, dtype=output.dtype)
+    error = future[:, :, None] - output
+    return torch.maximum(cuts * error, (cuts - 1) * error).mean()
+
+
+def undeclared(outputs: Any, labels: Any) -> Any:
+    return (outputs - labels).square().mean()
+
+
+@et.loss(et.numbers(4))
+def reads_values(output: Tensor, future: Tensor) -> Tensor:
+    error = (output.mean(2) - future).square()
+    return error.sum() if error.mean() > 1 else error.mean()
+
+
+@et.loss(et.numbers(4))
+def of_nothing(output: Tensor, future: Tensor) -> Tensor:
+    return (output.detach().mean(2) - future).square().mean()
+
+
+@et.loss(et.numbers(4))
+def a_matrix(output: Tensor, future: Tensor) -> Tensor:
+    return output.mean(2) - future
+
+
+@et.loss(et.numbers(4))
+def infinite(output: Tensor, future: Tensor) -> Tensor:
+    return (output.mean(2) * 0 - 1 - future).log().sum(1)
+
+
+@et.loss(et.numbers(4))
+def another_shape(output: Tensor, future: Tensor) -> Tensor:
+    return (output - future).square().mean()

@@ -1,0 +1,303 @@
+"""Own losses and sums of losses: rounds in simulation and on devices equal plain PyTorch loops."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import own_losses
+from device_agent.formats.bundle import open_bundle
+from device_agent.formats.evaluation_counts import EvaluationRequest
+from device_agent.formats.update import read_update
+from device_agent.training.batching import held_out, round_seed
+from device_agent.training.bundle_training import local_data
+from edgetailor import Predictor, TrainingConfig, evaluate, export, split
+from exporters.programs.program_identity import graphs_key
+from oracles import batches_of
+from refusals import refused
+from toolkit.simulation.results import RunFolder
+from toolkit.simulation.simulate import prepare, simulate
+from toolkit.simulation.simulation_config import load_simulation
+from toolkit.submodels.global_model import from_model
+from trainings import train_bundle
+
+SAMPLES, CLIENTS, ROUNDS, BATCH, RATE, MOMENTUM = 60, 2, 3, 8, 0.1, 0.9
+Arrays = dict[str, np.ndarray]
+Labels = Any
+
+
+class Task:
+    """A model, the loss that the product gets, and the same loss in plain PyTorch."""
+
+    def __init__(
+        self,
+        model: str,
+        loss: str,
+        plain: Callable[[Any, Labels], Tensor],
+        data: Callable[[np.random.Generator], Arrays],
+        toml: str = "",
+    ) -> None:
+        self.model, self.loss, self.plain, self.data = model, loss, plain, data
+        self.toml = toml or f'"{loss}"'
+
+    def build(self) -> nn.Module:
+        model: nn.Module = getattr(own_losses, self.model)()
+        return model
+
+
+def learnable(draw: np.random.Generator, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+    """Samples, and two numbers of each that a model can learn."""
+    x = draw.standard_normal((SAMPLES, *shape), dtype=np.float32)
+    return x, np.tanh(x.reshape(SAMPLES, -1)[:, :2])
+
+
+def boxes(draw: np.random.Generator) -> Arrays:
+    x, known = learnable(draw, 6)
+    kind = np.digitize(known[:, 0], (-0.4, 0.4))
+    return {"x": x, "y_kind": kind, "y_box": np.repeat(known, 2, 1).astype(np.float32)}
+
+
+def pairs(draw: np.random.Generator) -> Arrays:
+    whole = boxes(draw)
+    return {"x": whole["x"], "y_0": whole["y_kind"], "y_1": whole["y_box"][:, :1]}
+
+
+def points(draw: np.random.Generator) -> Arrays:
+    x, _ = learnable(draw, 2, 4, 4)
+    return {"x": x, "y": np.digitize(x[:, 0], (-0.4, 0.4))}
+
+
+def twins(draw: np.random.Generator) -> Arrays:
+    x, _ = learnable(draw, 3, 6)
+    x[:, 1] = x[:, 0] + 0.3 * x[:, 1]
+    return {"x": x, "y": draw.random(SAMPLES, dtype=np.float32)}
+
+
+def series(draw: np.random.Generator) -> Arrays:
+    x, _ = learnable(draw, 8)
+    return {"x": x, "y": (x[:, :4] * 0.5).astype(np.float32)}
+
+
+def heads(outputs: Any, labels: Labels) -> Tensor:
+    kind = functional.cross_entropy(outputs[0], labels["0"], label_smoothing=0.1)
+    return kind + 0.5 * functional.huber_loss(outputs[1], labels["1"], delta=0.5)
+
+
+def soft_dice(output: Tensor, labels: Tensor) -> Tensor:
+    p, g = output.softmax(1), functional.one_hot(labels, own_losses.CLASSES).movedim(3, 1)
+    overlap, sizes = (p * g).sum((2, 3)), p.sum((2, 3)) + g.sum((2, 3))
+    return 1 - ((2 * overlap + 1) / (sizes + 1)).mean()
+
+
+TASKS = {
+    "detection": Task(
+        "Boxes", "own_losses:detection", lambda o, y: own_losses.detection(o, y)[0].mean(), boxes
+    ),
+    "segmentation": Task("Points", "dice", soft_dice, points),
+    "multi-task": Task(
+        "Pair",
+        "0=cross-entropy,smoothing=0.1 + 1=huber,delta=0.5,weight=0.5",
+        heads,
+        pairs,
+        '[{output = "0", loss = "cross-entropy,smoothing=0.1"}, '
+        '{output = "1", loss = "huber,delta=0.5", weight = 0.5}]',
+    ),
+    "triplet": Task(
+        "Twins", "own_losses:triplet", lambda o, y: own_losses.triplet(o, y).mean(), twins
+    ),
+    "quantiles": Task("Forecast", "own_losses:pinball", own_losses.pinball, series),
+}
+
+
+def labels_of(data: Arrays, rows: np.ndarray) -> Labels:
+    """The labels of `rows` as a loss gets them, numbers in float64."""
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array[rows].astype(float if array.dtype == np.float32 else int))
+
+    several = {name[2:]: tensor(own) for name, own in data.items() if name.startswith("y_")}
+    return several or tensor(data["y"])
+
+
+def trained(
+    task: Task, model: nn.Module, data: Arrays, rows: np.ndarray, seed: int, rate: float = RATE
+) -> dict[str, Tensor]:
+    """The state of `model` after an epoch on `rows` in plain PyTorch, in float64."""
+    own = getattr(own_losses, task.model)().double()
+    own.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(own.parameters(), lr=rate, momentum=MOMENTUM)
+    for batch in batches_of(len(rows), BATCH, seed, 0):
+        chosen = rows[batch]
+        optimizer.zero_grad()
+        output = own(torch.from_numpy(data["x"][chosen]).double())
+        task.plain(output, labels_of(data, chosen)).backward()
+        optimizer.step()
+    return dict(own.state_dict())
+
+
+def loss_of(task: Task, model: nn.Module, data: Arrays, rows: np.ndarray) -> float:
+    with torch.no_grad():
+        output = model.double()(torch.from_numpy(data["x"][rows]).double())
+        return float(task.plain(output, labels_of(data, rows)))
+
+
+def config(task: Task) -> TrainingConfig:
+    return TrainingConfig(BATCH, learning_rate=RATE, momentum=MOMENTUM, loss=task.loss)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_simulated_rounds_equal_a_plain_loop(name: str, seed: int, tmp_path: Path) -> None:
+    task = TASKS[name]
+    data = task.data(np.random.default_rng(seed))
+    np.savez(tmp_path / "local.npz", **data)  # type: ignore[arg-type]
+    (tmp_path / "fleet.toml").write_text(f"""
+model = "own_losses:{task.model}"
+input_shape = {list(data["x"].shape[1:])}
+rounds = {ROUNDS}
+seed = {seed % 1000}
+
+[training]
+batch_size = {BATCH}
+learning_rate = {RATE}
+momentum = {MOMENTUM}
+loss = {task.toml}
+
+[simulation]
+data = "local.npz"
+held_out_share = 0.2
+participation = 1.0
+seed = {seed % 997}
+
+[[devices]]
+name = "board"
+submodel = "full"
+count = {CLIENTS}
+""")
+    settings = load_simulation(tmp_path / "fleet.toml")
+    prepared = prepare(settings, RunFolder(tmp_path / "other"))
+    judges = np.setdiff1d(np.arange(SAMPLES), np.concatenate(prepared.parts))
+    model = task.build().double()
+    prepared.federation.model.load_into(model)
+    expected = [loss_of(task, model, data, judges)]
+    for round_ in range(1, ROUNDS + 1):
+        states = [
+            trained(task, model, data, rows, round_seed(round_seed(seed % 997, client), round_))
+            for client, rows in enumerate(prepared.parts)
+        ]
+        sizes = [len(rows) for rows in prepared.parts]
+        mean = {
+            key: sum(n * state[key] for n, state in zip(sizes, states, strict=True)) / sum(sizes)
+            for key in states[0]
+        }
+        model.load_state_dict(mean)
+        expected.append(loss_of(task, model, data, judges))
+    results = simulate(tmp_path / "fleet.toml", tmp_path / "out")
+    came = [result.loss for result in results]
+    assert came == pytest.approx(expected[1:], rel=1e-4)
+    assert came[-1] < expected[0]
+    if name == "detection":
+        figures = results[-1].held_out
+        assert figures is not None
+        assert figures.metrics is not None
+        assert set(figures.metrics) == {"distance", "right"}
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("detection", "onnx"),
+        pytest.param("detection", "tflite", marks=pytest.mark.long),
+        ("multi-task", "tflite"),
+        pytest.param("triplet", "onnx", marks=pytest.mark.long),
+    ],
+)
+def test_a_device_trains_as_a_plain_loop(name: str, format: Any, seed: int, tmp_path: Path) -> None:
+    torch.manual_seed(seed)
+    task = TASKS[name]
+    data, model = task.data(np.random.default_rng(seed)), task.build()
+    np.savez(tmp_path / "local.npz", **data)  # type: ignore[arg-type]
+    submodel = split(model, "full", data["x"].shape[1:], config(task))
+    export(submodel, from_model(model), tmp_path / "bundle", format=format)
+    asked, rows = EvaluationRequest(share=0.2), np.arange(SAMPLES)
+    judges = held_out(SAMPLES, 0.2)
+    train_bundle(
+        tmp_path / "bundle",
+        tmp_path / "local.npz",
+        tmp_path / "update",
+        seed=5,
+        threads=1,
+        evaluation=asked,
+    )
+    record, came = read_update(tmp_path / "update")
+    expected = trained(task, model.double(), data, np.setdiff1d(rows, judges), 5)
+    for key, value in expected.items():
+        torch.testing.assert_close(
+            torch.from_numpy(came[key]).double(), value, rtol=1e-4, atol=1e-5
+        )
+    assert record.evaluation is not None
+    before = record.evaluation.before
+    loss = loss_of(task, model, data, judges)
+    # The mean over batches of different sizes; a loss of each sample has no other mean.
+    assert before.loss_sum / before.counted == pytest.approx(loss, rel=1e-4)
+    own = evaluate(model.float(), data["x"], packed_labels(tmp_path, data), loss=task.loss)
+    assert set(before.metrics or {}) == set(own.metrics)
+    outputs = Predictor(tmp_path / "bundle").predict_outputs(data["x"])
+    with torch.no_grad():
+        raw = model(torch.from_numpy(data["x"]))
+    named = raw if isinstance(raw, dict) else {str(n): value for n, value in enumerate(raw)}
+    assert set(outputs) == set(named)
+    manifest = open_bundle(tmp_path / "bundle").manifest
+    for part in manifest.signatures["predict"].outputs[0].packed:
+        value = named[part.name]
+        value = value.softmax(1) if part.output == "softmax" else value
+        np.testing.assert_allclose(outputs[part.name], value.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def packed_labels(folder: Path, data: Arrays) -> np.ndarray:
+    return np.array(local_data(open_bundle(folder / "bundle"), folder / "local.npz").y)
+
+
+@pytest.mark.parametrize("name", ["detection", "multi-task", "segmentation"])
+def test_a_program_with_its_loss_has_an_identity(name: str) -> None:
+    """Graphs are kept from round to round, and another loss has other graphs."""
+    task = TASKS[name]
+
+    def key(training: TrainingConfig) -> str | None:
+        shape = task.data(np.random.default_rng(0))["x"].shape[1:]
+        program = split(task.build(), "full", shape, training).program
+        return graphs_key(program, program.signatures, "onnx")
+
+    first = key(config(task))
+    assert first is not None
+    assert key(config(task)) == first
+    other = {
+        "detection": "kind=cross-entropy + box=mse",
+        "multi-task": "0=cross-entropy + 1=huber,delta=0.5,weight=0.5",
+        "segmentation": "cross-entropy",
+    }
+    assert key(TrainingConfig(BATCH, loss=other[name])) not in (None, first)
+
+
+@pytest.mark.parametrize(
+    ("loss", "code"),
+    [
+        ("own_losses:nothing", "loss.unknown-function"),
+        ("no_such_module:loss", "loss.cannot-import"),
+        ("own_losses:undeclared", "loss.no-labels"),
+        ("own_losses:reads_values", "loss.cannot-record"),
+        ("own_losses:another_shape", "loss.cannot-record"),
+        ("own_losses:of_nothing", "loss.no-gradient"),
+        ("own_losses:a_matrix", "loss.wrong-result"),
+        ("own_losses:infinite", "loss.not-finite"),
+    ],
+)
+def test_what_is_no_loss_is_refused_with_its_line(loss: str, code: str) -> None:
+    with refused(code) as caught:
+        split(own_losses.Forecast(), "full", (8,), TrainingConfig(loss=loss))
+    if hasattr(own_losses, loss.partition(":")[2]):
+        assert "own_losses.py, line" in str(caught.value)

@@ -1,0 +1,113 @@
+"""What each output of a model is, and which loss trains it: a part of `edgetailor inspect`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from device_agent.formats.label_rule import LabelRule
+from device_agent.formats.manifest import Part
+from device_agent.formats.packing import array_name
+from exporters.objectives.loss_text import BuiltIn, Own, parse
+from exporters.objectives.objective import objective_of
+from exporters.programs.losses import Objective
+from exporters.programs.output_parts import PREFERRED
+from exporters.programs.recorded_graph import attributes_with_gradient
+from exporters.recording.captured import Captured
+
+
+@dataclass(frozen=True)
+class OutputUse:
+    """One output of a model.
+
+    Attributes:
+        output: Its name; a tuple's outputs are numbered from "0", and a single tensor is "output".
+        shape: Shape for one sample; None if no loss can take it.
+        use: The loss that trains it and its labels, or why none does.
+    """
+
+    output: str
+    shape: tuple[int, ...] | None
+    use: str
+
+
+@dataclass(frozen=True)
+class TrainedOutputs:
+    """The outputs of a model, and the trained parameters that no loss reaches."""
+
+    outputs: tuple[OutputUse, ...]
+    without_gradient: tuple[str, ...]
+
+    @property
+    def usual(self) -> bool:
+        """Whether the model only returns logits of classes for plain cross-entropy."""
+        first = self.outputs[0].use.partition(";")[0]
+        return len(self.outputs) == 1 and first == "logits of classes, trained by cross-entropy"
+
+
+def trained_outputs(captured: Captured, loss: str) -> TrainedOutputs:
+    """Describe the outputs of a recorded model that is trained with `loss`.
+
+    Raises:
+        ModelError: The loss does not fit the outputs.
+    """
+    goal, form = objective_of(loss, captured), captured.outputs
+    uses = [
+        OutputUse(part.name or "output", part.shape, use(part, loss, goal, len(form.parts)))
+        for part in form.parts
+    ]
+    uses += [
+        OutputUse(name or "output", None, f"not trained: {reason}")
+        for name, reason in form.left_out.items()
+    ]
+    reached = attributes_with_gradient(captured.training, goal.used)
+    still = (name for name in captured.parameters if name not in reached)
+    return TrainedOutputs(tuple(uses), tuple(still))
+
+
+def use(part: Part, loss: str, goal: Objective, outputs: int) -> str:
+    """How `loss` trains one output of a model that has so many outputs."""
+    parsed = parse(loss)
+    if isinstance(parsed, Own):
+        return f"passed to {loss}; labels {labels_text(goal.labels)}"
+    if isinstance(parsed, BuiltIn):
+        if outputs > 1 and part.name != PREFERRED:
+            return "not trained: the loss does not name it"
+        return f"{meaning(parsed, part)}; labels {labels_text(goal.labels)}"
+    own = [head for head in parsed if head.output == part.name]
+    if not own:
+        return "not trained: the loss does not name it"
+    [head] = own
+    labels = labels_text(goal.labels, None if len(parsed) == 1 else part.name)
+    weight = "" if head.weight == 1 else f", weight {head.weight:g}"
+    return f"{meaning(head.loss, part)}{weight}; labels {labels}"
+
+
+def meaning(loss: BuiltIn, part: Part) -> str:
+    """What an output is to `loss`."""
+    if loss.numbers:
+        return f"numbers, trained by {loss}"
+    if loss.name == "contrastive":
+        return f"an embedding, trained by {loss}"
+    if loss.name in ("cross-entropy", "binary-cross-entropy") and part.shape[-1:] == (1,):
+        return f"the logit of class 1 of two, trained by {loss} (for a regression, --loss mse)"
+    if loss.name == "binary-cross-entropy":
+        return f"a yes-or-no answer in each number, trained by {loss}"
+    return f"logits of classes, trained by {loss}"
+
+
+def labels_text(labels: LabelRule, only: str | None = None) -> str:
+    """The arrays of labels in words; `only` that of one output."""
+    parts: Sequence[Part] = labels.parts or (
+        Part(
+            name="",
+            shape=labels.shape or (),
+            dtype=labels.dtype,
+            limit=None if labels.highest is None else labels.highest + 1,
+        ),
+    )
+
+    def text(part: Part) -> str:
+        shape = ", ".join(map(str, ("N", *part.shape)))
+        below = "" if part.limit is None else f" below {part.limit}"
+        return f"{array_name('y', part)} {part.dtype} ({shape}){below}"
+
+    return ", ".join(text(part) for part in parts if only in (None, part.name))
