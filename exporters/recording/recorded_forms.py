@@ -224,12 +224,11 @@ def data_of(_: Any, x: Tensor) -> Tensor:
 
 def set_data(_: Any, x: Tensor, value: Tensor) -> NoReturn:
     """`x.data = value`. Raises ModelError: a graph does not change what a tensor is."""
-    frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
     raise ModelError(
         "The model replaces the `data` of a tensor{place}. Compute with the new value instead, as "
         "in F.linear(x, weight.clamp(-1, 1)).",
         code="model.writes-own-tensor",
-        place=source_lines.parenthesized(source_lines.innermost(frames)),
+        place=called_place(),
     )
 
 

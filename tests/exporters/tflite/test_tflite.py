@@ -30,7 +30,15 @@ from dropping_model import Dropping
 from edgetailor import TrainingConfig, export, load_model, split
 from exporters.decompositions import convolution
 from exporters.onnx.onnx_writer import to_onnx
-from layer_cases import Case, Row, assert_close, combined_signature, open_session
+from exporters.programs.program import ProgramSignature
+from layer_cases import (
+    Case,
+    Row,
+    assert_close,
+    check_predictions,
+    combined_signature,
+    open_session,
+)
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from operator_rows import COMBINED, ROWS, recorded
 from oracles import Device, Plan
@@ -69,6 +77,23 @@ def test_gradients_on_litert(group: str, seed: int) -> None:
 @pytest.mark.parametrize("group", COMBINED)
 def test_gradients_of_combined_rows(group: str, seed: int) -> None:
     check_on_litert(recorded(group, seed, combined=True), seed)
+
+
+@pytest.mark.parametrize("group", some_long(ROWS, *(g for g in ROWS if g != "normalisation")))
+def test_predictions_on_litert(group: str, seed: int) -> None:
+    """What `predict` and `evaluate` run: PyTorch then chooses other operators for some layers."""
+    cases = recorded(group, seed).items()
+    check_predictions({n: c for n, c in cases if not list(c.layer.buffers())}, seed, in_litert)
+
+
+def in_litert(
+    signature: ProgramSignature, feeds: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    session = Interpreter(model_content=to_tflite([signature]), num_threads=1)
+    runner = session.get_signature_runner(signature.name)
+    known = runner.get_input_details()
+    results: dict[str, np.ndarray] = runner(**{n: v for n, v in feeds.items() if n in known})
+    return results
 
 
 def check_on_litert(cases: Mapping[str, Case], seed: int) -> None:
