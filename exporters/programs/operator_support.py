@@ -115,7 +115,12 @@ SUPPORTED = (
 )
 
 UNSUPPORTED = (
-    UnsupportedGroup("3-D convolution", ("convolution",), "no gradient", "2-D convolution"),
+    UnsupportedGroup(
+        "3-D convolution",
+        ("convolution", "conv3d", "conv_transpose3d"),
+        "no gradient",
+        "2-D convolution",
+    ),
     UnsupportedGroup(
         "3-D max pooling",
         ("max_pool3d",),

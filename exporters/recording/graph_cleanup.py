@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, map_arg
+from torch.fx.node import map_aggregate
 
 from exporters.programs.recorded_graph import (
     attribute,
@@ -56,6 +57,7 @@ def clean_up(graph: GraphModule) -> None:
             graph.graph.erase_node(node)
     split_at_dropouts(graph)
     fold_double_constants(graph)
+    compute_in_float32(graph)
     # Batch norms stay even if nothing reads their output, because they update statistics.
     graph.graph.eliminate_dead_code(is_impure_node=is_impure)
     graph.recompile()
@@ -191,6 +193,26 @@ def fold_double_constants(graph: GraphModule) -> None:
                 constant = graph.graph.get_attr(name)
             constant.meta = dict(node.meta)
             node.replace_all_uses_with(constant)
+
+
+def compute_in_float32(graph: GraphModule) -> None:
+    """Make float64 values float32, in which devices compute."""
+
+    def single(argument: Any) -> Any:
+        if isinstance(argument, Tensor) and argument.dtype == torch.float64:
+            return argument.to(torch.float32)
+        return torch.float32 if argument is torch.float64 else argument
+
+    for number, node in enumerate(graph.graph.nodes):
+        value = node.meta.get("val")
+        if node.op == "get_attr" and isinstance(value, Tensor) and value.dtype == torch.float64:
+            name = f"single_constant_{number}"
+            constant = attribute(graph, str(node.target)).detach().to(torch.float32)
+            graph.register_buffer(name, constant, persistent=False)
+            node.target = name
+        node.args, node.kwargs = map_aggregate((node.args, node.kwargs), single)
+        if value is not None:
+            node.meta["val"] = map_aggregate(value, single)
 
 
 def insert_numbers(graph: GraphModule) -> None:

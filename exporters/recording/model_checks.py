@@ -248,6 +248,14 @@ def check_operators(graph: GraphModule) -> None:
                 operator=str(node.target),
                 place=place,
             )
+        if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
+            raise ModelError(
+                "The model computes in {dtype}{place}, and devices compute in float32. Leave out "
+                ".half(), .bfloat16() and .to(...) with this type; torch.autocast is ignored.",
+                code="model.low-precision",
+                dtype=str(value.dtype),
+                place=place,
+            )
         if node.target in NUMBERS:
             raise ModelError(
                 "The model reads a Python number from a tensor{place}. A graph has tensors alone: "
