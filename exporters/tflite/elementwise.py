@@ -27,6 +27,13 @@ ERF_BELOW = (
 )  # fmt: skip
 
 
+OF_BOOLEANS = {
+    "MUL": ("LOGICAL_AND", "LogicalAndOptions"),
+    "ADD": ("LOGICAL_OR", "LogicalOrOptions"),
+}
+"""What products and sums of two booleans are."""
+
+
 def apply(
     lowering: Lowering,
     code: str,
@@ -104,6 +111,9 @@ def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
             kind = "float32"
             a, b = (numeric(lowering, v, kind) for v in (a, b))
         a, b = typed(lowering, a, kind), typed(lowering, b, kind)
+        if kind == "bool" and code in OF_BOOLEANS:
+            logical, logical_options = OF_BOOLEANS[code]
+            return apply(lowering, logical, [a, b], logical_options)
         if alpha != 1:
             b = apply(lowering, "MUL", [b, lowering.scalar(alpha, kind)], "MulOptions")
         return apply(lowering, code, [a, b], options, dtype)

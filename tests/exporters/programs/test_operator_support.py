@@ -28,10 +28,14 @@ def test_gradients_on_onnxruntime(group: str, seed: int) -> None:
     check_on_onnxruntime(recorded(group, seed), seed)
 
 
+# Batch norms keep statistics: test_whole_models.py predicts with them.
+PREDICTED = [group for group in ROWS if group != "batch norm"]
 SOME = ("normalisation", "indexing", "reduction")
 
 
-@pytest.mark.parametrize("group", some_long(ROWS, *(group for group in ROWS if group not in SOME)))
+@pytest.mark.parametrize(
+    "group", some_long(PREDICTED, *(group for group in PREDICTED if group not in SOME))
+)
 def test_predictions_on_onnxruntime(group: str, seed: int) -> None:
     """Without gradients, PyTorch chooses other operators, for example for nn.RMSNorm."""
     cases = recorded(group, seed).items()

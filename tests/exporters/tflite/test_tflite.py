@@ -79,7 +79,12 @@ def test_gradients_of_combined_rows(group: str, seed: int) -> None:
     check_on_litert(recorded(group, seed, combined=True), seed)
 
 
-@pytest.mark.parametrize("group", some_long(ROWS, *(g for g in ROWS if g != "normalisation")))
+# In one graph of all rows of arithmetic, LiteRT gives nan for atan; alone, it is right.
+PREDICTED = [group for group in ROWS if group not in ("batch norm", "arithmetic")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", PREDICTED)
 def test_predictions_on_litert(group: str, seed: int) -> None:
     """What `predict` and `evaluate` run: PyTorch then chooses other operators for some layers."""
     cases = recorded(group, seed).items()
