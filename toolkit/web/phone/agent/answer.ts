@@ -73,7 +73,7 @@ export function softmax(logits: number[]): number[] {
 }
 
 /** The probabilities of the classes 0 and 1. */
-function sigmoid([logit = 0]: number[]): number[] {
+export function sigmoid([logit = 0]: number[]): number[] {
   return softmax([0, logit]);
 }
 

@@ -42,7 +42,9 @@ export async function tryRelease(
 ): Promise<TrialResult> {
   const form = offered.manifest.output;
   if (form === undefined) throw new Failure("release.no-inference-bundle", {});
-  const data = record && (await LocalData.open(record, offered.manifest));
+  // Only the loss knows what such outputs mean, and an inference bundle has none.
+  const judged = form === "outputs" ? null : record;
+  const data = judged && (await LocalData.open(judged, offered.manifest));
   try {
     const samples = heldOut(data?.samples ?? 0, share ?? SHARE);
     const after = await scoresOn(offered, data, samples, form);

@@ -1,6 +1,6 @@
 /** How a model predicts each of some labelled samples, as device_agent/inference/scores.py. */
 
-import { logitsOf, softmax } from "./answer.js";
+import { logitsOf, sigmoid, softmax } from "./answer.js";
 import type { Counts } from "./evaluation.js";
 import { IGNORED } from "./local_data.js";
 import type { OutputForm } from "./manifest.js";
@@ -37,9 +37,13 @@ export function scoresOf(form: OutputForm, output: Tensor, y: Tensor): Score[] {
     const labels = rowOf(y, row);
     const predicted = rowOf(output, row);
     if (form === "numbers") return numberScore(predicted.data as Float32Array, labels.data as Float32Array);
+    const classes = [...(labels.data as BigInt64Array)].map((label) => (label === IGNORED ? null : Number(label)));
+    if (form === "independent") {
+      const questions = [...(predicted.data as Float32Array)].map((logit) => sigmoid([logit]).map(Math.fround));
+      return classScore(questions, classes);
+    }
     const logits = logitsOf(predicted);
     const probabilities = logits.map((all) => softmax(form === "sigmoid" ? [0, ...all] : all).map(Math.fround));
-    const classes = [...(labels.data as BigInt64Array)].map((label) => (label === IGNORED ? null : Number(label)));
     return (form === "ctc" ? sequenceScore : classScore)(probabilities, classes);
   });
 }
