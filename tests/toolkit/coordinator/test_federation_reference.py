@@ -99,12 +99,13 @@ def test_the_example_for_csv_files_is_read(tmp_path: Path) -> None:
 
 def test_the_examples_together_are_a_file_that_is_read(tmp_path: Path) -> None:
     text = "".join(example(heading) for heading in TABLES if heading != SERIES)
-    text = re.sub(r"(?m)^steps = .*\n", "", text)  # in place of epochs
+    # Each is in place of another key: of epochs, input_shape and input_range.
+    text = re.sub(r"(?m)^(steps|inputs|example) = .*\n", "", text)
     path = tmp_path / "federation.toml"
     path.write_text(text)
     config = load_config(path)
     written = tomllib.loads(text)
-    assert written.keys() == CoordinatorConfig.model_fields.keys()
+    assert {*written, "inputs", "example"} == CoordinatorConfig.model_fields.keys()
     assert (config.port, config.deadline_s) == (written["port"], written["deadline_s"])
     assert config.devices[0].memory == 120_000_000
 
