@@ -34,7 +34,7 @@ def check_evaluation(
             key="`share`" if request is None else "`by_class`",
         )
     for counts in given:
-        check_counts(counts, origin, signed=True)
+        check_counts(counts, origin, signed=_signed(manifest))
         problem = _misfit(counts, manifest)
         if problem is None and (counts.samples, counts.counted) != (
             given[0].samples,
@@ -65,9 +65,6 @@ def _misfit(counts: EvaluationCounts, manifest: Manifest) -> str | None:
     if set(counts.metrics or {}) != outputs - {LOSS, CORRECT, ABSOLUTE}:
         return "its metrics are not those of the bundle's loss"
     labels = label_rule(manifest)
-    signed = labels.parts or (labels.dtype == "float32" and ABSOLUTE not in outputs)
-    if counts.loss_sum < 0 and not signed:
-        return f"a sum of losses below zero, {counts.loss_sum:g}"
     most = counts.samples * math.prod(labels.shape or ())
     if counts.counted > most:
         return f"{counts.counted:,} labels, but {counts.samples:,} samples have at most {most:,}"
@@ -75,3 +72,8 @@ def _misfit(counts: EvaluationCounts, manifest: Manifest) -> str | None:
     if counts.classes is not None and len(counts.classes) != classes:
         return f"counts of {len(counts.classes)} classes, but the model has {classes}"
     return None
+
+
+def _signed(manifest: Manifest) -> bool:
+    """Whether the loss of a bundle may be below zero, as that of the user's own may be."""
+    return bool(label_rule(manifest).parts)
