@@ -58,4 +58,6 @@ def join_cell(step: Step, tensors: list[Axes], inputs: Axis, hidden: Axis) -> No
 
 
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-RULES: dict[str, Rule] = dict.fromkeys((*KINDS, *(f"packed_{kind}" for kind in KINDS)), recurrent)
+RULES: dict[str, Rule] = dict.fromkeys(
+    (*KINDS, *(f"edgetailor::packed_{kind}" for kind in KINDS)), recurrent
+)
