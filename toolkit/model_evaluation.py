@@ -20,7 +20,7 @@ from device_agent.formats.manifest import Dtype
 from device_agent.formats.preprocessing import Preprocessing
 from exporters.objectives.objective import objective
 from exporters.recording.input_shapes import wrong_input_shape
-from exporters.recording.model_output import OutputForm, output_form
+from exporters.recording.model_output import OutputForm, named_values, output_form
 from exporters.recording.packed_inputs import parts_of_model
 from profiles.errors import InputError, ModelError
 from profiles.progress import Report, silent
@@ -260,10 +260,14 @@ def _outputs_and_sample_type(
 
 def _outputs(module: nn.Module, x: torch.Tensor) -> OutputForm:
     """Which outputs `module` returns, from samples of `x`."""
-    # More samples than a recurrent layer's state has layers, whose axis is then no batch.
-    some = x[:PROBE] if len(x) >= PROBE else x[torch.arange(PROBE) % len(x)]
-    outputs = output_form(_run(module, some), len(some))
-    _check_output(outputs.pack(_run(module, some)), some)
+    some = x[:1]
+    returned = _run(module, some)
+    if len(list(named_values(returned))) > 1:
+        # More samples than a recurrent layer's state has layers, whose axis is then no batch.
+        some = x[:PROBE] if len(x) >= PROBE else x[torch.arange(PROBE) % len(x)]
+        returned = _run(module, some)
+    outputs = output_form(returned, len(some))
+    _check_output(outputs.pack(returned), some)
     return outputs
 
 
