@@ -102,7 +102,7 @@ def output_of(labels: LabelRule) -> Output:
     """What turns the output of a model with these labels into probabilities."""
     if labels.parts:
         return "outputs"
-    if labels.independent:
+    if labels.independent and labels.shape:
         return "independent"
     if labels.dtype == "float32":
         return "numbers"

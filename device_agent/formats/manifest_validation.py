@@ -380,6 +380,8 @@ def _ports_fit(manifest: Manifest, stages: Sequence[Signature]) -> bool:
     if manifest.output in ("numbers", "outputs", "independent"):
         return True
     axes = len(sizes)
+    if axes == 1:  # a single logit without an axis for its class
+        return manifest.output == "sigmoid" and manifest.classes == 1
     return (
         axes > class_axis(axes)
         and sizes[class_axis(axes)] == manifest.classes

@@ -50,6 +50,8 @@ def probabilities(output: np.ndarray, meaning: Output) -> np.ndarray:
         return output
     if meaning == "independent":
         return np.asarray(1 / (1 + np.exp(-output.astype(np.float64))), np.float32)
+    if output.ndim == 1:  # a single logit without an axis for its class
+        output = output[:, None]
     axis = class_axis(output.ndim)
     logits = output.astype(np.float64)
     if meaning == "sigmoid":  # the softmax of 0 and the logit

@@ -131,7 +131,8 @@ def labels_of(manifest: Manifest) -> LabelRule:
         return LabelRule(1, tuple(sizes[1:]), independent=True)
     if manifest.output == "ctc":
         return LabelRule(manifest.classes, None, sequence=True)
-    del sizes[class_axis(len(sizes))]
+    if len(sizes) > 1:  # a single logit may have no axis for its class
+        del sizes[class_axis(len(sizes))]
     return LabelRule(manifest.classes, tuple(sizes[1:]))
 
 

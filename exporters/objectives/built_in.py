@@ -85,18 +85,19 @@ def _ctc(loss: BuiltIn, shape: Shape) -> Objective:
 
 def _classes(loss: BuiltIn, shape: Shape) -> Objective:
     """A class at each position."""
-    if not shape:
+    binary = loss.name == "binary-cross-entropy"
+    if not shape and not binary:
         raise ModelError(
             "The loss {loss!r} needs logits with a class axis: (batch, n), (batch, t, n) or "
-            "(batch, n, h, w). This model's output is (batch,). Give it an axis for the classes; "
-            "for two classes, its size can be 1.",
+            "(batch, n, h, w). This model's output is (batch,). For two classes, use the loss "
+            "'binary-cross-entropy'; for a regression, 'mse'.",
             code="model.loss-mismatch",
             loss=loss.name,
             shape=list(shape),
         )
     classes, axis = class_count(shape), class_axis(1 + len(shape)) - 1
     labels = LabelRule(classes, (*shape[:axis], *shape[axis + 1 :]))
-    if loss.name == "binary-cross-entropy" and classes > 1:
+    if binary and (classes > 1 or not shape):
         # Each number answers a question of its own. With class count 1, older readers of the
         # manifest take the labels 0 and 1, too.
         labels = LabelRule(1, shape, independent=True)

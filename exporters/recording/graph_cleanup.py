@@ -52,6 +52,8 @@ def clean_up(graph: GraphModule) -> None:
             continue
         if node.target is aten.cat.default:
             skip_empty(node)
+        if node.target is aten.linear.default:
+            add_bias_of_vector(graph, node)
         guard = node.op == "call_module" and node.target == "_guards_fn"
         if guard or node.target in CHECKS or only_counts(graph, node):
             graph.graph.erase_node(node)
@@ -129,6 +131,21 @@ def skip_empty(node: Node) -> None:
         node.replace_all_uses_with(full[0])
     elif full:
         node.args = (full, *node.args[1:])
+
+
+def add_bias_of_vector(graph: GraphModule, linear: Node) -> None:
+    """Add the bias of the layer `linear` in a node of its own if its input is a vector (n,).
+
+    PyTorch adds it in place to a view of the product. The gradient of this needs `as_strided`.
+    """
+    value, weight, *bias = linear.args
+    if not isinstance(value, Node) or value.meta["val"].dim() != 1 or not bias:
+        return
+    with graph.graph.inserting_after(linear):
+        total = graph.graph.call_function(aten.add.Tensor, (linear, bias[0]))
+    total.meta = dict(linear.meta)
+    linear.replace_all_uses_with(total, delete_user_cb=lambda user: user is not total)
+    linear.args = (value, weight)
 
 
 def retype_zeros(graph: GraphModule, recurrent: Node) -> None:

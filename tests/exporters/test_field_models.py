@@ -26,13 +26,11 @@ QUICK = {
     ("point cloud", "onnx"),
     ("hypernetwork", "onnx"),
 }
-WITHOUT_AXIS = ("collaborative filtering", "deepfm")
-"""Models of one logit without a class axis."""
 ONNX_ONLY = {"autoencoder with unpooling"}
 EXPORTED = [
     pair if pair in QUICK else long_one(pair)
     for pair in ((name, format) for name in MODELS for format in ("onnx", "tflite"))
-    if pair[0] not in WITHOUT_AXIS and (pair[1] == "onnx" or pair[0] not in ONNX_ONLY)
+    if pair[1] == "onnx" or pair[0] not in ONNX_ONLY
 ]
 
 
@@ -98,16 +96,6 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
         moved = (nudged[parameter] - gradient).norm()  # across a kink, or by a sum that cancels
         allowed = 1e-5 * gradient.norm() + floor + 2 * rounding + 4 * moved
         assert (change - gradient).norm() <= allowed, parameter
-
-
-@pytest.mark.parametrize("name", WITHOUT_AXIS)
-def test_a_single_logit_needs_an_axis_for_classes(name: str) -> None:
-    row = MODELS[name]
-    config = TrainingConfig(batch_size=SAMPLES, loss=row.loss)
-    with refused("model.loss-mismatch") as caught:
-        split(row.model(), "full", row.shape, config)
-    assert "Give it an axis for the classes" in str(caught.value)
-    split(nn.Sequential(row.model(), nn.Unflatten(0, (-1, 1))), "full", row.shape, config)
 
 
 FAMILIES = ("low-rank:0.5,keep=0", "slice:0.5", "cp:2.0", "width:0.5", "depth:0.5", "pfedme")

@@ -21,7 +21,9 @@ export function outputForm(manifest: Manifest): OutputForm {
   if (manifest.output !== undefined) return manifest.output;
   const labels = labelPort(manifest);
   if (labels !== null && labels.parts.length > 0) return "outputs";
-  if (labels?.dtype === "int64" && manifest.classes === 1 && `${labels.shape}` === `${predicted(manifest)?.shape}`) {
+  // Without an axis for the class, there is a single logit for each sample.
+  const several = labels !== null && labels.shape.length > 1 && `${labels.shape}` === `${predicted(manifest)?.shape}`;
+  if (labels?.dtype === "int64" && manifest.classes === 1 && several) {
     return "independent";
   }
   if (labels?.dtype === "float32") return "numbers";
