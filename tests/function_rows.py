@@ -279,6 +279,7 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         log=lambda x: (1 + x * x).log(),
         log1p=lambda x: (x * x).log1p(),
         log2=lambda x: (1 + x * x).log2(),
+        log10=lambda x: (1 + x * x).log10(),
         sqrt=lambda x: (1 + x * x).sqrt(),
         rsqrt=lambda x: (1 + x * x).rsqrt(),
         abs=lambda x: x.abs(),

@@ -151,7 +151,7 @@ def own_problem(response: urllib3.BaseHTTPResponse, data: bytes) -> Problem | No
 
 
 def check_words(reply: JoinReply, url: str) -> JoinReply:
-    """Check that id, secret and submodel in `reply` can be stored, sent and shown.
+    """Check that the words in `reply` can be stored, sent and shown.
 
     Returns:
         `reply`.
@@ -159,10 +159,10 @@ def check_words(reply: JoinReply, url: str) -> JoinReply:
     Raises:
         UnreachableError: One of these texts is not a single word, or is too long.
     """
-    words = (reply.device, reply.secret, reply.submodel)
+    words = (reply.device, reply.secret, reply.submodel, *reply.arrays)
     if not all(len(word) <= WORD_LENGTH and one_word(word) for word in words):
         raise not_a_coordinator(
-            url, "POST /devices returned a device, secret or submodel that is not one word"
+            url, "POST /devices returned a device, secret, submodel or array that is not one word"
         )
     return reply
 

@@ -137,11 +137,14 @@ def _check_integers(array: np.ndarray, part: Part, name: str, rows: slice, origi
     index = tuple(int(n) for n in np.argwhere(wrong)[0])
     raise DataError(
         "{origin}: integers in {array} must be 0 to {highest}, but sample {sample} (counted from "
-        "0) holds {number}. Correct it, or use a model with more classes.",
+        "0) holds {number}. {advice}",
         code="data.number-out-of-range",
         origin=origin,
         array=name,
         highest=limit - 1,
         sample=rows.start + index[0],
         number=int(array[index]),
+        advice="Leave such samples out."
+        if array[index] < 0
+        else "Correct it, or use a model with more classes.",
     )

@@ -323,6 +323,8 @@ def _enrol(
 
 def _data(reply: JoinReply) -> str:
     """Describe the data that the owner has to give with --data."""
+    if reply.arrays:
+        return f"an .npz file with the arrays {', '.join(reply.arrays)}"
     if reply.preprocessing is None:
         shape = ", ".join(map(str, ("n", *reply.sample_shape)))
         return f"an .npz file with the samples x ({shape}) and the labels y ({reply.label_type})"

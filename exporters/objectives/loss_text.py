@@ -50,7 +50,10 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
     "cross-entropy": {
         "smoothing": Option(lambda s: 0 <= s < 1, "at least 0 and below 1", 0.0),
         "weights": Option(
-            lambda w: w >= 0, "numbers of at least 0 with / between them", (), several=True
+            lambda w: w >= 0,
+            "numbers of at least 0 with / between them, not all 0",
+            (),
+            several=True,
         ),
     },
     "binary-cross-entropy": {},
@@ -183,7 +186,7 @@ def _built_in(text: str, words: Sequence[str], given: dict[str, Value]) -> Built
     for word in words[1:]:
         key, equals, value = (piece.strip() for piece in word.partition("="))
         if key not in options or not equals:
-            takes = ", ".join(options) or "no options"
+            takes = " and ".join((*options, f"in a sum of losses {WEIGHT}"))
             raise _invalid(text, f"{name} has no option {word!r}; it takes {takes}")
         if key in given:
             raise _invalid(text, f"the option {key!r} is given twice")
@@ -198,6 +201,7 @@ def _value(text: str, key: str, value: str, option: Option) -> Any:
     except ValueError:
         numbers = ()
     fits = all(math.isfinite(number) and option.fits(number) for number in numbers)
+    fits &= not option.several or any(numbers)
     if not numbers or not fits or (len(numbers) > 1) != option.several:
         raise _invalid(text, f"{key} must be {option.allowed}, not {value!r}")
     return numbers if option.several else numbers[0]

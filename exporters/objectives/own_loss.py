@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import redirect_stderr
 from functools import lru_cache
 from io import StringIO
@@ -161,22 +161,27 @@ class Reduced(nn.Module):
             raise self._wrong(f"the second of the pair is a {type(metrics).__name__}")
         for name in metrics:
             if not str(name).isidentifier() or name in (LOSS, CORRECT, ABSOLUTE):
-                raise self._wrong(f"{name!r} is no name for a metric")
-        results = [self._mean(value, "the loss", packed, scalar=True)]
+                raise self._wrong(
+                    f"{name!r} is no name for a metric, which is a word such as iou, but not "
+                    f"{LOSS}, {CORRECT} or {ABSOLUTE}"
+                )
+        # If the function reads no labels, nothing says yet that both batches have the same size.
+        batch = {str(packed.shape[0]), str(output.shape[0])}
+        results = [self._mean(value, "the loss", batch, scalar=True)]
         results += [
-            self._mean(metric, f"the metric {name!r}", packed, scalar=False)
+            self._mean(metric, f"the metric {name!r}", batch, scalar=False)
             for name, metric in metrics.items()
         ]
         self.report([LOSS, *metrics])
         return tuple(results)
 
-    def _mean(self, value: object, what: str, packed: Tensor, *, scalar: bool) -> Tensor:
+    def _mean(self, value: object, what: str, batch: Set[str], *, scalar: bool) -> Tensor:
         if not isinstance(value, Tensor):
             raise self._wrong(f"{what} is a {type(value).__name__}")
         if scalar and value.dim() == 0:
             return value
-        if value.dim() != 1 or str(value.shape[0]) != str(packed.shape[0]):
-            sizes = ["batch" if str(n) == str(packed.shape[0]) else str(n) for n in value.shape]
+        if value.dim() != 1 or str(value.shape[0]) not in batch:
+            sizes = ["batch" if str(n) in batch else str(n) for n in value.shape]
             raise self._wrong(f"{what} has the shape ({', '.join(sizes)})")
         return value.to(torch.float32).mean() if not value.is_floating_point() else value.mean()
 
@@ -226,7 +231,7 @@ def record_loss(
             code="loss.cannot-record",
             loss=reference,
             place=source_lines.place_of_error(error) or place_of(function),
-            reason=source_lines.first_line(error),
+            reason=said_by(error),
             outputs=described_parts(outputs) if outputs[0].name else "the output",
             labels=described_parts(labels).strip(),
         ) from error

@@ -60,6 +60,11 @@ def log2(x: Tensor) -> Tensor:
     return torch.log(x) * (1 / math.log(2))
 
 
+def log10(x: Tensor) -> Tensor:
+    """log(x) / log(10)."""
+    return torch.log(x) * (1 / math.log(10))
+
+
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int] = ()) -> Tensor:
     """Move the last `shift` elements of each axis to the front.
 
@@ -240,6 +245,7 @@ FORMS: Decompositions = {
     aten.cosh.default: cosh,
     aten.asinh.default: asinh,
     aten.log2.default: log2,
+    aten.log10.default: log10,
     aten.roll.default: roll,
     aten.diagonal.default: diagonal,
     aten.unfold.default: unfold,

@@ -66,6 +66,7 @@ class JoinReply:
     `key` is the coordinator's public key: 32 raw bytes of Ed25519 in base64. The device keeps it
     and trains only work that this key verifies. `preprocessing`, `sample_shape` and `label_type`
     are those of the later manifests, so that an owner can choose data before the first round.
+    `arrays` are the names of the arrays of a file, if they are not `x` and `y`.
     """
 
     device: str
@@ -75,3 +76,4 @@ class JoinReply:
     preprocessing: dict[str, Any] | None = None
     sample_shape: list[int] = field(default_factory=list)
     label_type: Literal["int64", "float32"] = "int64"
+    arrays: list[str] = field(default_factory=list)

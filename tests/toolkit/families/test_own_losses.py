@@ -301,3 +301,8 @@ def test_what_is_no_loss_is_refused_with_its_line(loss: str, code: str) -> None:
         split(own_losses.Forecast(), "full", (8,), TrainingConfig(loss=loss))
     if hasattr(own_losses, loss.partition(":")[2]):
         assert "own_losses.py, line" in str(caught.value)
+
+
+def test_a_loss_may_read_no_labels() -> None:
+    submodel = split(own_losses.Forecast(), "full", (8,), TrainingConfig(loss="own_losses:spread"))
+    assert "train" in [signature.name for signature in submodel.program.signatures]

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import msgspec
 
+from device_agent.data.array_files import LABELS, SAMPLES
+from device_agent.data.packed_arrays import array_names
 from device_agent.formats.protocol.fleet import ABSENT, LEFT
 from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest
 from device_agent.formats.protocol.problems import JOIN_TOKEN, NOT_AUTHORISED
@@ -91,7 +93,8 @@ class Membership(FederationState):
                 self._enter(device, "has joined")
         self.changed.set()
         submodel, key = self.submodel(device), self.key.public
-        data = self.config.data
+        data, labels = self.config.data, self.config.training.labels
+        arrays = [*array_names(SAMPLES, self.config.parts), *array_names(LABELS, labels.parts)]
         return JoinReply(
             device=device.id,
             secret=secret,
@@ -99,7 +102,8 @@ class Membership(FederationState):
             key=key,
             preprocessing=None if data is None else msgspec.to_builtins(data),
             sample_shape=list(self.config.input_shape),
-            label_type=self.config.training.labels.dtype,
+            label_type=labels.dtype,
+            arrays=[] if arrays == [SAMPLES, LABELS] else arrays,
         )
 
     def _plan_ahead(self, token: str, request: JoinRequest) -> dict[str, str | None]:
