@@ -221,16 +221,6 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
             for kept in (True, False)
         },
     },
-    "Fourier transform": elementwise(
-        magnitude=lambda x: torch.fft.rfft(x, norm="ortho")[..., 1:].abs(),
-        phase=lambda x: torch.fft.rfft(x)[..., 1:2].angle(),
-        filtered=lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * (1 - 2j), x.size(1), 1),
-        mixed=lambda x: torch.fft.fftn(x, dim=(1, 2)).real,
-        back=lambda x: torch.fft.ifft(torch.fft.fft(x) * torch.complex(x, x.cos())).imag,
-        spectrogram=lambda x: torch.stft(
-            x.flatten(1), 4, 2, window=torch.hann_window(4).to(x), return_complex=True
-        ).abs(),
-    ),
     "reduction": elementwise(
         mean=lambda x: x.mean(1),
         mean_of_all=lambda x: x.mean((1, 2)),
@@ -303,6 +293,16 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         addcmul=lambda x: torch.addcmul(x, x, x.sin(), value=0.5),
         logaddexp=lambda x: torch.logaddexp(x, x.sin()),
         hypot=lambda x: torch.hypot(x, 1 + x * x),
+    ),
+    "Fourier transform": elementwise(
+        magnitude=lambda x: torch.fft.rfft(x, norm="ortho")[..., 1:].abs(),
+        phase=lambda x: torch.fft.rfft(x)[..., 1:2].angle(),
+        filtered=lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * (1 - 2j), x.size(1), 1),
+        mixed=lambda x: torch.fft.fftn(x, dim=(1, 2)).real,
+        back=lambda x: torch.fft.ifft(torch.fft.fft(x) * torch.complex(x, x.cos())).imag,
+        spectrogram=lambda x: torch.stft(
+            x.flatten(1), 4, 2, window=torch.hann_window(4).to(x), return_complex=True
+        ).abs(),
     ),
     "residual": {
         "identity": Row(
