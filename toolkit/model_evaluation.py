@@ -22,6 +22,7 @@ from exporters.objectives.objective import objective
 from exporters.recording.input_shapes import wrong_input_shape
 from exporters.recording.model_output import OutputForm, named_values, output_form
 from exporters.recording.packed_inputs import parts_of_model
+from exporters.recording.recording_comparison import is_wrong_id, unknown_ids
 from profiles.errors import InputError, ModelError
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
@@ -277,6 +278,8 @@ def _run(module: nn.Module, x: torch.Tensor) -> object:
         with torch.no_grad():
             return module(x)
     except Exception as error:  # the user's code may raise anything
+        if is_wrong_id(error):
+            raise unknown_ids(error) from error
         shape = tuple(x.shape[1:])
         reason = str(error).partition("\n")[0]
         raise wrong_input_shape(module, shape) or ModelError(

@@ -24,7 +24,7 @@ from exporters.recording.replaced_functions import as_on_devices, replaced_funct
 from exporters.recording.shared_tensors import twin_of
 from exporters.recording.uniform_draws import uniform_draws
 from exporters.recurrence.packed_layers import OPERATORS
-from profiles.errors import ModelError
+from profiles.errors import DataError, ModelError
 
 RECORDING_TOLERANCE = 1e-3
 """Largest difference between a model and its recording, relative to the norm of the model's result.
@@ -215,6 +215,16 @@ def check_wide_range(model: nn.Module, captured: Captured) -> None:
 def is_wrong_id(error: Exception) -> bool:
     """Whether PyTorch refuses an index or a class that a table does not have."""
     return isinstance(error, IndexError) or any(text in str(error) for text in WRONG_ID)
+
+
+def unknown_ids(error: Exception) -> DataError:
+    """The error for real samples with an id for which `is_wrong_id` holds."""
+    return DataError(
+        "The samples hold ids that the model does not have: {reason}. Correct the data, or use a "
+        "model with more ids.",
+        code="data.unknown-ids",
+        reason=source_lines.first_line(error),
+    )
 
 
 def wrong_ids(error: Exception, ranged: bool) -> ModelError:

@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from device_agent.formats.bundle import open_bundle
 from device_agent.training.random_run import synthetic
-from edgetailor import TrainingConfig, export, inspect, set_input_range, split
+from edgetailor import TrainingConfig, evaluate, export, inspect, set_input_range, split
 from parameters import some_long
 from refusals import refused
+from toolkit.simulation.torch_executor import TorchSession
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
 
@@ -220,3 +221,26 @@ def test_a_range_must_fit_the_model() -> None:
     with refused("config.range-misfit", shape=[5]):
         rows = np.random.default_rng(0).normal(size=(9, 4))
         inspect(set_input_range(Columns(), examples=rows), (5,), ["full"], 8)
+
+
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_real_samples_with_an_unknown_id_are_refused(wrong: int) -> None:
+    x = columns(np.random.default_rng(0), 6).astype(np.float32)
+    model = set_input_range(Columns(), examples=x)
+    submodel = split(model, "full", (5,))
+    train = next(own for own in submodel.program.signatures if own.name == "train")
+    weights = from_model(model).tensors
+    x[4, 1] = wrong
+    y = np.zeros(6, np.int64)
+    with refused("data.unknown-ids"):
+        evaluate(model, x, y)
+    feeds = {"x": x, "y": y, "rate": np.array(0.1, np.float32)}
+    state = {
+        port.name: weights[port.state].numpy()
+        if port.state in weights
+        else np.zeros(port.shape, np.float32)  # type: ignore[arg-type]
+        for port in train.inputs
+        if port.state is not None
+    }
+    with refused("data.unknown-ids"):
+        TorchSession(train).run({**feeds, **state})

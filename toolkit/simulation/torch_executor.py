@@ -29,6 +29,7 @@ from device_agent.training.training_options import TrainingOptions
 from exporters.int8_quantization import int8_bytes
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.tracing import trace_for_torch
+from exporters.recording.recording_comparison import is_wrong_id, unknown_ids
 from profiles.errors import DataError, InputError
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.one_step_submodel import scale_learning_rates
@@ -54,7 +55,12 @@ class TorchSession:
         """See `Session`. `over` is ignored: no input is overwritten."""
         with torch.inference_mode():
             given = (torch.from_numpy(feeds[name]).to(self._device) for name in self._inputs)
-            results = self._graph(*given)
+            try:
+                results = self._graph(*given)
+            except Exception as error:
+                if is_wrong_id(error):
+                    raise unknown_ids(error) from error
+                raise
         return {n: value.cpu().numpy() for n, value in zip(self._outputs, results, strict=True)}
 
 
