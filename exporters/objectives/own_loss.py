@@ -265,7 +265,19 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
     results = []
     for run in (lambda o: module(o, labels)[0], lambda o: goal.loss(o, labels)):
         leaf = output.detach().clone().requires_grad_()
-        value = run(leaf)
+        try:
+            value = run(leaf)
+        except Exception as error:  # the user's code may raise anything
+            raise_if_interrupted(error)
+            raise ModelError(
+                "The loss {loss!r} fails for labels as it declares them: {reason}{place}. Declare "
+                "the labels that fit the outputs: {outputs}.",
+                code="loss.fails",
+                loss=reference,
+                reason=said_by(error),
+                place=source_lines.place_of_error(error) or place_of(function),
+                outputs=described_parts(outputs.parts),
+            ) from error
         gradient = torch.autograd.grad(value, leaf)[0] if value.requires_grad else None
         results.append((value.detach(), gradient))
     (value, gradient), (recorded, own) = results

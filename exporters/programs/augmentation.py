@@ -64,13 +64,16 @@ def parse_augmentation(text: str) -> Augmentation:
     )
 
 
-def fitting(texts: Sequence[str], shape: tuple[int, ...], plain: bool) -> tuple[Augmentation, ...]:
+def fitting(
+    texts: Sequence[str], shape: tuple[int, ...], plain: bool, whole: bool = False
+) -> tuple[Augmentation, ...]:
     """Read augmentations for samples of `shape`.
 
     Args:
         texts: The augmentations.
         shape: Shape of one sample.
         plain: Whether the samples are one float32 array: neither ids nor several inputs.
+        whole: Whether some of their numbers are known to be whole, as ids in a table are.
 
     Returns:
         The augmentations. For a series, each has its `axis`.
@@ -80,7 +83,7 @@ def fitting(texts: Sequence[str], shape: tuple[int, ...], plain: bool) -> tuple[
     """
     augmentations = tuple(map(parse_augmentation, texts))
     for text, given in zip(texts, augmentations, strict=True):
-        reason = misfit_of(given, shape, plain)
+        reason = misfit_of(given, shape, plain, whole)
         if reason:
             raise InputError(
                 "The augmentation {given!r} does not fit samples of the shape {shape}: {reason}.",
@@ -92,13 +95,17 @@ def fitting(texts: Sequence[str], shape: tuple[int, ...], plain: bool) -> tuple[
     return augmentations
 
 
-def misfit_of(given: Augmentation, shape: tuple[int, ...], plain: bool) -> str:
+def misfit_of(given: Augmentation, shape: tuple[int, ...], plain: bool, whole: bool = False) -> str:
     """Why an augmentation does not fit samples of `shape`; empty if it fits."""
     picture = len(shape) == 3
     if not plain:
         return "they hold ids or several inputs; only arrays of numbers can be changed"
     if given.kind == "noise":
-        return ""
+        # Whole pixels are no ids.
+        ids = whole and not picture
+        return (
+            "some of their numbers are whole, and noise would turn ids into others" if ids else ""
+        )
     if given.kind in ("flip", "flip-vertical"):
         return "" if picture else "only pictures (channels, height, width) can be flipped"
     if picture:

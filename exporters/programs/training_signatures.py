@@ -137,7 +137,8 @@ def train_signature(
     written = (*parameters, *kept, *buffers)
     mask = class_mask(graph, target) if masked else None
     plain = sample_dtype(graph) == "float32" and not parts_of_input(graph)
-    augmentations = fitting(augment, sample_shape, plain)
+    whole = any(interval.whole for interval in range_of_input(graph))
+    augmentations = fitting(augment, sample_shape, plain, whole)
     drops = has_dropout(graph)
     random = seed_port() if drops or augmentations else None
 

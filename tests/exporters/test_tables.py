@@ -244,3 +244,9 @@ def test_real_samples_with_an_unknown_id_are_refused(wrong: int) -> None:
     }
     with refused("data.unknown-ids"):
         TorchSession(train).run({**feeds, **state})
+
+
+def test_noise_does_not_change_ids() -> None:
+    model = set_input_range(Columns(), examples=columns(np.random.default_rng(0), 50))
+    with refused("config.augmentation-misfit"):
+        split(model, "full", (5,), TrainingConfig(augment=("noise:0.1",)))

@@ -306,3 +306,9 @@ def test_what_is_no_loss_is_refused_with_its_line(loss: str, code: str) -> None:
 def test_a_loss_may_read_no_labels() -> None:
     submodel = split(own_losses.Forecast(), "full", (8,), TrainingConfig(loss="own_losses:spread"))
     assert "train" in [signature.name for signature in submodel.program.signatures]
+
+
+def test_labels_that_the_outputs_do_not_have_are_refused() -> None:
+    with refused("loss.fails", loss="own_losses:of_other_classes") as caught:
+        split(own_losses.Boxes(), "full", (6,), TrainingConfig(loss="own_losses:of_other_classes"))
+    assert "own_losses.py" in str(caught.value)
