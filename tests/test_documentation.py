@@ -23,9 +23,9 @@ PUBLIC = [
     *("Aggregation", "AggregationPolicy", "Deployed", "DeviceProfile", "EdgeTailorError"),
     "ExportedBundle",
     *("Federation", "GlobalModel", "Predictor", "Submodel", "TrainingConfig", "UpdateRecord"),
-    *("aggregate", "deploy", "evaluate"),
-    *("export", "inspect", "join_inputs", "load_device", "load_model", "pack_inputs", "plan"),
-    "profile",
+    *("aggregate", "classes", "deploy", "evaluate"),
+    *("export", "inspect", "join_inputs", "load_device", "load_model", "loss", "numbers"),
+    *("pack_inputs", "plan", "profile"),
     *("read_partial", "read_update", "recover", "set_input_range", "simulate", "split", "train"),
     "write_partial",
 ]

@@ -4,10 +4,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
+from msgspec import to_builtins
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PlainSerializer,
     PlainValidator,
     StrictInt,
     ValidationInfo,
@@ -256,7 +258,9 @@ class FederationConfig(Table):
     site: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    data: Annotated[Images | Series | None, PlainValidator(preprocessing_of)] = None
+    data: Annotated[
+        Images | Series | None, PlainValidator(preprocessing_of), PlainSerializer(to_builtins)
+    ] = None
     training: TrainingConfig = TrainingConfig()
     aggregation: AggregationPolicy = AggregationPolicy()
     evaluation: EvaluationTable = EvaluationTable()

@@ -98,9 +98,11 @@ def test_the_example_for_csv_files_is_read(tmp_path: Path) -> None:
     path = tmp_path / "federation.toml"
     text = example("The federation").replace("[3, 32, 32]", "[50, 3]")
     path.write_text(text + example(SERIES) + example("[[devices]]"))
-    data = load_config(path).data
-    assert isinstance(data, Series)
-    assert (data.columns, data.std) == (("ax", "ay", "az"), (1.5, 1.5, 2.0))
+    config = load_config(path)
+    assert isinstance(config.data, Series)
+    assert (config.data.columns, config.data.std) == (("ax", "ay", "az"), (1.5, 1.5, 2.0))
+    # A simulation keeps its settings as JSON.
+    assert config.model_dump(mode="json")["data"]["columns"] == ["ax", "ay", "az"]
 
 
 def test_the_examples_together_are_a_file_that_is_read(tmp_path: Path) -> None:
