@@ -195,9 +195,9 @@ def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
         (
             "epochs = 1",
             "loss = 'cross_entropy'",
-            "config.bad-value",
-            "training.loss",
-            "or 'mse': did you mean 'cross-entropy'?",
+            "option.invalid-value",
+            None,
+            "there is no loss 'cross_entropy': did you mean 'cross-entropy'?",
         ),
         (
             "[training]",
