@@ -27,11 +27,11 @@ class Counts:
             self.updates.setdefault(device.name, []).append(judged)
             return take_update(device, round_, body)
 
-        def judgement(device: Device, round_: int, given: Judgement) -> Receipt:
-            self.last[device.name] = json.loads(msgspec.json.encode(given.counts))
-            return take_judgement(device, round_, given)
+        def judge(device: Device, round_: int, judgement: Judgement) -> Receipt:
+            self.last[device.name] = json.loads(msgspec.json.encode(judgement.counts))
+            return take_judgement(device, round_, judgement)
 
-        coordinator.take_update, coordinator.take_judgement = update, judgement  # type: ignore[method-assign]
+        coordinator.take_update, coordinator.take_judgement = update, judge  # type: ignore[method-assign]
 
 
 def assert_same(page: dict[str, Any], agent: dict[str, Any]) -> None:

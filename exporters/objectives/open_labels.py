@@ -8,8 +8,8 @@ from exporters.objectives.loss_text import BuiltIn, Own, parse
 def labels_of(loss: str) -> LabelRule:
     """The rule for the labels of a loss. What depends on the model is left open.
 
-    Of several arrays, `parts` has names and types, and the shape of the rule is None. Only the
-    user's own loss declares shapes; it is imported.
+    If a sum of losses takes several arrays of labels, `parts` lists their names and types, and the
+    rule's shape is None. A user's own loss is imported, because it declares the shapes.
 
     Raises:
         InputError: There is no such loss.

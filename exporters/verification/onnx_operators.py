@@ -137,7 +137,8 @@ class ComparedFile:
     def _aligned(self, piece: Piece, cone: Cone) -> Piece:
         """Return `piece` so that it reads the same nodes as `cone`, as far as possible.
 
-        If the file has the value of a leaf of `cone` twice, `piece` then reads this leaf.
+        The file may compute the same value for two nodes. If one of them is a leaf of `cone` and
+        `piece` reads the other, the returned piece reads the leaf.
         """
         numbers = {number: leaf for leaf in cone.leaves for number in self._numbers(leaf)}
         reads = {

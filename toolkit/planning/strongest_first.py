@@ -47,10 +47,11 @@ class Entry:
 
     Attributes:
         spec: The submodel.
-        depth: Whether the figures are bounds.
+        depth: How much is known about it: see `Depth`.
         candidate: Its figures. Needs of which nothing is known are 0.
         recomputes: Whether it is the variant of another candidate with `recompute=yes`.
-        activations: Bytes that the estimated memory leaves out, because a step may not keep them.
+        activations: Bytes of activations that the estimated memory leaves out, because it is not
+            certain that a step keeps them.
     """
 
     spec: str
