@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from exporters.recording import capture
 from exporters.recording.captured import Captured
+from exporters.recording.input_ranges import input_range_of
 
 Key = tuple[object, ...]
 RECORDED: dict[Key, Captured] = {}
@@ -46,7 +47,7 @@ def record_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     If one of its layers is not known, it is recorded once for itself.
     """
     layers = list(model.modules())
-    if any(map(changed, layers)):
+    if any(map(changed, layers)) or input_range_of(model):
         return record_and_check(model, sample_shape)
     known = all(type(layer).__module__.startswith(KNOWN) for layer in layers)
     recorded = RECORDED if known else OF_MODEL.setdefault(model, {})

@@ -52,6 +52,8 @@ def clean_up(graph: GraphModule) -> None:
             continue
         if node.target is aten.cat.default:
             skip_empty(node)
+        if node.target is aten.rms_norm.default:
+            fix_eps(node)
         if node.target is aten.linear.default:
             add_bias_of_vector(graph, node)
         guard = node.op == "call_module" and node.target == "_guards_fn"
@@ -131,6 +133,16 @@ def skip_empty(node: Node) -> None:
         node.replace_all_uses_with(full[0])
     elif full:
         node.args = (full, *node.args[1:])
+
+
+def fix_eps(norm: Node) -> None:
+    """Give the root mean square norm `norm` without `eps` the one that it has in float32.
+
+    PyTorch takes it from the type, so that the same norm would compute something else in float64.
+    """
+    value, sizes, weight, eps = (*norm.args, None, None)[:4]
+    if eps is None and "eps" not in norm.kwargs:
+        norm.args = (value, sizes, weight, torch.finfo(torch.float32).eps)
 
 
 def add_bias_of_vector(graph: GraphModule, linear: Node) -> None:

@@ -32,8 +32,9 @@ FOLDER = (
         ),
         (
             (*EXPORT, "--loss", "likelihood"),
-            "Invalid value for '--loss': 'likelihood' is not one of 'cross-entropy', "
-            "'binary-cross-entropy', 'ctc', 'mse'.",
+            "loss is 'likelihood', but there is no loss 'likelihood'. The losses are "
+            "cross-entropy, binary-cross-entropy, ctc, mse, mae, huber, dice, cosine, contrastive, "
+            "or module:function for a loss of your own.",
         ),
         (
             (*EXPORT, "--submodel", "low-rank:0,5"),

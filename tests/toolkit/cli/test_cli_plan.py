@@ -19,7 +19,7 @@ CHOSEN = f"""\
 made-up: 88.0 MB of memory, 0.400 ms a step
 submodel          strength        memory            step    sent
 full                  1.00     >=84.8 MB      >=0.571 ms  2.8 kB
-slice:classifier      0.85  84.4-85.0 MB  0.230-0.344 ms  2.6 kB
+slice:classifier      0.85  84.4-85.0 MB  0.230-0.345 ms  2.6 kB
 memory and step: predicted - upper bound; the budget must allow the upper bound.
   memory: peak of the agent's process. step: one batch. sent: both ways in a
   round
