@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from exporters.objectives.labels import classes as classes
     from exporters.objectives.labels import loss as loss
     from exporters.objectives.labels import numbers as numbers
-    from exporters.recording.input_ranges import set_input_range as set_input_range
-    from exporters.recording.joined_inputs import join_inputs as join_inputs
-    from exporters.recording.packed_inputs import pack_inputs as pack_inputs
+    from exporters.recording.inputs.input_ranges import set_input_range as set_input_range
+    from exporters.recording.inputs.joined_inputs import join_inputs as join_inputs
+    from exporters.recording.inputs.packed_inputs import pack_inputs as pack_inputs
     from profiles.documents.device_profile import DeviceProfile as DeviceProfile
     from profiles.documents.device_profile import load_device as load_device
     from profiles.errors import EdgeTailorError as EdgeTailorError
@@ -68,18 +68,18 @@ HOMES = {
     "evaluate": "toolkit.model_evaluation",
     "export": "toolkit.exporting.submodel_export",
     "inspect": "toolkit.inspection",
-    "join_inputs": "exporters.recording.joined_inputs",
+    "join_inputs": "exporters.recording.inputs.joined_inputs",
     "load_device": "profiles.documents.device_profile",
     "load_model": "toolkit.submodels.model_loading",
     "loss": "exporters.objectives.labels",
     "numbers": "exporters.objectives.labels",
-    "pack_inputs": "exporters.recording.packed_inputs",
+    "pack_inputs": "exporters.recording.inputs.packed_inputs",
     "plan": "toolkit.planning.model_plan",
     "profile": "device_agent.profiling.profiler:profile_bundle",
     "read_partial": "toolkit.aggregation.partial",
     "read_update": "device_agent.formats.update",
     "recover": "toolkit.aggregation.recover",
-    "set_input_range": "exporters.recording.input_ranges",
+    "set_input_range": "exporters.recording.inputs.input_ranges",
     "simulate": "toolkit.simulation.simulate",
     "split": "toolkit.splitting",
     "train": "device_agent.training.standalone_training",

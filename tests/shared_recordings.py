@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from exporters.recording import capture
 from exporters.recording.captured import Captured
-from exporters.recording.input_ranges import input_range_of
+from exporters.recording.inputs.input_ranges import input_range_of
 
 Key = tuple[object, ...]
 RECORDED: dict[Key, Captured] = {}

@@ -19,9 +19,9 @@ from device_agent.formats.label_rule import LabelRule, count_labels
 from device_agent.formats.manifest import Dtype
 from device_agent.formats.preprocessing import Preprocessing
 from exporters.objectives.objective import objective
-from exporters.recording.input_shapes import wrong_input_shape
+from exporters.recording.inputs.input_shapes import wrong_input_shape
+from exporters.recording.inputs.packed_inputs import parts_of_model
 from exporters.recording.model_output import OutputForm, named_values, output_form
-from exporters.recording.packed_inputs import parts_of_model
 from exporters.recording.recording_comparison import is_wrong_id, unknown_ids
 from profiles.errors import InputError, ModelError
 from profiles.progress import Report, silent

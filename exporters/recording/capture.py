@@ -32,17 +32,12 @@ from exporters.programs.sample_ranges import describe_input
 from exporters.programs.torch_internals import without_layouts
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
-from exporters.recording.custom_gradients import (
-    custom_gradient,
-    own_gradients,
-    recorded_functions,
-)
 from exporters.recording.fixed_sizes import FixedSizes
-from exporters.recording.fourier import FOURIER
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
-from exporters.recording.input_ranges import checked_range, input_range_of
-from exporters.recording.input_shapes import wrong_input_shape
+from exporters.recording.inputs.input_ranges import checked_range, input_range_of
+from exporters.recording.inputs.input_shapes import wrong_input_shape
+from exporters.recording.inputs.packed_inputs import check_one_input, parts_of_model, with_limits
 from exporters.recording.model_checks import (
     check_deterministic,
     check_operators,
@@ -54,17 +49,22 @@ from exporters.recording.model_checks import (
     name_batch,
 )
 from exporters.recording.model_output import OutputForm, return_packed_output
-from exporters.recording.packed_inputs import check_one_input, parts_of_model, with_limits
 from exporters.recording.random_draws import (
     RandomDraws,
     decides_at_random,
     draws_outside_torch,
 )
-from exporters.recording.recorded_forms import FORMS
 from exporters.recording.recording_comparison import check_recording
-from exporters.recording.replaced_functions import replaced_functions
+from exporters.recording.replacements.custom_gradients import (
+    custom_gradient,
+    own_gradients,
+    recorded_functions,
+)
+from exporters.recording.replacements.fourier import FOURIER
+from exporters.recording.replacements.recorded_forms import FORMS
+from exporters.recording.replacements.replaced_functions import replaced_functions
+from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.recording.shared_tensors import first_names, tensors_by_all_names, twin_of
-from exporters.recording.uniform_draws import uniform_draws
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import EdgeTailorError, ModelError
 

@@ -16,13 +16,13 @@ from exporters.programs.recorded_graph import MINIMUM_BATCH, casts_to_integers
 from exporters.programs.sample_ranges import samples_in_range
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
-from exporters.recording.input_ranges import input_range_of
+from exporters.recording.inputs.input_ranges import input_range_of
 from exporters.recording.model_checks import check_output_type
 from exporters.recording.model_output import OutputForm, output_form
-from exporters.recording.packed_sequences import sorted_packing
-from exporters.recording.replaced_functions import as_on_devices, replaced_functions
+from exporters.recording.replacements.packed_sequences import sorted_packing
+from exporters.recording.replacements.replaced_functions import as_on_devices, replaced_functions
+from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.recording.shared_tensors import twin_of
-from exporters.recording.uniform_draws import uniform_draws
 from exporters.recurrence.packed_layers import OPERATORS
 from profiles.errors import DataError, ModelError
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from edgetailor import TrainingConfig, export, split
 from exporters.programs.dropout import SeededBernoulli
-from exporters.recording.uniform_draws import uniform_draws
+from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.verification.whole_step import run
 from field_models.table import MODELS, FieldModel
 from parameters import long_one

@@ -12,8 +12,8 @@ from exporters.programs import source_lines
 from exporters.programs.recorded_graph import attribute, attributes_read, module_of
 from exporters.recording.capture import record_current_mode
 from exporters.recording.captured import Captured
-from exporters.recording.input_ranges import with_input_range
-from exporters.recording.packed_inputs import ATTRIBUTE as PARTS
+from exporters.recording.inputs.input_ranges import with_input_range
+from exporters.recording.inputs.packed_inputs import ATTRIBUTE as PARTS
 from profiles.errors import SpecError
 from toolkit.channels.channel_choice import channel_window, choose_channels
 from toolkit.channels.channel_units import Axes, Kept, Units

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from device_agent.data.sample_range import NO_INPUTS, Inputs
-from exporters.recording.input_ranges import with_inputs
+from exporters.recording.inputs.input_ranges import with_inputs
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels import global_model

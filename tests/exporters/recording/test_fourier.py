@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.recording.capture import capture
-from exporters.recording.fourier import FOURIER
+from exporters.recording.replacements.fourier import FOURIER
 from exporters.recurrence.replacements import Replacements
 from refusals import refused
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.recording.capture import capture
-from exporters.recording.input_shapes import wrong_input_shape
+from exporters.recording.inputs.input_shapes import wrong_input_shape
 from refusals import refused
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from exporters.programs.dropout import SeededBernoulli, uniform_numbers
 from exporters.recording.capture import capture
-from exporters.recording.uniform_draws import uniform_draws
+from exporters.recording.replacements.uniform_draws import uniform_draws
 from refusals import refused
 
 Compute = Callable[[Tensor], Tensor]

@@ -88,7 +88,7 @@ def padding_pack(
     input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
 ) -> Any:
     """Keep the padding."""
-    from exporters.recording.packed_sequences import keep_padded
+    from exporters.recording.replacements.packed_sequences import keep_padded
 
     return keep_padded(input, lengths, batch_first)
 
@@ -100,7 +100,7 @@ def padding_unpack(
     total_length: int | None = None,
 ) -> Any:
     """Fill the padding with `padding_value`."""
-    from exporters.recording.packed_sequences import padded_again
+    from exporters.recording.replacements.packed_sequences import padded_again
 
     return padded_again(sequence, batch_first, padding_value, total_length)
 
@@ -109,7 +109,7 @@ def sorting_pack(
     input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
 ) -> Any:
     """Pack samples in any order, because devices shuffle them."""
-    from exporters.recording.packed_sequences import pack
+    from exporters.recording.replacements.packed_sequences import pack
 
     return pack(input, lengths, batch_first, enforce_sorted=False)
 
@@ -121,7 +121,7 @@ def longer_unpack(
     total_length: int | None = None,
 ) -> Any:
     """Pad two more steps than the longest sequence has, unless the model gives a number."""
-    from exporters.recording.packed_sequences import unpack
+    from exporters.recording.replacements.packed_sequences import unpack
 
     steps = sequence.batch_sizes.size(0) + 2 if total_length is None else total_length
     return unpack(sequence, batch_first, padding_value, steps)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from exporters.programs import source_lines
-from exporters.recording.packed_sequences import code_of
+from exporters.recording.replacements.packed_sequences import code_of
 from profiles.errors import ModelError
 
 _CALLS: ContextVar[list[str] | None] = ContextVar("calls of functions with gradients", default=None)
@@ -53,7 +53,7 @@ class Replacing(Function):
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """Call the function with its own gradient."""
-        from exporters.recording.custom_gradients import with_own_gradient
+        from exporters.recording.replacements.custom_gradients import with_own_gradient
 
         _ = __class__  # type: ignore[name-defined]
         return with_own_gradient(cls, *args, **kwargs)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.modules import transformer
 from torch.utils import checkpoint
 
-from exporters.recording.packed_sequences import padded_sequences
+from exporters.recording.replacements.packed_sequences import padded_sequences
 
 LOCK = Lock()
 

@@ -9,7 +9,7 @@ from torch import nn
 from device_agent.data.sample_range import Inputs, range_between, range_of_examples
 from device_agent.formats.input_range import InputRange, fits
 from device_agent.formats.manifest import Dtype
-from exporters.recording.packed_inputs import (
+from exporters.recording.inputs.packed_inputs import (
     parts_of_model,
     range_of_parts,
     with_packed_inputs,

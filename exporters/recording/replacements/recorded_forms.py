@@ -9,7 +9,7 @@ from torch import SymInt, Tensor
 from torch.nn import functional
 
 from exporters.programs import source_lines
-from exporters.recording.index_forms import INDEXING
+from exporters.recording.replacements.index_forms import INDEXING
 from exporters.recurrence.replacements import Replacement
 from profiles.errors import ModelError
 

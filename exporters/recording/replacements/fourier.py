@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from exporters.recording.complex_pairs import Pair, paired, product
+from exporters.recording.replacements.complex_pairs import Pair, paired, product
 from exporters.recurrence.replacements import Replacement
 
 LARGEST = 4096
