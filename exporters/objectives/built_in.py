@@ -57,27 +57,27 @@ def _contrastive(loss: BuiltIn, shape: Shape) -> Objective:
 
 def _check_embedding(loss: BuiltIn, shape: Shape) -> None:
     if len(shape) != 1:
-        raise ModelError(
-            "The loss {loss!r} needs one vector for each sample, an output (batch, n). This "
-            "model's output is {output}.",
-            code="model.loss-mismatch",
-            loss=loss.name,
-            shape=list(shape),
-            output=("batch", *shape),
-        )
+        raise _misfit(loss, shape, "one vector for each sample, an output (batch, n)")
+
+
+def _misfit(loss: BuiltIn, shape: Shape, needs: str, instead: str = "") -> ModelError:
+    """The error for an output of another shape than the loss needs."""
+    return ModelError(
+        "The loss {loss!r} needs {needs}. This model's output is {output}.{instead}",
+        code="model.loss-mismatch",
+        loss=loss.name,
+        needs=needs,
+        shape=list(shape),
+        output=("batch", *shape),
+        instead=instead and f" {instead}",
+    )
 
 
 def _ctc(loss: BuiltIn, shape: Shape) -> Objective:
     """Sequences of labels without known positions."""
     if len(shape) != 2 or shape[1] < 2:
-        raise ModelError(
-            "The loss 'ctc' needs logits (batch, t, n) with at least two classes; class 0 is "
-            "the blank. This model's output is {output}.",
-            code="model.loss-mismatch",
-            loss=loss.name,
-            shape=list(shape),
-            output=("batch", *shape),
-        )
+        needs = "logits (batch, t, n) with at least two classes; class 0 is the blank"
+        raise _misfit(loss, shape, needs)
     labels = LabelRule(shape[1], shape[:1], sequence=True)
     own = losses.connectionist_temporal_classification
     return Objective(own, labels, classes=shape[1])
@@ -87,13 +87,11 @@ def _classes(loss: BuiltIn, shape: Shape) -> Objective:
     """A class at each position."""
     binary = loss.name == "binary-cross-entropy"
     if not shape and not binary:
-        raise ModelError(
-            "The loss {loss!r} needs logits with a class axis: (batch, n), (batch, t, n) or "
-            "(batch, n, h, w). This model's output is (batch,). For two classes, use the loss "
-            "'binary-cross-entropy'; for a regression, 'mse'.",
-            code="model.loss-mismatch",
-            loss=loss.name,
-            shape=list(shape),
+        raise _misfit(
+            loss,
+            shape,
+            "logits with a class axis: (batch, n), (batch, t, n) or (batch, n, h, w)",
+            "For two classes, use the loss 'binary-cross-entropy'; for a regression, 'mse'.",
         )
     classes, axis = class_count(shape), class_axis(1 + len(shape)) - 1
     labels = LabelRule(classes, (*shape[:axis], *shape[axis + 1 :]))
@@ -103,13 +101,11 @@ def _classes(loss: BuiltIn, shape: Shape) -> Objective:
         labels = LabelRule(1, shape, independent=True)
         return Objective(losses.independent_cross_entropy, labels, losses.positive_answers)
     if loss.name == "dice" and not labels.shape:
-        raise ModelError(
-            "The loss 'dice' needs a class for each of several positions: logits (batch, n, h, w) "
-            'or (batch, t, n). This model\'s output is {output}. Use "cross-entropy".',
-            code="model.loss-mismatch",
-            loss=loss.name,
-            shape=list(shape),
-            output=("batch", *shape),
+        raise _misfit(
+            loss,
+            shape,
+            "a class for each of several positions: logits (batch, n, h, w) or (batch, t, n)",
+            "Use 'cross-entropy'.",
         )
     weights = loss.option("weights") if loss.name == "cross-entropy" else ()
     if loss.options and (classes == 1 or len(weights) not in (0, classes)):

@@ -2,7 +2,7 @@
 
 Start with `capture.py`. `model_checks.py` refuses models that cannot be trained;
 `recording_comparison.py` refuses a recording whose results differ from the model's.
-`functional_form.py` and `graph_cleanup.py` bring the recorded graph into one form. Functions of torch
-with another form while a model is recorded are in `replacements/`. Training steps do not belong
-here: see `programs/`.
+`functional_form.py` and `graph_cleanup.py` bring the recorded graph into one form. `replacements/`
+has the functions of torch that get another form while a model is recorded. Training steps do not
+belong here: see `programs/`.
 """
