@@ -12,8 +12,8 @@ from device_agent.formats.manifest import MANIFEST, Manifest
 from device_agent.formats.update import RECORD, TENSORS, write_update
 from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import STARTED, restore
+from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.storage.coordinator_store import Store
-from toolkit.coordinator.storage.device_registry import Device
 from vector_fleet import MACHINE, SIZE, TWO_KINDS, VectorModel, configured, record_for
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.protocol.rounds import Receipt
+from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.server import Server
-from toolkit.coordinator.storage.device_registry import Device
 
 
 class Counts:

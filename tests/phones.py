@@ -20,11 +20,11 @@ from device_agent.formats.protocol.rounds import Receipt
 from device_agent.training.bundle_training import train_bundle
 from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.documents.device_profile import DeviceProfile
+from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import DeviceKind, load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.server import Server
-from toolkit.coordinator.storage.device_registry import Device
 from toolkit.web.built_page import Page as WebPage
 from toolkit.web.built_page import read_page
 from vector_fleet import full_token, running

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from device_agent.federation.polling import jittered
 from device_agent.formats.protocol.problems import API
+from toolkit.coordinator.database.device_registry import hashed
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.storage.coordinator_store import Store
-from toolkit.coordinator.storage.device_registry import hashed
 from vector_fleet import MACHINE
 
 TIMEOUT_S, RETRY_S = 60.0, 5.0

@@ -22,6 +22,7 @@ from device_agent.formats.protocol.fleet import (
 from device_agent.formats.protocol.problems import NO_SUCH_FILE
 from device_agent.formats.protocol.rounds import Progress, Work
 from device_agent.formats.protocol.transfers import FileOffer
+from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_validation import shortened
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
@@ -37,7 +38,6 @@ from toolkit.coordinator.rounds.poll_interval import PollInterval
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
-from toolkit.coordinator.storage.device_registry import Device
 
 STARTED = "started"
 """The key in the store that says that the first round has opened."""

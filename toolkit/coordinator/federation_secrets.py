@@ -14,12 +14,12 @@ from secrets import token_urlsafe
 from device_agent.client.addresses import check_secret
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
+from toolkit.coordinator.database.device_registry import hashed
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.join_links import token_file
 from toolkit.coordinator.startup_message import OPERATOR
 from toolkit.coordinator.storage.coordinator_store import Store
-from toolkit.coordinator.storage.device_registry import hashed
 
 logger = logging.getLogger(__name__)
 

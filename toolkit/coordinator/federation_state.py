@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from device_agent.formats.protocol.fleet import Preparation
 from device_agent.formats.protocol.rounds import InputSummary
+from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
@@ -17,7 +18,6 @@ from toolkit.coordinator.releases.offered_releases import OfferedReleases
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.rounds.upload_validation import CheckUpdate
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
-from toolkit.coordinator.storage.device_registry import Device
 from toolkit.coordinator.storage.release_folder import ReleaseFolder
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 
 from device_agent.formats.signed_work import split_token
 from profiles.errors import InputError
-from toolkit.coordinator.storage.device_registry import DAY_S, hashed
+from toolkit.coordinator.database.device_registry import DAY_S, hashed
 from toolkit.coordinator.storage.saved_rounds import reading
 from toolkit.web.built_page import is_built
 

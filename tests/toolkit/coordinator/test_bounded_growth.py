@@ -10,10 +10,10 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.formats.protocol.rounds import Progress, Stopped, SubmodelFailure
 from log_messages import logged
 from toolkit.coordinator.coordinator import Coordinator, restore
+from toolkit.coordinator.database.device_registry import MOST_LEFT, Device
 from toolkit.coordinator.minute_log import MOST, WINDOW_S, MinuteLog
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.database_check import check_database
-from toolkit.coordinator.storage.device_registry import MOST_LEFT, Device
 from vector_fleet import CONFIG, MACHINE, configured
 
 ONE = CONFIG[: CONFIG.rindex("[[devices]]")].replace("count = 2", "count = 1")

@@ -10,9 +10,9 @@ import pytest
 
 from bundles import everything
 from refusals import refused
+from toolkit.coordinator.database.schema import SCHEMA_VERSION
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.server import Server
-from toolkit.coordinator.storage.schema import SCHEMA_VERSION
 from vector_fleet import (
     VectorModel,
     assert_soon,

@@ -26,6 +26,7 @@ from killing import Job, die_at
 from parameters import some_long
 from refusals import refused
 from toolkit.cli.release_command import about_share
+from toolkit.coordinator.database.release_reports import ReleaseReports
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.releases.offered_releases import OfferedReleases
 from toolkit.coordinator.releases.release_changes import (
@@ -38,7 +39,6 @@ from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage import release_folder
 from toolkit.coordinator.storage.backup import backup, restore
 from toolkit.coordinator.storage.release_folder import ReleaseFolder
-from toolkit.coordinator.storage.release_reports import ReleaseReports
 from vector_fleet import (
     CONFIG,
     assert_soon,

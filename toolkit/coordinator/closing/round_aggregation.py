@@ -22,9 +22,9 @@ from toolkit.aggregation.update_bounds import (
     excesses,
     most_samples,
 )
+from toolkit.coordinator.database.suspicions import Suspect
 from toolkit.coordinator.rounds.upload_validation import Update, is_finite
 from toolkit.coordinator.storage.coordinator_store import Store
-from toolkit.coordinator.storage.suspicions import Suspect
 
 if TYPE_CHECKING:
     from toolkit.evaluation_sums import Evaluation

@@ -17,12 +17,12 @@ from toolkit.coordinator.closing.judging import counts_of_updates, judging_is_ov
 from toolkit.coordinator.closing.round_aggregation import Model, RoundAggregation, Samples
 from toolkit.coordinator.closing.untrainable_model import go_back, is_spoilt
 from toolkit.coordinator.coordinator import STARTED, Coordinator
+from toolkit.coordinator.database.device_registry import hashed, label
 from toolkit.coordinator.releases.automatic_release import MakeRelease, release_if_due
 from toolkit.coordinator.rounds.device_evaluation import federated_evaluation
 from toolkit.coordinator.rounds.early_stopping import ends_early, note_early_end
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.upload_validation import is_finite
-from toolkit.coordinator.storage.device_registry import hashed, label
 from toolkit.coordinator.storage.published_files import publish
 from toolkit.coordinator.storage.recoverable import MODEL
 

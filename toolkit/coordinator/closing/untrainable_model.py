@@ -4,8 +4,8 @@ import logging
 
 from profiles.text_formatting import counted
 from toolkit.coordinator.coordinator import Coordinator
-from toolkit.coordinator.storage.device_registry import label
-from toolkit.coordinator.storage.suspicions import Suspect
+from toolkit.coordinator.database.device_registry import label
+from toolkit.coordinator.database.suspicions import Suspect
 
 logger = logging.getLogger(__name__)
 

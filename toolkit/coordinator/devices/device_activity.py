@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from device_agent.formats.protocol.fleet import DeviceStatus, RoundResult
 from device_agent.formats.protocol.releases import ReleaseReport
-from toolkit.coordinator.storage.device_registry import Device
+from toolkit.coordinator.database.device_registry import Device
 
 WORKING = ("downloading", "training", "uploading")
 """States of a device that works for a round."""

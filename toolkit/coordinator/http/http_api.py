@@ -28,13 +28,13 @@ from device_agent.formats.protocol.rounds import (
 from device_agent.formats.protocol.transfers import Upload
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.http.admission import CALLER
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
 from toolkit.coordinator.http.problem_answers import answer_problems
 from toolkit.coordinator.http.strict_json import body_of, described, schemas
 from toolkit.coordinator.refusals import RefusalError, cut_off
 from toolkit.coordinator.rounds.upload_validation import too_large
-from toolkit.coordinator.storage.device_registry import Device
 from toolkit.web.built_page import Page
 from toolkit.web.static_files import join_routes
 

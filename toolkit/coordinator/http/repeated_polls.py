@@ -6,7 +6,7 @@ usual way, for example the first poll and a poll with a wrong secret.
 """
 
 from toolkit.coordinator.coordinator import Coordinator
-from toolkit.coordinator.storage.device_registry import hashed
+from toolkit.coordinator.database.device_registry import hashed
 
 LONGEST = 1024
 """The most bytes of a remembered request. One request of each member is remembered."""

@@ -9,8 +9,8 @@ from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.transfers import FileOffer
 from profiles.errors import InputError
+from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
-from toolkit.coordinator.storage.device_registry import Device
 from toolkit.coordinator.storage.recoverable import has_hash
 from toolkit.coordinator.storage.release_folder import (
     Files,

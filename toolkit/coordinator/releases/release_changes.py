@@ -13,6 +13,7 @@ import msgspec
 
 from device_agent.formats.atomic_files import fingerprint_file
 from profiles.errors import InputError
+from toolkit.coordinator.database.release_reports import stored_reports
 from toolkit.coordinator.storage.new_folder import new_folder
 from toolkit.coordinator.storage.release_folder import (
     TRAINING,
@@ -21,7 +22,6 @@ from toolkit.coordinator.storage.release_folder import (
     ReleaseFolder,
     newest_of,
 )
-from toolkit.coordinator.storage.release_reports import stored_reports
 from toolkit.coordinator.storage.saved_rounds import reading
 
 Write = Callable[[Path], None]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.protocol.releases import ReleaseReport
+from toolkit.coordinator.database.release_reports import stored_reports
 from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder, offered_to
-from toolkit.coordinator.storage.release_reports import stored_reports
 from toolkit.coordinator.storage.saved_rounds import reading
 
 

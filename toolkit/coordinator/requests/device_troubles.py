@@ -6,9 +6,9 @@ from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.fleet import STOPPED
 from device_agent.formats.protocol.rounds import DIVERGED, Fallback, Stopped, SubmodelFailure
 from profiles.text_formatting import counted
+from toolkit.coordinator.database.device_registry import Device, label
 from toolkit.coordinator.devices.join_validation import TROUBLE_LENGTH, shortened
 from toolkit.coordinator.federation_state import FederationState
-from toolkit.coordinator.storage.device_registry import Device, label
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,14 @@ from device_agent.formats.protocol.fleet import ABSENT, LEFT
 from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest
 from device_agent.formats.protocol.problems import JOIN_TOKEN, NOT_AUTHORISED
 from profiles.text_formatting import counted
+from toolkit.coordinator.database.device_registry import (
+    TOKEN_UNKNOWN,
+    USED_UP,
+    Device,
+    Registry,
+    hashed,
+    label,
+)
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_proof import VALID_S, check_possession, used_join
 from toolkit.coordinator.devices.join_validation import check_machine, check_name
@@ -21,14 +29,6 @@ from toolkit.coordinator.federation_config import DeviceKind
 from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import RefusalError, conflict, forbidden
 from toolkit.coordinator.rounds.expected_traffic import round_traffic
-from toolkit.coordinator.storage.device_registry import (
-    TOKEN_UNKNOWN,
-    USED_UP,
-    Device,
-    Registry,
-    hashed,
-    label,
-)
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.releases import ReleaseReport, check_report
 from profiles.errors import InputError, UpdateError
+from toolkit.coordinator.database.device_registry import Device, label
 from toolkit.coordinator.devices.join_validation import TROUBLE_LENGTH, shortened
 from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import conflict, unusable_because
 from toolkit.coordinator.releases.release_changes import finish_rollout
-from toolkit.coordinator.storage.device_registry import Device, label
 
 logger = logging.getLogger(__name__)
 

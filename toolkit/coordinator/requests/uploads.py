@@ -14,11 +14,11 @@ from device_agent.formats.protocol.rounds import Receipt
 from device_agent.formats.protocol.transfers import Upload
 from device_agent.formats.update import UpdateRecord
 from profiles.errors import UpdateError
+from toolkit.coordinator.database.device_registry import Device, hashed, label
 from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import conflict, unusable_because
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.count_validation import check_evaluation
-from toolkit.coordinator.storage.device_registry import Device, hashed, label
 from toolkit.coordinator.storage.incoming_files import IncomingFile
 
 logger = logging.getLogger(__name__)

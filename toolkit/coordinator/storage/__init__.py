@@ -1,4 +1,4 @@
-"""The coordinator's state on disk: database, files by hash, devices and tokens.
+"""The coordinator's state folder: its files by hash, saved rounds, checks and backup.
 
 Start with `coordinator_store.py`.
 """

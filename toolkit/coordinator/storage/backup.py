@@ -10,8 +10,8 @@ from pathlib import Path
 
 from device_agent.formats.atomic_files import fingerprint_file, refuse_existing, write_file
 from profiles.errors import InputError, StorageError
+from toolkit.coordinator.database.database import raise_if_full
 from toolkit.coordinator.storage.coordinator_store import REFERENCED
-from toolkit.coordinator.storage.database import raise_if_full
 from toolkit.coordinator.storage.federation_marker import Marker
 from toolkit.coordinator.storage.folder_check import CONTENTS, DATABASE, check_folder
 from toolkit.coordinator.storage.folder_lock import FolderLock

@@ -21,22 +21,23 @@ from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.profile_reading import same_hardware
 from profiles.errors import InputError
-from toolkit.coordinator.storage import final_evaluation, open_round, retention, schema
+from toolkit.coordinator.database import final_evaluation, open_round, schema
+from toolkit.coordinator.database.database import Database
+from toolkit.coordinator.database.device_registry import Registry
+from toolkit.coordinator.database.final_evaluation import FinalEvaluation
+from toolkit.coordinator.database.joins import UsedJoins
+from toolkit.coordinator.database.open_round import OpenRound, StoppedDevices
+from toolkit.coordinator.database.release_reports import ReleaseReports
+from toolkit.coordinator.database.schema_upgrade import columns
+from toolkit.coordinator.database.suspicions import Suspect, Suspicions
+from toolkit.coordinator.storage import retention
 from toolkit.coordinator.storage.blobs import Blobs
-from toolkit.coordinator.storage.database import Database
-from toolkit.coordinator.storage.device_registry import Registry
 from toolkit.coordinator.storage.federation_marker import Marker, read_marker
-from toolkit.coordinator.storage.final_evaluation import FinalEvaluation
 from toolkit.coordinator.storage.folder_check import DATABASE, check_folder
 from toolkit.coordinator.storage.folder_lock import FolderLock, locked
 from toolkit.coordinator.storage.incoming_files import IncomingFile, IncomingFiles
-from toolkit.coordinator.storage.joins import UsedJoins
-from toolkit.coordinator.storage.open_round import OpenRound, StoppedDevices
 from toolkit.coordinator.storage.recoverable import FILES, MODEL, has_hash
-from toolkit.coordinator.storage.release_reports import ReleaseReports
 from toolkit.coordinator.storage.retention import Keep
-from toolkit.coordinator.storage.schema_upgrade import columns
-from toolkit.coordinator.storage.suspicions import Suspect, Suspicions
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 from profiles.errors import InputError
-from toolkit.coordinator.storage import content_digest, schema
+from toolkit.coordinator.database import content_digest, schema
+from toolkit.coordinator.database.schema_upgrade import READABLE
 from toolkit.coordinator.storage.federation_marker import Marker
 from toolkit.coordinator.storage.recoverable import recoverable
-from toolkit.coordinator.storage.schema_upgrade import READABLE
 
 JOURNAL = "-journal"
 """SQLite adds this to a database's name for the journal, with which it undoes a transaction."""

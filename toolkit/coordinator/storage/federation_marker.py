@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from device_agent.formats.atomic_files import write_file
-from toolkit.coordinator.storage import schema
+from toolkit.coordinator.database import schema
 
 MARKER = "federation.json"
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from device_agent.formats.atomic_files import check_file_place, write_file
 from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures
 from profiles.errors import InputError
-from toolkit.coordinator.storage import retention, schema
+from toolkit.coordinator.database import schema
+from toolkit.coordinator.database.database import BUSY_S
+from toolkit.coordinator.storage import retention
 from toolkit.coordinator.storage.coordinator_store import Store, held_out_figures, judgement
-from toolkit.coordinator.storage.database import BUSY_S
 from toolkit.coordinator.storage.database_check import check_version
 from toolkit.coordinator.storage.folder_check import DATABASE
 from toolkit.coordinator.storage.new_folder import check_apart

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from device_agent.formats.protocol.problems import UNKNOWN_TOKEN
+from toolkit.coordinator.database.database import Database
+from toolkit.coordinator.database.joins import Token
 from toolkit.coordinator.refusals import forbidden
-from toolkit.coordinator.storage.database import Database
-from toolkit.coordinator.storage.joins import Token
 
 DAY_S = 86400
 TOKEN_UNKNOWN = "join.unknown-token"

@@ -5,7 +5,7 @@ import sqlite3
 import msgspec
 
 from device_agent.formats.evaluation_counts import EvaluationCounts
-from toolkit.coordinator.storage.database import Database
+from toolkit.coordinator.database.database import Database
 
 _PREFIX = "judge:"
 """The prefix of a device's id in the keys of the table `meta`."""

@@ -5,7 +5,7 @@ import sqlite3
 from device_agent.formats.manifest import encode
 from device_agent.formats.protocol.releases import ReleaseReport
 from profiles.json_decoding import decode_json
-from toolkit.coordinator.storage.database import Database
+from toolkit.coordinator.database.database import Database
 
 _PREFIX = "release:"
 """The prefix of a device's id in the keys of the table `meta`."""

@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from toolkit.coordinator.storage import content_digest
+from toolkit.coordinator.database import content_digest
 
 SCHEMA_VERSION = 8
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES, and add the

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from profiles.errors import StorageError
-from toolkit.coordinator.storage import content_digest, schema, schema_upgrade
+from toolkit.coordinator.database import content_digest, schema, schema_upgrade
 
 BUSY_S = 60.0
 """How long a transaction waits for a reader in another process, such as a backup."""

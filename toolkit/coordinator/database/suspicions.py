@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from device_agent.formats.manifest import Struct
-from toolkit.coordinator.storage.database import Database
+from toolkit.coordinator.database.database import Database
 
 SUSPECT, LEFT_OUT, WENT_BACK = "suspect", "left out", "went back"
 """Keys of the table `meta`."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from profiles.text_formatting import counted
+from toolkit.coordinator.database.database import Database
 from toolkit.coordinator.refusals import forbidden
-from toolkit.coordinator.storage.database import Database
 
 _PREFIX = "join:"
 """The prefix of the hash of the signed text in the keys of the table `meta`."""

@@ -8,7 +8,7 @@ import msgspec
 
 from device_agent.formats.manifest import encode
 from device_agent.formats.update import UpdateRecord
-from toolkit.coordinator.storage import content_digest, schema
+from toolkit.coordinator.database import content_digest, schema
 
 READABLE = (5, 6, 7, schema.SCHEMA_VERSION)
 """The versions that this program reads. `edgetailor serve` upgrades them to the current one."""

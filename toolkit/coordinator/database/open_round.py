@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from toolkit.coordinator.storage.database import Database
+from toolkit.coordinator.database.database import Database
 
 _PREFIX = "stopped:"
 """The prefix of a device's id in the keys of the table `meta`."""
