@@ -18,6 +18,7 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import consent
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
+from device_agent.federation.release_fine_tuning import ReleaseFineTuning
 from device_agent.federation.releases import Releases
 from device_agent.federation.round_log import NOT_KEPT, kept_log
 from device_agent.federation.run_options import RunOptions
@@ -32,11 +33,9 @@ from device_agent.federation.training_attempts import (
 from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.input_summary import far_off
 from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.rounds import Progress, Work
 from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.update import RECORD, TENSORS, decode_record
-from device_agent.inference.fine_tuning import FineTuned, fine_tune
 from device_agent.inference.release_trial import TrialResult, try_release
 from device_agent.log_format import fields
 from device_agent.runtime.runtime_packages import unverified
@@ -45,7 +44,7 @@ from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.batching import round_seed
 from device_agent.training.bundle_training import judge_bundle, train_bundle
 from device_agent.training.memory_limits import Usage
-from profiles.errors import ClientError, EdgeTailorError, LimitError, TrustError, UpdateError
+from profiles.errors import EdgeTailorError, LimitError, TrustError, UpdateError
 from profiles.text_formatting import counted, have_joined, in_a_row
 
 log = logging.getLogger(__name__)
@@ -191,8 +190,17 @@ class _Rounds:
         self._pauses = Pauses(options.limits, client.progress, hooks.rest)
         self._key = folder.member().key
         trial = partial(hooks.try_release, options.data, options.training)
-        tune = self._fine_tune if options.fine_tune else None
-        self._releases = Releases(folder.releases, folder.bundle, client, self._key, trial, tune)
+        tune = ReleaseFineTuning(
+            folder, client, options, hooks.train, self._tell, self._fetch, self._wait_if_paused
+        )
+        self._releases = Releases(
+            folder.releases,
+            folder.bundle,
+            client,
+            self._key,
+            trial,
+            tune if options.fine_tune else None,
+        )
         self._distrust = self._no_distrust()
         self._idle: Usage | None = None
         self._attempts = Attempts(folder.attempts)
@@ -315,36 +323,6 @@ class _Rounds:
                 raise
             log.warning("The model of the last round was not evaluated: %s", error)
         self._skipped, self._skipped_at = (work.round, self._manifest), time.monotonic()
-
-    def _fine_tune(self, offer: ReleaseOffer, released: Path) -> FineTuned:
-        """Fine-tune a release on the samples of this device."""
-        self._tell(Progress(state="downloading"))
-        self._folder.collect(offer.training, self._fetch)
-        self._tell(Progress(state="training", note=f"fine-tunes release {offer.number}"))
-        self._round_check = IntervalTimer(ROUND_CHECK_S)
-        return fine_tune(
-            self._hooks.train,
-            self._options.data,
-            self._options.training,
-            self._folder.bundle,
-            released,
-            self._folder.releases.scratch,
-            offer.evaluation,
-            partial(self._on_tuned_batch, offer),
-        )
-
-    def _on_tuned_batch(self, offer: ReleaseOffer) -> None:
-        """End the fine-tuning if another release is offered: it may have many steps."""
-        self._wait_if_paused()
-        if not self._round_check.due():
-            return
-        work = self._client.peek()  # while a round is open, it offers no release
-        if work is not None and work.release is not None and work.release.number != offer.number:
-            raise ClientError(
-                "The coordinator does not offer release {number} any more.",
-                code="release.over",
-                number=offer.number,
-            )
 
     def _wait_if_paused(self) -> None:
         self._hooks.alive()

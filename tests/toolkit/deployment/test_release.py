@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 
 import deployed_digits
 from commands import Done, edgetailor, refused
-from device_agent.federation import round_loop
+from device_agent.federation import release_fine_tuning, round_loop
 from device_agent.federation.newest_model import newest_model
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.run_options import RunOptions
@@ -239,7 +239,7 @@ def test_a_fine_tuning_ends_when_its_release_is_withdrawn(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take years."""
-    monkeypatch.setattr(round_loop, "ROUND_CHECK_S", 0.0)
+    monkeypatch.setattr(release_fine_tuning, "ROUND_CHECK_S", 0.0)
     config = load_config(folder / FILE)
     with running(config, IdleModel()) as server, fleet(server, folder, agreeing=DEVICES) as states:
         released(folder, "1", "--fine-tune", str(2**31 - 1))
