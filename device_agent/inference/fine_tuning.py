@@ -92,6 +92,9 @@ def fine_tune(
     scratch.mkdir(parents=True, exist_ok=True)
     present = Predictor(released, threads=options.threads, max_memory=options.max_memory)
     meaning = present.meaning
+    if meaning == "outputs":
+        log.info("The release is not fine-tuned: only its loss knows what its outputs mean.")
+        return FineTuned()
     local = trial_data(present.bundle.manifest, data, scratch)
     samples = trial_samples(len(local), request)
     if len(samples) < FEWEST:

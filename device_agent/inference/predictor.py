@@ -174,7 +174,7 @@ class Predictor:
         """
         manifest = self.bundle.manifest
         arrays = named_arrays(SAMPLES, x, sample_parts(manifest))
-        return self._predict(
+        return self.predict_packed(
             as_array(packed_array(SAMPLES, arrays, sample_parts(manifest), "data"))
         )
 
@@ -195,8 +195,8 @@ class Predictor:
         values = self.predict(x)
         return unpack(values, self.outputs) if self.outputs else {"output": values}
 
-    def _predict(self, x: np.ndarray) -> np.ndarray:
-        """Predict packed samples, see `predict`."""
+    def predict_packed(self, x: np.ndarray) -> np.ndarray:
+        """Predict samples as `predict` does; several inputs lie side by side in one array."""
         manifest = self.bundle.manifest
         if manifest.sample_dtype == "int64" and x.dtype == np.int32:
             x = x.astype(np.int64)
@@ -257,7 +257,7 @@ class Predictor:
             InputError: Pictures need a package that is not installed.
         """
         for files in self._groups(self.samples(Path(source), on_error)):
-            values = self._predict(joined([file.x for file in files]))
+            values = self.predict_packed(joined([file.x for file in files]))
             titles = (file.title(index) for file in files for index in range(len(file.x)))
             for title, own in zip(titles, values, strict=True):
                 outputs = unpack(own[None], self.outputs)

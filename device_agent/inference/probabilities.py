@@ -7,11 +7,17 @@ from msgspec import UNSET
 
 from device_agent.formats.label_rule import class_axis, label_rule, output_of
 from device_agent.formats.manifest import PREDICT, Manifest, Output
+from device_agent.formats.packing import output_parts
 
 
 def output_meaning(manifest: Manifest) -> Output:
-    """What turns the output of a bundle's `predict` into probabilities."""
-    return output_of(label_rule(manifest)) if manifest.output is UNSET else manifest.output
+    """What turns the output of a bundle's `predict` into probabilities.
+
+    Several outputs that are packed into one array have no common meaning.
+    """
+    if manifest.output is not UNSET:
+        return manifest.output
+    return "outputs" if output_parts(manifest, PREDICT) else output_of(label_rule(manifest))
 
 
 def class_names(manifest: Manifest) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ def model_scores(
     parts = []
     for start in range(0, len(samples), CHUNK):
         part = samples[start : start + CHUNK]
-        predicted = predictor.predict(local.samples(part))
+        predicted = predictor.predict_packed(local.samples(part))
         parts.append(scores_of(meaning, predicted, local.labels(part)))
     return Scores.joined(parts)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from exporters.programs.program import inference_program
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.storage.release_folder import TRAINING
@@ -18,8 +19,8 @@ def write_training_bundles(
 ) -> None:
     """Write a training bundle of the model of `round_` for each kind that can be fine-tuned.
 
-    A bundle trains `steps` batches. Kinds whose submodels are planned, and those with personal
-    models, are left out.
+    A bundle trains `steps` batches. Kinds whose submodels are planned, those with personal models
+    and those whose outputs only the loss understands are left out.
     """
     training = replace(config.training, steps=steps)
     model = federation(config.model_copy(update={"training": training}))
@@ -29,9 +30,16 @@ def write_training_bundles(
         if kind.planned:
             logger.warning("%s is not fine-tuned: each device has a submodel of its own.", name)
             continue
-        entries = model.submodel(kind.submodel).program.tensors
-        if any(entry.role == "personal" for entry in entries):
+        program = model.submodel(kind.submodel).program
+        if any(entry.role == "personal" for entry in program.tensors):
             logger.warning("%s is not fine-tuned: its devices have personal models.", name)
+            continue
+        if inference_program(program).output == "outputs":
+            logger.warning(
+                "%s is not fine-tuned: devices cannot compare its models, because only its loss "
+                "knows what the outputs mean.",
+                name,
+            )
             continue
         logger.info("%s: bundle for fine-tuning", name)
         out = folder / f"{name}{TRAINING}"

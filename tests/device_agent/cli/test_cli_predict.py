@@ -19,6 +19,7 @@ from bundles import BundleOf
 from commands import Agent, refusal
 from device_agent.formats.preprocessing import Images
 from exporters.export import export
+from own_losses import Boxes
 from toolkit.splitting import split
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -174,3 +175,19 @@ def test_a_file_without_samples(agent: Agent, bundle_of: BundleOf, tmp_path: Pat
     np.save(tmp_path / "x.npy", np.zeros(3))
     said = refusal(agent("train", bundle_of("full"), "--data", "x.npy", "--out", "u"))
     assert "x.npy is a single array, but samples need labels" in said
+
+
+def test_one_trained_output_of_several(agent: Agent, tmp_path: Path) -> None:
+    """The largest of all numbers names no class: the box's are larger than the class's."""
+    model = Boxes()
+    with torch.no_grad():
+        model.box.bias.add_(100)
+    submodel = split(model, "full", (6,), TrainingConfig(loss="kind=cross-entropy"))
+    et.export(submodel, from_model(model), tmp_path / "b", verify=False)
+    predictor = et.Predictor(tmp_path / "b")
+    assert (predictor.meaning, predictor.classes) == ("outputs", ())
+    np.save(tmp_path / "x.npy", np.zeros((2, 6), np.float32))
+    titles, row, _ = agent("predict", "b", "--data", "x.npy").stdout.splitlines()
+    assert titles.split() == ["file", "numbers"]
+    assert "kind: " in row
+    assert "box: 1" in row

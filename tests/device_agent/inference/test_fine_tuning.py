@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch import nn
 
 from bundles import CLASSES, SAMPLE_SHAPE, once, samples, tiny_model
 from device_agent.formats.evaluation_counts import EvaluationRequest
@@ -16,9 +17,11 @@ from device_agent.inference.scores import Scores
 from device_agent.training.batching import held_out
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.training_options import TrainingOptions
-from edgetailor import deploy, export, split
+from edgetailor import TrainingConfig, deploy, export, split
+from log_messages import logged
 from oracles import Device, Plan, assert_trained, state_of, train_full
 from refusals import refused
+from toolkit.submodels.global_model import from_model
 from trainings import training_config
 
 PLAN = Plan(batch_size=4, epochs=1, rate=0.05, momentum=0.9, weight_decay=0.0, steps=12)
@@ -111,6 +114,18 @@ def test_too_few_samples_are_not_fine_tuned(bundles: Path, tmp_path: Path) -> No
 def test_a_personal_model_is_not_fine_tuned(bundles: Path, tmp_path: Path) -> None:
     with refused("release.personal-model"):
         tuned(bundles, tmp_path / "scratch", samples(60, 5), "personal")
+
+
+def test_outputs_that_only_the_loss_understands_are_not_compared(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    deploy(model, "full", (4,), tmp_path / "release", training=TrainingConfig(loss="mae"))
+    submodel = split(model, "full", (4,), TrainingConfig(loss="mae"))
+    export(submodel, from_model(model), tmp_path / "training", verify=False)
+    data = np.ones((60, 4), np.float32), np.zeros((60, 2), np.float32)
+    with logged() as messages:
+        assert tuned(tmp_path, tmp_path / "scratch", data) == FineTuned()
+    assert any("only its loss knows what its outputs mean" in said for said in messages)
+    assert not (tmp_path / "scratch" / "update").exists()
 
 
 def scores(correct: list[int] | None, loss: list[float]) -> Scores:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from device_agent.data.data_source import Data
@@ -14,7 +15,7 @@ from device_agent.inference.probabilities import probabilities
 from device_agent.inference.release_trial import try_release, worse
 from device_agent.inference.scores import Scores, scores_of
 from device_agent.training.training_options import TrainingOptions
-from edgetailor import deploy, export, load_model, split
+from edgetailor import deploy, export, load_model, pack_inputs, split
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 
@@ -163,6 +164,32 @@ def test_the_first_release_is_compared_with_the_training_bundle(bundles: Path) -
     assert not list(bundles.glob(".trial.*"))
 
 
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, near: torch.Tensor, far: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(torch.cat([near, far], 1))
+        return out
+
+
+def test_a_release_of_several_inputs_is_compared(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = TwoInputs()
+    x = {"near": normal(60, 2).numpy(), "far": normal(60, 3).numpy()}
+    with torch.no_grad():
+        y = model(*map(torch.from_numpy, x.values())).argmax(1).numpy()
+    pack_inputs(model, near=(2,), far=(3,))
+    export(split(model, "full", (5,)), from_model(model), tmp_path / "training", verify=False)
+    deploy(model, "full", (5,), tmp_path / "release")
+    before, offered = tmp_path / "training", tmp_path / "release"
+    result = try_release((x, y), TrainingOptions(), offered, before, None)
+    assert result.before is not None
+    assert result.after is not None
+    assert (result.reason, result.before.correct, result.after.correct) == (None, 6, 6)
+
+
 def test_few_samples_refuse_nothing(bundles: Path) -> None:
     data = own_samples(bundles, 20)
     result = try_release(data, TrainingOptions(), bundles / "bad", bundles / "release", None)
@@ -176,12 +203,12 @@ def test_predictions_that_are_not_finite_are_never_taken(
     bundles: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     data, options = own_samples(bundles, number), TrainingOptions(threads=1)
-    predict = Predictor.predict
+    predict = Predictor.predict_packed
 
     def overflows(self: Predictor, x: np.ndarray) -> np.ndarray:
         return predict(self, x) * (np.nan if self.bundle.folder.name == "bad" else 1)
 
-    monkeypatch.setattr(Predictor, "predict", overflows)
+    monkeypatch.setattr(Predictor, "predict_packed", overflows)
     for present in (None, bundles / "release"):
         result = try_release(data, options, bundles / "bad", present, None)
         assert result.reason == "its predictions are not finite numbers"
