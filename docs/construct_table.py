@@ -121,11 +121,11 @@ def page() -> str:
         "# Constructs",
         "",
         "What people write in `forward`, and whether a model with it can be exported with its",
-        "training step. `edgetailor inspect` refuses what cannot be exported, with the line of the",
-        "model; the row in quotation marks shows what to write instead. In each row, `h` is a",
-        "value that the model computes from its samples `x`. Tests make a model of each row, and",
-        "compare the training of exported ones with plain PyTorch's. [Operators](operators.md)",
-        "lists the operators.",
+        "training step. `edgetailor inspect` refuses what cannot be exported, with the line if it",
+        "is known; the row in quotation marks shows what to write instead. In each row, `h` is a",
+        "value that the model computes from its samples `x`. Tests make a model of each row. They",
+        "compare the training of exported ones with plain PyTorch's, except where random numbers",
+        "or half precision differ. [Operators](operators.md) lists the operators.",
     ]
     for group, own in table().items():
         lines += ["", f"## {group}", "", "| construct | lines | result |", "|---|---|---|"]

@@ -85,7 +85,7 @@ def check_refused(name: str, lower: Callable[[ProgramSignature], object]) -> Non
     """The error of `lower` names the operator of the row, its place and the table's alternative."""
     row, where = REFUSED[name]
     (group,) = [g for g in UNSUPPORTED if g.name == name]
-    advice = re.escape(f"{name} ({group.reason}) is not supported; use {group.alternative}.")
+    advice = re.escape(f"no support for {name} ({group.reason}); use {group.alternative}.")
     case = Case.of(row, record=True)
     with pytest.raises(ExportError, match=rf"operator aten::\w+.*{where}.*: {advice}$"):
         lower(case.signature)

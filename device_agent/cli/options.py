@@ -38,8 +38,9 @@ threads_option = click.option(
 data_option = click.option(
     "--data",
     required=True,
-    help="Local data: FILE.npz with x and y, a folder of x.npy and y.npy, or module:callable; also "
-    "pictures or CSV files, if the federation takes them.",
+    help="Local data: FILE.npz with x and y (x_NAME and y_NAME for several inputs or outputs), a "
+    "folder of such .npy files, or module:callable; also pictures or CSV files, if the federation "
+    "takes them.",
 )
 validation_option = click.option(
     "--validation",

@@ -35,9 +35,9 @@ SHOWN = 20
 @click.option(
     "--data",
     required=True,
-    help="Samples without labels: FILE.npy, FILE.npz with x, a folder with x.npy, or - for "
-    "standard input; also a picture, a CSV file or a folder of these, if the federation takes "
-    "them.",
+    help="Samples without labels: FILE.npy, FILE.npz with x (x_NAME for several inputs), a folder "
+    "of such .npy files, or - for standard input; also a picture, a CSV file or a folder of these, "
+    "if the federation takes them.",
 )
 @click.option(
     "--personal",

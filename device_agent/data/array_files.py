@@ -109,7 +109,8 @@ def _refuse_single(path: Path) -> None:
     if path.suffix == ".npy" and path.exists():
         raise DataError(
             "{path} is a single array, but samples need labels: put both into an .npz file as x "
-            "and y, or into a folder as x.npy and y.npy.",
+            "and y, or into a folder as x.npy and y.npy (x_NAME and y_NAME for several inputs or "
+            "outputs).",
             code="data.unreadable-file",
             path=str(path),
         )
@@ -122,7 +123,8 @@ def _data_errors(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise DataError(
-            "{path} does not exist; give an .npz file with x and y.",
+            "{path} does not exist; give an .npz file with x and y, or x_NAME and y_NAME for "
+            "several inputs or outputs.",
             code="data.missing-file",
             path=str(path),
         ) from None

@@ -160,11 +160,12 @@ UNSUPPORTED = (
     UnsupportedGroup(
         "inverses and decompositions",
         ("linalg", "matrix_exp", "inverse", "cholesky", "svd"),
-        "neither ONNX nor TFLite has it",
-        "matrix products, for example a fixed number of iterations",
+        "neither ONNX nor TFLite has them",
+        "a known inverse or a density written out as a formula, or matrix products, for example a "
+        "fixed number of iterations",
     ),
     UnsupportedGroup(
-        "sparse gradients", ("sparse",), "neither ONNX nor TFLite has it", "sparse=False"
+        "sparse gradients", ("sparse",), "neither ONNX nor TFLite has them", "sparse=False"
     ),
     UnsupportedGroup(
         "writes through strides",
@@ -199,7 +200,7 @@ def suggest_alternative(operator: str) -> str:
     row = find_unsupported(operator)
     if row is None:
         return "use another operator (edgetailor export --list-operators lists them)."
-    return f"{row.name} ({row.reason}) is not supported; use {row.alternative}."
+    return f"no support for {row.name} ({row.reason}); use {row.alternative}."
 
 
 def document() -> str:

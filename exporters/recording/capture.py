@@ -325,9 +325,9 @@ def record_current_mode(
         if draws.line:
             raise decides_at_random(draws.line) from error
         raise ModelError(
-            "The model's Python code reads values that it computes from the samples{place}; it "
-            "must run the same operators for every batch. Choose with torch.where, or move the "
-            "decision out of the model.",
+            "The model's Python code reads values of tensors{place}; it must run the same "
+            "operators for every batch. Choose with torch.where, or move the decision out of the "
+            "model.",
             code="model.data-dependent-code",
             place=source_lines.place_of_error(error),
         ) from error

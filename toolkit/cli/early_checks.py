@@ -33,7 +33,8 @@ def check_data(source: str) -> None:
     """Raise DataError if `source` names a file that does not exist."""
     if not is_reference(source) and not Path(source).exists():
         raise DataError(
-            "{file} does not exist; give an .npz file with x and y.",
+            "{file} does not exist; give an .npz file with x and y, or x_NAME and y_NAME for "
+            "several inputs or outputs.",
             code="data.missing-file",
             file=source,
         )

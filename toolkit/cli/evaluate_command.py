@@ -41,7 +41,8 @@ class EvaluateOptions:
         "Round of the federation whose model is evaluated, or best.  [default: best]", type=Round()
     )
     data: str | None = option(
-        "FILE.npz with x and y, or module:callable.  [default: held_out of the federation]"
+        "FILE.npz with x and y (x_NAME and y_NAME for several inputs or outputs), or "
+        "module:callable.  [default: held_out of the federation]"
     )
     weights: Path | None = option("Weights of a MODEL (.safetensors).")
     input_shape: tuple[int, ...] | None = option(SHAPE_HELP, type=Shape())
@@ -64,8 +65,8 @@ def evaluate(options: EvaluateOptions) -> None:
     SOURCE is the file or the state folder of a federation, or a MODEL with --weights and
     --input-shape.
 
-    Prints accuracy, loss, and the accuracy of each class with the confusion matrix. For a
-    regression it prints the loss, the root of the mean squared error (RMSE) and the mean absolute
+    Prints accuracy, loss, and the accuracy of each class with the confusion matrix. For the
+    loss mse it prints the loss, the root of the mean squared error (RMSE) and the mean absolute
     error (MAE). `edgetailor report` draws the output of --json.
 
     With --leave-one-out it shows how good the model of a round would be without the update of each

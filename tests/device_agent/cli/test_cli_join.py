@@ -118,7 +118,12 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("nosuch.npz",), 2, r"^nosuch\.npz does not exist; give an \.npz file with x and y\.$"),
+        (
+            ("nosuch.npz",),
+            2,
+            r"^nosuch\.npz does not exist; give an \.npz file with x and y, or x_NAME and y_NAME "
+            r"for several inputs or outputs\.$",
+        ),
         (("text.npz",), 2, r"^text\.npz is not a readable \.npz file: "),
         (("no_y.npz",), 2, r"^no_y\.npz has no array 'y', only x\. "),
         (("nosuch:local",), 2, r"^nosuch:local cannot be loaded: No module named 'nosuch'\.$"),

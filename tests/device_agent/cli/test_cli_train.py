@@ -66,7 +66,8 @@ def bad_data(folder: Path) -> str:
 REFUSED = {
     "no bundle": r"nowhere is not a bundle: manifest\.json cannot be read",
     "damaged bundle": r"train\.onnx was altered: its SHA-256 differs from the manifest",
-    "no data": r"nowhere\.npz does not exist; give an \.npz file with x and y\.",
+    "no data": r"nowhere\.npz does not exist; give an \.npz file with x and y, or x_NAME and "
+    r"y_NAME for several inputs or outputs\.",
     "bad data": r"bad\.npz: the label 8 is outside the model's classes 0 to 7\.",
     "out exists": r"update exists already: give another place",
     "diverges": r"not finite.*[Ll]ower the learning rate",

@@ -165,7 +165,8 @@ def test_what_run_refuses_at_its_start_is_told(tmp_path: Path) -> None:
         with pytest.raises(DataError):
             round_loop.run(options, sleep=lambda seconds: None)
         assert seen(server, "desktop-1").note == (
-            "no.npz does not exist; give an .npz file with x and y."
+            "no.npz does not exist; give an .npz file with x and y, or x_NAME and y_NAME for "
+            "several inputs or outputs."
         )
 
 
