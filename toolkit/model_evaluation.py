@@ -14,13 +14,13 @@ from device_agent.data.array_files import LABELS
 from device_agent.data.data_checks import batch_shape, check_classes
 from device_agent.data.local_data import load_data
 from device_agent.data.packed_arrays import check_packed
-from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.label_rule import LabelRule, count_labels
 from device_agent.formats.manifest import Dtype
 from device_agent.formats.preprocessing import Preprocessing
 from exporters.objectives.objective import objective
 from exporters.recording.inputs.input_shapes import wrong_input_shape
 from exporters.recording.inputs.packed_inputs import parts_of_model
+from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from exporters.recording.model_output import OutputForm, named_values, output_form
 from exporters.recording.recording_comparison import is_wrong_id, unknown_ids
 from profiles.errors import InputError, ModelError
@@ -133,7 +133,6 @@ def training_problem(module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss
     None if all numbers are finite. It also returns None if the module cannot train on this batch:
     that says nothing about the weights, because some layers need two or more samples.
     """
-    module.train()
     before = torch.get_rng_state()
     try:
         outputs = _outputs(module.eval(), torch.from_numpy(x))

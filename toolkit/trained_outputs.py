@@ -31,16 +31,14 @@ class OutputUse:
 
 @dataclass(frozen=True)
 class TrainedOutputs:
-    """The outputs of a model, and the trained parameters that no loss reaches."""
+    """The outputs of a model, and the trained parameters that no loss reaches.
+
+    `usual` tells whether the model only returns logits of classes for plain cross-entropy.
+    """
 
     outputs: tuple[OutputUse, ...]
     without_gradient: tuple[str, ...]
-
-    @property
-    def usual(self) -> bool:
-        """Whether the model only returns logits of classes for plain cross-entropy."""
-        first = self.outputs[0].use.partition(";")[0]
-        return len(self.outputs) == 1 and first == "logits of classes, trained by cross-entropy"
+    usual: bool
 
 
 def trained_outputs(captured: Captured, loss: str) -> TrainedOutputs:
@@ -60,7 +58,8 @@ def trained_outputs(captured: Captured, loss: str) -> TrainedOutputs:
     ]
     reached = attributes_with_gradient(captured.training, goal.used)
     still = (name for name in captured.parameters if name not in reached)
-    return TrainedOutputs(tuple(uses), tuple(still))
+    plain = parse(loss) == BuiltIn("cross-entropy") and len(uses) == 1
+    return TrainedOutputs(tuple(uses), tuple(still), plain and not _is_logit(form.parts[0]))
 
 
 def use(part: Part, loss: str, goal: Objective, outputs: int) -> str:
@@ -87,11 +86,16 @@ def meaning(loss: BuiltIn, part: Part) -> str:
         return f"numbers, trained by {loss}"
     if loss.name == "contrastive":
         return f"an embedding, trained by {loss}"
-    if loss.name in ("cross-entropy", "binary-cross-entropy") and part.shape[-1:] == (1,):
+    if loss.name in ("cross-entropy", "binary-cross-entropy") and _is_logit(part):
         return f"the logit of class 1 of two, trained by {loss} (for a regression, --loss mse)"
     if loss.name == "binary-cross-entropy":
         return f"a yes-or-no answer in each number, trained by {loss}"
     return f"logits of classes, trained by {loss}"
+
+
+def _is_logit(part: Part) -> bool:
+    """Whether an output has a single number where classes are."""
+    return part.shape[-1:] in ((1,), ())
 
 
 def labels_text(labels: LabelRule, only: str | None = None) -> str:

@@ -44,7 +44,7 @@ def check_consistent(manifest: Manifest, origin: Path) -> None:
     """Raise BundleError for the first contradiction in the manifest of the file `origin`."""
     # The order matters: `_training` looks up signatures after `_schedule` has checked they exist.
     train_or_predict = _training if manifest.output is UNSET else _prediction
-    for check in (_files, _tensors, _ports, _parts, _schedule, train_or_predict, _preprocessing):
+    for check in (_files, _tensors, _ports, _schedule, train_or_predict, _preprocessing):
         for error in check(manifest, origin):
             raise error
 
@@ -124,7 +124,7 @@ def _part_fits(entry: TensorEntry) -> bool:
 
 
 def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
-    """Yield an error for repeated ports, and for ports that differ from their tensor."""
+    """Yield an error for repeated ports, and for those that contradict themselves or a tensor."""
     table = {entry.name: entry for entry in manifest.tensors}
     for name, signature in manifest.signatures.items():
         for side in (signature.inputs, signature.outputs):
@@ -148,6 +148,16 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                     origin=origin,
                     repair=REPAIR,
                 )
+            if port.parts is not UNSET and not _parts_fit(port):
+                yield BundleError(
+                    "{origin}: the `parts` of {port!r} of {signature!r} do not fit its shape or "
+                    "type, or have bad names. {repair}",
+                    code="bundle.wrong-parts",
+                    signature=name,
+                    port=port.name,
+                    origin=origin,
+                    repair=REPAIR,
+                )
             entry = table.get(port.state or "")
             if port.kind == "state" and entry is None:
                 yield BundleError(
@@ -164,22 +174,6 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                     "{origin}: the input or output {port!r} of {signature!r} differs in shape or "
                     "type from its tensor. {repair}",
                     code="bundle.wrong-port",
-                    signature=name,
-                    port=port.name,
-                    origin=origin,
-                    repair=REPAIR,
-                )
-
-
-def _parts(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
-    """Yield an error for packed ports whose parts contradict one another or the port."""
-    for name, signature in manifest.signatures.items():
-        for port in (*signature.inputs, *signature.outputs):
-            if port.parts is not UNSET and not _parts_fit(port):
-                yield BundleError(
-                    "{origin}: the `parts` of {port!r} of {signature!r} do not fit its shape or "
-                    "type, or have bad names. {repair}",
-                    code="bundle.wrong-parts",
                     signature=name,
                     port=port.name,
                     origin=origin,

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.preprocessing import Preprocessing
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
 from exporters.export import compile_graphs, with_forms
 from exporters.graph_cache import default_cache
 from exporters.programs.program import with_preprocessing
+from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from exporters.runtime_graph import Graphs
 from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate, aggregate_checked

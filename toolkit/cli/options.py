@@ -5,17 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 
 from device_agent.formats.packing import packed_size
+from exporters.recording.inputs.sample_range import Inputs, parse_inputs, parse_range, read_range
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels.hyperparameters import Loss, Optimizer, TrainingConfig
-
-if TYPE_CHECKING:
-    from device_agent.data.sample_range import Inputs
 
 LIST_AS_JSON = f"{__name__}.list_as_json"
 """Key in the `meta` of a click context: whether to print a list as JSON."""
@@ -147,7 +145,7 @@ class ModelOptions:
     weights: Path | None = option("Weights file (.safetensors).")
     seed: int = option("Seed of the initial weights.", default=0, type=SEED)
 
-    def inputs(self) -> tuple[tuple[int, ...], "Inputs"]:
+    def inputs(self) -> tuple[tuple[int, ...], Inputs]:
         """The shape of a sample, and what else is known about the samples.
 
         Raises InputError or DataError if an option is wrong.
@@ -157,11 +155,8 @@ class ModelOptions:
 
 def inputs_of(
     shape: tuple[int, ...] | None, texts: Sequence[str], text: str | None, example: Path | None
-) -> tuple[tuple[int, ...], "Inputs"]:
+) -> tuple[tuple[int, ...], Inputs]:
     """What --input-shape or --input, and --input-range or --example say about the samples."""
-    # Imports numpy, which would slow down the help of every command.
-    from device_agent.data.sample_range import Inputs, parse_inputs, parse_range, read_range
-
     if (shape is None) == (not texts):
         raise click.UsageError("Give --input-shape, or --input for each of several inputs.")
     if text is not None and (example is not None or texts):

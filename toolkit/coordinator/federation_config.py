@@ -18,13 +18,13 @@ from pydantic import (
     model_validator,
 )
 
-from device_agent.data.sample_range import Inputs, parse_inputs, range_between, read_range
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.input_range import InputRange
 from device_agent.formats.manifest import Part
 from device_agent.formats.packing import packed_size
 from device_agent.formats.preprocessing import Images, Series, misfit
 from exporters.objectives.loss_text import canonical, takes_numbers
+from exporters.recording.inputs.sample_range import Inputs, parse_inputs, range_between, read_range
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.errors import InputError
 from profiles.text_formatting import counted

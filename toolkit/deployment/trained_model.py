@@ -9,11 +9,11 @@ import numpy as np
 from torch import nn
 
 from device_agent.data.local_data import load_data
-from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.preprocessing import Preprocessing
 from device_agent.formats.protocol.fleet import FederatedEvaluation
 from exporters.programs.program import Program, with_preprocessing
 from exporters.recording.capture import SharedRecording
+from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from profiles.errors import InputError
 from profiles.text_formatting import counted
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from torch import nn
 
-from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.bundle import read_manifest
 from device_agent.formats.manifest import MANIFEST
@@ -18,6 +17,7 @@ from exporters.graph_figures import figures_of
 from exporters.programs.operation_counts import macs
 from exporters.programs.program import ProgramSignature, with_preprocessing
 from exporters.recording.capture import SharedRecording
+from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from exporters.runtime_graph import Graph
 from exporters.verification.verdict import Verdict
 from profiles.errors import InputError

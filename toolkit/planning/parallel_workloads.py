@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import torch
 
-from device_agent.data.sample_range import NO_INPUTS, Inputs
 from device_agent.formats.protocol.fleet import Preparation
 from device_agent.log_format import quieten_others
+from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from profiles.cost_model.prediction import predict_memory
 from profiles.documents.calibration_record import MemoryOverhead
 from profiles.errors import LimitError

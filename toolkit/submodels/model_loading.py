@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from device_agent.data.sample_range import NO_INPUTS, Inputs
 from exporters.recording.inputs.input_ranges import with_inputs
+from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels import global_model

@@ -6,7 +6,6 @@ from typing import TypeVar
 import numpy as np
 from torch import nn
 
-from device_agent.data.sample_range import Inputs, range_between, range_of_examples
 from device_agent.formats.input_range import InputRange, fits
 from device_agent.formats.manifest import Dtype
 from exporters.recording.inputs.packed_inputs import (
@@ -14,6 +13,7 @@ from exporters.recording.inputs.packed_inputs import (
     range_of_parts,
     with_packed_inputs,
 )
+from exporters.recording.inputs.sample_range import Inputs, range_between, range_of_examples
 from profiles.errors import InputError
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -3,13 +3,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.data.sample_range import (
+from device_agent.formats.input_range import InputRange, Interval, draw_samples, fits
+from exporters.recording.inputs.sample_range import (
     parse_range,
     range_between,
     range_of_examples,
     read_range,
 )
-from device_agent.formats.input_range import InputRange, Interval, draw_samples, fits
 from refusals import refused
 
 
