@@ -94,7 +94,7 @@ def rule_of(
     if port.packed:
         return LabelRule(None, shape, port.dtype, parts=port.packed)
     # The labels of a single logit have no class axis, those of independent ones have the output's.
-    independent = port.dtype == "int64" and classes == 1 and port.shape == output
+    independent = port.dtype == "int64" and classes == 1 and bool(shape) and port.shape == output
     return LabelRule(classes, shape, port.dtype, port.sequence, independent=independent)
 
 
@@ -102,7 +102,7 @@ def output_of(labels: LabelRule) -> Output:
     """What turns the output of a model with these labels into probabilities."""
     if labels.parts:
         return "outputs"
-    if labels.independent and labels.shape:
+    if labels.independent:
         return "independent"
     if labels.dtype == "float32":
         return "numbers"

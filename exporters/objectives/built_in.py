@@ -98,7 +98,7 @@ def _classes(loss: BuiltIn, shape: Shape) -> Objective:
     if binary and (classes > 1 or not shape):
         # Each number answers a question of its own. With class count 1, older readers of the
         # manifest take the labels 0 and 1, too.
-        labels = LabelRule(1, shape, independent=True)
+        labels = LabelRule(1, shape, independent=bool(shape))  # a single answer is a class
         return Objective(losses.independent_cross_entropy, labels, losses.positive_answers)
     if loss.name == "dice" and not labels.shape:
         raise _misfit(

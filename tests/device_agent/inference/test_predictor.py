@@ -30,7 +30,7 @@ from device_agent.training.personal_model import personal_entries, write_persona
 from device_agent.training.standalone_training import train
 from edgetailor import deploy
 from exporters.export import Format, export
-from exporters.programs.program import with_preprocessing
+from exporters.programs.program import inference_program, with_preprocessing
 from log_messages import logged
 from profiles.errors import EdgeTailorError
 from refusals import refused
@@ -217,6 +217,24 @@ def test_two_classes_with_one_output(tmp_path: Path, seed: int) -> None:
         found[:, 1], torch.sigmoid(result_of(model, x))[:, 0], atol=TOLERANCE
     )
     np.testing.assert_allclose(found.sum(1), 1, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("predicts_only", [True, False])
+def test_pictures_of_two_classes_for_an_output_without_a_class_axis(
+    tmp_path: Path, predicts_only: bool
+) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 1), nn.Flatten(0))
+    names, training = ("ash", "birch"), TrainingConfig(loss="binary-cross-entropy")
+    submodel = split(model, "full", (1, 4, 4), training)
+    program = with_preprocessing(submodel.program, Images(classes=names))
+    if predicts_only:
+        program = inference_program(program)
+    values = submodel.cut(from_model(model))
+    read = {entry.name for entry in program.tensors}
+    own = {name: value for name, value in values.items() if name in read}
+    export(program, own, tmp_path / "b", base="0" * 64, check=False)
+    predictor = Predictor(tmp_path / "b", threads=1)
+    assert (predictor.meaning, predictor.classes) == ("sigmoid", names)
 
 
 def test_a_regression_returns_its_numbers(tmp_path: Path, seed: int) -> None:
