@@ -17,8 +17,10 @@ from device_agent.data.local_data import load_data
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.preprocessing import Images, Series
 from edgetailor import GlobalModel, TrainingConfig, load_model, split
 from exporters.export import export
+from exporters.programs.program import with_preprocessing
 from toolkit.submodels.global_model import from_model
 
 FAMILIES = {
@@ -67,6 +69,16 @@ def export_tiny(family: str, out: Path) -> None:
     model, source = tiny_model()
     submodel = split(model, FAMILIES[family], SAMPLE_SHAPE, TRAINING)
     export(submodel.program, submodel.cut(source), out, base=source.fingerprint(), check=False)
+
+
+def picture_bundle(out: Path, preprocessing: Images | Series, shape: tuple[int, ...]) -> nn.Module:
+    """A linear model of three classes, and its bundle `out`, whose device prepares its samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 3))
+    submodel = split(model, "full", shape, TrainingConfig(batch_size=4))
+    program = with_preprocessing(submodel.program, preprocessing)
+    export(program, submodel.cut(from_model(model)), out, base="0" * 64, check=False)
+    return model
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
