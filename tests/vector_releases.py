@@ -1,19 +1,27 @@
-"""Devices of a federation of vectors that follow releases; their bundles are texts."""
+"""Releases of a federation of vectors, and devices that follow them; their bundles are texts."""
 
 import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.run_options import RunOptions
+from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import MANIFEST
 from device_agent.inference.release_trial import TrialResult
+from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.releases.release_changes import add_release
 from toolkit.coordinator.server import Server
-from vector_fleet import full_token, train_vector
+from vector_fleet import CONFIG, full_token, train_vector
+
+ONE_ROUND = CONFIG.replace("rounds = 3", "rounds = 1").replace("count = 2", "count = 4")
+DESKTOPS = ONE_ROUND[: ONE_ROUND.rindex("[[devices]]")]
+COUNTS = {"samples": 10, "counted": 10, "correct": 5, "loss_sum": 7.0}
 
 
 def content(text: str) -> dict[str, bytes]:
@@ -28,6 +36,15 @@ def writing(text: str) -> Callable[[Path], None]:
             (folder / "desktop" / name).write_bytes(data)
 
     return write
+
+
+def release(config: CoordinatorConfig, text: str, **options: Any) -> int:
+    return add_release(config.state, 1, ["desktop"], writing(text), **options).number
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    bundle = fingerprint(content("release 1")[MANIFEST]).sha256
+    return {"number": 1, "bundle": bundle, "taken": True, "runs": 1, **changes}
 
 
 def run(state: Path, data: Path | None, stop: threading.Event | None = None) -> int:
