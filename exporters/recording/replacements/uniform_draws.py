@@ -103,19 +103,22 @@ def bernoulli_(func: Computes, x: Tensor, p: Any = 0.5, **more: Any) -> Tensor:
     return x.copy_(uniform(x.shape).to(p.dtype) < p)
 
 
-def randint(_: Any, *given: Any, dtype: Any = None, **more: Any) -> Tensor:
-    """`torch.randint`, whose first bound may be left out."""
-    bounds = [value for value in given if not isinstance(value, tuple | list | torch.Size)]
-    bounds = [more[name] for name in ("low", "high") if name in more] or bounds
-    low, high = bounds if len(bounds) == 2 else (0, bounds[0])
-    drawn: Tensor = uniform(more.get("size") or given[-1]) * (high - low)
-    return (low + drawn.floor()).to(dtype or torch.int64)
+def bounds(given: Sequence[int], low: int | None = None, high: int | None = None) -> list[int]:
+    """The bounds of `torch.randint`, of which the first is 0 if only one is given."""
+    both = [bound for bound in (low, *given, high) if bound is not None]
+    return both if len(both) == 2 else [0, *both]
+
+
+def randint(_: Any, *given: Any, size: Any = None, dtype: Any = None, **more: Any) -> Tensor:
+    """`torch.randint`."""
+    *first, size = given if size is None else (*given, size)
+    low, high = bounds(first, more.get("low"), more.get("high"))
+    return (low + (uniform(size) * (high - low)).floor()).to(dtype or torch.int64)
 
 
 def randint_like(_: Any, like: Tensor, *given: int, dtype: Any = None, **more: Any) -> Tensor:
     """`torch.randint_like`."""
-    bounds = [more[name] for name in ("low", "high") if name in more] or given
-    low, high = bounds if len(bounds) == 2 else (0, bounds[0])
+    low, high = bounds(given, more.get("low"), more.get("high"))
     return (low + (uniform(like.shape) * (high - low)).floor()).to(dtype or like.dtype)
 
 

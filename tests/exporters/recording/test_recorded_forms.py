@@ -13,6 +13,7 @@ from torch.nn import functional
 from exporters.programs.dropout import SeededBernoulli, uniform_numbers
 from exporters.recording.capture import capture
 from exporters.recording.replacements.uniform_draws import uniform_draws
+from exporters.recurrence.replacements import Replacements
 from refusals import refused
 
 Compute = Callable[[Tensor], Tensor]
@@ -170,6 +171,26 @@ def test_draws_have_their_distribution(seed: int) -> None:
         assert abs(float(values.double().mean()) - mean) <= 5 * math.sqrt(variance / n)
     assert sorted(order.tolist()) == list(range(50))
     assert set(integers.tolist()) == {3, 4, 5, 6}
+
+
+INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one bound": lambda like: torch.randint(3, like.shape) + 7,
+    "two bounds": lambda like: torch.randint(7, 10, like.shape),
+    "a named bound": lambda like: torch.randint(7, high=10, size=like.shape),
+    "named bounds": lambda like: torch.randint(low=7, high=10, size=like.shape),
+    "like a tensor": lambda like: torch.randint_like(like, 7, 10),
+    "like a tensor, a named bound": lambda like: torch.randint_like(like, 7, high=10),
+    "like a tensor, one named bound": lambda like: torch.randint_like(like, high=3) + 7,
+    "single numbers": lambda like: torch.stack([torch.randint(7, 10, size=()) for _ in like]),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_are_drawn_between_their_bounds(name: str) -> None:
+    for context in (uniform_draws(), Replacements({})):
+        with context, SeededBernoulli(1):
+            drawn = INTEGERS[name](torch.zeros(200))
+        assert set(drawn.tolist()) == {7, 8, 9}
 
 
 def test_uniform_numbers_are_exact_in_float32_and_never_the_ends(seed: int) -> None:
