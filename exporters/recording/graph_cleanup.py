@@ -1,7 +1,7 @@
 """Brings a recorded graph into the form that families and writers expect."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -16,12 +16,11 @@ from exporters.programs.recorded_graph import (
     is_integer_attribute,
     writes_in_place,
 )
+from exporters.recording.model_checks import NUMBERS
 from exporters.recurrence.dropout_between_layers import split_at_dropouts
 from exporters.recurrence.recurrent_layers import RECURRENT
 
 aten = torch.ops.aten
-READ_NUMBERS = (aten.item.default, aten._local_scalar_dense.default)
-"""Operators that read a number from a tensor."""
 NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 CHECKS = (aten._assert_tensor_metadata.default,)
@@ -202,8 +201,9 @@ def fold_double_constants(graph: GraphModule) -> None:
     A device computes in float32, and TFLite has no float64. But code such as
     `torch.tensor(numpy_array).float()` needs float64 only to make a constant.
     """
-    insert_numbers(graph)
-    known = fixed_selections(graph)
+    values = known_values(graph)
+    insert_numbers(graph, values)
+    known = {node: v for node, v in values.items() if selects(node) and isinstance(v, Tensor)}
     for node in list(graph.graph.nodes):
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or any(map(writes_in_place, node.users)):
@@ -244,58 +244,65 @@ def compute_in_float32(graph: GraphModule) -> None:
             node.meta["val"] = map_aggregate(value, single)
 
 
-def insert_numbers(graph: GraphModule) -> None:
+def insert_numbers(graph: GraphModule, known: Mapping[Node, Any]) -> None:
     """Replace numbers that Python code reads from constants, as `.tolist()` does, by themselves."""
     for node in list(graph.graph.nodes):
-        if node.target not in READ_NUMBERS:
-            continue
-        constant = whole_constant(graph, node.args[0])
-        if constant is None or constant.numel() != 1:
+        if node.target not in NUMBERS or node not in known:
             continue
         for user in list(node.users):
-            numbers = {read: read for read in user.all_input_nodes} | {node: constant.item()}
+            numbers = {read: read for read in user.all_input_nodes} | {node: known[node]}
             user.args, user.kwargs = map_arg((user.args, user.kwargs), numbers.__getitem__)
         graph.graph.erase_node(node)
 
 
-def fixed_selections(graph: GraphModule) -> dict[Node, Tensor]:
-    """The values of selections by integer constants, such as `torch.unique` of a buffer.
+def known_values(graph: GraphModule) -> dict[Node, Any]:
+    """What nodes compute from constants alone, if a number or a size depends on it.
 
-    The size of their result is fixed only because recording knows the constants.
+    Weights and other float tensors of the state are not constants.
     """
-    known = {}
+    needed = set[Node]()
+    for node in reversed(graph.graph.nodes):
+        needs = node in needed or node.target in NUMBERS or selects(node)
+        if needs and repeats_its_result(node):
+            needed |= {node, *node.all_input_nodes}
+    state, known = graph.state_dict(), dict[Node, Any]()
     for node in graph.graph.nodes:
-        target = node.target
-        if isinstance(target, OpOverload) and torch.Tag.dynamic_output_shape in target.tags:
-            value = whole_constant(graph, node)
-            if isinstance(value, Tensor):
+        if node not in needed:
+            continue
+        if node.op == "get_attr":
+            value = attribute(graph, str(node.target))
+            if str(node.target) not in state or not value.is_floating_point():
                 known[node] = value
+        elif repeats_its_result(node) and all(source in known for source in node.all_input_nodes):
+            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
     return known
 
 
-def whole_constant(graph: GraphModule, node: Node) -> Any:
-    """What `node` computes from constants; None if it reads anything else, such as weights."""
-    if node.op == "get_attr":
-        value = attribute(graph, str(node.target))
-        is_state = str(node.target) in graph.state_dict() and value.is_floating_point()
-        return None if is_state else value
-    is_operator = isinstance(node.target, OpOverload) or node.target is operator.getitem
-    if node.op != "call_function" or not is_operator:
-        return None
-    sources = {source: whole_constant(graph, source) for source in node.all_input_nodes}
-    if any(value is None for value in sources.values()):
-        return None
-    args, kwargs = map_arg((node.args, node.kwargs), sources.__getitem__)
-    return cast("Callable[..., Any]", node.target)(*args, **kwargs)
+def selects(node: Node) -> bool:
+    """Whether the size of the result of `node` depends on values, as that of `torch.unique` does.
+
+    For constants, the size is fixed only because recording knows them.
+    """
+    target = node.target
+    return isinstance(target, OpOverload) and torch.Tag.dynamic_output_shape in target.tags
+
+
+def repeats_its_result(node: Node) -> bool:
+    """Whether `node` calls an operator that draws no random numbers and writes to no tensor."""
+    target = node.target
+    if target in (operator.getitem, aten.detach_.default):  # `detach_` changes no number
+        return True
+    if not isinstance(target, OpOverload):
+        return False
+    return not writes_in_place(node) and torch.Tag.nondeterministic_seeded not in target.tags
 
 
 def can_fold(node: Node, known: dict[Node, Tensor]) -> bool:
     """Whether `node` computes one tensor from float64 constants, and always the same one."""
-    target, value = node.target, node.meta["val"]
-    if not isinstance(target, OpOverload) or writes_in_place(node):
+    if not repeats_its_result(node):
         return False
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        return False
+    value = node.meta["val"]
     sources = node.all_input_nodes
     is_fixed = all(isinstance(size, int) for size in value.shape)
     made_in_double = bool(sources) or value.dtype == torch.float64

@@ -24,6 +24,7 @@ RANDOM_NAMES = (
 """Parts of the names of operators that draw random numbers."""
 OUTPUT_RULE = "it must be one tensor with the batch as its first axis and all other sizes fixed."
 NUMBERS = (aten.item.default, aten._local_scalar_dense.default)
+"""Operators that read a number from a tensor."""
 CONTROL_FLOW = ("cond", "while_loop", "map_impl", "scan", "associative_scan")
 WEIGHTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

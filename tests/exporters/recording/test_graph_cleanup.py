@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
+from torch.fx import Graph, GraphModule
 
 from exporters.recording.capture import capture
+from exporters.recording.graph_cleanup import fold_double_constants
+from refusals import refused
 
 aten = torch.ops.aten
 
@@ -64,3 +67,42 @@ def test_regions_without_gradients_or_autocast(seed: int) -> None:
     assert not [target for target in targets if isinstance(target, HigherOrderOperator)]
     for name, expected in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], expected)
+
+
+def test_a_deep_graph_that_selects_is_cleaned_up_in_one_pass() -> None:
+    """Each of 600 blocks reads the one before twice: 2 to the power of 600 paths to the samples."""
+    graph, root = Graph(), nn.Module()
+    root.register_buffer("chosen", torch.tensor([0, 2]))
+    x = graph.placeholder("x")
+    for _ in range(600):
+        tanh = graph.call_function(aten.tanh.default, (x,))
+        x = graph.call_function(aten.add.Tensor, (tanh, x))
+    selected = graph.call_function(aten.index.Tensor, (x, [None, graph.get_attr("chosen")]))
+    graph.output(selected)
+    module, count = GraphModule(root, graph), len(graph.nodes)
+    fold_double_constants(module)
+    assert len(module.graph.nodes) == count
+
+
+class Drawing(nn.Linear):
+    """Multiplies by a random number that Python code reads."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * torch.rand(1).item()
+
+
+def test_a_random_number_does_not_become_a_constant() -> None:
+    with refused("model.data-dependent-code"):
+        capture(Drawing(4, 3), (4,))
+
+
+class Sized(nn.Linear):
+    """Computes with a number of a constant that an operator makes."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * torch.full((1,), torch.arange(4)[2].item())
+
+
+def test_a_number_of_a_constant_becomes_a_constant() -> None:
+    captured = capture(Sized(4, 3), (4,))
+    assert not captured.training.graph.find_nodes(op="call_function", target=aten.item.default)
