@@ -64,3 +64,15 @@ def samples_in_range(
 
     drawn = draw_samples(input_range, tuple(shape), uniform, normal)
     return torch.from_numpy(drawn.reshape(math.prod(shape))).view(shape).to(dtype)
+
+
+def end_of_range(
+    input_range: InputRange, shape: Sequence[int], dtype: torch.dtype, high: bool
+) -> Tensor:
+    """A batch of samples of `shape` with the largest numbers of `input_range`, or the smallest."""
+    largest_draw = 1 - 2**-24
+
+    def uniform(size: tuple[int, ...]) -> np.ndarray:
+        return np.full(size, largest_draw if high else 0.0)
+
+    return torch.from_numpy(draw_samples(input_range, tuple(shape), uniform, np.zeros)).to(dtype)

@@ -13,7 +13,7 @@ from device_agent.formats.manifest import SAFE_LIMIT
 from exporters.programs import source_lines
 from exporters.programs.dropout import SeededBernoulli, has_dropout
 from exporters.programs.recorded_graph import MINIMUM_BATCH, casts_to_integers
-from exporters.programs.sample_ranges import samples_in_range
+from exporters.programs.sample_ranges import end_of_range, samples_in_range
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.inputs.input_ranges import input_range_of
@@ -46,7 +46,7 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
     Raises:
         ModelError: The results differ, or the model itself fails or is not finite.
     """
-    check_wide_range(model, captured)
+    check_ids(model, captured)
     for training, graph in ((True, captured.training), (False, captured.inference)):
         generator = torch.Generator().manual_seed(0)
         x = random_samples(captured, generator)
@@ -195,21 +195,27 @@ def random_samples(captured: Captured, generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def check_wide_range(model: nn.Module, captured: Captured) -> None:
-    """Raise ModelError if the model takes its float samples as ids and their range is not given.
+def check_ids(model: nn.Module, captured: Captured) -> None:
+    """Raise ModelError if the model takes numbers of its samples as ids that it does not have.
 
-    Standard normal samples may have valid ids by chance, so samples of large numbers are tried.
+    Random samples may have valid ids by chance, so both ends of the range are tried. Without a
+    range, samples of large numbers are tried.
     """
-    casts = any(casts_to_integers(node) for node in captured.inference.graph.nodes)
-    if captured.sample_dtype != "float32" or captured.input_range or not casts:
-        return
-    generator = torch.Generator().manual_seed(0)
-    try:
-        with torch.no_grad(), SeededBernoulli(0):
-            twin_of(model).eval()(WIDE * random_samples(captured, generator))
-    except Exception as error:  # the user's code may raise anything
-        if is_wrong_id(error):
-            raise wrong_ids(error, False) from error
+    tried = list[Tensor]()
+    if captured.input_range:
+        shape, dtype = (MINIMUM_BATCH + 1, *captured.sample_shape), DTYPES[captured.sample_dtype]
+        tried += [end_of_range(captured.input_range, shape, dtype, high=h) for h in (False, True)]
+    elif captured.sample_dtype == "float32" and any(
+        casts_to_integers(node) for node in captured.inference.graph.nodes
+    ):
+        tried.append(WIDE * random_samples(captured, torch.Generator().manual_seed(0)))
+    for x in tried:
+        try:
+            with torch.no_grad(), SeededBernoulli(0):
+                twin_of(model).eval()(x)
+        except Exception as error:  # the user's code may raise anything
+            if is_wrong_id(error):
+                raise wrong_ids(error, bool(captured.input_range)) from error
 
 
 def is_wrong_id(error: Exception) -> bool:

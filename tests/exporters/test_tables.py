@@ -203,6 +203,24 @@ def test_luck_does_not_decide() -> None:
     assert "The range that you gave" in str(caught.value)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0, 1000), (-1, 999)])
+def test_both_ends_of_a_range_are_tried(low: int, high: int) -> None:
+    """Few random samples hold one of them."""
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.last = nn.Embedding(1000, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.table(x[:, 0].long()))
+
+    inspect(set_input_range(Large(), 0, 999), (1,), ["full"], 8)
+    with refused("model.ids-out-of-range") as caught:
+        inspect(set_input_range(Large(), low, high), (1,), ["full"], 8)
+    assert "The range that you gave" in str(caught.value)
+
+
 def test_ids_that_the_model_clamps_need_no_range() -> None:
     class Clamped(Columns):
         def forward(self, x: Tensor) -> Tensor:
@@ -244,6 +262,26 @@ def test_real_samples_with_an_unknown_id_are_refused(wrong: int) -> None:
     }
     with refused("data.unknown-ids"):
         TorchSession(train).run({**feeds, **state})
+
+
+@pytest.mark.parametrize("format", ["onnx", "tflite"])
+def test_a_device_refuses_samples_with_an_unknown_id(format: str, tmp_path: Path) -> None:
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    x, y = columns(np.random.default_rng(0), SAMPLES).astype(np.float32), np.zeros(SAMPLES, int)
+    model = set_input_range(Columns(), examples=x)
+    config = TrainingConfig(batch_size=SAMPLES)
+    bundle, data = tmp_path / "bundle", tmp_path / "data.npz"
+    export(split(model, "full", (5,), config), from_model(model), bundle, format=format)
+    for wrong in (-1, 5, -5):  # a runtime may count negative ids from the end of the table
+        bad = x.copy()
+        bad[4, 1] = wrong
+        np.savez(data, x=bad, y=y)
+        with refused("data.unknown-ids"):
+            train_bundle(bundle, data, tmp_path / "update")
+        assert not (tmp_path / "update").exists()
+    np.savez(data, x=x, y=y)
+    train_bundle(bundle, data, tmp_path / "update")
 
 
 def test_noise_does_not_change_ids() -> None:

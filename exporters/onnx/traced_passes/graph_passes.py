@@ -15,6 +15,7 @@ from exporters.onnx.traced_passes.part_passes import (
     cut_before_moving,
     move_before_concatenating,
 )
+from exporters.onnx.traced_passes.sample_ids import refuse_negative_ids
 from exporters.onnx.traced_passes.traced_nodes import add_before, is_known, same_sizes, shape_of
 
 aten = torch.ops.aten
@@ -195,6 +196,7 @@ def is_matrix_product(node: object) -> bool:
 
 
 PASSES: tuple[Pass, ...] = (
+    refuse_negative_ids,
     read_sizes_of_inputs,
     drop_copies,
     repeat_while_computing,
