@@ -83,8 +83,47 @@ def test_each_change_is_that_of_numpy(text: str, shape: tuple[int, ...], seed: i
     result = augmented(torch.from_numpy(x), given, torch.tensor(number)).numpy()
     # Normal numbers are computed in float32.
     assert np.allclose(result, in_numpy(x, text, number), rtol=0, atol=1e-5)
-    other = augmented(torch.from_numpy(x), given, torch.tensor((number + 1) % (2**31 - 1)))
-    assert not np.array_equal(result, other.numpy())
+    # The next seeds make other changes. A coin for each of six samples is often the same.
+    neighbours = [torch.tensor((number + n) % (2**31 - 1)) for n in range(1, 9)]
+    others = [augmented(torch.from_numpy(x), given, own).numpy() for own in neighbours]
+    assert any(not np.array_equal(result, other) for other in others)
+
+
+MANY = 4000
+
+
+def shares_are(came: np.ndarray, values: range, share: float) -> None:
+    """Each of `values` is `share` of all, within 5 standard deviations; there are no others."""
+    assert set(came.tolist()) == set(values)
+    deviation = math.sqrt(share * (1 - share) / len(came))
+    for value in values:
+        assert abs((came == value).mean() - share) <= 5 * deviation, value
+
+
+def test_changes_are_as_frequent_as_documented(seed: int) -> None:
+    """Seen in the changed samples alone, without the product's own random numbers."""
+    number = torch.tensor(seed % (2**31 - 1))
+
+    def changes(text: str, sample: np.ndarray) -> np.ndarray:
+        x = torch.from_numpy(np.broadcast_to(sample, (MANY, *sample.shape)).copy())
+        return augmented(x, fitting([text], sample.shape, plain=True), number).numpy()
+
+    for text, picture in (("flip", [[[0.0, 1.0]]]), ("flip-vertical", [[[0.0], [1.0]]])):
+        flipped = changes(text, np.array(picture)).reshape(MANY, 2)[:, 0]
+        shares_are(flipped, range(2), 1 / 2)
+    middle = changes("shift:3", np.arange(9.0))[:, 4]
+    shares_are(middle - 4, range(-3, 4), 1 / 7)
+    rows, columns = np.divmod(changes("shift:2", np.arange(35.0).reshape(1, 5, 7))[:, 0, 2, 3], 7)
+    for places in (rows - 2, columns - 3):
+        shares_are(places, range(-2, 3), 1 / 5)
+    masked = changes("mask:4", np.ones(9)) == 0
+    lengths, starts = masked.sum(1), masked.argmax(1)
+    shares_are(starts[lengths > 0], range(9), 1 / 9)
+    # A mask that starts later than step 5 may end with the series.
+    early = lengths[(lengths == 0) | (starts <= 5)]
+    assert set(early.tolist()) == set(range(5))
+    shares_are(lengths[(lengths > 0) & (starts <= 5)], range(1, 5), 1 / 4)
+    assert abs((lengths == 0).mean() - 1 / 5) <= 5 * math.sqrt(0.16 / MANY)
 
 
 def test_several_changes_draw_their_own_numbers(seed: int) -> None:
