@@ -7,21 +7,18 @@ import torch
 
 from constructs import CONSTRUCTS, REFUSALS
 from one_step import check_one_step
-from parameters import some_long
+from parameters import some_quick, without
 from profiles.errors import EdgeTailorError
 from toolkit.inspection import inspect_each
 
 ROWS = [(name, format) for name, row in CONSTRUCTS.items() for format in row.formats]
 TFLITE = ("root mean square", "quantile", "mean of neighbours", "float64 constants")
-SLOW = ("mask of a transformer", "packed sequences")
-LONG = [
-    (name, format)
-    for name, format in ROWS
-    if (format == "tflite" and name not in TFLITE) or name in SLOW
-]
+SLOW = [("mask of a transformer", "onnx"), ("packed sequences", "onnx")]
+ONNX = [(name, format) for name, format in ROWS if format == "onnx"]
+QUICK = [*without(ONNX, *SLOW), *((name, "tflite") for name in TFLITE)]
 
 
-@pytest.mark.parametrize(("name", "format"), some_long(ROWS, *LONG))
+@pytest.mark.parametrize(("name", "format"), some_quick(ROWS, *QUICK))
 def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     build, shape, tokens, _ = CONSTRUCTS[name]
