@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
+from exporters.programs.losses import Objective
 from exporters.programs.program import Program, ProgramSignature
 
 LIBRARIES = (
@@ -87,6 +88,18 @@ def figures_key(graph: bytes, batch: int) -> str:
     """The key of the other forms and the figures of a graph, for batches of `batch` samples."""
     sources = [sources_digest(package) for package in ALWAYS]
     return digest([hashlib.sha256(graph).hexdigest(), str(batch), environment(), *sources])
+
+
+def loss_code(goal: Objective) -> str:
+    """What the user's own loss computes, as text: what recorded it, and then a key of its graph.
+
+    The second word changes with the loss only. It can be compared only if the first is the same,
+    because another version of torch may record the same loss as other operators.
+    """
+    assert isinstance(goal.together, GraphModule)
+    recorded_by = digest([environment(), *map(sources_digest, ALWAYS)])
+    parts = [repr(goal.labels.parts), *goal.measures, *Walk(frozenset()).graph(goal.together)]
+    return f"{recorded_by} {digest(parts)}"
 
 
 class Walk:

@@ -16,7 +16,11 @@ from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
 from exporters.export import compile_graphs, with_forms
 from exporters.graph_cache import default_cache
+from exporters.objectives.loss_text import Own, parse
+from exporters.objectives.objective import objective
 from exporters.programs.program import with_preprocessing
+from exporters.programs.program_identity import loss_code
+from exporters.recording.capture import capture
 from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from exporters.runtime_graph import Graphs
 from profiles.errors import InputError, UpdateError
@@ -125,6 +129,14 @@ class Federation:
         values = submodel.cut(self.model)
         graphs = with_constants(program, self._graphs[spec], values)
         return bundle_files(program, graphs, values, self.model.fingerprint())
+
+    def loss_code(self) -> str | None:
+        """What the user's own loss computes, as `loss_code` describes it; None for other losses."""
+        if not isinstance(parse(self.training.loss), Own):
+            return None
+        return loss_code(
+            objective(self.training.loss, capture(self.module, self.input_shape).outputs)
+        )
 
     def fold(self, updates: Iterable[Received]) -> None:
         """Aggregate `updates` into the next global model.

@@ -30,7 +30,7 @@ from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import bind, url_of, uvicorn_server
 from toolkit.coordinator.join_links import ADDRESS
 from toolkit.coordinator.sample_files import read_samples
-from toolkit.coordinator.settings_check import check_judged, check_same_settings
+from toolkit.coordinator.settings_check import check_judged, check_same_loss, check_same_settings
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.folder_lock import FolderLock
 from toolkit.coordinator.storage.retention import KEEP_UPDATES
@@ -58,6 +58,7 @@ class Server:
         certificate: For https. By default it is read from the files that `config` names.
         ready: Whether the next round may begin.
         new_key: Replace the coordinator's key, which is lost, by a new one.
+        loss_code: What the user's own loss computes; None for other losses.
 
     Attributes:
         make_planner: Creates the planner while the server runs, if `planner` is not given.
@@ -80,6 +81,7 @@ class Server:
         certificate: Certificate | None = None,
         ready: Callable[[], bool] = lambda: True,
         new_key: bool = False,
+        loss_code: str | None = None,
     ) -> None:
         self.config = config
         self.make_planner: MakePlanner | None = None
@@ -103,7 +105,7 @@ class Server:
             self._socket.close()
             raise
         try:
-            self.coordinator = _coordinator(config, self._store, planner, new_key)
+            self.coordinator = _coordinator(config, self._store, planner, new_key, loss_code)
         except BaseException:
             self._store.close()
             self._socket.close()
@@ -183,9 +185,14 @@ class Server:
 
 
 def _coordinator(
-    config: CoordinatorConfig, store: Store, planner: SubmodelPlanner | None, new_key: bool
+    config: CoordinatorConfig,
+    store: Store,
+    planner: SubmodelPlanner | None,
+    new_key: bool,
+    loss_code: str | None,
 ) -> Coordinator:
     check_same_settings(config, store)
+    check_same_loss(config, store, loss_code)
     secrets = read_secrets(config, store, new_key)
     keep_secrets(config, store, secrets)
     coordinator = restore(config, store, time.monotonic, planner)

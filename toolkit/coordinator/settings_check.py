@@ -75,6 +75,36 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
         )
 
 
+def check_same_loss(config: CoordinatorConfig, store: Store, code: str | None) -> None:
+    """Raise InputError if the user's own loss has computed something else on the state folder.
+
+    `code` is what it computes now; None for other losses.
+    """
+    if code is None:
+        return
+    before = store.set_once("loss", code)
+    if other_loss(before, code):
+        raise InputError(
+            "{state} holds a federation whose loss {loss!r} computed something else: its code has "
+            "changed. Undo the change, or set another `state` folder.",
+            code="state.other-federation",
+            key="training.loss",
+            state=config.state,
+            loss=config.training.loss,
+        )
+    store.set_value("loss", code)
+
+
+def other_loss(before: str, now: str) -> bool:
+    """Whether two texts of `loss_code`, which the same versions recorded, are of other losses.
+
+    Examples:
+        >>> other_loss("torch-2.8 a", "torch-2.8 b"), other_loss("torch-2.8 a", "torch-2.9 b")
+        (True, False)
+    """
+    return before != now and before.partition(" ")[0] == now.partition(" ")[0]
+
+
 def _difference(key: str, before: Any, now: Any) -> tuple[str, str]:
     """The path of the first difference below `key`, and its value before, as JSON."""
     if isinstance(before, dict) and isinstance(now, dict):

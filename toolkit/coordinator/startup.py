@@ -90,6 +90,7 @@ def serve(
                 certificate=certificate,
                 ready=site.ready if site else lambda: True,
                 new_key=new_key,
+                loss_code=model.loss_code(),
             )
         if make_release is not None:
             server.round_worker.make_release = partial(make_release, config)

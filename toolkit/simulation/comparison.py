@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from device_agent.formats.protocol.fleet import FederatedEvaluation
-from toolkit.simulation.results import UNUSED, RoundResult, read_run
+from toolkit.simulation.results import LOSS_CODE, UNUSED, RoundResult, read_run
 
 
 class Spread(NamedTuple):
@@ -155,6 +155,8 @@ def _definition(settings: dict[str, Any]) -> str:
     table = {key: value for key, value in settings["simulation"].items() if key != "seed"}
     others = {"seed", "simulation", *UNUSED}
     rest = {key: value for key, value in settings.items() if key not in others}
+    # Runs of the same loss on different machines are comparable.
+    rest[LOSS_CODE] = str(rest.get(LOSS_CODE, "")).partition(" ")[2]
     return json.dumps([rest, table], sort_keys=True)
 
 

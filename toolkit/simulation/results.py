@@ -21,6 +21,7 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigu
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 from toolkit.coordinator.federation_config import EvaluationTable
+from toolkit.coordinator.settings_check import other_loss
 
 SETTINGS, HISTORY, CURVES = "config.json", "history.jsonl", "curves.png"
 MODEL, STATE = "global.safetensors", "state"
@@ -31,6 +32,8 @@ UNUSED = (
     "forget_after", "keep", "keep_updates", "release", "token_days",
 )  # fmt: skip
 """Settings that only a coordinator uses. Some depend on the folder of the federation's file."""
+LOSS_CODE = "loss_code"
+"""The setting that says what the user's own loss computes."""
 CHANGEABLE = ("rounds", "early_stopping", *UNUSED)
 """Settings that may differ when a simulation continues."""
 T = TypeVar("T")
@@ -109,6 +112,21 @@ class RunFolder:
         if not force:
             self._check_same(settings)
             self.history = [self._result(line) for line in self._whole_lines().splitlines()]
+
+    def check_loss(self, code: str, force: bool) -> None:
+        """Raise InputError if the user's own loss has computed something else in earlier rounds.
+
+        `code` is what it computes now. With `force`, `begin` will replace the earlier rounds.
+        """
+        before = None if force or self._is_unused() else self.settings().get(LOSS_CODE)
+        if before is not None and other_loss(before, code):
+            raise InputError(
+                "{path} holds a simulation whose loss computed something else: its code has "
+                "changed. Give another --out, or --force to replace it.",
+                code="simulation.other-settings",
+                path=str(self.root),
+                key="training.loss",
+            )
 
     def begin(self, settings: Mapping[str, object], force: bool) -> None:
         """Create the folder, or delete files of an unfinished round from it."""

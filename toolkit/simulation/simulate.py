@@ -36,7 +36,7 @@ from toolkit.simulation.partition import (
     shard_split,
     writer_split,
 )
-from toolkit.simulation.results import CURVES, MODEL, RoundResult, RunFolder
+from toolkit.simulation.results import CURVES, LOSS_CODE, MODEL, RoundResult, RunFolder
 from toolkit.simulation.rounds import Choices, Simulation
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
 from toolkit.simulation.torch_executor import check_device
@@ -128,6 +128,10 @@ def simulate(
     settings = config.model_dump(mode="json")
     folder.read(settings, force)
     simulation = prepare(config, folder, progress)
+    code = simulation.federation.loss_code()
+    if code is not None:
+        folder.check_loss(code, force)
+        settings[LOSS_CODE] = code
     folder.begin(settings, force)
     with (
         limited_threads(threads),
