@@ -93,6 +93,12 @@ def pinball(output: Tensor, future: Tensor) -> Tensor:
     return torch.maximum(cuts * error, (cuts - 1) * error).mean()
 
 
+@et.loss(et.classes(CLASSES, 1))
+def column(logits: Tensor, kind: Tensor) -> Tensor:
+    """The cross-entropy with classes that have an axis."""
+    return functional.cross_entropy(logits, kind[:, 0], reduction="none")
+
+
 @et.loss(et.numbers(4))
 def spread(output: Tensor, future: Tensor) -> Tensor:
     """A loss that reads no labels."""

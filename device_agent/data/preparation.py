@@ -72,7 +72,8 @@ def prepare(
             files = [path for path in visible(source) if path.suffix.lower() == CSV]
         if not files:
             raise wrong_kind(source, "CSV files")
-        y, pieces = windows_of(files, preprocessing, sample_shape, labels)
+        y, pieces = windows_of(files, preprocessing, sample_shape, labels.dtype)
+    y = y.reshape(-1, *(labels.shape or ()))
     shape = (len(y), *sample_shape)
     if to is None or 4 * np.prod(shape) <= IN_MEMORY_BYTES:
         x = np.empty(shape, np.float32)

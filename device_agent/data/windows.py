@@ -12,7 +12,7 @@ import numpy as np
 from device_agent.data.array_files import PIECE_BYTES
 from device_agent.data.data_checks import not_readable, unknown_class
 from device_agent.data.normalisation import composed, normalised
-from device_agent.formats.label_rule import LabelRule
+from device_agent.formats.manifest import Dtype
 from device_agent.formats.preprocessing import Series
 from profiles.errors import DataError
 from profiles.text_formatting import counted, did_you_mean
@@ -25,7 +25,7 @@ LARGEST = 3e38
 
 
 def windows_of(
-    files: Sequence[Path], series: Series, sample_shape: tuple[int, ...], labels: LabelRule
+    files: Sequence[Path], series: Series, sample_shape: tuple[int, ...], dtype: Dtype
 ) -> tuple[np.ndarray, Iterator[np.ndarray]]:
     """Read labels and samples from CSV files, in the order of the files.
 
@@ -33,10 +33,10 @@ def windows_of(
         files: The CSV files. A window never has lines of two files.
         series: The rule by which lines become samples.
         sample_shape: Shape of one sample: (columns,), (lines, columns) or (columns, lines).
-        labels: The labels that the model takes.
+        dtype: The type of the labels: int64 for classes, float32 for numbers.
 
     Returns:
-        y (n, *labels.shape), int64 or float32, and x (n, *sample_shape) float32 in pieces.
+        y (n,) of this type, and x (n, *sample_shape) float32 in pieces.
 
     Raises:
         DataError: A file cannot be read, or lacks a column, a number or the name of a class.
@@ -44,13 +44,13 @@ def windows_of(
     length = math.prod(sample_shape) // len(series.columns)
     read, ends, lines = [], [], 0
     for file in files:
-        numbers, label = read_series(file, series, labels.dtype)
-        starts = window_starts(label, length, series.step or length, labels.dtype == "int64")
+        numbers, label = read_series(file, series, dtype)
+        starts = window_starts(label, length, series.step or length, dtype == "int64")
         read.append((normalised(numbers, series.mean, series.std), starts))
         ends.append(label[starts + length - 1])
         lines += len(label)
     if not any(len(starts) for _, starts in read):
-        same = " with the same label" if labels.dtype == "int64" else ""
+        same = " with the same label" if dtype == "int64" else ""
         raise DataError(
             "A sample is a window of {needed}{condition}. The data have {counted}, but no such "
             "window.",
@@ -62,14 +62,13 @@ def windows_of(
             condition=same,
             needed=counted(length, "line"),
         )
-    y = np.concatenate(ends).reshape(-1, *(labels.shape or ()))
     most = max(1, PIECE_BYTES // (4 * math.prod(sample_shape)))
     pieces = (
         cut_windows(numbers, starts[begin : begin + most], series, sample_shape)
         for numbers, starts in read
         for begin in range(0, len(starts), most)
     )
-    return y, pieces
+    return np.concatenate(ends), pieces
 
 
 def unlabelled_windows(file: Path, series: Series, sample_shape: tuple[int, ...]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype
+from device_agent.formats.packing import array_name
 from device_agent.formats.preprocessing import Preprocessing, misfit
 
 
@@ -9,8 +10,11 @@ def misfit_of_labels(
     preprocessing: Preprocessing, labels: LabelRule, sample_shape: tuple[int, ...], dtype: Dtype
 ) -> str | None:
     """Why files do not fit a model with these samples and labels; None if they do."""
-    if len(labels.parts) > 1 or labels.independent:
+    if labels.independent:
         return "its loss takes several labels of a sample, which only arrays can hold"
+    if any(part.name for part in labels.parts):
+        names = ", ".join(array_name("y", part) for part in labels.parts)
+        return f"its loss takes labels by name, which only arrays can have: {names}"
     own = labels.as_read
     return misfit(
         preprocessing,

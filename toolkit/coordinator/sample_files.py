@@ -39,10 +39,11 @@ def read_samples(
         InputError: Pictures need a package that is not installed.
     """
     if preprocessing is not None and needs_preparation(path):
-        # The label of a regression is one number here, because the model is not loaded yet.
         own = labels.as_read
-        sample_labels = replace(own, shape=(1,) if own.dtype == "float32" else (), parts=())
-        arrays = prepare(path, preprocessing, shape, sample_labels, None)
+        if own.shape is None:
+            # The model is not loaded yet: the label of a regression is one number here.
+            own = replace(own, shape=(1,) if own.dtype == "float32" else (), parts=())
+        arrays = prepare(path, preprocessing, shape, own, None)
     else:
         names = (*array_names(SAMPLES, parts), *array_names(LABELS, labels.parts))
         arrays = read_arrays(path, names=names)

@@ -14,10 +14,14 @@ from PIL import Image
 from device_agent.data.local_data import LocalData, check_source, load_data
 from device_agent.data.pictures import read_picture
 from device_agent.data.windows import window_starts
+from device_agent.formats.label_misfit import misfit_of_labels
 from device_agent.formats.label_rule import LabelRule
+from device_agent.formats.manifest import Part
 from device_agent.formats.preprocessing import Images, Preprocessing, Series, misfit
+from exporters.objectives.labels import rule_of_parts
 from profiles.errors import DataError
 from refusals import refused
+from toolkit.coordinator.sample_files import read_samples
 
 CLASSES = ("cat", "dog", "owl")
 SIZES = [(40, 30), (30, 41), (7, 5), (90, 64)]
@@ -138,6 +142,40 @@ def test_a_line_is_a_sample_and_a_regression_has_numbers(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text("a,b,n\n1,2,0\n3,4,2\n")
     local = load_data(tmp_path / "a.csv", (2,), LabelRule(3), preprocessing=numbered)
     assert local.y.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        LabelRule(3, (1, 1)),
+        LabelRule(None, (1,), "float32", parts=(Part(name="", shape=(1, 1), dtype="int64"),)),
+    ],
+)
+def test_a_picture_has_its_label_in_the_shape_that_the_loss_takes(
+    tmp_path: Path, rule: LabelRule, seed: int
+) -> None:
+    pictures(tmp_path / "p", np.random.default_rng(seed))
+    images = Images(classes=CLASSES)
+    y = load_data(tmp_path / "p", (3, 4, 4), rule, preprocessing=images).y
+    assert y.shape == (4, *(rule.shape or ()))
+    assert y.ravel().tolist() == [0, 0, 2, 2]
+    if rule.parts:  # the shape of other rules is not known before the model is
+        held_out = read_samples(tmp_path / "p", (3, 4, 4), rule, preprocessing=images)[1]
+        np.testing.assert_array_equal(held_out, y)
+
+
+def test_numbers_of_an_own_loss_may_have_no_axis(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,price\n1,3.5\n-1,-4\n")
+    rule = rule_of_parts((Part(name="", shape=()),))
+    series = Series(columns=("a",), label="price")
+    _, y = read_samples(tmp_path / "a.csv", (1,), rule, preprocessing=series)
+    assert y.tolist() == [[3.5], [-4]]
+
+
+def test_named_labels_are_arrays() -> None:
+    labels = rule_of_parts((Part(name="kind", shape=(), dtype="int64", limit=3),))
+    said = misfit_of_labels(Images(classes=CLASSES), labels, (3, 8, 8), "float32")
+    assert said == "its loss takes labels by name, which only arrays can have: y_kind"
 
 
 @given(

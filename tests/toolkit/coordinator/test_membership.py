@@ -313,3 +313,12 @@ def test_join_says_which_data_the_federation_takes(
         server.coordinator.config = config
         join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
     assert line in said
+
+
+def test_join_names_the_type_of_labels_that_a_loss_packs(tmp_path: Path, said: list[str]) -> None:
+    config = configured(tmp_path / "c")
+    training = replace(config.training, loss="contrastive")
+    with running(config) as server:
+        server.coordinator.config = config.model_copy(update={"training": training})
+        join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
+    assert "DATA: an .npz file with the samples x (n, 2) and the labels y (int64)." in said

@@ -18,7 +18,6 @@ from google.protobuf.internal import encoder
 
 from device_agent.data.windows import windows_of
 from device_agent.formats.evaluation_counts import EvaluationRequest
-from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.preprocessing import Series
 from device_agent.formats.protocol.joining import Invitation
 from device_agent.formats.protocol.releases import ReleaseOffer
@@ -216,7 +215,7 @@ def test_tables_beside_the_agent(tmp_path: Path, seed: int, channels: str) -> No
     series = msgspec.structs.replace(SERIES, channels=channels)
     outcomes, paths = tables(tmp_path, *texts, series=series)
     for (y, x), path in zip(outcomes, paths, strict=True):
-        labels, pieces = windows_of([path], series, (2, 2), LabelRule(None))
+        labels, pieces = windows_of([path], series, (2, 2), "int64")
         assert y == labels.tolist()
         np.testing.assert_array_equal(np.float32(x), np.concatenate([*pieces]).ravel())
 
@@ -241,7 +240,7 @@ def test_mistakes_in_tables(tmp_path: Path) -> None:
     for expected, outcome, path in zip(mistakes.values(), outcomes, paths, strict=True):
         assert outcome == expected
         with refused(expected[0]):
-            windows_of([path], SERIES, (2, 2), LabelRule(None))
+            windows_of([path], SERIES, (2, 2), "int64")
 
 
 GRAPHS = """

@@ -125,6 +125,33 @@ def test_predictions_of_other_families(
     assert 1 / 3 <= predictions["after"]["probability"] <= 1
 
 
+@pytest.mark.parametrize("loss", ["contrastive", "own_losses:column"])
+def test_labels_that_a_loss_packs(browser, serve, tmp_path: Path, seed: int, loss: str) -> None:
+    """The class of a picture, as an integer, without an axis or with one."""
+    draw = np.random.default_rng(seed)
+    for number in range(9):
+        folder = tmp_path / "pictures" / CLASSES[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        values = draw.integers(256, size=(16, 12, 3), dtype=np.uint8)
+        Image.fromarray(values).save(folder / f"{number}.png")
+    given = {"count": 2, "training": f'loss = "{loss}"'}
+    toml, folder = prepared(tmp_path / "c", PICTURES, (3, 16, 12), **given)
+    with serve(toml.replace("held_out.npz", str(tmp_path / "pictures")), folder) as server:
+        sent = keep_updates(server)
+        agent = NativeAgent(server, "phone", tmp_path / "native", tmp_path / "pictures")
+        agent.start()
+        phone = Phone.opened(browser, server, "phone")
+        phone.join("phone")
+        for name in CLASSES:
+            files = [str(file) for file in sorted((tmp_path / "pictures" / name).iterdir())]
+            phone.page.get_by_label(f"Pictures: {name}").set_input_files(files)
+        phone.page.get_by_role("button", name="Use these pictures (9)").click()
+        phone.start()
+        phone.wait_for("finished")
+        agent.finish()
+        equal_updates(sent, agent)
+
+
 def test_csv_files(browser, serve, tmp_path: Path, seed: int) -> None:
     """Three files beside an agent. test_page_modules.py compares more of them without a browser."""
     draw = np.random.default_rng(seed)

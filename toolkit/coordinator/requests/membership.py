@@ -102,7 +102,7 @@ class Membership(FederationState):
             key=key,
             preprocessing=None if data is None else msgspec.to_builtins(data),
             sample_shape=list(self.config.input_shape),
-            label_type=labels.dtype,
+            label_type=labels.as_read.dtype,
             arrays=[] if arrays == [SAMPLES, LABELS] else arrays,
         )
 

@@ -2,7 +2,7 @@
 
 import { Failure } from "./faults.js";
 import { LEAST_SAMPLES } from "./held_out.js";
-import { labelPort, sampleParts, SAMPLES, type Manifest, type Part } from "./manifest.js";
+import { labelAsRead, labelPort, sampleParts, SAMPLES, type Manifest, type Part } from "./manifest.js";
 import type { StoredArray } from "./npz.js";
 import { arrayNames, checkParts, PackedRows } from "./packing.js";
 import { checkArray, open } from "./preparation.js";
@@ -171,14 +171,14 @@ export class LocalData {
   /** Opens the data and checks whether they fit `manifest`. */
   static async open(record: DataRecord, manifest: Manifest): Promise<LocalData> {
     const x = await openArrays("x", record, sampleParts(manifest));
-    const labels = await openArrays("y", record, labelPort(manifest)?.parts ?? []).catch((error: unknown) => {
+    // There is one prepared label for each sample. A model may need it in the shape (1,).
+    const wanted = labelAsRead(manifest)?.shape ?? [];
+    const one = record.form !== null && sizeOf(wanted) === 1 ? wanted : null;
+    const labels = await openArrays("y", record, labelPort(manifest)?.parts ?? [], one).catch((error: unknown) => {
       x.close();
       throw error;
     });
     const y = labels.read(Int32Array.from({ length: record.samples }, (_, i) => i));
-    // There is one prepared label for each sample. A regression may need the shape (n, 1).
-    const wanted = labelPort(manifest)?.shape.slice(1) as number[] | undefined;
-    if (record.form !== null && wanted?.every((size) => size === 1)) y.shape.push(...wanted);
     const data = new LocalData(record, x, labels, y);
     try {
       data.check(manifest);
@@ -194,7 +194,7 @@ export class LocalData {
   }
 
   labels(indices: Int32Array): Tensor {
-    return { ...this.labelRows.read(indices), shape: [indices.length, ...this.y.shape.slice(1)] };
+    return this.labelRows.read(indices);
   }
 
   /** 1 for each class that occurs among the labels of the samples `of`, otherwise 0. */
@@ -259,8 +259,17 @@ export class LocalData {
   }
 }
 
-/** Opens the samples (`x`) or labels (`y`). With `parts`, several arrays are packed into one. */
-async function openArrays(prefix: "x" | "y", record: DataRecord, parts: readonly Part[]): Promise<Rows> {
+/**
+ * Opens the samples (`x`) or labels (`y`). With `parts`, several arrays are packed into one.
+ *
+ * @param rowShape The shape of each row; null for that of the files.
+ */
+async function openArrays(
+  prefix: "x" | "y",
+  record: DataRecord,
+  parts: readonly Part[],
+  rowShape: number[] | null = null,
+): Promise<Rows> {
   const folder = await folderOf(FOLDER, record.id);
   const names = arrayNames(prefix, parts);
   const kinds = arraysOf(record);
@@ -269,7 +278,7 @@ async function openArrays(prefix: "x" | "y", record: DataRecord, parts: readonly
     for (const name of names) {
       const kind = kinds[name];
       if (kind === undefined) throw new Failure("data.missing-array/several", { name: record.name, arrays: names });
-      arrays.push(await RowFile.open(folder, name, kind.dtype, kind.rowShape, record.samples));
+      arrays.push(await RowFile.open(folder, name, kind.dtype, rowShape ?? kind.rowShape, record.samples));
     }
     if (parts.length === 0) return arrays[0]!;
     checkParts(prefix, record.name, parts, arrays);

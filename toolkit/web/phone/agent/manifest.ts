@@ -172,6 +172,13 @@ export function labelPort(manifest: Manifest): Port | null {
   return ports.find((port) => port.kind === "labels") ?? null;
 }
 
+/** The type and the shape of one label before it is packed; null if a sample has several or none. */
+export function labelAsRead(manifest: Manifest): { dtype: Dtype; shape: number[] } | null {
+  const port = labelPort(manifest);
+  if (port === null || port.parts.length > 1) return null;
+  return port.parts[0] ?? { dtype: port.dtype, shape: port.shape.slice(1) as number[] };
+}
+
 /** The arrays that are packed into the samples; empty for samples of one array. */
 export function sampleParts(manifest: Manifest): Part[] {
   const ports = Object.values(manifest.signatures).flatMap((signature) => signature.inputs);
@@ -180,5 +187,5 @@ export function sampleParts(manifest: Manifest): Part[] {
 
 export function formOf(manifest: Manifest): SampleForm {
   const { preprocessing, sample_shape } = manifest;
-  return { preprocessing, sample_shape, label_type: labelPort(manifest)?.dtype ?? "int64" };
+  return { preprocessing, sample_shape, label_type: labelAsRead(manifest)?.dtype ?? "int64" };
 }

@@ -119,8 +119,7 @@ async function openNpz(file: File, form: SampleForm): Promise<Omit<Chosen, "hash
   if (form.sample_shape.length > 0 && x !== undefined && y !== undefined) {
     const rows = { x: x.shape.slice(1), y: y.shape.slice(1) };
     checkArray("x", file.name, [x.dtype, form.sample_shape], [x.dtype, rows.x]);
-    // A loss of the user's own may take classes in an array y, which are packed as float32.
-    if (form.label_type !== "float32") checkArray("y", file.name, [form.label_type, rows.y], [y.dtype, rows.y]);
+    checkArray("y", file.name, [form.label_type, rows.y], [y.dtype, rows.y]);
   }
   return { name: file.name, bytes: file.size, arrays };
 
