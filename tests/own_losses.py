@@ -67,6 +67,27 @@ class Forecast(nn.Module):
         return out.reshape(-1, 4, len(CUTS))
 
 
+class Kind(nn.Linear):
+    """A class, in a dictionary of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        return {"head": {"kind": super().forward(x)}}
+
+
+class Scaled(nn.Module):
+    """A parameter with the name of a metric."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
 @et.loss(box=et.numbers(4), kind=et.classes(CLASSES))
 def detection(outputs: Any, labels: Any) -> Any:
     """Smooth L1 of the box and the class's cross-entropy; the mean distance is a metric."""
@@ -139,3 +160,59 @@ def infinite(output: Tensor, future: Tensor) -> Tensor:
 @et.loss(et.numbers(4))
 def another_shape(output: Tensor, future: Tensor) -> Tensor:
     return (output - future).square().mean()
+
+
+@et.loss(et.classes(CLASSES))
+def nested_kind(outputs: Any, kind: Tensor) -> Tensor:
+    """Reads the only output of a model that returns it in dictionaries."""
+    return functional.cross_entropy(outputs["head"]["kind"], kind)
+
+
+@et.loss(et.numbers(6))
+def replaced(output: Tensor, y: Tensor) -> Tensor:
+    """Functions that neither format has as operators, and autocast, which devices ignore."""
+    with torch.autocast("cpu", torch.bfloat16):
+        close = output @ torch.eye(6)
+    smooth = torch.cummax(close, 1).values + close.sigmoid().cumprod(1)
+    return (smooth - y).square().mean() + torch.fft.rfft(output - y).abs().mean()
+
+
+@et.loss(et.numbers(6))
+def noisy(output: Tensor, y: Tensor) -> Tensor:
+    return (output + 0.1 * torch.randn_like(output) - y).square().mean()
+
+
+@et.loss(et.numbers(6))
+def a_number(output: Tensor, y: Tensor) -> Tensor:
+    return (output - y).square().mean() / y.std().item()
+
+
+class Broken(torch.autograd.Function):
+    """Its gradient fails."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise ValueError("no gradient today")
+
+
+@et.loss(et.numbers(6))
+def without_backward(output: Tensor, y: Tensor) -> Tensor:
+    return (Broken.apply(output) - y).square().mean()  # type: ignore[no-untyped-call]
+
+
+def with_metric(name: str) -> Any:
+    """A loss with a metric of this name."""
+
+    @et.loss(et.numbers(6))
+    def measured(output: Tensor, y: Tensor) -> Any:
+        error = (output - y).square().mean(1)
+        return error, {name: error}
+
+    return measured
+
+
+metric_x, metric_y, metric_output, metric_scale = map(with_metric, ("x", "y", "output", "scale"))

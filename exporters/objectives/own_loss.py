@@ -3,11 +3,8 @@
 import importlib
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import redirect_stderr
 from functools import lru_cache
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,14 @@ from exporters.objectives.labels import ATTRIBUTE, rule_of_parts
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.losses import Measure, Objective
-from exporters.programs.output_parts import described_parts, random_labels, unpack
+from exporters.programs.output_parts import described_parts, nest, random_labels, unpack
 from exporters.programs.recorded_graph import MINIMUM_BATCH
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions
 from exporters.recording.model_checks import check_deterministic, check_operators, check_sizes
 from exporters.recording.model_output import OutputForm
+from exporters.recording.replacements.replaced_functions import as_on_devices
+from exporters.recording.torch_export import exported
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean, said_by
 
@@ -151,8 +150,8 @@ class Reduced(nn.Module):
 
     def forward(self, output: Tensor, packed: Tensor) -> tuple[Tensor, ...]:
         """The mean loss of the batch, and the means of the metrics."""
-        given = unpack(output, self.outputs) if len(self.outputs) > 1 else output
-        returned = self.function(given, unpack(packed, getattr(self.function, ATTRIBUTE)))
+        labels = unpack(packed, getattr(self.function, ATTRIBUTE))
+        returned = self.function(as_returned(output, self.outputs), labels)
         value: object = returned
         metrics: Any = {}
         if isinstance(returned, tuple) and len(returned) == 2:
@@ -210,18 +209,19 @@ def record_loss(
     labels: tuple[Part, ...] = getattr(function, ATTRIBUTE)
     names: list[list[str]] = []
     module = Reduced(function, reference, outputs, names.append)
-    batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
     shape = (packed_size(outputs),) if len(outputs) > 1 else outputs[0].shape
     rows = MINIMUM_BATCH + 1
     example = torch.rand(rows, *shape), torch.zeros(rows, packed_size(labels))
     try:
-        with warnings.catch_warnings(), redirect_stderr(StringIO()):
-            warnings.simplefilter("ignore")
-            program = torch.export.export(
-                module, example, dynamic_shapes=({0: batch}, {0: batch}), strict=False
-            )
-    except ModelError:
-        raise
+        graph = exported(module, *example)
+        inline_regions(graph)
+        make_functional(graph)
+        clean_up(graph)
+        check_sizes(graph)
+        check_operators(graph)
+        check_deterministic(graph, graph)
+    except ModelError as error:
+        raise of_loss(error, function, reference) from error
     except Exception as error:  # the user's code may raise anything
         raise_if_interrupted(error)
         raise ModelError(
@@ -235,15 +235,39 @@ def record_loss(
             outputs=described_parts(outputs) if outputs[0].name else "the output",
             labels=described_parts(labels).strip(),
         ) from error
-    graph = program.module()
-    assert isinstance(graph, GraphModule)
-    inline_regions(graph)
-    make_functional(graph)
-    clean_up(graph)
-    check_sizes(graph)
-    check_operators(graph)
-    check_deterministic(graph, graph)
     return graph, names[-1]
+
+
+def as_returned(output: Tensor, outputs: Sequence[Part]) -> Any:
+    """The `outputs` in the form in which the model returns them, from one tensor."""
+    if len(outputs) > 1:
+        return unpack(output, outputs)
+    name = outputs[0].name
+    return nest({name: output}) if name else output
+
+
+def of_loss(error: ModelError, function: Loss, reference: str) -> ModelError:
+    """The error for a loss with what `error` says of models."""
+    if error.code.startswith("loss."):
+        return error
+    if error.code == "model.random-numbers":
+        line = str(error.values.get("line", "")).removeprefix(", ")
+        return ModelError(
+            "The loss {loss!r} draws random numbers{place}. It must return the same for the same "
+            "outputs and labels, because evaluations compare models by it. Draw them in the "
+            "model, `if self.training`, or leave them out.",
+            code="loss.random-numbers",
+            loss=reference,
+            place=source_lines.parenthesized(line) or place_of(function),
+        )
+    reason = str(error).replace("The model's ", "its ", 1).replace("The model ", "it ", 1)
+    return ModelError(
+        "The loss {loss!r}{place} cannot be recorded: {reason}",
+        code="loss.cannot-record",
+        loss=reference,
+        place="" if error.values.get("place") else place_of(function),
+        reason=reason[0].lower() + reason[1:],
+    )
 
 
 def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output: Tensor) -> None:
@@ -266,19 +290,20 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
     for run in (lambda o: module(o, labels)[0], lambda o: goal.loss(o, labels)):
         leaf = output.detach().clone().requires_grad_()
         try:
-            value = run(leaf)
+            with as_on_devices():
+                value = run(leaf)
+                gradient = torch.autograd.grad(value, leaf)[0] if value.requires_grad else None
         except Exception as error:  # the user's code may raise anything
             raise_if_interrupted(error)
             raise ModelError(
-                "The loss {loss!r} fails for labels as it declares them: {reason}{place}. Declare "
-                "the labels that fit the outputs: {outputs}.",
+                "The loss {loss!r} or its gradient fails for labels as it declares them: "
+                "{reason}{place}. Declare the labels that fit the outputs: {outputs}.",
                 code="loss.fails",
                 loss=reference,
                 reason=said_by(error),
                 place=source_lines.place_of_error(error) or place_of(function),
                 outputs=described_parts(outputs.parts),
             ) from error
-        gradient = torch.autograd.grad(value, leaf)[0] if value.requires_grad else None
         results.append((value.detach(), gradient))
     (value, gradient), (recorded, own) = results
     if not torch.isfinite(value) or not (gradient is None or torch.isfinite(gradient).all()):

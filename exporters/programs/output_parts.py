@@ -42,7 +42,7 @@ def unpack(packed: Tensor, parts: Sequence[Part]) -> Any:
     """
     if parts[0].name == "":
         return part_of(packed, parts[0], parts)
-    return _nested({part.name: part_of(packed, part, parts) for part in parts})
+    return nest({part.name: part_of(packed, part, parts) for part in parts})
 
 
 def random_labels(parts: Sequence[Part], rows: int, generator: torch.Generator) -> Tensor:
@@ -66,14 +66,14 @@ def described_parts(parts: Sequence[Part]) -> str:
     )
 
 
-def _nested(named: Mapping[str, Any]) -> Any:
+def nest(named: Mapping[str, Any]) -> Any:
     """Nest the values whose names begin alike, such as `boxes.0` and `boxes.1`."""
     groups: dict[str, dict[str, Any]] = {}
     for name, value in named.items():
         first, _, rest = name.partition(".")
         groups.setdefault(first, {})[rest] = value
     nested = {
-        name: group[""] if list(group) == [""] else _nested(group) for name, group in groups.items()
+        name: group[""] if list(group) == [""] else nest(group) for name, group in groups.items()
     }
     numbered = list(nested) == [str(number) for number in range(len(nested))]
     return tuple(nested.values()) if numbered else nested

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
-from threading import RLock
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +10,11 @@ import torch.fx
 from torch.fx import GraphModule
 from torch.fx.experimental import proxy_tensor
 
+from exporters.recurrence.replacements import LOCK
+
 LAZY: Any = getattr(torch.fx, "_lazy_graph_module", SimpleNamespace())
 LazyGraphModule: type[GraphModule] = getattr(LAZY, "_LazyGraphModule", GraphModule)
 """Generates the Python code of its graph when it runs, because many graphs are only read."""
-LOCK = RLock()
-"""Held while functions are replaced, because all threads would call the replacements."""
 TRACING: dict[str, Any] = {
     name: True
     for name in ("_disable_torch_fn_metadata_mode",)

@@ -255,6 +255,9 @@ def prediction_signatures(
 
     Returns:
         The signatures `predict` and `evaluate`.
+
+    Raises:
+        ModelError: A metric has the name of another tensor.
     """
     predict = forward_signature(PREDICT, graph, sample_shape, reads, names=names)
     if target.outputs:
@@ -270,6 +273,15 @@ def prediction_signatures(
         return {**target.measured(output, feeds["y"]), "output": output}
 
     x, *state = predict.inputs
+    taken = {"x", "y", "output", *(port.name for port in state)}
+    for name in target.metrics:
+        if name in taken:
+            raise ModelError(
+                "The loss has a metric {metric!r}, which is already the name of a tensor of the "
+                "evaluation: its samples, labels, output or model. Rename the metric.",
+                code="loss.metric-name",
+                metric=name,
+            )
     evaluate = ProgramSignature(
         name="evaluate",
         inputs=(x, labels_port(target.labels), *state),

@@ -4,19 +4,11 @@
 Parameters keep the names that they have in the model.
 """
 
-import logging
-import re
-import warnings
-from contextlib import redirect_stderr
 from contextvars import ContextVar
-from io import StringIO
 
 import torch
 from torch import nn
-from torch._dynamo.exc import UserError, UserErrorType
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from device_agent.formats.manifest import Dtype
 from exporters.programs import source_lines
@@ -29,10 +21,8 @@ from exporters.programs.recorded_graph import (
     output_node,
 )
 from exporters.programs.sample_ranges import describe_input
-from exporters.programs.torch_internals import without_layouts
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
-from exporters.recording.fixed_sizes import FixedSizes
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
 from exporters.recording.inputs.input_ranges import checked_range, input_range_of
@@ -44,28 +34,14 @@ from exporters.recording.model_checks import (
     check_output,
     check_parameters,
     check_sizes,
-    check_vmap,
     check_writes,
     name_batch,
 )
 from exporters.recording.model_output import OutputForm, return_packed_output
-from exporters.recording.random_draws import (
-    RandomDraws,
-    decides_at_random,
-    draws_outside_torch,
-)
 from exporters.recording.recording_comparison import check_recording
-from exporters.recording.replacements.custom_gradients import (
-    custom_gradient,
-    own_gradients,
-    recorded_functions,
-)
-from exporters.recording.replacements.fourier import FOURIER
-from exporters.recording.replacements.recorded_forms import FORMS
-from exporters.recording.replacements.replaced_functions import replaced_functions
-from exporters.recording.replacements.uniform_draws import uniform_draws
+from exporters.recording.replacements.custom_gradients import custom_gradient, own_gradients
 from exporters.recording.shared_tensors import first_names, tensors_by_all_names, twin_of
-from exporters.recurrence.lstm_recording import lstm_shapes_only
+from exporters.recording.torch_export import exported
 from profiles.errors import EdgeTailorError, ModelError
 
 aten = torch.ops.aten
@@ -298,47 +274,13 @@ def record_current_mode(
     model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype
 ) -> GraphModule:
     """ATen graph of `model` in its current mode. Raises ModelError if it cannot be recorded."""
-    batch, draws = torch.export.Dim("batch", min=MINIMUM_BATCH), RandomDraws()
-    sizes = FixedSizes()
-    # These loggers only repeat what the exception says.
-    for noisy in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
         example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
-        # torch prints the unfinished graph to stderr when it fails.
-        with (
-            warnings.catch_warnings(),
-            lstm_shapes_only(),
-            redirect_stderr(StringIO()),
-            without_layouts(),
-            replaced_functions(),
-            recorded_functions(),
-            uniform_draws(FORMS | FOURIER),
-            sizes,
-            draws,
-        ):
-            warnings.simplefilter("ignore")
-            program = torch.export.export(
-                model, (example,), dynamic_shapes=({0: batch},), strict=False
-            )
-    except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
-        if draws.line:
-            raise decides_at_random(draws.line) from error
-        raise ModelError(
-            "The model's Python code reads values of tensors{place}; it must run the same "
-            "operators for every batch. Choose with torch.where, or move the decision out of the "
-            "model.",
-            code="model.data-dependent-code",
-            place=source_lines.place_of_error(error),
-        ) from error
-    except EdgeTailorError:  # from joined inputs or packed sequences
+        graph = exported(model, example)
+    except EdgeTailorError:
         raise
     except Exception as error:  # the model's own code may raise any error
         raise_if_interrupted(error)
-        if draws.outside_torch():
-            raise draws_outside_torch() from error
-        if isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION:
-            raise fixed_batch_error(str(error), sizes.line) from error
         reason = name_batch(source_lines.first_line(error))
         kind = "int64 " if dtype == "int64" else ""
         remedy = (
@@ -355,41 +297,12 @@ def record_current_mode(
             place=source_lines.place_of_error(error),
             remedy=remedy,
         ) from error
-    if draws.outside_torch():
-        raise draws_outside_torch()
-    graph = program.module()
-    assert isinstance(graph, GraphModule)
-    check_vmap(graph)
     use_first_names(graph, first_names(tensors_by_all_names(model)))
     inline_regions(graph)
     make_functional(graph)
     clean_up(graph)
     describe_input(graph, input_range_of(model), parts_of_model(model))
     return graph
-
-
-def fixed_batch_error(reason: str, line: str) -> ModelError:
-    """The error for a model that takes only some batch sizes.
-
-    Args:
-        reason: Torch's message.
-        line: The user's line that turned the number of samples into an integer; or empty.
-    """
-    limit = re.search(r"\.size\(\)\[0\] <= (\d+)", reason)
-    if limit is not None:
-        return ModelError(
-            "The model computes differently for batches of more than {limit} samples; one "
-            "recording must serve all batch sizes. Do not branch on x.shape[0].",
-            code="model.fixed-batch",
-            limit=int(limit[1]),
-        )
-    return ModelError(
-        "The model can be recorded only for some batch sizes: its code fixes or reads the number "
-        "of samples{place}. In reshape and view, write -1 for the batch. Elsewhere, write "
-        "x.shape[0] in place of len(x), and do not branch on it or loop over it.",
-        code="model.fixed-batch",
-        place=source_lines.parenthesized(line),
-    )
 
 
 def smallest_embedding(graph: GraphModule) -> int | None:

@@ -1,15 +1,13 @@
 """Notes where a model turns the number of samples into an integer while it is recorded."""
 
 import traceback
-from threading import RLock
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from exporters.programs import source_lines
-
-LOCK = RLock()
+from exporters.recurrence.replacements import LOCK
 
 
 class FixedSizes:
@@ -39,7 +37,7 @@ class FixedSizes:
         return noting
 
     def __enter__(self) -> None:
-        LOCK.acquire()  # the methods are torch's: two threads must not replace them together
+        LOCK.acquire()
         for each in self._patches:
             each.start()
 

@@ -215,9 +215,8 @@ def check_sizes(graph: GraphModule) -> None:
         if any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes):
             named = node.args[0] if node.target is operator.getitem else node
             raise ModelError(
-                "The size of the result of {operator}{place} depends on values inside the model; "
-                "only the batch size may vary. Mask elements with torch.where instead of "
-                "selecting them.",
+                "The size of the result of {operator}{place} depends on values; only the batch "
+                "size may vary. Mask elements with torch.where instead of selecting them.",
                 code="model.data-dependent-size",
                 operator=str(getattr(named, "target", node.target)),
                 place=source_lines.place_of_node(node),

@@ -4,7 +4,6 @@ PyTorch finds the shapes by running every step on tensors without data, which ta
 256 steps.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 from torch import Tensor
 from torch._decomp import decompositions
 
-LOCK = threading.Lock()
+from exporters.recurrence.replacements import LOCK
+
 SELECTOR = "select_one_layer_lstm_function"
 
 
@@ -30,7 +30,6 @@ def empty_layer(
 @contextmanager
 def lstm_shapes_only() -> Iterator[None]:
     """Context in which an LSTM on tensors without data computes only shapes."""
-    # The selector is a global of torch: two threads must not replace it at the same time.
     with LOCK:
         original = getattr(decompositions, SELECTOR)
         setattr(decompositions, SELECTOR, lambda *_: empty_layer)

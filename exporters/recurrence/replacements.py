@@ -1,10 +1,13 @@
 """A context that replaces functions of torch."""
 
 from collections.abc import Callable, Mapping
+from threading import RLock
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
+LOCK = RLock()
+"""Held while functions of torch are replaced for all threads."""
 Replacement = Callable[..., Any]
 """Takes the replaced function, then its arguments."""
 

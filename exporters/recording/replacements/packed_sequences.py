@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from exporters.recurrence.packed_layers import OPERATORS, mask_of_steps
 from exporters.recurrence.recurrent_layers import lstm_projections
+from exporters.recurrence.replacements import LOCK
 
 LAYERS: tuple[type[nn.RNNBase], ...] = (nn.RNN, nn.LSTM, nn.GRU)
 PACK, UNPACK = rnn.pack_padded_sequence, rnn.pad_packed_sequence
@@ -130,11 +131,12 @@ def longer_unpack(
 @contextmanager
 def code_of(function: Any, other: Any) -> Iterator[None]:
     """Context in which `function`, under all of its names, does what `other` does."""
-    own, function.__code__ = function.__code__, other.__code__
-    try:
-        yield
-    finally:
-        function.__code__ = own
+    with LOCK:
+        own, function.__code__ = function.__code__, other.__code__
+        try:
+            yield
+        finally:
+            function.__code__ = own
 
 
 def forward_of(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
@@ -12,8 +11,7 @@ from torch.nn.modules import transformer
 from torch.utils import checkpoint
 
 from exporters.recording.replacements.packed_sequences import padded_sequences
-
-LOCK = Lock()
+from exporters.recurrence.replacements import LOCK
 
 
 def is_declared_causal(
@@ -51,6 +49,7 @@ class NoCheckpoint:
 def as_on_devices() -> Iterator[None]:
     """Context without autocast, as devices compute in float32, and without checkpoints."""
     with (
+        LOCK,
         patch.object(torch.autocast, "__enter__", enter_disabled),
         patch.object(checkpoint, "CheckpointFunction", NoCheckpoint),
     ):
@@ -63,7 +62,6 @@ def replaced_functions() -> Iterator[None]:
 
     Autocast and checkpoints change nothing.
     """
-    # The functions are globals of torch: two threads must not replace them at the same time.
     with (
         LOCK,
         patch.object(transformer, "_detect_is_causal_mask", is_declared_causal),

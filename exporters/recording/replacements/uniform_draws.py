@@ -8,7 +8,6 @@ compared with the model.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
@@ -17,9 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn import functional
 
-from exporters.recurrence.replacements import Replacement, Replacements
-
-LOCK = Lock()
+from exporters.recurrence.replacements import LOCK, Replacement, Replacements
 
 Sizes = Sequence[int | torch.SymInt]
 Computes = Callable[..., Tensor]
@@ -165,7 +162,6 @@ def uniform_draws(more: Mapping[Any, Replacement] | None = None) -> Iterator[Non
 
     Distributions do not check their parameters' values, which a recording does not have.
     """
-    # The attribute is a global of torch: two threads must not replace it at the same time.
     with (
         LOCK,
         patch.object(Distribution, "_validate_args", False),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from exporters.programs.dropout import SeededBernoulli, uniform_numbers
 from exporters.recording.capture import capture
+from exporters.recording.replacements.custom_gradients import own_gradients, recorded_functions
 from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.recurrence.replacements import Replacements
 from refusals import refused
@@ -261,3 +263,20 @@ def test_the_length_of_a_batch_is_refused_with_its_line() -> None:
         capture(Between(lambda h: h.view(len(h), -1), only_training=False), (6,))
     assert "h.view(len(h), -1)" in str(caught.value)
     capture(Between(lambda h: h.view(h.shape[0], -1), only_training=False), (6,))  # the remedy
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0]
+
+
+def test_another_thread_may_call_functions_while_a_model_is_recorded() -> None:
+    with own_gradients() as calls, recorded_functions(), ThreadPoolExecutor(1) as pool:
+        y = pool.submit(Doubled.apply, torch.ones(3)).result()
+    assert y.tolist() == [2, 2, 2]
+    assert not calls

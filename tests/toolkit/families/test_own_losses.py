@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.nn import functional
 
 import own_losses
@@ -17,6 +18,7 @@ from device_agent.formats.update import read_update
 from device_agent.training.batching import held_out, round_seed
 from device_agent.training.bundle_training import local_data
 from edgetailor import Predictor, TrainingConfig, evaluate, export, split
+from exporters.objectives.objective import objective
 from exporters.programs.program_identity import graphs_key
 from oracles import batches_of
 from refusals import refused
@@ -301,6 +303,46 @@ def test_what_is_no_loss_is_refused_with_its_line(loss: str, code: str) -> None:
         split(own_losses.Forecast(), "full", (8,), TrainingConfig(loss=loss))
     if hasattr(own_losses, loss.partition(":")[2]):
         assert "own_losses.py, line" in str(caught.value)
+
+
+@pytest.mark.parametrize("metric", ["x", "y", "output", "scale"])
+def test_a_metric_has_a_name_of_its_own(metric: str) -> None:
+    with refused("loss.metric-name", metric=metric):
+        split(own_losses.Scaled(), "full", (6,), TrainingConfig(loss=f"own_losses:metric_{metric}"))
+
+
+def test_a_single_output_has_the_form_in_which_the_model_returns_it(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, x, y = own_losses.Kind(), torch.randn(7, 6), torch.randint(3, (7,))
+    loss = "own_losses:nested_kind"
+    split(model, "full", (6,), TrainingConfig(loss=loss))
+    came = evaluate(model, x.numpy(), y[:, None].numpy(), loss=loss).loss
+    assert came == pytest.approx(own_losses.nested_kind(model(x), y).item(), rel=1e-4)
+
+
+def test_functions_of_a_loss_are_replaced_like_those_of_a_model() -> None:
+    split(own_losses.Scaled(), "full", (6,), TrainingConfig(loss="own_losses:replaced"))
+    graph = objective("own_losses:replaced", (6,)).together
+    assert isinstance(graph, GraphModule)
+    called = [str(node.target) for node in graph.graph.nodes]
+    assert not [name for name in called if "cum" in name or "fft" in name]
+
+
+@pytest.mark.parametrize(
+    ("loss", "code"),
+    [
+        ("noisy", "loss.random-numbers"),
+        ("a_number", "loss.cannot-record"),
+        ("without_backward", "loss.fails"),
+    ],
+)
+def test_a_refusal_of_a_loss_names_its_line_and_blames_no_model(loss: str, code: str) -> None:
+    with refused(code) as caught:
+        split(own_losses.Scaled(), "full", (6,), TrainingConfig(loss=f"own_losses:{loss}"))
+    text = str(caught.value)
+    assert text.startswith(f"The loss 'own_losses:{loss}'")
+    assert "own_losses.py, line" in text
+    assert "The model" not in text
 
 
 def test_a_loss_may_read_no_labels() -> None:
