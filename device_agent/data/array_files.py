@@ -3,7 +3,7 @@
 import math
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -179,9 +179,19 @@ def _open_archive(path: Path, wanted: Sequence[str]) -> Iterator[zipfile.ZipFile
                 path=str(path),
                 array=missing[0],
                 arrays=arrays or "nothing",
-                wanted=" and ".join(MEANINGS.get(name, name) for name in wanted),
+                wanted=described_names(wanted),
             )
         yield archive
+
+
+def described_names(names: Iterable[str]) -> str:
+    """The names of arrays in words.
+
+    Examples:
+        >>> described_names(["x", "y"])
+        'x (samples) and y (labels)'
+    """
+    return " and ".join(MEANINGS.get(name, name) for name in names)
 
 
 def _member_header(archive: zipfile.ZipFile, name: str) -> Header:

@@ -305,14 +305,19 @@ def check_classes(
     if low < 0 or (highest is not None and high > highest):
         wrong = low if low < 0 else high
         known = "0 and above" if highest is None else f"0 to {highest}"
+        advice = "Correct the labels"
+        if labels.independent:
+            advice += ": each is 1 for yes or 0 for no"
+        elif low >= 0:
+            advice += ", or use a model with more classes"
         raise DataError(
-            "{origin}: the label {label} is outside the model's classes {known}. Correct the "
-            "labels, or use a model with more classes.",
+            "{origin}: the label {label} is outside the model's classes {known}. {advice}.",
             code="data.label-out-of-range",
             label=wrong,
             highest=highest,
             origin=origin,
             known=known,
+            advice=advice,
         )
     if labels.sequence and y.ndim == 2:
         check_sequences(y, origin)

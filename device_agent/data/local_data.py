@@ -1,9 +1,9 @@
 """Local training data: loaded from files or from the owner's function, and checked."""
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from device_agent.data.array_files import (
     FileArray,
     as_array,
     convert_to_int64,
+    described_names,
     read_arrays,
     read_headers,
     row_slices,
@@ -182,28 +183,31 @@ def given_arrays(
         DataError: `source` is something else, or an array is missing or is not a numpy array.
     """
     if isinstance(source, Mapping):
-        names = [*array_names(SAMPLES, x_parts), *array_names(LABELS, y_parts)]
-        if all(name in source for name in names):
-            return {name: _numpy_array(name, source[name]) for name in names}
-        for name in (SAMPLES, LABELS):
-            if name not in source:
+        names = {SAMPLES: array_names(SAMPLES, x_parts), LABELS: array_names(LABELS, y_parts)}
+        arrays: dict[str, np.ndarray] = {}
+        for prefix, parts in ((SAMPLES, x_parts), (LABELS, y_parts)):
+            missing = [name for name in names[prefix] if name not in source]
+            if not missing:
+                arrays |= {name: _numpy_array(name, source[name]) for name in names[prefix]}
+            elif prefix in source:
+                arrays |= named_arrays(prefix, source[prefix], parts)
+            else:
                 raise DataError(
-                    "data has no array {array!r}. It must hold x (samples) and y (labels).",
+                    "data has no array {array!r}. It must hold {wanted}.",
                     code="data.missing-array",
-                    array=name,
+                    array=missing[0],
+                    wanted=described_names(itertools.chain(*names.values())),
                 )
-        x, y = source[SAMPLES], source[LABELS]
-    elif isinstance(source, tuple) and len(source) == 2:
-        x, y = source
-    else:
-        kind = type(source).__name__
-        raise DataError(
-            "data is a {kind}. Pass a path, module:callable, a pair of arrays (x, y) or a mapping "
-            "with x and y.",
-            code="data.wrong-kind",
-            kind=kind,
-        )
-    return flat_arrays(x, y, x_parts, y_parts)
+        return arrays
+    if isinstance(source, tuple) and len(source) == 2:
+        return flat_arrays(*source, x_parts, y_parts)
+    kind = type(source).__name__
+    raise DataError(
+        "data is a {kind}. Pass a path, module:callable, a pair of arrays (x, y) or a mapping with "
+        "x and y.",
+        code="data.wrong-kind",
+        kind=kind,
+    )
 
 
 def flat_arrays(
@@ -277,6 +281,6 @@ def check_source(source: str) -> None:
         return
     headers = read_headers(Path(source))
     samples = [name for name in headers if name.startswith(SAMPLES)]
-    for x, y in product(samples, [name for name in headers if name not in samples]):
+    for x, y in itertools.product(samples, [name for name in headers if name not in samples]):
         (x_shape, x_type), (y_shape, y_type) = headers[x], headers[y]
         check_types(x_type, y_type, (x_shape, y_shape), source, (x, y))

@@ -144,7 +144,18 @@ def _check_integers(array: np.ndarray, part: Part, name: str, rows: slice, origi
         highest=limit - 1,
         sample=rows.start + index[0],
         number=int(array[index]),
-        advice="Leave such samples out."
-        if array[index] < 0
-        else "Correct it, or use a model with more classes.",
+        advice=_advice(name, int(array[index]), limit),
     )
+
+
+def _advice(name: str, number: int, limit: int) -> str:
+    """What to do about an integer in the array `name` that is negative, or `limit` or more."""
+    if name.startswith("y") and limit == LARGEST_ID:
+        return f"Number the classes from 0: numpy.unique({name}, return_inverse=True)[1]."
+    if number < 0:
+        return "Leave such samples out."
+    if limit == LARGEST_ID:
+        return "Correct it."
+    if name.startswith("x"):
+        return "Correct it, or use a model that takes more ids."
+    return "Correct it, or use a model and a loss with more classes."

@@ -194,7 +194,7 @@ def referenced_model(
     )
     weights = options.weights
     if weights is None or not (options.input_shape or options.input_texts):
-        raise click.UsageError("A MODEL needs --weights and --input-shape.")
+        raise click.UsageError("A MODEL needs --weights, and --input-shape or --input.")
     shape, inputs = inputs_of(
         options.input_shape, options.input_texts, options.range_text, options.example
     )

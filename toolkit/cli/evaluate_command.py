@@ -204,7 +204,7 @@ def referenced_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
     refuse("{options} needs a federation's file as SOURCE.", round=options.round)
     weights, data = options.weights, options.data
     if weights is None or data is None or not (options.input_shape or options.input_texts):
-        raise click.UsageError("A MODEL needs --weights, --input-shape and --data.")
+        raise click.UsageError("A MODEL needs --weights, --input-shape or --input, and --data.")
     shape, inputs = inputs_of(options.input_shape, options.input_texts, None, None)
     check_model(options.source, weights)
 

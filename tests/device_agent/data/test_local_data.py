@@ -169,6 +169,21 @@ def test_whole_numbers_that_do_not_fit(
         load_data(str(path), (2,), LabelRule(1), "int64", 20)
 
 
+@pytest.mark.parametrize(
+    ("rule", "label", "advice"),
+    [
+        (LabelRule(3, (2,)), 3, "Correct the labels, or use a model with more classes."),
+        (LabelRule(3, (2,)), -1, "Correct the labels."),
+        (LabelRule(1, (2,), independent=True), 2, "labels: each is 1 for yes or 0 for no."),
+    ],
+)
+def test_what_to_do_about_other_labels(rule: LabelRule, label: int, advice: str) -> None:
+    x, y = np.zeros((3, 2), np.float32), np.array([[0, 1], [1, 1], [0, label]])
+    with refused(LABELS, label=label) as caught:
+        load_data((x, y), (2,), rule)
+    assert str(caught.value).endswith(advice)
+
+
 def test_whole_numbers_without_a_limit(tmp_path: Path) -> None:
     np.savez(tmp_path / "local.npz", x=WORDS * 1000, y=np.array([0, 1, 1]))
     assert load_data(str(tmp_path / "local.npz"), (2,), LabelRule(1), "int64").x.max() == 19_000

@@ -158,10 +158,54 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
         load(changed("y", "box", lambda a: np.where(a == a[2, 1], np.float32(np.nan), a)))
 
 
+def test_a_mapping_may_name_the_arrays_of_labels_but_not_those_of_samples() -> None:
+    x, y = arrays()
+    expected = load((x, y))
+    mixed = {"x": x, **{f"y_{name}": array for name, array in y.items()}}
+    np.testing.assert_array_equal(load(mixed).y, expected.y)
+    del mixed["y_box"]
+    with refused("data.missing-array", array="y_box") as caught:
+        load(mixed)
+    wanted = "data has no array 'y_box'. It must hold "
+    names = [*(f"x_{name}" for name in x), *(f"y_{name}" for name in y)]
+    assert str(caught.value) == f"{wanted}{' and '.join(names)}."
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "value", "advice"),
+    [
+        ("x", "word", 9, "Correct it, or use a model that takes more ids."),
+        ("x", "word", -1, "Leave such samples out."),
+        ("y", "kind", 9, "Correct it, or use a model and a loss with more classes."),
+    ],
+)
+def test_what_to_do_about_an_integer_out_of_range(
+    side: str, name: str, value: int, advice: str
+) -> None:
+    with refused("data.number-out-of-range", number=value) as caught:
+        load(changed(side, name, holding(value)))
+    assert str(caught.value).endswith(advice)
+
+
+@pytest.mark.parametrize("value", [-1, LARGEST_ID])
+def test_classes_of_which_only_equality_counts_can_be_numbered(value: int) -> None:
+    rule = LabelRule(None, (1,), "float32", parts=(Part(name="", shape=(), dtype="int64"),))
+    x, y = np.zeros((3, 2), np.float32), np.array([value, 7, value])
+    with refused("data.number-out-of-range", number=value) as caught:
+        load_data((x, y), (2,), rule)
+    advice = str(caught.value).rpartition("from 0: ")[2].removesuffix(".")
+    assert advice == "numpy.unique(y, return_inverse=True)[1]"
+    numbered = np.unique(y, return_inverse=True)[1]
+    own = load_data((x, numbered), (2,), rule).y
+    assert own[0] == own[2] != own[1]
+
+
 def test_an_id_that_float32_does_not_hold_is_refused() -> None:
     part = (Part(name="id", shape=(1,), dtype="int64"),)
     ids = np.array([[LARGEST_ID - 1], [LARGEST_ID]])
-    with refused("data.number-out-of-range", sample=1, highest=LARGEST_ID - 1):
+    with refused(
+        "data.number-out-of-range", sample=1, highest=LARGEST_ID - 1, advice="Correct it."
+    ):
         load_data(({"id": ids}, np.zeros(2, np.int64)), (1,), LabelRule(2), parts=part)
 
 

@@ -176,5 +176,5 @@ def test_models_that_cannot_be_judged(signs: Path) -> None:
     assert refused(signs, "evaluate", "signs:vector", "--weights", "w", *shape) == (
         "The model must return one tensor with the batch as its first axis."
     )
-    missing = "A MODEL needs --weights, --input-shape and --data."
+    missing = "A MODEL needs --weights, --input-shape or --input, and --data."
     assert refused(signs, "evaluate", "signs:signs", *shape) == missing

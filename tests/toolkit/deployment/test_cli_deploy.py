@@ -83,7 +83,7 @@ def test_a_model_is_deployed_from_its_weights(folder: Path) -> None:
         ([FILE, "--profile", "raspberry-pi-5-4gb"], r"has no calibration, so it predicts no time"),
         ([FILE, "--profile", "x", "--precision", "int8"], r"^--profile needs --format onnx"),
         ([FILE, "--profile", "toaster"], r"^There is no device profile 'toaster'"),
-        ([deployed_digits.MODEL], r"^A MODEL needs --weights and --input-shape"),
+        ([deployed_digits.MODEL], r"^A MODEL needs --weights, and --input-shape or --input"),
         ([*REFERENCE, "--round", "1"], r"^--round needs a federation's file as SOURCE"),
         (["federation.tml"], r"^A MODEL needs|^Invalid model"),
         ([*REFERENCE, "--submodel", "slim"], r"^Unknown family 'slim'"),
