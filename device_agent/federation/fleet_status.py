@@ -8,7 +8,7 @@ from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.round_log import last_lines
 from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.class_counts import worst_class_text
-from device_agent.formats.protocol.fleet import ABSENT, LEFT, DeviceStatus, Status, metrics_text
+from device_agent.formats.protocol.fleet import ABSENT, LEFT, DeviceStatus, Status, further_text
 from profiles.text_formatting import counted, have_joined, loss_figure, round_of, wrapped
 
 PATIENCE_S = 5.0
@@ -65,10 +65,7 @@ def lines(status: Status) -> list[str]:
             accuracy = None if judged[0] is None else f"accuracy {judged[0]:.1%}"
             where = " on the devices" if last.loss is None else ""
             head += f", global {accuracy or f'loss {loss_figure(judged[1])}'}{where}"
-            figures = last.held_out
-            if figures is not None and figures.rmse is not None and figures.mae is not None:
-                head += f", RMSE {figures.rmse:.4g}, MAE {figures.mae:.4g}"
-            head += metrics_text(None if figures is None else figures.metrics)
+            head += further_text(last.held_out)
         if last is not status.history[-1]:
             head += f" (back to round {last.round})"
     if status.release is not None:

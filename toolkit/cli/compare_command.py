@@ -31,7 +31,7 @@ def compare(runs: Sequence[Path], by: str | None, curves: Path | None, as_json: 
     accuracy of the clients' own models after training, on the samples that `validation` holds out.
     `sent` counts the bytes in both directions. `time` is how long the simulation took, `simulated`
     how long the rounds would take on devices with a `profile`. A regression has `RMSE` and `MAE` of
-    the last round.
+    the last round, and a loss with metrics has these.
 
     --by device shows how the clients of the last round judge the model that they received, which is
     that of the round before. This needs a table [evaluation] in the federation's file.
@@ -59,11 +59,12 @@ def compare(runs: Sequence[Path], by: str | None, curves: Path | None, as_json: 
 
 
 def _as_object(row: "Row") -> dict[str, object]:
+    further = row.further
     values = {
         "final_loss" if row.judged_by_loss else "final_accuracy": row.final,
         "best_loss" if row.judged_by_loss else "best_accuracy": row.best,
-        "rmse": row.errors and row.errors[0],
-        "mae": row.errors and row.errors[1],
+        "rmse": further.pop("RMSE", None),
+        "mae": further.pop("MAE", None),
         "own_accuracy": row.own_models,
         "bytes": row.sent,
         "seconds": row.seconds,
@@ -74,6 +75,7 @@ def _as_object(row: "Row") -> dict[str, object]:
         "folders": [str(folder) for folder in row.folders],
         "rounds": [len(history) for history in row.histories],
         **{key: value and value._asdict() for key, value in values.items()},
+        "metrics": {name: value._asdict() for name, value in further.items()} or None,
         "classes": row.classes,
         "devices": row.devices,
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from device_agent.formats.protocol.fleet import further_figures
 from toolkit.terminal_output import print_table, table
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def rounds(state: Path, round_: int | None, as_json: bool) -> None:
 
     STATE is its state folder or its file; `edgetailor serve` may run on it.
 
-    Shows the quality of the global model after each round and whether that model is kept (`keep`
-    in the federation's file). Round 0 is the model before training.
+    Shows the quality of the global model after each round, with the metrics of a loss, and whether
+    that model is kept (`keep` in the federation's file). Round 0 is the model before training.
 
     If devices judge the models, there are three more figures: `devices` of all devices, `worst` of
     the worst tenth of them, and `trained` after the local training of the next round. They are
@@ -53,19 +54,16 @@ def rounds(state: Path, round_: int | None, as_json: bool) -> None:
         return
     held_out = any(saved.loss is not None for saved in rounds)
     judged = any(saved.devices is not None for saved in rounds) or not held_out
-    errors = any(saved.held_out is not None and saved.held_out.rmse for saved in rounds)
-    # With both, the table would be wider than 80 columns.
-    digits = 8 if held_out and judged else 12
-    columns = [
-        *((["RMSE", "MAE"] if errors else ["accuracy", "loss"]) if held_out else []),
-        *(["devices", "worst", "trained"] if judged else []),
-    ]
+    central = list(dict.fromkeys(name for saved in rounds for name in _central(saved)))
+    columns = [*central, *(["devices", "worst", "trained"] if judged else [])]
+    # With more figures, the table would be wider than 80 columns.
+    digits = 12 if len(columns) <= 3 else 8
     shown = table("round", *columns, "updates", "model", "note")
     shown.columns[-1].justify = "left"
     for saved in rounds:
         shown.add_row(
             str(saved.round),
-            *(_central(saved, errors) if held_out else []),
+            *(_central(saved).get(name, "") for name in central),
             *(_judgement(saved.devices) if judged else []),
             str(saved.updates),
             "lost" if saved.lost else saved.model[:digits] if saved.kept else "not kept",
@@ -92,16 +90,13 @@ def _one_round(state: Path, saved: "SavedRound", as_json: bool) -> None:
         show_round(saved, devices)
 
 
-def _central(saved: "SavedRound", errors: bool) -> list[str]:
-    """The figures on held-out data: accuracy and loss, or the errors of a regression."""
-    if errors:
-        figures = saved.held_out
-        known = [] if figures is None else [figures.rmse, figures.mae]
-        return [f"{error:.4g}" for error in known if error is not None] or ["", ""]
-    return [
-        "" if saved.accuracy is None else f"{saved.accuracy:.2%}",
-        "" if saved.loss is None else f"{saved.loss:.4f}",
-    ]
+def _central(saved: "SavedRound") -> dict[str, str]:
+    """The figures on held-out data: accuracy, loss and metrics, or the errors of a regression."""
+    figures = {} if saved.accuracy is None else {"accuracy": f"{saved.accuracy:.2%}"}
+    further = further_figures(saved.held_out)
+    if saved.loss is not None and "RMSE" not in further:
+        figures["loss"] = f"{saved.loss:.4f}"
+    return figures | {name: f"{value:.4g}" for name, value in further.items()}
 
 
 def _judgement(judged: "FederatedEvaluation | None") -> list[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from device_agent.formats.class_counts import worst_class_text
-from device_agent.formats.protocol.fleet import metrics_text
+from device_agent.formats.protocol.fleet import further_text
 from profiles.text_formatting import counted
 from toolkit.cli.early_checks import check_data, check_model
 from toolkit.cli.options import argument, option, takes
@@ -86,14 +86,10 @@ def simulate(options: SimulateOptions) -> None:
         history = run(options.config, folder, **others, on_round=show, progress=logger.info)
     last = history[-1]
     accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.2%}, "
-    errors = ""
     figures = last.held_out
-    if figures is not None and figures.rmse is not None and figures.mae is not None:
-        errors = f", RMSE {figures.rmse:.4g}, MAE {figures.mae:.4g}"
-    errors += metrics_text(None if figures is None else figures.metrics)
     click.echo(
-        f"{folder}: {counted(len(history), 'round')}, {accuracy}loss {last.loss:.4f}{errors} on "
-        "held-out samples"
+        f"{folder}: {counted(len(history), 'round')}, {accuracy}loss {last.loss:.4f}"
+        f"{further_text(figures)} on held-out samples"
     )
     worst = None if figures is None else worst_class_text(figures.classes or [])
     if worst is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from device_agent.formats.protocol.fleet import FederatedEvaluation, KindEvaluation
+from device_agent.formats.protocol.fleet import KindEvaluation, further_figures
 from profiles.text_formatting import counted
 from toolkit.report.charts import THEMED
 from toolkit.report.evaluation_charts import (
@@ -79,9 +79,10 @@ def figures_table(documents: Sequence[EvaluationDocument]) -> str:
         "accuracy": [percent(document.accuracy) for document in documents],
         "mean of classes": [percent(document.mean_class_accuracy) for document in documents],
         "loss": [number(document.loss) for document in documents],
-        "RMSE": [number(document.rmse) for document in documents],
-        "MAE": [number(document.mae) for document in documents],
     }
+    further = [further_figures(document) for document in documents]
+    for name in dict.fromkeys(name for own in further for name in own):
+        columns[name] = [number(own.get(name)) for own in further]
     known = {name: cells for name, cells in columns.items() if any(cells)}
     rows = [
         [document.title, *(cells[row] for cells in known.values())]
@@ -147,17 +148,17 @@ def device_section(document: EvaluationDocument) -> str:
     """HTML of the judgement of the devices."""
     judged = document.devices
     assert judged is not None
-    errors = ["RMSE", "MAE"] if judged.rmse is not None else []
+    further = list(further_figures(judged))
     mean = figures(judged.mean_accuracy, judged.mean_loss)
     worst = figures(judged.worst_accuracy, judged.worst_loss)
     rows = [
-        pooled_row("all devices", judged),
-        ["mean of devices", "", "", *mean, "", "", *([""] * len(errors))],
-        ["worst tenth", "", "", *worst, "", "", *([""] * len(errors))],
-        *(pooled_row(f"kind {name}", kind) for name, kind in judged.kinds.items()),
+        pooled_row("all devices", judged, further),
+        ["mean of devices", "", "", *mean, "", "", *([""] * len(further))],
+        ["worst tenth", "", "", *worst, "", "", *([""] * len(further))],
+        *(pooled_row(f"kind {name}", kind, further) for name, kind in judged.kinds.items()),
     ]
     trained = ["accuracy trained", "loss trained"]
-    head = ["", "devices", "labels", "accuracy", "loss", *trained, *errors]
+    head = ["", "devices", "labels", "accuracy", "loss", *trained, *further]
     title = f"On the devices: {document.title}"
     # A regression has no accuracies.
     used = [column for column in range(len(head)) if not column or any(row[column] for row in rows)]
@@ -166,15 +167,16 @@ def device_section(document: EvaluationDocument) -> str:
     return section(title, DEVICES_NOTE, drawn)
 
 
-def pooled_row(name: str, pooled: KindEvaluation | FederatedEvaluation) -> list[str]:
-    """The row of all devices or of a kind."""
+def pooled_row(name: str, pooled: KindEvaluation, further: Iterable[str]) -> list[str]:
+    """The row of all devices or of a kind, with a cell for each of the figures `further`."""
+    known = further_figures(pooled)
     return [
         name,
         f"{pooled.devices:,}",
         f"{pooled.counted:,}",
         *figures(pooled.accuracy, pooled.loss),
         *figures(pooled.trained_accuracy, pooled.trained_loss),
-        *(number(error) for error in (pooled.rmse, pooled.mae) if error is not None),
+        *(number(known.get(other)) for other in further),
     ]
 
 

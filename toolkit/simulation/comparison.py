@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from device_agent.formats.protocol.fleet import FederatedEvaluation
+from device_agent.formats.protocol.fleet import FederatedEvaluation, further_figures
 from toolkit.simulation.results import LOSS_CODE, UNUSED, RoundResult, read_run
 
 
@@ -88,14 +88,14 @@ class Row:
         ]
 
     @property
-    def errors(self) -> tuple[Spread, Spread] | None:
-        """RMSE and MAE of the last round: mean and deviation over the runs; None without them."""
-        last = [history[-1].held_out for history in self.histories]
-        rmse = [own.rmse for own in last if own is not None and own.rmse is not None]
-        mae = [own.mae for own in last if own is not None and own.mae is not None]
-        if len(rmse) < len(last) or len(mae) < len(last):
-            return None
-        return spread(rmse), spread(mae)
+    def further(self) -> dict[str, Spread]:
+        """RMSE, MAE and metrics of the last round, if all runs have them.
+
+        Each is the mean and the deviation over the runs.
+        """
+        last = [further_figures(history[-1].held_out) for history in self.histories]
+        shared = (name for name in last[0] if all(name in own for own in last))
+        return {name: spread([own[name] for own in last]) for name in shared}
 
     @property
     def devices(self) -> list[FederatedEvaluation] | None:

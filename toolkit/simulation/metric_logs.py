@@ -17,6 +17,7 @@ import msgspec
 
 from device_agent.cli.missing_packages import missing_package
 from device_agent.formats.atomic_files import write_file
+from device_agent.formats.protocol.fleet import Measured
 from profiles.errors import InputError
 from toolkit.simulation.results import EVENTS, RUN_ID, RoundResult, RunFolder
 
@@ -67,9 +68,16 @@ def metrics(result: RoundResult) -> dict[str, float]:
     del figures["round"], figures["devices"], figures["held_out"]
     if result.held_out is not None:
         figures |= {key: getattr(result.held_out, key) for key in ERRORS}
+        figures |= _own(result.held_out, "metric_")
     if result.devices is not None:
         figures |= {f"devices_{key}": getattr(result.devices, key) for key in DEVICE_FIGURES}
+        figures |= _own(result.devices, "devices_metric_")
     return {key: float(value) for key, value in figures.items() if value is not None}
+
+
+def _own(figures: Measured, prefix: str) -> dict[str, float]:
+    """The metrics of a loss. Their names are the user's: with `prefix` they replace no figure."""
+    return {f"{prefix}{name}": value for name, value in (figures.metrics or {}).items()}
 
 
 @contextmanager
@@ -116,8 +124,7 @@ def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Obser
             write_file(file, _new_run(client, folder.root, settings).encode())
         run = file.read_text()
         client.update_run(run, status="RUNNING")
-        of_devices = (f"devices_{key}" for key in DEVICE_FIGURES)
-        keys = [*RoundResult.__struct_fields__, *ERRORS, *of_devices]
+        keys = dict.fromkeys(key for result in folder.history for key in metrics(result))
         known = {
             (key, metric.step) for key in keys for metric in client.get_metric_history(run, key)
         }

@@ -1,7 +1,8 @@
 """The status of the whole fleet: devices, rounds, and the quality of each model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 LEFT = "left"
 """State of a device that has ended its membership."""
@@ -88,21 +89,48 @@ class FederatedEvaluation(KindEvaluation):
         trained = ""
         if self.trained_loss is not None:
             trained = f"; after local training {_figures(self.trained_accuracy, self.trained_loss)}"
-        if self.rmse is not None and self.mae is not None:
-            received += f", RMSE {self.rmse:.4g}, MAE {self.mae:.4g}"
-        received += metrics_text(self.metrics)
+        received += further_text(self)
         on = "1 device" if self.devices == 1 else f"{self.devices:,} devices"
         return f"{received} on {on} (worst tenth: {worst}){trained}"
 
 
-def metrics_text(metrics: dict[str, float] | None) -> str:
-    """The metrics of a loss, each after a comma.
+class Measured(Protocol):
+    """Figures of an evaluation that may have more than accuracy and loss."""
+
+    @property
+    def rmse(self) -> float | None:
+        """Root of the mean squared error, of a regression."""
+
+    @property
+    def mae(self) -> float | None:
+        """Mean absolute error, of a regression."""
+
+    @property
+    def metrics(self) -> Mapping[str, float] | None:
+        """Means over the samples that the loss computes, by name."""
+
+
+def further_figures(figures: Measured | None) -> dict[str, float]:
+    """The errors of a regression and the metrics of a loss, by the names that people read.
 
     Examples:
-        >>> metrics_text({"iou": 0.5}), metrics_text(None)
+        >>> further_figures(HeldOutFigures(rmse=0.5, mae=0.4, metrics={"iou": 0.3}))
+        {'RMSE': 0.5, 'MAE': 0.4, 'iou': 0.3}
+    """
+    if figures is None:
+        return {}
+    known = {"RMSE": figures.rmse, "MAE": figures.mae, **(figures.metrics or {})}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def further_text(figures: Measured | None) -> str:
+    """`further_figures` as text, each after a comma.
+
+    Examples:
+        >>> further_text(HeldOutFigures(metrics={"iou": 0.5})), further_text(None)
         (', iou 0.5', '')
     """
-    return "".join(f", {name} {value:.4g}" for name, value in (metrics or {}).items())
+    return "".join(f", {name} {value:.4g}" for name, value in further_figures(figures).items())
 
 
 def _figures(accuracy: float | None, loss: float) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 
 from commands import edgetailor
 from device_agent.federation.fleet_status import lines
+from log_messages import logged
 from models_for_tests import CLASSES, INPUT_SHAPE
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.closing.round_worker import RoundWorker
@@ -105,3 +106,20 @@ def test_the_errors_of_a_regression(tmp_path: Path) -> None:
     assert listed[1].split()[:3] == ["0", *errors]
     shown = edgetailor("rounds", "state", "--round", "0", cwd=tmp_path).stdout
     assert "RMSE {}, MAE {}".format(*errors) in shown
+
+
+def test_the_metrics_of_a_loss(tmp_path: Path) -> None:
+    """Huber's loss measures the absolute error, as a loss of the user's own its metrics."""
+    order = np.random.default_rng(0)
+    x = order.standard_normal((SAMPLES, *INPUT_SHAPE)).astype(np.float32)
+    y = order.standard_normal((SAMPLES, CLASSES)).astype(np.float32)
+    with logged("toolkit") as messages:
+        status = begun(tmp_path, "huber", x, y)
+    mae = f"{mean_absolute_error(y, output(x)):.4g}"
+    assert f", mae {mae}" in status[0]
+    assert f", mae {mae}, from 0 updates" in messages[-1]
+    listed = edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()
+    assert listed[0].split() == ["round", "loss", "mae", "updates", "model", "note"]
+    assert listed[1].split()[2] == mae
+    shown = edgetailor("rounds", "state", "--round", "0", cwd=tmp_path).stdout
+    assert f", mae {mae}" in shown

@@ -204,7 +204,7 @@ def test_a_coordinator_without_an_accuracy(tmp_path: Path) -> None:
             time.sleep(0.02)
         status = next(iter(links.values())).status()
     assert lines(status)[0].endswith("global loss 0.2500, RMSE 0.5, MAE 0.4")
-    assert "Round 0 of 3: loss 0.2500, from 0 updates" in told
+    assert "Round 0 of 3: loss 0.2500, RMSE 0.5, MAE 0.4, from 0 updates" in told
     history = json.loads((config.state / "history.json").read_text())["history"]
     assert history[0]["accuracy"] is None
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
@@ -15,6 +16,7 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, KindEvaluat
 from html_tables import Reader
 from refusals import refused
 from toolkit.cli.printed.evaluation_table import show_evaluations
+from toolkit.cli.printed.round_details import show_federated
 from toolkit.evaluation_sums import Evaluation
 from toolkit.report.evaluation_charts import draw_png, drawn_classes
 from toolkit.report.evaluation_document import (
@@ -152,6 +154,25 @@ def test_a_regression_has_figures_and_no_picture(tmp_path: Path) -> None:
     done = edgetailor("report", "line.json", "--png", "line.png", cwd=tmp_path)
     assert "no picture" in refusal(done)
     assert not (tmp_path / "line.png").exists()
+
+
+def test_metrics_of_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    devices = REGRESSION.devices
+    assert devices is not None
+    kind = replace(ERRORS, rmse=None, mae=None, metrics={"iou": 0.25, "right": 0.75})
+    every = replace(devices, rmse=None, mae=None, metrics={"iou": 0.5}, kinds={"board": kind})
+    one = evaluation_document(
+        Evaluation(8, 8, None, 0.25, metrics={"iou": 0.625}), "mymodels:net", devices=every
+    )
+    shown = Reader(evaluation_page([one, REGRESSION])).rows
+    assert ["model", "samples", "labels", "loss", "iou", "RMSE", "MAE"] in shown
+    assert ["mymodels:net", "8", "8", "0.25", "0.625", "", ""] in shown
+    assert ["", "devices", "labels", "loss", "loss trained", "iou"] in shown
+    assert ["kind board", "3", "9", "0.25", "0.125", "0.25"] in shown
+    show_federated(every)
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == [
+        *("iou", "0.5", "0.3000", "0.9000", "0.25")
+    ]
 
 
 @pytest.mark.parametrize("classes", [2, 25, 1000])

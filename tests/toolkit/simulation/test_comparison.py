@@ -230,3 +230,20 @@ def test_a_regression_shows_its_errors(tmp_path: Path) -> None:
         write_judged(tmp_path / f"line-{seed}", seed, accuracy=None, held_out=figures)
     rows = rows_of(edgetailor("compare", "line-0", "line-1", cwd=tmp_path).stdout)
     assert rows[-2:] == [["run", "RMSE", "MAE"], ["line", "0.6000±0.1414", "0.3000±0.0707"]]
+
+
+def test_metrics_of_a_loss_are_compared(tmp_path: Path) -> None:
+    """A cell is empty if not all seeds of a run have the metric."""
+    for seed, iou in enumerate((0.5, 0.7)):
+        metrics = {"iou": iou, "distance": 1.5} if seed else {"iou": iou}
+        write_judged(
+            tmp_path / f"own-{seed}", seed, accuracy=None, held_out=HeldOutFigures(metrics=metrics)
+        )
+    figures = HeldOutFigures(metrics={"distance": 2.0})
+    write_judged(tmp_path / "other", 0, accuracy=None, held_out=figures)
+    runs = ("own-0", "own-1", "other")
+    rows = rows_of(edgetailor("compare", *runs, cwd=tmp_path).stdout)
+    assert rows[-3:] == [["run", "iou", "distance"], ["own", "0.6000±0.1414"], ["other", "2.0000"]]
+    printed = json.loads(edgetailor("compare", *runs, "--json", cwd=tmp_path).stdout)["runs"]
+    assert [list(run["metrics"]) for run in printed] == [["iou"], ["distance"]]
+    assert printed[0]["rmse"] is None

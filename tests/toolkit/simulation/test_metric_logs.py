@@ -5,15 +5,18 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
 
 from commands import edgetailor, refusal
+from device_agent.formats.protocol.fleet import HeldOutFigures
 from log_messages import logged
 from models_for_tests import CLASSES, INPUT_SHAPE
 from refusals import refused
 from toolkit.cli.printed.simulated_rounds import shown_rounds
+from toolkit.simulation.metric_logs import metrics
 from toolkit.simulation.results import RoundResult
 from toolkit.simulation.simulate import simulate
 
@@ -177,3 +180,13 @@ def test_rounds_without_a_terminal() -> None:
     with logged("toolkit") as messages, shown_rounds(console, 20) as show:
         show(result(1, None))
     assert messages == ["Round 1 of 20: loss 0.5000, 3 clients, 2.00 s"]
+
+
+def test_metrics_of_a_loss_are_logged_and_replace_no_figure() -> None:
+    own = HeldOutFigures(metrics={"iou": 0.25, "loss": 9.0})
+    logged_figures = metrics(msgspec.structs.replace(result(1, None), held_out=own))
+    assert logged_figures["loss"] == 0.5
+    assert {key: value for key, value in logged_figures.items() if "metric" in key} == {
+        "metric_iou": 0.25,
+        "metric_loss": 9.0,
+    }

@@ -35,13 +35,14 @@ def show_comparison(rows: Sequence["Row"]) -> None:
             cells.append(format_duration(row.simulated_s.mean))
         shown.add_row(*cells)
     print_table(shown)
-    if any(row.errors for row in rows):
+    names = dict.fromkeys(name for row in rows for name in row.further)
+    if names:
         click.echo()
-        errors = table("run", "RMSE", "MAE")
+        further = table("run", *names)
         for row in rows:
-            own_errors = row.errors or (None, None)
-            errors.add_row(row.name, *(_score(error, by_loss=True) for error in own_errors))
-        print_table(errors)
+            known = row.further
+            further.add_row(row.name, *(_score(known.get(name), by_loss=True) for name in names))
+        print_table(further)
 
 
 def _score(value: Spread | None, by_loss: bool) -> str:

@@ -15,7 +15,7 @@ from device_agent.formats.class_counts import (
     worst_class,
 )
 from device_agent.formats.evaluation_counts import MOST_CLASSES
-from device_agent.formats.protocol.fleet import metrics_text
+from device_agent.formats.protocol.fleet import further_text
 from profiles.text_formatting import counted
 from toolkit.terminal_output import print_table, table
 
@@ -136,12 +136,8 @@ def figures_line(document: "EvaluationDocument") -> str:
     loss = "not finite"
     if document.loss is not None:
         loss = f"{document.loss:.4f}" if document.loss < LARGE else f"{document.loss:.4g}"
-    errors = ""
-    if document.rmse is not None and document.mae is not None:
-        errors = f", RMSE {document.rmse:.4g}, MAE {document.mae:.4g}"
-    errors += metrics_text(document.metrics)
     accuracy = "" if document.accuracy is None else f"accuracy {document.accuracy:.1%}, "
-    return f"{accuracy}loss {loss}{errors} on {samples}"
+    return f"{accuracy}loss {loss}{further_text(document)} on {samples}"
 
 
 def remarks(document: "EvaluationDocument") -> Iterable[str]:

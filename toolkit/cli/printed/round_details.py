@@ -7,7 +7,12 @@ import click
 from rich.text import Text
 
 from device_agent.formats.class_counts import ClassCounts, worst_class_text
-from device_agent.formats.protocol.fleet import FederatedEvaluation, KindEvaluation
+from device_agent.formats.protocol.fleet import (
+    FederatedEvaluation,
+    KindEvaluation,
+    further_figures,
+    further_text,
+)
 from profiles.text_formatting import counted
 from toolkit.cli.printed.evaluation_table import NAME, clipped, show_classes_compared
 from toolkit.terminal_output import print_table, table
@@ -39,12 +44,8 @@ def round_line(saved: "SavedRound") -> str:
     """A round and its figures in one line."""
     figures = [] if saved.accuracy is None else [f"accuracy {saved.accuracy:.2%}"]
     figures += [] if saved.loss is None else [f"loss {saved.loss:.4f}"]
-    held_out = saved.held_out
-    if held_out is not None and held_out.rmse is not None and held_out.mae is not None:
-        figures += [f"RMSE {held_out.rmse:.4g}", f"MAE {held_out.mae:.4g}"]
-    if held_out is not None and held_out.metrics is not None:
-        figures += [f"{name} {value:.4g}" for name, value in held_out.metrics.items()]
     quality = ", ".join(figures) or "no figures on held-out data"
+    quality += further_text(saved.held_out)
     return f"round {saved.round}, from {counted(saved.updates, 'update')}: {quality}"
 
 
@@ -70,13 +71,13 @@ def worst_classes(saved: "SavedRound") -> list[str]:
 
 def show_federated(judged: FederatedEvaluation) -> None:
     """Print how the devices judge a model: all devices, their mean, the worst tenth, each kind."""
-    errors = ["RMSE", "MAE"] if judged.rmse is not None else []
-    rows = table("on the devices", "devices", "labels", *heads(judged.accuracy is None), *errors)
-    rows.add_row("all", *pooled(judged))
-    rows.add_row("mean of devices", "", "", *shown(judged.mean_accuracy, judged.mean_loss), "")
-    rows.add_row("worst tenth", "", "", *shown(judged.worst_accuracy, judged.worst_loss), "")
+    further = list(further_figures(judged))
+    rows = table("on the devices", "devices", "labels", *heads(judged.accuracy is None), *further)
+    rows.add_row("all", *pooled(judged, further))
+    rows.add_row("mean of devices", "", "", *shown(judged.mean_accuracy, judged.mean_loss))
+    rows.add_row("worst tenth", "", "", *shown(judged.worst_accuracy, judged.worst_loss))
     for name, kind in judged.kinds.items():
-        rows.add_row(Text(clipped(f"kind {name}", NAME)), *pooled(kind))
+        rows.add_row(Text(clipped(f"kind {name}", NAME)), *pooled(kind, further))
     print_table(rows)
 
 
@@ -85,14 +86,18 @@ def heads(by_loss: bool) -> tuple[str, str]:
     return ("loss", "trained") if by_loss else ("accuracy", "trained")
 
 
-def pooled(figures: KindEvaluation) -> tuple[str, ...]:
-    """The cells of a table's row: the figures of all devices, or of one kind of device."""
+def pooled(figures: KindEvaluation, further: Sequence[str]) -> tuple[str, ...]:
+    """The cells of a table's row: the figures of all devices, or of one kind of device.
+
+    `further` names figures of which the row has a cell each.
+    """
+    known = further_figures(figures)
     return (
         f"{figures.devices:,}",
         f"{figures.counted:,}",
         *shown(figures.accuracy, figures.loss),
         *shown(figures.trained_accuracy, figures.trained_loss),
-        *(f"{error:.4g}" for error in (figures.rmse, figures.mae) if error is not None),
+        *(f"{known[name]:.4g}" if name in known else "" for name in further),
     )
 
 

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 from device_agent.formats.atomic_files import shown
 from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol.fleet import FederatedEvaluation, Preparation, RoundResult
+from device_agent.formats.protocol.fleet import (
+    FederatedEvaluation,
+    Preparation,
+    RoundResult,
+    further_text,
+)
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted, round_of
 from toolkit.coordinator.closing.full_disk import plain, when_room
@@ -363,7 +368,8 @@ class RoundWorker:
         self._when_room(partial(self._publish, data))
         which = round_of(result.round, self._coordinator.rounds.total).capitalize()
         source = counted(result.updates, "update")
-        logger.info("%s: %s, from %s", which, result.quality(), source)
+        quality = f"{result.quality()}{further_text(result.held_out)}"
+        logger.info("%s: %s, from %s", which, quality, source)
         if received is not None:
             logger.info("%s: received model: %s", which, received.text())
         if (warning := falling(store.history())) is not None:
