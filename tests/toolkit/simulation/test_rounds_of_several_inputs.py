@@ -1,16 +1,20 @@
 """Rounds of a model with several inputs, simulated and by real agents, against plain PyTorch."""
 
-import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
+import pytest
 import safetensors.torch
+import torch
 from torch import Tensor, nn
 
 import oracles
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
+from device_agent.training.batching import held_out, round_seed
+from device_agent.training.training_options import TrainingOptions
 from oracles import Device, Plan
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.federation_setup import federation
@@ -57,13 +61,34 @@ class Unpacked(nn.Module):
         return output
 
 
-def plain_rounds(model: nn.Module, rounds: list[list[Device]]) -> dict[str, Tensor]:
+def plain_rounds(model: nn.Module, rounds: list[list[Device]]) -> list[dict[str, Tensor]]:
+    """The state of the model before the first round and after each."""
     unpacked = Unpacked(model)
+    states = [oracles.state_of(unpacked)]
     for devices in rounds:
         old = oracles.state_of(unpacked)
         updates = [(oracles.train_full(unpacked, d, PLAN), len(d.y)) for d in devices]
-        unpacked.load_state_dict(oracles.mean(updates, old), strict=False)
-    return {n.removeprefix("model."): v for n, v in oracles.state_of(unpacked).items()}
+        states.append(oracles.mean(updates, old))
+        unpacked.load_state_dict(states[-1], strict=False)
+    return [{n.removeprefix("model."): v for n, v in own.items()} for own in states]
+
+
+def judged(
+    model: nn.Module, state: dict[str, Tensor], x: np.ndarray, y: np.ndarray
+) -> dict[str, float]:
+    """What devices report of a model with this state."""
+    model.load_state_dict(state)
+    with torch.no_grad():
+        output = Unpacked(model.double())(torch.from_numpy(x).double())
+    labels = torch.from_numpy(y)
+    right = (output.argmax(1) == labels).double().mean()
+    return {"accuracy": float(right), "loss": float(oracles.cross_entropy(output, labels))}
+
+
+def packed(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(file) as own:
+        columns = [own["x_user"], own["x_item"], own["x_numbers"]]
+        return np.column_stack(columns).astype(np.float32), own["y"]
 
 
 def test_simulated_rounds_equal_a_plain_loop(seed: int, tmp_path: Path) -> None:
@@ -95,27 +120,63 @@ def test_simulated_rounds_equal_a_plain_loop(seed: int, tmp_path: Path) -> None:
     model = two_towers()
     model.load_state_dict(first)
     oracles.assert_trained(
-        {n: v.numpy() for n, v in came.items()}, plain_rounds(model, rounds), first
+        {n: v.numpy() for n, v in came.items()}, plain_rounds(model, rounds)[-1], first
     )
 
 
 def test_agents_train_and_judge_it(seed: int, tmp_path: Path) -> None:
-    draw = np.random.default_rng(seed)
+    from models_for_tests import two_towers
+
+    draw, share = np.random.default_rng(seed), 0.2
     ratings(tmp_path, "held_out.npz", 9, draw)
-    (tmp_path / "fleet.toml").write_text(f"port = 0\n{COMMON}{KIND}")
+    text = f"port = 0\n{COMMON}[evaluation]\nshare = {share}\n{KIND}"
+    (tmp_path / "fleet.toml").write_text(text)
     config = load_config(tmp_path / "fleet.toml")
     agents = federation(config)
     first = {n: v.clone() for n, v in agents.model.tensors.items()}
-    with running(config, agents) as server:
-        threads = []
-        for name in ("a", "b"):
-            ratings(tmp_path, f"{name}.npz", 20, draw)
+    sizes, seeds = {"a": 20, "b": 30}, {"a": 7, "b": seed % 1000}
+    # The pool is the outer one: when the coordinator has stopped, agents give up soon.
+    with ThreadPoolExecutor(CLIENTS) as pool, running(config, agents) as server:
+        runs = []
+        for name, samples in sizes.items():
+            ratings(tmp_path, f"{name}.npz", samples, draw)
             join(server.url, token(config, "phone"), name, tmp_path / name)
-            options = RunOptions(data=str(tmp_path / f"{name}.npz"), state=tmp_path / name)
-            threads.append(threading.Thread(target=round_loop.run, args=(options,)))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert [saved.round for saved in saved_rounds(config.state)] == [0, 1, 2]
-    assert any((agents.model.tensors[n] - v).abs().max() > 1e-3 for n, v in first.items())
+            options = RunOptions(
+                data=str(tmp_path / f"{name}.npz"),
+                state=tmp_path / name,
+                training=TrainingOptions(seed=seeds[name], threads=1),
+            )
+            runs.append(pool.submit(round_loop.run, options, patience_s=20))
+        done, unfinished = wait(runs, timeout=120, return_when=FIRST_EXCEPTION)
+        accepted = [own.result() for own in done]
+    assert not unfinished
+    assert accepted == [ROUNDS, ROUNDS]
+    saved = saved_rounds(config.state)
+    assert [own.round for own in saved] == [0, 1, 2]
+
+    data = {name: packed(tmp_path / f"{name}.npz") for name in sizes}
+    judges = {name: held_out(samples, share) for name, samples in sizes.items()}
+    rounds = [
+        [
+            Device(*(np.delete(own, judges[name], 0) for own in arrays), round_seed(seeds[name], n))
+            for name, arrays in data.items()
+        ]
+        for n in range(1, ROUNDS + 1)
+    ]
+    model = two_towers()
+    model.load_state_dict(first)
+    states = plain_rounds(model, rounds)
+    came = {n: v.numpy() for n, v in agents.model.tensors.items()}
+    oracles.assert_trained(came, states[-1], first)
+    for x, y, figures in (
+        (*packed(tmp_path / "held_out.npz"), saved),
+        (
+            *(np.concatenate([data[n][i][judges[n]] for n in sizes]) for i in range(2)),
+            [own.devices for own in saved],
+        ),
+    ):
+        for state, own in zip(states, figures, strict=True):
+            assert own is not None
+            expected = judged(model, state, x, y)
+            assert own.accuracy == expected["accuracy"]
+            assert own.loss == pytest.approx(expected["loss"], rel=1e-4)
