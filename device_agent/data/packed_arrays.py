@@ -103,8 +103,10 @@ def check_packed(packed: np.ndarray, prefix: str, parts: Sequence[Part], origin:
 
 def _check_header(name: str, array: np.ndarray, part: Part, origin: str) -> None:
     """Raise DataError if `array` has another type or shape than `part`."""
-    allowed = ("int64", "int32") if part.dtype == "int64" else ("float32",)
-    if str(array.dtype) not in allowed:
+    # Labels must have their type, also if they are one array: they are checked before a bundle is
+    # known.
+    converted = part.dtype == "int64" and name.startswith("x") and array.dtype == np.int32
+    if array.dtype != part.dtype and not converted:
         raise DataError(
             "{origin}: {array} must be {dtype}; it is {given}. Convert it: "
             "{array}.astype({dtype!r}).",

@@ -44,6 +44,7 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
     now: dict[str, Any] = {
         "model": config.model,
         "input_shape": list(config.input_shape),
+        "inputs": list(config.inputs),
         "seed": config.seed,
         "training": asdict(config.training),
         "data": config.data and json.loads(msgspec.json.encode(config.data)),
@@ -58,6 +59,7 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
     before = json.loads(store.set_once("federation", json.dumps(now)))
     # A federation that began before a setting existed uses its default.
     before["training"] = {**default_training, **before["training"]}
+    before.setdefault("inputs", [])
     # Version 0.2.0 kept the budgets of the kinds as well.
     for kind in before["devices"]:
         for key in BUDGETS:

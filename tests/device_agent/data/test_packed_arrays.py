@@ -200,6 +200,18 @@ def test_classes_of_which_only_equality_counts_can_be_numbered(value: int) -> No
     assert own[0] == own[2] != own[1]
 
 
+def test_the_check_at_the_start_and_the_loader_take_the_same_types(tmp_path: Path) -> None:
+    x, y = arrays()
+    own = as_npz(tmp_path, {**x, "word": x["word"].astype(np.int32)}, y)
+    check_source(str(own))
+    np.testing.assert_array_equal(load(own).x, load((x, y)).x)
+    own = as_npz(tmp_path, x, {**y, "kind": y["kind"].astype(np.int32)})
+    with refused("data.wrong-type", y="y_kind"):
+        check_source(str(own))
+    with refused("data.wrong-type", array="y_kind"):
+        load(own)
+
+
 def test_an_id_that_float32_does_not_hold_is_refused() -> None:
     part = (Part(name="id", shape=(1,), dtype="int64"),)
     ids = np.array([[LARGEST_ID - 1], [LARGEST_ID]])

@@ -62,7 +62,7 @@ def test_a_federation_older_than_a_setting_has_its_default(tmp_path: Path) -> No
     class OldStore:
         def set_once(self, key: str, value: str) -> str:
             before = json.loads(value)
-            del before["training"]["steps"], before["training"]["milestones"]
+            del before["training"]["steps"], before["training"]["milestones"], before["inputs"]
             return json.dumps(before)
 
     check_same_settings(config, cast("Store", OldStore()))
@@ -70,6 +70,22 @@ def test_a_federation_older_than_a_setting_has_its_default(tmp_path: Path) -> No
     assert newer.training.milestones == (3, 5)
     with refused("state.other-federation", key="training.milestones"):
         check_same_settings(newer, cast("Store", OldStore()))
+
+
+def test_the_inputs_of_a_sample_keep_their_order(tmp_path: Path) -> None:
+    """Both orders have the same size, but the columns of samples mean something else."""
+    line = "input_shape = [2]"
+    assert line in CONFIG
+    one, other = 'inputs = ["a:1", "b:1"]', 'inputs = ["b:1", "a:1"]'
+    config = configured(tmp_path, CONFIG.replace(line, one))
+    store = Store(config.state, 1)
+    check_same_settings(config, store)
+    for text, key, value in ((other, "inputs[0]", '"a:1"'), (line, "inputs", '["a:1", "b:1"]')):
+        changed = configured(tmp_path, CONFIG.replace(line, text))
+        with refused("state.other-federation", key=key) as error:
+            check_same_settings(changed, store)
+        assert f"set it back to {value}, or" in str(error.value)
+    store.close()
 
 
 def test_budgets_of_kinds_may_change(tmp_path: Path) -> None:
