@@ -9,7 +9,9 @@ from torch.overrides import TorchFunctionMode
 LOCK = RLock()
 """Held while functions of torch are replaced for all threads."""
 Replacement = Callable[..., Any]
-"""Takes the replaced function, then its arguments."""
+"""Takes the replaced function, then its arguments, under the names that torch gives them."""
+NUMPYS = {"axis": "dim", "keepdims": "keepdim"}
+"""NumPy's names of arguments, which torch understands as well."""
 
 
 class Replacements(TorchFunctionMode):
@@ -30,4 +32,5 @@ class Replacements(TorchFunctionMode):
         replacement = self.replacements.get(func)
         if replacement is None:
             return func(*args, **(kwargs or {}))
-        return replacement(func, *args, **(kwargs or {}))
+        named = {NUMPYS.get(name, name): value for name, value in (kwargs or {}).items()}
+        return replacement(func, *args, **named)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from exporters.programs import source_lines
 from profiles.errors import ModelError
@@ -19,9 +20,9 @@ from profiles.errors import ModelError
 BOTH = (
     *("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone"),
     *("transpose", "permute", "movedim", "swapaxes", "t", "expand", "repeat", "narrow", "select"),
-    *("roll", "flip", "fft_fftshift", "fft_ifftshift", "detach", "neg", "mean", "sum"),
+    *("roll", "flip", "fft_fftshift", "fft_ifftshift", "detach", "neg", "negative", "mean", "sum"),
     *("split", "chunk", "unbind", "cat", "stack", "index_select", "gather", "zeros_like"),
-    *("__getitem__", "pad", "diff", "cumsum"),
+    *("__getitem__", "diff", "cumsum"),
 )
 """Functions of torch that treat the real and the imaginary part alike."""
 BILINEAR = ("mul", "multiply", "matmul", "mm", "bmm", "einsum", "outer", "__matmul__")
@@ -105,9 +106,18 @@ class Pair:
     def __truediv__(self, other: Any) -> "Pair":
         """The quotient by a pair, a tensor or a number."""
         if isinstance(other, Pair):
-            square = other.real.square() + other.imag.square()
-            return self * Pair(other.real / square, -other.imag / square)
+            return self * reciprocal(other)
+        if isinstance(other, complex):
+            return self * (1 / other)
         return Pair(self.real / other, self.imag / other)
+
+    def __rtruediv__(self, other: Any) -> "Pair":
+        """The quotient of a tensor or a number by a pair."""
+        return reciprocal(self) * other
+
+    def __pow__(self, exponent: Any) -> "Pair":
+        """The power with a whole number."""
+        return power(self, exponent)
 
     def __abs__(self) -> Tensor:
         """The magnitude."""
@@ -207,6 +217,43 @@ def subtracted(a: Any, b: Any, alpha: float = 1) -> Pair:
     return difference
 
 
+def divided(a: Any, b: Any) -> Pair:
+    """`torch.div`."""
+    quotient: Pair = paired(a) / b
+    return quotient
+
+
+def reciprocal(z: Pair) -> Pair:
+    """1 / z."""
+    square = z.real.square() + z.imag.square()
+    return Pair(z.real / square, -z.imag / square)
+
+
+def power(z: Any, exponent: Any) -> Pair:
+    """z^n for a whole number n, by squares."""
+    whole = isinstance(exponent, int | float) and exponent == int(exponent)
+    if not isinstance(z, Pair) or not whole:
+        raise unsupported("pow")
+    n = abs(int(exponent))
+    result = Pair(torch.ones_like(z.real), torch.zeros_like(z.imag))
+    factor = z if exponent >= 0 else reciprocal(z)
+    while n:
+        result = result * factor if n % 2 else result
+        factor, n = factor * factor, n // 2
+    return result
+
+
+def padded(z: Pair, pad: Any, mode: str = "constant", value: Any = None) -> Pair:
+    """`torch.nn.functional.pad`."""
+    if mode != "constant":
+        return Pair(*(functional.pad(part, pad, mode) for part in (z.real, z.imag)))
+    filled = complex(value or 0)
+    return Pair(
+        functional.pad(z.real, pad, value=filled.real),
+        functional.pad(z.imag, pad, value=filled.imag),
+    )
+
+
 def converted(z: Pair, *to: Any, **_: Any) -> Pair:
     """`Tensor.to` another complex type or device: a graph has only one of each."""
     if any(isinstance(kind, torch.dtype) and not kind.is_complex for kind in to):
@@ -233,8 +280,13 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "is_complex": lambda z: True,
     "numel": lambda z: z.real.numel(),
     "add": added,
-    "sub": subtracted,
-    "div": operator.truediv,
+    **dict.fromkeys(("sub", "subtract"), subtracted),
+    "rsub": lambda a, b, alpha=1: subtracted(b, a, alpha),
+    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), divided),
+    "__rtruediv__": lambda a, b: divided(b, a),
+    "reciprocal": reciprocal,
+    **dict.fromkeys(("pow", "__pow__"), power),
+    "pad": padded,
     "to": converted,
 }
 """Functions of torch with a form of their own."""

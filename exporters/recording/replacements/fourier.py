@@ -54,26 +54,31 @@ def along(x: Any, dim: int, transform: Any) -> Any:
     return last.transpose(dim, -1)
 
 
-def rfft(func: Any, x: Tensor, n: int | None = None, dim: int = -1, norm: Any = None) -> Any:
+def rfft(func: Any, input: Tensor, n: int | None = None, dim: int = -1, norm: Any = None) -> Any:
     """`torch.fft.rfft`: n // 2 + 1 frequencies of a real series."""
-    if not can_transform(x, n, dim):
-        return func(x, n, dim, norm)
+    if not can_transform(input, n, dim):
+        return func(input, n, dim, norm)
 
-    def transform(x: Tensor) -> Pair:
-        x = resized(x, n)
-        size = x.shape[-1]
-        cos, sin = waves(size, size // 2 + 1, x, scale_of(size, norm, inverse=False))
-        return Pair(x @ cos, -(x @ sin))
+    def transform(input: Tensor) -> Pair:
+        input = resized(input, n)
+        size = input.shape[-1]
+        cos, sin = waves(size, size // 2 + 1, input, scale_of(size, norm, inverse=False))
+        return Pair(input @ cos, -(input @ sin))
 
-    return along(x, dim, transform)
+    return along(input, dim, transform)
 
 
 def fft(
-    func: Any, x: Any, n: int | None = None, dim: int = -1, norm: Any = None, inverse: bool = False
+    func: Any,
+    input: Any,
+    n: int | None = None,
+    dim: int = -1,
+    norm: Any = None,
+    inverse: bool = False,
 ) -> Any:
     """`torch.fft.fft`, or `ifft` with `inverse`."""
-    if not can_transform(x, n, dim):
-        return func(x, n, dim, norm)
+    if not can_transform(input, n, dim):
+        return func(input, n, dim, norm)
 
     def transform(z: Any) -> Any:
         z = Pair(resized(z.real, n), resized(z.imag, n)) if isinstance(z, Pair) else resized(z, n)
@@ -81,13 +86,13 @@ def fft(
         cos, sin = waves(size, size, z.real, scale_of(size, norm, inverse))
         return product(operator.matmul, z, Pair(cos, sin if inverse else -sin))
 
-    return along(x, dim, transform)
+    return along(input, dim, transform)
 
 
-def irfft(func: Any, x: Any, n: int | None = None, dim: int = -1, norm: Any = None) -> Any:
+def irfft(func: Any, input: Any, n: int | None = None, dim: int = -1, norm: Any = None) -> Any:
     """`torch.fft.irfft`: a real series of `n` points from its frequencies."""
-    if not can_transform(x, n, dim):
-        return func(x, n, dim, norm)
+    if not can_transform(input, n, dim):
+        return func(input, n, dim, norm)
 
     def transform(z: Pair) -> Tensor:
         size = 2 * (z.shape[-1] - 1) if n is None else n
@@ -100,7 +105,7 @@ def irfft(func: Any, x: Any, n: int | None = None, dim: int = -1, norm: Any = No
         cos, sin = waves(size, count, z.real, scale_of(size, norm, inverse=True) * twice)
         return resized(z.real, count) @ cos.T - resized(z.imag, count) @ sin.T
 
-    return along(paired(x), dim, transform)
+    return along(paired(input), dim, transform)
 
 
 def over_axes(
@@ -108,18 +113,21 @@ def over_axes(
 ) -> Replacement:
     """A transform over several axes: `last`, if given, over the last one, `inner` over others."""
 
-    def transform(func: Any, x: Any, s: Any = None, dim: Any = default, norm: Any = None) -> Any:
-        axes = tuple(range(-x.ndim, 0)) if dim is None else tuple(dim)
+    def transform(
+        func: Any, input: Any, s: Any = None, dim: Any = default, norm: Any = None
+    ) -> Any:
+        count = input.ndim if s is None else len(s)
+        axes = tuple(range(-count, 0)) if dim is None else tuple(dim)
         sizes = [None] * len(axes) if s is None else [None if n == -1 else n for n in s]
         steps = [(inner, n, axis) for n, axis in zip(sizes, axes, strict=True)]
-        if not all(can_transform(x, n, axis) for _, n, axis in steps):
-            return func(x, s, dim, norm)
+        if not all(can_transform(input, n, axis) for _, n, axis in steps):
+            return func(input, s, dim, norm)
         if last is not None:
             steps[-1] = (last, sizes[-1], axes[-1])
         # A transform of real numbers comes first; one back to real numbers comes last.
         for transform, n, axis in reversed(steps) if last is rfft else steps:
-            x = transform(func, x, n, axis, norm)
-        return x
+            input = transform(func, input, n, axis, norm)
+        return input
 
     return transform
 
@@ -173,9 +181,9 @@ def zeros(func: Any, *size: Any, dtype: Any = None, **more: Any) -> Any:
     return Pair(*(func(*size, dtype=torch.float32, **more) for _ in range(2)))
 
 
-def as_complex(_: Any, x: Tensor) -> Pair:
+def as_complex(_: Any, input: Tensor) -> Pair:
     """`torch.view_as_complex`."""
-    return Pair(x[..., 0], x[..., 1])
+    return Pair(input[..., 0], input[..., 1])
 
 
 def real_and_imaginary(_: Any, real: Tensor, imag: Tensor) -> Pair:
@@ -183,9 +191,9 @@ def real_and_imaginary(_: Any, real: Tensor, imag: Tensor) -> Pair:
     return Pair(real, imag)
 
 
-def polar(_: Any, size: Tensor, angle: Tensor) -> Pair:
+def polar(_: Any, abs: Tensor, angle: Tensor) -> Pair:
     """`torch.polar`."""
-    return Pair(size * angle.cos(), size * angle.sin())
+    return Pair(abs * angle.cos(), abs * angle.sin())
 
 
 ifft = partial(fft, inverse=True)

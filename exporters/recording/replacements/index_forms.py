@@ -12,11 +12,17 @@ from exporters.recurrence.replacements import Replacement
 Computes = Callable[..., Tensor]
 
 
-def topk(func: Any, x: Tensor, k: int, *given: Any, **more: Any) -> Any:
+def topk(
+    func: Any,
+    input: Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+    **more: Any,
+) -> Any:
     """`torch.topk` in sorted order. Otherwise each runtime chooses an order of its own."""
-    dim = given[0] if given else more.get("dim", -1)
-    largest = given[1] if len(given) > 1 else more.get("largest", True)
-    return func(x, k, dim, largest, True)
+    return func(input, k, dim, largest, True, **more)
 
 
 def split(func: Any, x: Tensor, size: Any, dim: int = 0) -> Any:
@@ -31,19 +37,20 @@ def split(func: Any, x: Tensor, size: Any, dim: int = 0) -> Any:
     return x.unflatten(dim, (int(parts), size)).unbind(dim)
 
 
-def chunk(func: Any, x: Tensor, chunks: int, dim: int = 0) -> Any:
+def chunk(func: Any, input: Tensor, chunks: int, dim: int = 0) -> Any:
     """`torch.chunk` of rows of samples, for example of two views of each sample."""
-    whole = x.shape[dim]
+    whole = input.shape[dim]
     if not isinstance(whole, SymInt) or int(whole.node.expr.as_coeff_Mul()[0]) % chunks:
-        return func(x, chunks, dim)
-    return split(func, x, whole // chunks, dim)
+        return func(input, chunks, dim)
+    return split(func, input, whole // chunks, dim)
 
 
-def bincount(func: Computes, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
+def bincount(func: Computes, input: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
     """`torch.bincount` of whole numbers below `minlength`, so that the size is fixed."""
     if minlength == 0 or weights is not None:
-        return func(x, weights, minlength)
-    return torch.zeros(minlength, dtype=torch.int64).scatter_add(0, x, torch.ones_like(x))
+        return func(input, weights, minlength)
+    places = input.to(torch.int64)
+    return torch.zeros(minlength, dtype=torch.int64).scatter_add(0, places, torch.ones_like(places))
 
 
 def eye(_: Any, n: Any, m: Any = None, *, dtype: Any = None, **__: Any) -> Tensor:
@@ -62,14 +69,19 @@ def constant(func: Computes, *given: Any, **more: Any) -> Tensor:
 
 
 def searchsorted(
-    func: Computes, ascending: Tensor, x: Any, *given: Any, right: bool = False, **more: Any
+    func: Computes,
+    sorted_sequence: Tensor,
+    input: Any,
+    *given: Any,
+    right: bool = False,
+    **more: Any,
 ) -> Tensor:
     """`torch.searchsorted`: the number of `ascending` numbers below each of `x`."""
-    if given or not isinstance(x, Tensor) or any(more.values()):
-        return func(ascending, x, *given, right=right, **more)
-    rows = ascending if ascending.dim() == 1 else ascending.unsqueeze(-2)
+    if given or not isinstance(input, Tensor) or any(more.values()):
+        return func(sorted_sequence, input, *given, right=right, **more)
+    rows = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
     compare = torch.le if right else torch.lt
-    return compare(rows, x.unsqueeze(-1)).sum(-1)
+    return compare(rows, input.unsqueeze(-1)).sum(-1)
 
 
 def setitem(func: Any, x: Any, index: Any, value: Any) -> None:
@@ -121,33 +133,33 @@ def is_list(part: Any) -> bool:
     return isinstance(part, list) and bool(part) and all(type(n) is int for n in part)
 
 
-def index_fill(func: Computes, x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+def index_fill(func: Computes, input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """`torch.index_fill`."""
-    if not isinstance(x.shape[dim], int):
-        return func(x, dim, index, value)
-    hit = (torch.arange(x.shape[dim])[:, None] == index % x.shape[dim]).any(1)
-    behind = x.dim() - 1 - dim % x.dim()
-    return torch.where(hit.view(-1, *[1] * behind), value, x)
+    if not isinstance(input.shape[dim], int):
+        return func(input, dim, index, value)
+    hit = (torch.arange(input.shape[dim])[:, None] == index % input.shape[dim]).any(1)
+    behind = input.dim() - 1 - dim % input.dim()
+    return torch.where(hit.view(-1, *[1] * behind), value, input)
 
 
-def index_copy(_: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+def index_copy(_: Any, input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """`torch.index_copy`."""
-    behind = x.dim() - 1 - dim % x.dim()
-    return x.scatter(dim, index.view(-1, *[1] * behind).expand(source.shape), source)
+    behind = input.dim() - 1 - dim % input.dim()
+    return input.scatter(dim, index.view(-1, *[1] * behind).expand(source.shape), source)
 
 
-def take_along_dim(func: Computes, x: Tensor, indices: Tensor, dim: Any = None) -> Tensor:
+def take_along_dim(func: Computes, input: Tensor, indices: Tensor, dim: Any = None) -> Tensor:
     """`torch.take_along_dim` along an axis."""
-    if dim is None or x.dim() != indices.dim():
-        return func(x, indices, dim)
-    dim %= x.dim()
-    pairs = list(zip(x.shape, indices.shape, strict=True))
+    if dim is None or input.dim() != indices.dim():
+        return func(input, indices, dim)
+    dim %= input.dim()
+    pairs = list(zip(input.shape, indices.shape, strict=True))
     # Compared as objects: comparing sizes would fix the batch.
     sizes = [a if type(b) is int and b == 1 else b for a, b in pairs]
     sizes[dim] = indices.shape[dim]
     whole = [b if type(a) is int and a == 1 else a for a, b in pairs]
-    whole[dim] = x.shape[dim]
-    return x.expand(whole).gather(dim, indices.expand(sizes))
+    whole[dim] = input.shape[dim]
+    return input.expand(whole).gather(dim, indices.expand(sizes))
 
 
 INDEXING: dict[Any, Replacement] = {

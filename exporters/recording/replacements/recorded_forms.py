@@ -20,45 +20,50 @@ State = tuple[Tensor, Tensor]
 Computes = Callable[..., Tensor]
 
 
-def prod(func: Computes, x: Tensor, *given: Any, **more: Any) -> Tensor:
+def prod(func: Computes, input: Tensor, *given: Any, **more: Any) -> Tensor:
     """`torch.prod` over one axis, by halves. The gradient is correct even if factors are zero."""
     dim = more.get("dim", given[0] if given else None)
     keepdim = more.get("keepdim", given[1] if len(given) > 1 else False)
-    if type(dim) is not int or x.dim() == 0 or more.get("dtype") is not None:
-        return func(x, *given, **more)
-    size = x.shape[dim]
-    if not isinstance(size, int) or not 0 < size <= LARGEST_PRODUCT or not x.is_floating_point():
-        return func(x, *given, **more)
+    if type(dim) is not int or input.dim() == 0 or more.get("dtype") is not None:
+        return func(input, *given, **more)
+    size = input.shape[dim]
+    if (
+        not isinstance(size, int)
+        or not 0 < size <= LARGEST_PRODUCT
+        or not input.is_floating_point()
+    ):
+        return func(input, *given, **more)
     while size > 1:
         half = size // 2
-        product = x.narrow(dim, 0, half) * x.narrow(dim, half, half)
-        rest = [x.narrow(dim, 2 * half, 1)] if size % 2 else []
-        x = torch.cat([product, *rest], dim) if rest else product
+        product = input.narrow(dim, 0, half) * input.narrow(dim, half, half)
+        rest = [input.narrow(dim, 2 * half, 1)] if size % 2 else []
+        input = torch.cat([product, *rest], dim) if rest else product
         size = half + len(rest)
-    return x if keepdim else x.squeeze(dim)
+    return input if keepdim else input.squeeze(dim)
 
 
-def cumprod(func: Computes, x: Tensor, dim: int, **more: Any) -> Tensor:
+def cumprod(func: Computes, input: Tensor, dim: int, **more: Any) -> Tensor:
     """`torch.cumprod`. In each round, each product covers twice as many factors as before."""
-    size = x.shape[dim] if x.dim() else 0
+    size = input.shape[dim] if input.dim() else 0
     if more or not isinstance(size, int) or not 0 < size <= LARGEST_PRODUCT:
-        return func(x, dim, **more)
+        return func(input, dim, **more)
+    input = input if input.is_floating_point() else input.to(torch.int64)
     shift = 1
     while shift < size:
-        ones = torch.ones_like(x.narrow(dim, 0, shift))
-        x = x * torch.cat([ones, x.narrow(dim, 0, size - shift)], dim)
+        ones = torch.ones_like(input.narrow(dim, 0, shift))
+        input = input * torch.cat([ones, input.narrow(dim, 0, size - shift)], dim)
         shift *= 2
-    return x
+    return input
 
 
-def cummax(func: Any, x: Tensor, dim: int) -> Any:
+def cummax(func: Any, input: Tensor, dim: int, better: Any = torch.ge) -> Any:
     """`torch.cummax`: in each round, the maximum of twice as many elements."""
-    size = x.shape[dim] if x.dim() else 0
+    size = input.shape[dim] if input.dim() else 0
     if not isinstance(size, int) or not 0 < size <= LARGEST_PRODUCT:
-        return func(x, dim)
-    along = [1] * x.dim()
+        return func(input, dim)
+    along = [1] * input.dim()
     along[dim] = size
-    largest, indices = x.detach(), torch.arange(size).view(along).expand(x.shape)
+    largest, indices = input.detach(), torch.arange(size).view(along).expand(input.shape)
     shift = 1
     while shift < size:
         # The first elements are compared with themselves. The last of equal ones counts.
@@ -66,30 +71,30 @@ def cummax(func: Any, x: Tensor, dim: int) -> Any:
             torch.cat([v.narrow(dim, 0, shift), v.narrow(dim, 0, size - shift)], dim)
             for v in (largest, indices)
         )
-        keep = largest >= before
+        keep = better(largest, before)
         largest, indices = torch.where(keep, largest, before), torch.where(keep, indices, place)
         shift *= 2
-    return torch.return_types.cummax((x.gather(dim, indices), indices))
+    return torch.return_types.cummax((input.gather(dim, indices), indices))
 
 
-def cummin(func: Any, x: Tensor, dim: int) -> Any:
+def cummin(func: Any, input: Tensor, dim: int) -> Any:
     """`torch.cummin`."""
-    values, indices = cummax(torch.cummax, -x, dim)
-    return torch.return_types.cummin((-values, indices))
+    found: tuple[Tensor, Tensor] = cummax(func, input, dim, torch.le)
+    return torch.return_types.cummin(found)
 
 
-def median(func: Any, x: Tensor, *given: Any, **more: Any) -> Any:
+def median(func: Any, input: Tensor, *given: Any, **more: Any) -> Any:
     """`torch.median` along an axis: the lower of the two middle values."""
     dim = more.get("dim", given[0] if given else None)
-    if dim is None or not isinstance(x.shape[dim], int):
-        return func(x, *given, **more)
+    if dim is None or not isinstance(input.shape[dim], int):
+        return func(input, *given, **more)
     keepdim = more.get("keepdim", given[1] if len(given) > 1 else False)
-    return torch.return_types.median(ranked(x, (x.shape[dim] - 1) // 2, dim, keepdim))
+    return torch.return_types.median(ranked(input, (input.shape[dim] - 1) // 2, dim, keepdim))
 
 
-def kthvalue(func: Any, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+def kthvalue(func: Any, input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """`torch.kthvalue`."""
-    return torch.return_types.kthvalue(ranked(x, k - 1, dim, keepdim))
+    return torch.return_types.kthvalue(ranked(input, k - 1, dim, keepdim))
 
 
 def ranked(x: Tensor, rank: int, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
@@ -128,10 +133,10 @@ def length(func: Any, x: Tensor) -> int:
     )
 
 
-def unbind(func: Any, x: Tensor, dim: int = 0) -> Any:
+def unbind(func: Any, input: Tensor, dim: int = 0) -> Any:
     """`torch.unbind`, as `for row in x` calls it. Raises ModelError for the rows of a batch."""
-    if x.dim() == 0 or not isinstance(x.shape[dim], SymInt):
-        return func(x, dim)
+    if input.dim() == 0 or not isinstance(input.shape[dim], SymInt):
+        return func(input, dim)
     raise ModelError(
         "The model loops over the samples of a batch{place}, and one recording must serve all "
         "batch sizes. Compute all samples at once: operators have a batch axis.",
@@ -140,10 +145,10 @@ def unbind(func: Any, x: Tensor, dim: int = 0) -> Any:
     )
 
 
-def one_hot(func: Computes, x: Tensor, num_classes: int = -1) -> Tensor:
+def one_hot(func: Computes, input: Tensor, num_classes: int = -1) -> Tensor:
     """`one_hot`. Raises ModelError without `num_classes`, as torch then reads the values."""
     if num_classes != -1:
-        return func(x, num_classes)
+        return func(input, num_classes)
     raise ModelError(
         "one_hot without num_classes{place} reads the largest class of the batch. Pass the number "
         "of classes: one_hot(x, num_classes).",
@@ -168,50 +173,53 @@ def called_place() -> str:
     return source_lines.parenthesized(source_lines.innermost(frames))
 
 
-def fake_quantize(func: Computes, x: Tensor, scale: Any, zero: Any, *bounds: int) -> Tensor:
+def fake_quantize(
+    func: Computes, input: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int
+) -> Tensor:
     """`torch.fake_quantize_per_tensor_affine` of fixed steps; what is cut gets no gradient."""
-    if isinstance(scale, Tensor) or isinstance(zero, Tensor) or len(bounds) != 2:
-        return func(x, scale, zero, *bounds)
-    low, high = bounds
-    steps = (x.detach() / scale).round() + zero
-    kept = torch.where((steps >= low) & (steps <= high), x, 0.0)
-    change: Tensor = (steps.clamp(low, high) - zero) * scale - kept
+    if isinstance(scale, Tensor) or isinstance(zero_point, Tensor):
+        return func(input, scale, zero_point, quant_min, quant_max)
+    steps = (input.detach() / scale).round() + zero_point
+    kept = torch.where((steps >= quant_min) & (steps <= quant_max), input, 0.0)
+    change: Tensor = (steps.clamp(quant_min, quant_max) - zero_point) * scale - kept
     return kept + change.detach()
 
 
-def logit(_: Any, x: Tensor, eps: float | None = None) -> Tensor:
+def logit(_: Any, input: Tensor, eps: float | None = None) -> Tensor:
     """`torch.logit`: ln(x / (1 - x))."""
-    x = x if eps is None else x.clamp(eps, 1 - eps)
-    return (x / (1 - x)).log()
+    input = input if eps is None else input.clamp(eps, 1 - eps)
+    return (input / (1 - input)).log()
 
 
-def gates(x: Tensor, h: Tensor, weights: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+def gates(
+    input: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+) -> tuple[Tensor, Tensor]:
     """For all gates together, the terms from a cell's input and the terms from its state."""
-    w_ih, w_hh, b_ih, b_hh = (*weights, None, None)[:4]
-    return functional.linear(x, w_ih, b_ih), functional.linear(h, w_hh, b_hh)
+    return functional.linear(input, w_ih, b_ih), functional.linear(h, w_hh, b_hh)
 
 
-def lstm_cell(_: Any, x: Tensor, state: State, *weights: Any) -> State:
+def lstm_cell(_: Any, input: Tensor, hx: State, *weights: Any, **named: Any) -> State:
     """A step of `nn.LSTMCell`."""
-    h, c = state
-    from_x, from_h = gates(x, h, weights)
+    h, c = hx
+    from_x, from_h = gates(input, h, *weights, **named)
     i, f, g, o = (from_x + from_h).chunk(4, -1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return o.sigmoid() * c.tanh(), c
 
 
-def gru_cell(_: Any, x: Tensor, h: Tensor, *weights: Any) -> Tensor:
+def gru_cell(_: Any, input: Tensor, hx: Tensor, *weights: Any, **named: Any) -> Tensor:
     """A step of `nn.GRUCell`."""
-    (rx, zx, nx), (rh, zh, nh) = (value.chunk(3, -1) for value in gates(x, h, weights))
+    both = gates(input, hx, *weights, **named)
+    (rx, zx, nx), (rh, zh, nh) = (value.chunk(3, -1) for value in both)
     n = (nx + (rx + rh).sigmoid() * nh).tanh()
-    return n + (zx + zh).sigmoid() * (h - n)
+    return n + (zx + zh).sigmoid() * (hx - n)
 
 
 def rnn_cell(nonlinearity: Callable[[Tensor], Tensor]) -> Replacement:
     """A step of `nn.RNNCell` with this `nonlinearity`."""
 
-    def cell(_: Any, x: Tensor, h: Tensor, *weights: Any) -> Tensor:
-        from_x, from_h = gates(x, h, weights)
+    def cell(_: Any, input: Tensor, hx: Tensor, *weights: Any, **named: Any) -> Tensor:
+        from_x, from_h = gates(input, hx, *weights, **named)
         return nonlinearity(from_x + from_h)
 
     return cell

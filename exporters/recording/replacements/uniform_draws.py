@@ -52,14 +52,14 @@ def randn(_: Any, *given: Any, size: Any = None, dtype: Any = None, **__: Any) -
     return standard_normal(sizes(given, size)).to(dtype or torch.get_default_dtype())
 
 
-def rand_like(_: Any, like: Tensor, dtype: Any = None, **__: Any) -> Tensor:
+def rand_like(_: Any, input: Tensor, dtype: Any = None, **__: Any) -> Tensor:
     """`torch.rand_like`."""
-    return uniform(like.shape).to(dtype or like.dtype)
+    return uniform(input.shape).to(dtype or input.dtype)
 
 
-def randn_like(_: Any, like: Tensor, dtype: Any = None, **__: Any) -> Tensor:
+def randn_like(_: Any, input: Tensor, dtype: Any = None, **__: Any) -> Tensor:
     """`torch.randn_like`."""
-    return standard_normal(like.shape).to(dtype or like.dtype)
+    return standard_normal(input.shape).to(dtype or input.dtype)
 
 
 def normal(_: Any, mean: Any, std: Any = 1.0, size: Any = None, **__: Any) -> Any:
@@ -86,11 +86,11 @@ def exponential_(_: Any, x: Tensor, lambd: float = 1, **__: Any) -> Tensor:
     return x.copy_(uniform(x.shape).log() / -lambd)
 
 
-def bernoulli(func: Computes, share: Tensor, *given: Any, **more: Any) -> Tensor:
+def bernoulli(func: Computes, input: Tensor, *given: Any, **more: Any) -> Tensor:
     """`torch.bernoulli` of a tensor of probabilities."""
     if given or more.get("p") is not None:
-        return func(share, *given, **more)
-    return (uniform(share.shape).to(share.dtype) < share).to(share.dtype)
+        return func(input, *given, **more)
+    return (uniform(input.shape).to(input.dtype) < input).to(input.dtype)
 
 
 def bernoulli_(func: Computes, x: Tensor, p: Any = 0.5, **more: Any) -> Tensor:
@@ -113,10 +113,10 @@ def randint(_: Any, *given: Any, size: Any = None, dtype: Any = None, **more: An
     return (low + (uniform(size) * (high - low)).floor()).to(dtype or torch.int64)
 
 
-def randint_like(_: Any, like: Tensor, *given: int, dtype: Any = None, **more: Any) -> Tensor:
+def randint_like(_: Any, input: Tensor, *given: int, dtype: Any = None, **more: Any) -> Tensor:
     """`torch.randint_like`."""
     low, high = bounds(given, more.get("low"), more.get("high"))
-    return (low + (uniform(like.shape) * (high - low)).floor()).to(dtype or like.dtype)
+    return (low + (uniform(input.shape) * (high - low)).floor()).to(dtype or input.dtype)
 
 
 def randperm(_: Any, n: int, **__: Any) -> Tensor:

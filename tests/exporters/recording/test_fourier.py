@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from exporters.recording.capture import capture
 from exporters.recording.replacements.fourier import FOURIER
@@ -43,6 +44,19 @@ TRANSFORMS: dict[str, Compute] = {
     "rotated": lambda x: (torch.fft.rfft(x) * torch.polar(x[..., :5].exp(), x[..., :5])).real,
     "difference": lambda x: abs(1 - torch.fft.rfft(x).transpose(1, 2) / 3).mean(1),
     "quotient": lambda x: (torch.fft.rfft(x) / (torch.fft.rfft(x.exp()) + 9)).abs(),
+    "quotient of a number": lambda x: (2 / (torch.fft.rfft(x) + 9j)).imag,
+    "quotient of a tensor": lambda x: (x[..., :5] / (torch.fft.rfft(x) + 9)).real,
+    "quotient by numbers": lambda x: (torch.div(torch.fft.rfft(x), 3 - 4j) / 2).real,
+    "reciprocal": lambda x: (torch.fft.rfft(x) + 9).reciprocal().imag,
+    "powers": lambda x: ((torch.fft.rfft(x) / 8) ** 3 + torch.pow(torch.fft.rfft(x) / 8, 2)).real,
+    "negative power": lambda x: ((torch.fft.rfft(x) + 9j) ** -2).imag,
+    "no power": lambda x: (torch.fft.rfft(x) ** 0).real * x[..., :5],
+    "difference from a tensor": lambda x: (x[..., :5] - torch.fft.rfft(x)).imag,
+    "filled": lambda x: torch.view_as_real(F.pad(torch.fft.rfft(x), (1, 2), value=3)).flatten(2),
+    "filled with zeros": lambda x: F.pad(torch.fft.rfft(x), (0, 1)).imag,
+    "reflected": lambda x: F.pad(torch.fft.rfft(x), (2, 1), mode="replicate").imag,
+    "sizes of the last axes": lambda x: torch.fft.fftn(x, s=(5,)).imag,
+    "sizes of two axes": lambda x: torch.fft.irfftn(torch.fft.rfftn(x, s=(4, 6)), s=(3, 5)),
     "autocorrelation": autocorrelation,
     "spectral convolution": spectral_convolution,
     "spectrogram": lambda x: torch.stft(

@@ -14,6 +14,8 @@ from torch.nn import functional
 from exporters.programs.dropout import SeededBernoulli, uniform_numbers
 from exporters.recording.capture import capture
 from exporters.recording.replacements.custom_gradients import own_gradients, recorded_functions
+from exporters.recording.replacements.fourier import FOURIER
+from exporters.recording.replacements.recorded_forms import FORMS as FORMS_OF_TORCH
 from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.recurrence.replacements import Replacements
 from refusals import refused
@@ -79,8 +81,71 @@ FORMS: dict[str, Compute] = {
     "largest so far": lambda h: h + torch.cummax(h, 1).values,
     "largest so far, equal ones": lambda h: h.round().cummax(dim=-1)[0] * h,
     "place of the smallest so far": lambda h: h * h.cummin(1).indices + h.cummin(1).values,
+    "smallest so far of booleans": lambda h: h * torch.cummin(h > -1, 1).values,
     "writes through .to": lambda h: writes_through_to(h),
+    "true up to here": lambda h: h * torch.cumprod(h > -1, dim=1),
+    "products of whole numbers": lambda h: h * (h > -1).int().cumprod(1),
+    "counts of int32": lambda h: h + torch.tensor([0, 1, 1]).int().bincount(minlength=8),
 }
+NAMED: dict[str, Compute] = {
+    "topk": lambda h: h + torch.topk(input=h, k=2, dim=1).values.sum(1, keepdim=True),
+    "chunk": lambda h: torch.cat(torch.chunk(input=h, chunks=2, dim=1)[::-1], 1),
+    "unbind": lambda h: h + torch.stack(torch.unbind(input=h, dim=1)[::-1], 1),
+    "prod": lambda h: h + torch.prod(input=h, axis=1, keepdims=True),
+    "cumprod": lambda h: torch.cumprod(input=h, axis=1),
+    "cummax": lambda h: h + torch.cummax(input=h, dim=1).values,
+    "cummin": lambda h: h + torch.cummin(input=h, dim=1).values,
+    "median": lambda h: h + torch.median(input=h, dim=1, keepdim=True).values,
+    "kthvalue": lambda h: h + torch.kthvalue(input=h, k=2, dim=1, keepdim=True).values,
+    "logit": lambda h: torch.logit(input=h.sigmoid(), eps=0.1),
+    "index_fill": lambda h: torch.index_fill(input=h, dim=1, index=torch.tensor([1]), value=0.5),
+    "index_copy": lambda h: torch.index_copy(
+        input=h, dim=1, index=torch.tensor([1]), source=h[:, :1]
+    ),
+    "take_along_dim": lambda h: torch.take_along_dim(input=h, indices=h.argsort(1), dim=1),
+    "bincount": lambda h: h + torch.bincount(input=torch.tensor([0, 1, 1]), minlength=8),
+    "searchsorted": lambda h: (
+        h * torch.searchsorted(sorted_sequence=torch.linspace(-1, 1, 5), input=h)
+    ),
+    "one_hot": lambda h: h + functional.one_hot(input=h.argmax(1), num_classes=8),
+    "fake_quantize": lambda h: torch.fake_quantize_per_tensor_affine(
+        h, scale=0.1, zero_point=2, quant_min=-5, quant_max=5
+    ),
+    "rfft": lambda h: h + torch.fft.rfft(input=h, dim=1).abs().mean(1, keepdim=True),
+    "fft2": lambda h: h + torch.fft.fft2(input=h[:, None]).real[:, 0],
+    "view_as_complex": lambda h: (
+        h + torch.view_as_complex(input=h.unflatten(1, (4, 2))).abs().sum(1, keepdim=True)
+    ),
+    "polar": lambda h: h * torch.polar(abs=h, angle=h).real,
+    "cell": lambda h: torch.gru_cell(
+        input=h, hx=h, w_ih=torch.ones(24, 8), w_hh=torch.eye(8).repeat(3, 1)
+    ),
+}
+"""Functions whose arguments are all named as torch names them."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_arguments_may_be_named(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    h, results = torch.randn(4, 8), []
+    for context in (Replacements({}), Replacements(FORMS_OF_TORCH | FOURIER)):
+        with context:
+            results.append(NAMED[name](h))
+    torch.testing.assert_close(*results)
+
+
+RANDOM = {
+    "rand": lambda h: torch.rand_like(input=h),
+    "randn": lambda h: torch.randn_like(input=h),
+    "randint": lambda h: torch.randint_like(input=h, low=1, high=5),
+    "bernoulli": lambda h: torch.bernoulli(input=h.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_arguments_of_draws_may_be_named(name: str) -> None:
+    with uniform_draws(), SeededBernoulli(1):
+        assert RANDOM[name](torch.zeros(4, 8)).shape == (4, 8)
 
 
 def written(h: Tensor, index: Any, value: Any) -> Tensor:
