@@ -1,8 +1,10 @@
 """Makes a release of a federation: the inference bundles of a round for its devices."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from exporters.programs.program import inference_program
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.releases.release_changes import add_release
 from toolkit.coordinator.storage.release_folder import Release
@@ -11,6 +13,8 @@ from toolkit.deployment.fine_tuning_bundles import write_training_bundles
 from toolkit.deployment.model_card import Precision
 from toolkit.deployment.targets import kind_targets, with_options
 from toolkit.deployment.trained_model import from_federation
+
+logger = logging.getLogger(__name__)
 
 
 def make_release(
@@ -42,6 +46,12 @@ def make_release(
         EdgeTailorError: A bundle cannot be made. Then nothing is released.
     """
     trained = from_federation(config, round_, calibration=calibration)
+    if inference_program(trained.program).output == "outputs":
+        logger.warning(
+            "Devices take this release without comparing it with their present model: only the "
+            "loss %s knows what the outputs mean.",
+            config.training.loss,
+        )
     names = [target.kind or "" for target in kind_targets(config, kinds, Path())]
 
     def write(folder: Path) -> None:
