@@ -49,8 +49,8 @@ def trained_outputs(captured: Captured, loss: str) -> TrainedOutputs:
     """
     goal, form = objective_of(loss, captured), captured.outputs
     uses = [
-        OutputUse(part.name or "output", part.shape, use(part, loss, goal, len(form.parts)))
-        for part in form.parts
+        OutputUse(part.name or "output", part.shape, use(part, number, loss, goal, len(form.parts)))
+        for number, part in enumerate(form.parts)
     ]
     uses += [
         OutputUse(name or "output", None, f"not trained: {reason}")
@@ -62,10 +62,12 @@ def trained_outputs(captured: Captured, loss: str) -> TrainedOutputs:
     return TrainedOutputs(tuple(uses), tuple(still), plain and not _is_logit(form.parts[0]))
 
 
-def use(part: Part, loss: str, goal: Objective, outputs: int) -> str:
-    """How `loss` trains one output of a model that has so many outputs."""
+def use(part: Part, number: int, loss: str, goal: Objective, outputs: int) -> str:
+    """How `loss` trains the output with this number, of a model that has so many outputs."""
     parsed = parse(loss)
     if isinstance(parsed, Own):
+        if goal.used is not None and number not in goal.used:
+            return f"not trained: {loss} has no gradient of it"
         return f"passed to {loss}; labels {labels_text(goal.labels)}"
     if isinstance(parsed, BuiltIn):
         if outputs > 1 and part.name != PREFERRED:

@@ -1,6 +1,7 @@
 """Selects what a model is trained for, from the text of a loss and the outputs of the model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -8,7 +9,7 @@ from device_agent.formats.manifest import Part
 from exporters.objectives.built_in import built_in
 from exporters.objectives.heads import of_one_output, sum_of_heads
 from exporters.objectives.loss_text import Own, parse
-from exporters.objectives.own_loss import check_own_loss, own_objective
+from exporters.objectives.own_loss import check_own_loss, own_objective, used_outputs
 from exporters.programs.losses import Objective
 from exporters.programs.output_parts import PREFERRED, described_parts
 from exporters.recording.captured import Captured
@@ -62,6 +63,7 @@ def objective_of(loss: str, captured: Captured) -> Objective:
     if goal.own:
         output = random_outputs(captured, torch.Generator().manual_seed(0))
         check_own_loss(goal, loss, captured.outputs, output)
+        goal = replace(goal, used=used_outputs(goal, loss, captured.outputs, output))
     return goal
 
 

@@ -19,7 +19,13 @@ from exporters.objectives.labels import ATTRIBUTE, rule_of_parts
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.losses import Measure, Objective
-from exporters.programs.output_parts import described_parts, nest, random_labels, unpack
+from exporters.programs.output_parts import (
+    described_parts,
+    nest,
+    part_of,
+    random_labels,
+    unpack,
+)
 from exporters.programs.recorded_graph import MINIMUM_BATCH
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions
@@ -334,6 +340,27 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
             loss=reference,
             place=place_of(function),
         )
+
+
+def used_outputs(
+    goal: Objective, reference: str, outputs: OutputForm, output: Tensor
+) -> frozenset[int] | None:
+    """Numbers of the outputs that a gradient of the user's own loss reaches; None for one output.
+
+    For the others PyTorch's gradient is None, so that its optimizers do not decay their parameters.
+    The arguments are those of `check_own_loss`, which has accepted them.
+    """
+    parts = outputs.parts
+    if len(parts) == 1:
+        return None
+    labels = random_labels(goal.labels.parts, len(output), torch.Generator().manual_seed(0))
+    leaves = [part_of(output, part, parts).detach().requires_grad_() for part in parts]
+    given = nest({part.name: leaf for part, leaf in zip(parts, leaves, strict=True)})
+    with as_on_devices():
+        returned: Any = load_loss(reference)(given, unpack(labels, goal.labels.parts))
+    value = returned[0] if isinstance(returned, tuple) else returned
+    gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+    return frozenset(number for number, found in enumerate(gradients) if found is not None)
 
 
 def place_of(function: object) -> str:

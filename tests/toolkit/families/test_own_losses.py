@@ -20,12 +20,14 @@ from device_agent.training.bundle_training import local_data
 from edgetailor import Predictor, TrainingConfig, evaluate, export, split
 from exporters.objectives.objective import objective
 from exporters.programs.program_identity import graphs_key
+from exporters.recording.capture import capture
 from oracles import batches_of
 from refusals import refused
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import prepare, simulate
 from toolkit.simulation.simulation_config import load_simulation
 from toolkit.submodels.global_model import from_model
+from toolkit.trained_outputs import trained_outputs
 from trainings import train_bundle
 
 SAMPLES, CLIENTS, ROUNDS, BATCH, RATE, MOMENTUM = 60, 2, 3, 8, 0.1, 0.9
@@ -354,3 +356,24 @@ def test_labels_that_the_outputs_do_not_have_are_refused() -> None:
     with refused("loss.fails", loss="own_losses:of_other_classes") as caught:
         split(own_losses.Boxes(), "full", (6,), TrainingConfig(loss="own_losses:of_other_classes"))
     assert "own_losses.py" in str(caught.value)
+
+
+def test_parameters_that_an_own_loss_does_not_train_are_named_and_not_decayed(
+    seed: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(seed)
+    model, loss = own_losses.Boxes(), "own_losses:only_kind"
+    trained = trained_outputs(capture(model, (6,)), loss)
+    assert trained.without_gradient == ("box.weight", "box.bias")
+    assert [output.use.partition(" ")[0] for output in trained.outputs] == ["passed", "not"]
+    training = TrainingConfig(BATCH, learning_rate=RATE, weight_decay=0.5, loss=loss)
+    export(split(model, "full", (6,), training), from_model(model), tmp_path / "bundle")
+    data = boxes(np.random.default_rng(seed))
+    np.savez(tmp_path / "local.npz", x=data["x"], y=data["y_kind"])
+    train_bundle(
+        tmp_path / "bundle", tmp_path / "local.npz", tmp_path / "update", seed=5, threads=1
+    )
+    _, came = read_update(tmp_path / "update")
+    start = model.state_dict()
+    kept = [key for key in start if np.array_equal(came[key], start[key].numpy())]
+    assert kept == ["box.weight", "box.bias"]
