@@ -113,7 +113,7 @@ class Pair:
 
     def __rtruediv__(self, other: Any) -> "Pair":
         """The quotient of a tensor or a number by a pair."""
-        return reciprocal(self) * other
+        return product(operator.mul, reciprocal(self), other)
 
     def __pow__(self, exponent: Any) -> "Pair":
         """The power with a whole number."""
