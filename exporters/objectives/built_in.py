@@ -6,6 +6,7 @@ from functools import partial
 
 from device_agent.formats.label_rule import LabelRule, class_axis
 from device_agent.formats.manifest import Part
+from exporters.objectives.labels import rule_of_parts
 from exporters.objectives.loss_text import BuiltIn
 from exporters.programs import losses
 from exporters.programs.losses import Objective, class_count
@@ -52,7 +53,7 @@ def _contrastive(loss: BuiltIn, shape: Shape) -> Objective:
     _check_embedding(loss, shape)
     part = Part(name="", shape=(), dtype="int64")
     own = partial(losses.contrastive, temperature=loss.option("temperature"))
-    return Objective(own, LabelRule(None, (1,), "float32", parts=(part,)))
+    return Objective(own, rule_of_parts((part,)))
 
 
 def _check_embedding(loss: BuiltIn, shape: Shape) -> None:

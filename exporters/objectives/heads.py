@@ -1,6 +1,6 @@
 """Losses of outputs by name: of one output of several, or a weighted sum of several."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from device_agent.formats.label_rule import IGNORED, LabelRule, output_of
 from device_agent.formats.manifest import LOSS, Output, Part
-from device_agent.formats.packing import packed_size
 from exporters.objectives.built_in import built_in
+from exporters.objectives.labels import rule_of_parts
 from exporters.objectives.loss_text import BuiltIn, Head
 from exporters.programs.losses import Measure, Objective, count_correct
 from exporters.programs.output_parts import described_parts, part_of
@@ -66,7 +66,7 @@ def sum_of_heads(heads: Sequence[Head], outputs: Parts) -> Objective:
         terms.append((head.weight, metrics[prefix + LOSS]))
     return Objective(
         partial(_weighted_sum, tuple(terms)),
-        LabelRule(None, (packed_size(labels),), "float32", parts=tuple(labels)),
+        rule_of_parts(tuple(labels)),
         metrics=metrics,
         outputs=with_meaning(outputs, {name: goal.labels for name, goal in goals.items()}),
         used=_numbers_of(goals, outputs),
@@ -93,7 +93,7 @@ def labels_part(name: str, labels: LabelRule) -> Part:
 
 
 def with_meaning(outputs: Parts, labels: Mapping[str, LabelRule]) -> tuple[Part, ...]:
-    """`outputs` with what turns each into probabilities; empty for a single output."""
+    """Several `outputs` with what turns each into probabilities."""
 
     def meaning(part: Part) -> Output | None:
         if part.name not in labels:
@@ -103,16 +103,12 @@ def with_meaning(outputs: Parts, labels: Mapping[str, LabelRule]) -> tuple[Part,
             return "independent"
         return None if own in ("numbers", "outputs") else own
 
-    if len(outputs) == 1:
-        return ()
     return tuple(replaced(part, output=meaning(part)) for part in outputs)
 
 
-def _numbers_of(names: Iterable[str], outputs: Parts) -> frozenset[int] | None:
-    """The places of named outputs among several; None for a single output."""
-    if len(outputs) == 1:
-        return None
-    return frozenset(number for number, part in enumerate(outputs) if part.name in set(names))
+def _numbers_of(names: Collection[str], outputs: Parts) -> frozenset[int]:
+    """The places of named outputs among several."""
+    return frozenset(number for number, part in enumerate(outputs) if part.name in names)
 
 
 def _goal(head: Head, outputs: Parts) -> Objective:
@@ -143,20 +139,16 @@ def _output(name: str, outputs: Parts) -> Part:
     )
 
 
-def _take(output: Tensor, part: Part, outputs: Parts) -> Tensor:
-    return output if len(outputs) == 1 else part_of(output, part, outputs)
-
-
 def _on_output(
     measure: Measure, part: Part, outputs: Parts, output: Tensor, labels: Tensor
 ) -> Tensor:
-    return measure(_take(output, part, outputs), labels)
+    return measure(part_of(output, part, outputs), labels)
 
 
-def _predicted(predicted: object, part: Part, outputs: Parts, output: Tensor) -> Tensor:
-    assert callable(predicted)
-    chosen: Tensor = predicted(_take(output, part, outputs))
-    return chosen
+def _predicted(
+    predicted: Callable[[Tensor], Tensor], part: Part, outputs: Parts, output: Tensor
+) -> Tensor:
+    return predicted(part_of(output, part, outputs))
 
 
 def _on_head(
@@ -168,7 +160,7 @@ def _on_head(
     output: Tensor,
     packed: Tensor,
 ) -> Tensor:
-    return measure(_take(output, part, outputs), part_of(packed, label, labels))
+    return measure(part_of(output, part, outputs), part_of(packed, label, labels))
 
 
 def _weighted_sum(terms: Sequence[tuple[float, Measure]], output: Tensor, labels: Tensor) -> Tensor:

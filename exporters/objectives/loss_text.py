@@ -141,7 +141,7 @@ def parse(text: str) -> ParsedLoss:
     if "=" not in terms[0][0]:
         if len(terms) > 1:
             raise _invalid(text, f"the loss {terms[0][0]!r} of a sum does not say of which output")
-        return _built_in(text, terms[0], {})
+        return _built_in(text, terms[0])
     heads = [_head(text, words) for words in terms]
     outputs = [head.output for head in heads]
     if twice := [name for name in outputs if outputs.count(name) > 1]:
@@ -168,14 +168,17 @@ def _head(text: str, words: Sequence[str]) -> Head:
     others = [word for word in words[1:] if word.partition("=")[0].strip() != WEIGHT]
     weights = [word.partition("=")[2] for word in words[1:] if word not in others]
     weight = 1.0
+    if len(weights) > 1:
+        raise _given_twice(text, WEIGHT)
     if weights:
         option = Option(_positive, "above 0")
-        weight = _value(text, WEIGHT, weights[-1], option)
-    return Head(output, _built_in(text, [name, *others], {}), weight)
+        weight = _value(text, WEIGHT, weights[0], option)
+    return Head(output, _built_in(text, [name, *others]), weight)
 
 
-def _built_in(text: str, words: Sequence[str], given: dict[str, Value]) -> BuiltIn:
+def _built_in(text: str, words: Sequence[str]) -> BuiltIn:
     name, options = words[0], OPTIONS.get(words[0])
+    given = dict[str, Value]()
     if options is None:
         known = ", ".join(OPTIONS)
         raise _invalid(
@@ -189,7 +192,7 @@ def _built_in(text: str, words: Sequence[str], given: dict[str, Value]) -> Built
             takes = " and ".join((*options, f"in a sum of losses {WEIGHT}"))
             raise _invalid(text, f"{name} has no option {word!r}; it takes {takes}")
         if key in given:
-            raise _invalid(text, f"the option {key!r} is given twice")
+            raise _given_twice(text, key)
         given[key] = _value(text, key, value, options[key])
     differing = {key: value for key, value in given.items() if value != options[key].default}
     return BuiltIn(name, tuple((key, differing[key]) for key in options if key in differing))
@@ -218,6 +221,10 @@ def _text_of(heads: Sequence[Mapping[str, Any]]) -> str:
         weight = f",{WEIGHT}={head[WEIGHT]}" if WEIGHT in head else ""
         terms.append(f"{head['output']}={head['loss']}{weight}")
     return " + ".join(terms)
+
+
+def _given_twice(text: str, key: str) -> InputError:
+    return _invalid(text, f"the option {key!r} is given twice")
 
 
 def _invalid(text: str, problem: str) -> InputError:

@@ -151,9 +151,7 @@ def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     The model computes one logit z for each label, and p(1) = sigmoid(z). The term of a label y is
     max(z, 0) - z * y + log(1 + exp(-|z|)), but with a correct gradient at z = 0.
     """
-    z, y = logits.squeeze(class_axis(logits.dim())), labels.to(logits.dtype)
-    log_sigmoid = functional.logsigmoid
-    return -mean_of_counted(y * log_sigmoid(z) + (1 - y) * log_sigmoid(-z), labels)
+    return independent_cross_entropy(logits.squeeze(class_axis(logits.dim())), labels)
 
 
 def mean_squared_error(output: Tensor, labels: Tensor) -> Tensor:

@@ -148,6 +148,7 @@ def test_a_loss_has_one_text(given: str, text: str) -> None:
     [
         *("cross-entrpy", "", "huber,delta=0", "huber,delta=nan", "huber,width=1", "mse,delta=1"),
         *("cross-entropy,smoothing=1", "cross-entropy,weights=-1/2", "mse,"),
+        *("huber,delta=1,delta=2", "a=mse,weight=1,weight=2", "a=mse,weight"),
         *("a=mse + mse", "mse + a=mse", "a=mse + a=mae", "a=m:f", "a=mse,weight=0", "=mse"),
     ],
 )
