@@ -25,6 +25,15 @@ NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 CHECKS = (aten._assert_tensor_metadata.default,)
 """Operators that only check a tensor's type, which is fixed in the graph."""
+FILLED = {
+    aten.empty.memory_format: aten.zeros.default,
+    aten.empty_strided.default: aten.zeros.default,
+    aten.empty_like.default: aten.zeros_like.default,
+    aten.new_empty.default: aten.new_zeros.default,
+    aten.new_empty_strided.default: aten.new_zeros.default,
+}
+"""Operators that only reserve memory, and what makes a tensor of zeros instead."""
+STRIDED = (aten.empty_strided.default, aten.new_empty_strided.default)
 
 
 def use_first_names(graph: GraphModule, first: Mapping[str, str]) -> None:
@@ -36,10 +45,12 @@ def use_first_names(graph: GraphModule, first: Mapping[str, str]) -> None:
 def clean_up(graph: GraphModule) -> None:
     """Remove guards, checks, batch counters, dropouts of rate 0 and empty parts of concatenations.
 
+    Memory that the model reserves starts as zeros.
     Zero states of recurrent layers take the type of the weights, so that the graph also runs in
     float64. Dropout between recurrent layers becomes a separate operator. Stochastic depth, as the
     library `transformers` writes it, becomes a random draw, as in other libraries.
     """
+    fill_with_zeros(graph)
     draw_kept_paths(graph)
     # Go backwards, so that a node is erased before the nodes that it reads.
     for node in reversed(list(graph.graph.nodes)):
@@ -64,6 +75,21 @@ def clean_up(graph: GraphModule) -> None:
     # Batch norms stay even if nothing reads their output, because they update statistics.
     graph.graph.eliminate_dead_code(is_impure_node=is_impure)
     graph.recompile()
+
+
+def fill_with_zeros(graph: GraphModule) -> None:
+    """Make tensors of zeros where the model only reserves memory, to fill it afterwards.
+
+    The graph fills a copy, so that it would read the memory. Random draws do not read it.
+    """
+    for node in graph.graph.nodes:
+        if node.target not in FILLED or all("bernoulli" in str(u.target) for u in node.users):
+            continue
+        if node.target in STRIDED:
+            node.args = node.args[:-1]
+        if node.target is aten.empty.memory_format:
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
+        node.target = FILLED[node.target]
 
 
 def draw_kept_paths(graph: GraphModule) -> None:
