@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from device_agent import __version__
 from device_agent.formats.bundle import Bundle
 from device_agent.formats.label_rule import class_axis
 from device_agent.formats.manifest import CARD, CARD_SIGNATURE, CARD_TEXT, PREDICT, encode
-from device_agent.formats.protocol.fleet import FederatedEvaluation
+from device_agent.formats.protocol.fleet import FederatedEvaluation, Measured
 from device_agent.inference.predictor import stages
 from device_agent.runtime.runtime_choice import runtime_of
 from exporters.memory.onnx_footprint import SizedGraph
@@ -86,13 +87,14 @@ def model_card(
             )
             for name, s in graphs.items()
         ),
-        input=GraphInput(dtype=x.dtype, shape=x.shape, limit=manifest.sample_limit),
+        input=GraphInput(dtype=x.dtype, shape=x.shape, limit=manifest.sample_limit, parts=x.packed),
         output=GraphOutput(
             shape=output.shape,
             probabilities=probabilities,
             class_axis=class_axis(len(output.shape))
             if probabilities in ("softmax", "sigmoid", "ctc")
             else None,
+            parts=output.packed,
         ),
         preprocessing=manifest.preprocessing,
         classes=manifest.classes,
@@ -121,6 +123,7 @@ def quality(evaluation: Evaluation | None) -> Quality | None:
             labels=evaluation.counted,
             accuracy=evaluation.accuracy,
             loss=evaluation.loss,
+            **further(evaluation),
         )
     )
 
@@ -136,12 +139,22 @@ def device_quality(judged: FederatedEvaluation | None, kind: str | None) -> Devi
         accuracy=judged.accuracy,
         loss=judged.loss,
         worst_accuracy=judged.worst_accuracy,
+        **further(judged),
         kind=None
         if own is None
         else KindQuality(
-            devices=own.devices, samples=own.samples, accuracy=own.accuracy, loss=own.loss
+            devices=own.devices,
+            samples=own.samples,
+            accuracy=own.accuracy,
+            loss=own.loss,
+            **further(own),
         ),
     )
+
+
+def further(figures: Measured) -> dict[str, Any]:
+    """The fields of `Further`."""
+    return {"rmse": figures.rmse, "mae": figures.mae, "metrics": figures.metrics or None}
 
 
 def cost(made: InferenceBundle, target: Target) -> Cost:

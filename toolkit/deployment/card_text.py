@@ -1,9 +1,11 @@
 """Writes a model card as Markdown, for people."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from device_agent.formats.manifest import CARD, CARD_SIGNATURE, MANIFEST
+from device_agent.formats.manifest import CARD, CARD_SIGNATURE, MANIFEST, Part
+from device_agent.formats.packing import columns
 from device_agent.formats.preprocessing import Images
+from device_agent.formats.protocol.fleet import further_text
 from profiles.text_formatting import counted, format_bytes, format_seconds
 from toolkit.deployment.model_card import DeviceQuality, KindQuality, ModelCard, Quality
 
@@ -52,6 +54,8 @@ def _rows(card: ModelCard) -> Iterator[tuple[str, str]]:
     yield "input", f"`{card.graphs[0].input}`: {card.input.dtype} {shape}{limit}"
     meaning = PROBABILITIES[card.output.probabilities]
     yield "output", f"`{card.graphs[-1].output}`: float32 {_shape(card.output.shape)}; {meaning}"
+    yield from _parts("input", card.input.parts)
+    yield from _parts("output", card.output.parts)
     if card.calibrated_on is not None:
         yield "calibrated", f"on {counted(card.calibrated_on, 'sample')}"
     if card.preprocessing is not None:
@@ -99,6 +103,15 @@ def _shape(shape: tuple[int | None, ...]) -> str:
     return f"({', '.join('n' if size is None else str(size) for size in shape)})"
 
 
+def _parts(what: str, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
+    """A row for each array that lies in an input or output: its columns, shape and meaning."""
+    for part in parts:
+        own = columns(parts)[part.name]
+        place = f"columns {own.start} to {own.stop - 1}, {_shape((None, *part.shape))} {part.dtype}"
+        meaning = "" if part.output is None else f"; {PROBABILITIES[part.output]}"
+        yield f"{what} `{part.name}`", f"{place}{meaning}"
+
+
 def device_text(quality: DeviceQuality) -> str:
     """How the devices judge the model, in one line."""
     worst = quality.worst_accuracy
@@ -107,11 +120,14 @@ def device_text(quality: DeviceQuality) -> str:
 
 
 def _judged(quality: DeviceQuality | KindQuality) -> str:
-    accuracy = "" if quality.accuracy is None else f"accuracy {quality.accuracy:.2%}, "
     samples, devices = counted(quality.samples, "sample"), counted(quality.devices, "device")
-    return f"{accuracy}loss {quality.loss:.4f} on {samples} of {devices}"
+    return f"{_figures(quality)} on {samples} of {devices}"
 
 
 def _quality(quality: Quality) -> str:
+    return f"{_figures(quality)} on {counted(quality.samples, 'held-out sample')}"
+
+
+def _figures(quality: Quality | DeviceQuality | KindQuality) -> str:
     accuracy = "" if quality.accuracy is None else f"accuracy {quality.accuracy:.2%}, "
-    return f"{accuracy}loss {quality.loss:.4f} on {counted(quality.samples, 'held-out sample')}"
+    return f"{accuracy}loss {quality.loss:.4f}{further_text(quality)}"

@@ -6,7 +6,7 @@ outputs so that a program can run the graph with the card alone.
 
 from typing import Literal
 
-from device_agent.formats.manifest import Dtype, Output, Struct
+from device_agent.formats.manifest import Dtype, Output, Part, Struct
 from device_agent.formats.preprocessing import Preprocessing
 
 CARD_VERSION = 1
@@ -27,30 +27,42 @@ class GraphFile(Struct, frozen=True, kw_only=True):
     output: str
 
 
-class GraphInput(Struct, frozen=True, kw_only=True):
+class GraphInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The samples that the first graph takes. In `shape`, None is the number of samples.
 
-    int64 samples are at least 0 and, if `limit` is given, below it.
+    int64 samples are at least 0 and, if `limit` is given, below it. `parts` are the inputs of a
+    model with several, which lie side by side in each sample, in this order.
     """
 
     dtype: Dtype
     shape: tuple[int | None, ...]
     limit: int | None
+    parts: tuple[Part, ...] = ()
 
 
-class GraphOutput(Struct, frozen=True, kw_only=True):
+class GraphOutput(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The output of the last graph. In `shape`, None is the number of samples.
 
     `probabilities` says what turns the output into probabilities along `class_axis`; `numbers` are
-    the results of a regression, which has no class axis.
+    the results of a regression, which has no class axis. `parts` are the outputs of a model with
+    several, which lie side by side along axis 1, in this order.
     """
 
     shape: tuple[int | None, ...]
     probabilities: Output
     class_axis: int | None
+    parts: tuple[Part, ...] = ()
 
 
-class Quality(Struct, frozen=True, kw_only=True):
+class Further(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The errors of a regression, and means over the samples that a loss computes, by name."""
+
+    rmse: float | None = None
+    mae: float | None = None
+    metrics: dict[str, float] | None = None
+
+
+class Quality(Further, frozen=True, kw_only=True):
     """Accuracy (None for a regression) and mean loss on held-out samples.
 
     `labels` are those that count: a sample has one, or one for each position with a class.
@@ -62,7 +74,7 @@ class Quality(Struct, frozen=True, kw_only=True):
     loss: float
 
 
-class KindQuality(Struct, frozen=True, kw_only=True):
+class KindQuality(Further, frozen=True, kw_only=True):
     """How the devices of the card's kind judge the model that they received."""
 
     devices: int
@@ -71,7 +83,7 @@ class KindQuality(Struct, frozen=True, kw_only=True):
     loss: float
 
 
-class DeviceQuality(Struct, frozen=True, kw_only=True):
+class DeviceQuality(Further, frozen=True, kw_only=True):
     """How the federation's devices judge the whole model, on samples that they keep apart.
 
     `accuracy` (None for a regression) and `loss` are over all labels of all devices, so a device

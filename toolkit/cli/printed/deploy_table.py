@@ -4,32 +4,42 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from device_agent.formats.protocol.fleet import further_figures, further_text
+from exporters.programs.output_parts import described_parts
 from profiles.text_formatting import format_bytes, format_seconds
 from toolkit.deployment.card_text import device_text
 from toolkit.deployment.deploy_targets import Outcome
-from toolkit.deployment.model_card import ModelCard, Quality
+from toolkit.deployment.model_card import ModelCard
 from toolkit.terminal_output import filled, table
-
-COLUMNS = ("submodel", "graph", "accuracy", "loss", "memory", "time")
-"""A column without any value is left out."""
 
 
 def show_deployed(outcomes: Sequence[Outcome]) -> None:
     """Print a row for each bundle, the decisions, and the errors of those that failed."""
     cards = [outcome.deployed.card for outcome in outcomes if outcome.deployed is not None]
-    known = [cells(card) for card in cards]
-    shown = [n for n, _ in enumerate(COLUMNS) if n == 0 or any(row[n] for row in known)]
-    rows = table("bundle", *(COLUMNS[n] for n in shown))
+    names = list(dict.fromkeys(name for card in cards for name in further_figures(card.quality)))
+    known = [cells(card, names) for card in cards]
+    # A column without any value is left out.
+    shown = (
+        [name for name in known[0] if any(row[name] for row in known)] if known else ["submodel"]
+    )
+    rows = table("bundle", *shown)
     rows.columns[1].justify = "left"
     for outcome in outcomes:
-        row = ("failed",) if outcome.deployed is None else cells(outcome.deployed.card)
-        rows.add_row(outcome.target.name, *(row[n] for n in shown if n < len(row)))
+        made = outcome.deployed
+        row = {"submodel": "failed"} if made is None else cells(made.card, names)
+        rows.add_row(outcome.target.name, *(row.get(name, "") for name in shown))
     console = Console(highlight=False)
     console.print(rows)
     if cards:
         print("memory: predicted for one sample, above the idle agent")
+        if parts := cards[0].output.parts:
+            print(filled(f"outputs: {described_parts(parts)}", console.width, indent="  "))
         if (whole := cards[0].global_quality) is not None:
-            print(f"the whole model in PyTorch, float32: {' accuracy, loss '.join(figures(whole))}")
+            accuracy = "" if whole.accuracy is None else f"{whole.accuracy:.2%} accuracy, "
+            text = f"{accuracy}loss {whole.loss:.4f}{further_text(whole)}"
+            print(
+                filled(f"the whole model in PyTorch, float32: {text}", console.width, indent="  ")
+            )
         if (judged := cards[0].device_quality) is not None:
             text = f"the whole model on the devices: {device_text(judged)}"
             print(filled(text, console.width, indent="  "))
@@ -44,21 +54,17 @@ def show_deployed(outcomes: Sequence[Outcome]) -> None:
             print(filled(f"{outcome.target.name}: {outcome.error}", console.width, indent="  "))
 
 
-def cells(card: ModelCard) -> tuple[str, ...]:
-    """The cells of a bundle's row after its name."""
-    memory, seconds = card.cost.memory_bytes, card.cost.seconds
-    return (
-        card.submodel,
-        format_bytes(card.graph_bytes),
-        *figures(card.quality),
-        "unknown" if memory is None else format_bytes(memory),
-        "" if seconds is None else format_seconds(seconds),
-    )
-
-
-def figures(quality: Quality | None) -> tuple[str, str]:
-    """Accuracy and loss; empty if they are not known."""
-    if quality is None:
-        return "", ""
-    accuracy = "" if quality.accuracy is None else f"{quality.accuracy:.2%}"
-    return accuracy, f"{quality.loss:.4f}"
+def cells(card: ModelCard, further: Sequence[str]) -> dict[str, str]:
+    """The cells of a bundle's row by column; `further` names metrics and errors."""
+    memory, seconds, quality = card.cost.memory_bytes, card.cost.seconds, card.quality
+    accuracy = None if quality is None else quality.accuracy
+    known = further_figures(quality)
+    return {
+        "submodel": card.submodel,
+        "graph": format_bytes(card.graph_bytes),
+        "accuracy": "" if accuracy is None else f"{accuracy:.2%}",
+        "loss": "" if quality is None else f"{quality.loss:.4f}",
+        **{name: f"{known[name]:.4g}" if name in known else "" for name in further},
+        "memory": "unknown" if memory is None else format_bytes(memory),
+        "time": "" if seconds is None else format_seconds(seconds),
+    }
