@@ -45,9 +45,10 @@ class Task:
         plain: Callable[[Any, Labels], Tensor],
         data: Callable[[np.random.Generator], Arrays],
         toml: str = "",
+        metrics: Callable[[Any, Labels], dict[str, Tensor]] = lambda outputs, labels: {},
     ) -> None:
         self.model, self.loss, self.plain, self.data = model, loss, plain, data
-        self.toml = toml or f'"{loss}"'
+        self.toml, self.metrics = toml or f'"{loss}"', metrics
 
     def build(self) -> nn.Module:
         model: nn.Module = getattr(own_losses, self.model)()
@@ -92,6 +93,15 @@ def heads(outputs: Any, labels: Labels) -> Tensor:
     return kind + 0.5 * functional.huber_loss(outputs[1], labels["1"], delta=0.5)
 
 
+def metrics_of_heads(outputs: Any, labels: Labels) -> dict[str, Tensor]:
+    return {
+        "output_0_loss": functional.cross_entropy(outputs[0], labels["0"], label_smoothing=0.1),
+        "output_0_accuracy": (outputs[0].argmax(1) == labels["0"]).double(),
+        "output_1_loss": functional.huber_loss(outputs[1], labels["1"], delta=0.5),
+        "output_1_mae": (outputs[1] - labels["1"]).abs(),
+    }
+
+
 def soft_dice(output: Tensor, labels: Tensor) -> Tensor:
     p, g = output.softmax(1), functional.one_hot(labels, own_losses.CLASSES).movedim(3, 1)
     overlap, sizes = (p * g).sum((2, 3)), p.sum((2, 3)) + g.sum((2, 3))
@@ -100,7 +110,11 @@ def soft_dice(output: Tensor, labels: Tensor) -> Tensor:
 
 TASKS = {
     "detection": Task(
-        "Boxes", "own_losses:detection", lambda o, y: own_losses.detection(o, y)[0].mean(), boxes
+        "Boxes",
+        "own_losses:detection",
+        lambda o, y: own_losses.detection(o, y)[0].mean(),
+        boxes,
+        metrics=lambda o, y: own_losses.detection(o, y)[1],
     ),
     "segmentation": Task("Points", "dice", soft_dice, points),
     "multi-task": Task(
@@ -110,6 +124,7 @@ TASKS = {
         pairs,
         '[{output = "0", loss = "cross-entropy,smoothing=0.1"}, '
         '{output = "1", loss = "huber,delta=0.5", weight = 0.5}]',
+        metrics_of_heads,
     ),
     "triplet": Task(
         "Twins", "own_losses:triplet", lambda o, y: own_losses.triplet(o, y).mean(), twins
@@ -148,6 +163,14 @@ def loss_of(task: Task, model: nn.Module, data: Arrays, rows: np.ndarray) -> flo
     with torch.no_grad():
         output = model.double()(torch.from_numpy(data["x"][rows]).double())
         return float(task.plain(output, labels_of(data, rows)))
+
+
+def metrics_of(task: Task, model: nn.Module, data: Arrays, rows: np.ndarray) -> Any:
+    """The means of the loss's metrics."""
+    with torch.no_grad():
+        output = model.double()(torch.from_numpy(data["x"][rows]).double())
+        metrics = task.metrics(output, labels_of(data, rows))
+    return pytest.approx({name: float(own.mean()) for name, own in metrics.items()}, rel=1e-4)
 
 
 def config(task: Task) -> TrainingConfig:
@@ -204,11 +227,8 @@ count = {CLIENTS}
     came = [result.loss for result in results]
     assert came == pytest.approx(expected[1:], rel=1e-4)
     assert came[-1] < expected[0]
-    if name == "detection":
-        figures = results[-1].held_out
-        assert figures is not None
-        assert figures.metrics is not None
-        assert set(figures.metrics) == {"distance", "right"}
+    figures = results[-1].held_out
+    assert ((figures and figures.metrics) or {}) == metrics_of(task, model, data, judges)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +268,11 @@ def test_a_device_trains_as_a_plain_loop(name: str, format: Any, seed: int, tmp_
     loss = loss_of(task, model, data, judges)
     # The mean over batches of different sizes; a loss of each sample has no other mean.
     assert before.loss_sum / before.counted == pytest.approx(loss, rel=1e-4)
+    means = {key: total / before.samples for key, total in (before.metrics or {}).items()}
+    assert means == metrics_of(task, model, data, judges)
     own = evaluate(model.float(), data["x"], packed_labels(tmp_path, data), loss=task.loss)
-    assert set(before.metrics or {}) == set(own.metrics)
+    assert own.metrics == metrics_of(task, model, data, rows)
+    model.float()
     outputs = Predictor(tmp_path / "bundle").predict_outputs(data["x"])
     with torch.no_grad():
         raw = model(torch.from_numpy(data["x"]))
@@ -288,23 +311,22 @@ def test_a_program_with_its_loss_has_an_identity(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "code"),
+    ("loss", "code", "line"),
     [
-        ("own_losses:nothing", "loss.unknown-function"),
-        ("no_such_module:loss", "loss.cannot-import"),
-        ("own_losses:undeclared", "loss.no-labels"),
-        ("own_losses:reads_values", "loss.cannot-record"),
-        ("own_losses:another_shape", "loss.cannot-record"),
-        ("own_losses:of_nothing", "loss.no-gradient"),
-        ("own_losses:a_matrix", "loss.wrong-result"),
-        ("own_losses:infinite", "loss.not-finite"),
+        ("own_losses:nothing", "loss.unknown-function", False),
+        ("no_such_module:loss", "loss.cannot-import", False),
+        ("own_losses:undeclared", "loss.no-labels", True),
+        ("own_losses:reads_values", "loss.cannot-record", True),
+        ("own_losses:another_shape", "loss.cannot-record", True),
+        ("own_losses:of_nothing", "loss.no-gradient", True),
+        ("own_losses:a_matrix", "loss.wrong-result", True),
+        ("own_losses:infinite", "loss.not-finite", True),
     ],
 )
-def test_what_is_no_loss_is_refused_with_its_line(loss: str, code: str) -> None:
+def test_what_is_no_loss_is_refused_with_its_line(loss: str, code: str, line: bool) -> None:
     with refused(code) as caught:
         split(own_losses.Forecast(), "full", (8,), TrainingConfig(loss=loss))
-    if hasattr(own_losses, loss.partition(":")[2]):
-        assert "own_losses.py, line" in str(caught.value)
+    assert ("own_losses.py, line" in str(caught.value)) is line
 
 
 @pytest.mark.parametrize("metric", ["x", "y", "output", "scale"])
