@@ -15,6 +15,7 @@ from device_agent.formats.manifest import (
     MANIFEST,
     WEIGHTS,
     Manifest,
+    Port,
     TensorEntry,
     Train,
 )
@@ -209,6 +210,14 @@ def training_of(bundle: Bundle) -> Train:
 
 
 def structure(manifest: Manifest) -> str:
-    """The SHA-256 of all ports and the tensor table, which are the same in every round."""
-    ports = {name: (s.inputs, s.outputs) for name, s in manifest.signatures.items()}
+    """The SHA-256 of all ports and the tensor table, which are the same in every round.
+
+    The page for phones computes it too. Ranges of random samples are left out, because JavaScript
+    writes their numbers differently.
+    """
+
+    def plain(ports: Iterable[Port]) -> list[Port]:
+        return [msgspec.structs.replace(port, range=msgspec.UNSET) for port in ports]
+
+    ports = {name: (plain(s.inputs), plain(s.outputs)) for name, s in manifest.signatures.items()}
     return fingerprint(msgspec.json.encode((ports, manifest.tensors), order="sorted")).sha256

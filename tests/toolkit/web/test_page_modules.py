@@ -15,17 +15,24 @@ import onnx
 import pytest
 import torch
 from google.protobuf.internal import encoder
+from torch import nn
 
+import own_losses
 from device_agent.data.windows import windows_of
+from device_agent.formats.bundle import open_bundle, structure
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.preprocessing import Series
 from device_agent.formats.protocol.joining import Invitation
 from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.protocol.transfers import FileOffer
+from edgetailor import TrainingConfig, pack_inputs, set_input_range, split
+from exporters.export import export
+from models_for_tests import two_towers
 from page_modules import run_with
 from refusals import refused
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
+from toolkit.submodels.global_model import from_model
 from unsafe_graphs import UNSAFE
 
 pytestmark = pytest.mark.web
@@ -71,6 +78,32 @@ def test_float16(tmp_path: Path, seed: int) -> None:
     np.testing.assert_array_equal(np.signbit(rounded), np.signbit(expected))
     back = np.fromfile(tmp_path / "halves.float", np.float32)
     np.testing.assert_array_equal(back, every.view(np.float16).astype(np.float32))
+
+
+STRUCTURES = """
+const read = (path) => page.structureOf(page.readManifest(readFileSync(path, "utf8")));
+console.log(JSON.stringify(await Promise.all(given.map(read))));
+"""
+
+
+def test_structures_of_bundles(tmp_path: Path) -> None:
+    """Of plain and packed ports, and of samples in a range: a page's profiles are of its bundle."""
+    towers = pack_inputs(two_towers(), user=("int64",), item=("int64",), numbers=(2,))
+    ranged = set_input_range(nn.Linear(3, 2), -1e-7, 4.0)
+    detection = TrainingConfig(4, loss="own_losses:detection")
+    changed = TrainingConfig(4, augment=("flip",))
+    manifests = []
+    for model, shape, training in (
+        (own_losses.Points(), (2, 5, 7), changed),
+        (own_losses.Boxes(), (6,), detection),
+        (towers, (4,), TrainingConfig(4)),
+        (ranged, (3,), TrainingConfig(4)),
+    ):
+        submodel, out = split(model, "full", shape, training), tmp_path / str(len(manifests))
+        export(submodel.program, submodel.cut(from_model(model)), out, base="0" * 64, check=False)
+        manifests.append(str(out / "manifest.json"))
+    expected = [structure(open_bundle(Path(path).parent).manifest) for path in manifests]
+    assert json.loads(run_with("manifest", STRUCTURES, tmp_path, *manifests)) == expected
 
 
 RANDOM = """

@@ -2,6 +2,7 @@
 
 import { Failure } from "./faults.js";
 import { readForm, type Preprocessing, type SampleForm } from "./sample_form.js";
+import { sha256 } from "./storage.js";
 import type { Dtype } from "./tensors.js";
 
 /** One of the arrays that a packed port holds side by side. */
@@ -188,4 +189,35 @@ export function sampleParts(manifest: Manifest): Part[] {
 export function formOf(manifest: Manifest): SampleForm {
   const { preprocessing, sample_shape } = manifest;
   return { preprocessing, sample_shape, label_type: labelAsRead(manifest)?.dtype ?? "int64" };
+}
+
+/** SHA-256 of all ports and the tensor table, like `structure` of device_agent/formats/bundle.py. */
+export async function structureOf({ signatures, tensors }: Manifest): Promise<string> {
+  const all = Object.entries(signatures).map(([name, { inputs, outputs }]) => [
+    name,
+    [inputs.map(asWritten), outputs.map(asWritten)],
+  ]);
+  const text = JSON.stringify(sorted([Object.fromEntries(all), tensors]));
+  return sha256(new TextEncoder().encode(text));
+}
+
+/** `value` with the keys of its objects sorted. */
+function sorted(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(sorted);
+  if (typeof value !== "object" || value === null) return value;
+  const entries = Object.entries(value).sort(([a], [b]) => (a < b ? -1 : 1));
+  return Object.fromEntries(entries.map(([key, inner]) => [key, sorted(inner)]));
+}
+
+/** A port as manifests have it: without the default values of `parts`, and without its range. */
+function asWritten({ parts, ...rest }: Port): object {
+  const fields: [string, unknown][] = Object.entries(rest).filter(([name]) => name !== "range");
+  if (parts.length > 0) fields.push(["parts", parts.map(withoutDefaults)]);
+  return Object.fromEntries(fields);
+}
+
+function withoutDefaults(part: Part): object {
+  const isDefault = ([name, value]: [string, unknown]): boolean =>
+    name in PART && value === PART[name as keyof typeof PART];
+  return Object.fromEntries(Object.entries(part).filter((field) => !isDefault(field)));
 }

@@ -1,10 +1,9 @@
 /** The profile of a round: time and memory of its training (profiles/documents/bundle_profile.py). */
 
 import type { Body } from "./disclosure.js";
-import { trainingOf, type Manifest } from "./manifest.js";
+import { structureOf, trainingOf, type Manifest } from "./manifest.js";
 import { thisMachine } from "./membership.js";
 import { memoryBytes } from "./runtime.js";
-import { sha256 } from "./storage.js";
 import { quantile } from "./tensors.js";
 
 const VERSION = 2;
@@ -65,19 +64,4 @@ function durationOf(seconds: readonly number[]): Duration {
   const sorted = [...seconds].sort((a, b) => a - b);
   const [p10_s, median_s, p90_s] = [quantile(sorted, 0.1), quantile(sorted, 0.5), quantile(sorted, 0.9)];
   return { median_s, p10_s, p90_s, runs: sorted.length };
-}
-
-/** SHA-256 of all ports and the tensor table, like `structure` of device_agent/formats/bundle.py. */
-async function structureOf({ signatures, tensors }: Manifest): Promise<string> {
-  const all = Object.entries(signatures).map(([name, { inputs, outputs }]) => [name, [inputs, outputs]]);
-  const text = JSON.stringify(sorted([Object.fromEntries(all), tensors]));
-  return sha256(new TextEncoder().encode(text));
-}
-
-/** `value` with the keys of its objects sorted. */
-function sorted(value: unknown): unknown {
-  if (Array.isArray(value)) return value.map(sorted);
-  if (typeof value !== "object" || value === null) return value;
-  const entries = Object.entries(value).sort(([a], [b]) => (a < b ? -1 : 1));
-  return Object.fromEntries(entries.map(([key, inner]) => [key, sorted(inner)]));
 }
