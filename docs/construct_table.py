@@ -38,6 +38,7 @@ class Row:
         init: Lines of `__init__` for them.
         before: Lines before the class.
         refused: The error's code if the model cannot be recorded, else empty.
+        words: Words of the error that say what to write instead; empty if the code says enough.
         instead: For a refused row, the row that shows what to write.
         line: Whether the error names the line.
         formats: The formats that have it.
@@ -51,6 +52,7 @@ class Row:
     init: str = ""
     before: str = ""
     refused: str = ""
+    words: str = ""
     instead: str = ""
     line: bool = True
     formats: tuple[str, ...] = ("onnx", "tflite")

@@ -1,7 +1,6 @@
 """Models as their users write them, each with one construct that recording has to follow."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -128,22 +127,18 @@ def numpy_basis(x: Tensor) -> Tensor:
 
 
 class SampleKernels(nn.Module):
-    """A kernel for each sample, in a convolution of one group a sample or by patches."""
+    """A kernel for each sample, by patches."""
 
-    def __init__(self, grouped: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.share, self.kernels = nn.Linear(2, 3), nn.Parameter(torch.randn(3, 4, 2, 3, 3))
-        self.last, self.grouped = nn.Linear(4, 3), grouped
+        self.last = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        samples, channels, height, width = x.shape
+        _, channels, height, width = x.shape
         shares = torch.softmax(self.share(x.mean((2, 3))), 1)
         own = shares @ self.kernels.flatten(1)
-        if self.grouped:
-            flat, kernel = x.reshape(1, -1, height, width), own.view(-1, channels, 3, 3)
-            y = functional.conv2d(flat, kernel, padding=1, groups=samples)
-        else:
-            y = torch.bmm(own.view(-1, 4, channels * 9), functional.unfold(x, 3, padding=1))
+        y = torch.bmm(own.view(-1, 4, channels * 9), functional.unfold(x, 3, padding=1))
         return self.last(y.view(-1, 4, height * width).relu().mean(2))
 
 
@@ -169,34 +164,25 @@ def packed_state(rnn: nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
     return rnn(packed)[1][-1]
 
 
-def packed_steps(rnn: nn.GRU, x: Tensor, lengths: Tensor, total: int | None) -> Tensor:
+def packed_steps(rnn: nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
     packed = nn.utils.rnn.pack_padded_sequence(
         x, lengths.cpu(), batch_first=True, enforce_sorted=False
     )
     packed = nn.utils.rnn.PackedSequence(packed.data.tanh(), *packed[1:])
-    steps, _ = nn.utils.rnn.pad_packed_sequence(
-        rnn(packed)[0], batch_first=True, total_length=total
-    )
+    steps, _ = nn.utils.rnn.pad_packed_sequence(rnn(packed)[0], batch_first=True, total_length=9)
     return steps.mean(1)
 
 
-def rows_above_zero(x: Tensor) -> Tensor:
-    rows, _ = torch.where(x > 0)
-    return torch.zeros_like(x).index_add(0, rows, x[rows])
-
-
-def product_of_two(x: Tensor, by_logarithms: bool) -> Tensor:
+def product_of_two(x: Tensor) -> Tensor:
     index = torch.arange(4).repeat_interleave(2).expand(x.shape[0], -1)
-    values, places = x.sigmoid(), torch.zeros(x.shape[0], 4).to(x)
-    if by_logarithms:
-        return places.scatter_add(1, index, values.log()).exp()
-    return places.scatter_reduce(1, index, values, "prod", include_self=False)
+    places = torch.zeros(x.shape[0], 4).to(x)
+    return places.scatter_add(1, index, x.sigmoid().log()).exp()
 
 
-def turned(x: Tensor, mode: str = "bilinear") -> Tensor:
+def turned(x: Tensor) -> Tensor:
     picture, angles = x.view(-1, 1, 2, 4), x[:, :6].view(-1, 2, 3)
     grid = functional.affine_grid(angles, list(picture.size()), align_corners=False)
-    return functional.grid_sample(picture, grid, mode, align_corners=False).flatten(1)
+    return functional.grid_sample(picture, grid, align_corners=False).flatten(1)
 
 
 CONSTRUCTS = {
@@ -215,62 +201,11 @@ CONSTRUCTS = {
     "mask of a decoder": Construct(lambda: Queries(whole=False), (5, 3)),
     "mask of a transformer": Construct(lambda: Queries(whole=True), (5, 3)),
     "mean of neighbours": Construct(Neighbours, (9, 4)),
-    "patches by each sample's kernel": Construct(lambda: SampleKernels(grouped=False), (2, 5, 5)),
+    "patches by each sample's kernel": Construct(SampleKernels, (2, 5, 5)),
     "last real step": Construct(lambda: Text(None), (9,), tokens=30),
     "packed sequences": Construct(lambda: Text(packed_state), (9,), tokens=30),
-    "packed and padded sequences": Construct(
-        lambda: Text(partial(packed_steps, total=9)), (9,), tokens=30
-    ),
-    "product by logarithms": Construct(
-        lambda: Written(lambda x: product_of_two(x, by_logarithms=True), 4), (6,)
-    ),
+    "packed and padded sequences": Construct(lambda: Text(packed_steps), (9,), tokens=30),
+    "product by logarithms": Construct(lambda: Written(product_of_two, 4), (6,)),
     "spatial transformer": Construct(lambda: Written(turned), (6,)),
     "float64 constants": Construct(lambda: Written(numpy_basis), (6,)),
-}
-
-
-class Refusal(NamedTuple):
-    """A model that cannot be exported, the code of the error, and a construct to use instead."""
-
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    code: str
-    words: str
-    instead: str | None = None
-    line: bool = True
-
-
-REFUSALS = {
-    "a group for each sample": Refusal(
-        lambda: SampleKernels(grouped=True),
-        (2, 5, 5),
-        "model.grouped-by-sample",
-        "torch.bmm(kernels, F.unfold(x, size))",
-        "patches by each sample's kernel",
-    ),
-    "mean over the longest sequence": Refusal(
-        lambda: Text(partial(packed_steps, total=None)),
-        (9,),
-        "model.padded-length",
-        "total_length=x.shape[1]",
-        "packed and padded sequences",
-        line=False,
-    ),
-    "products by scatter": Refusal(
-        lambda: Written(lambda x: product_of_two(x, by_logarithms=False), 4),
-        (6,),
-        "model.scattered-product",
-        "add the logarithms",
-        "product by logarithms",
-    ),
-    "rows chosen by value": Refusal(
-        lambda: Written(rows_above_zero), (6,), "model.data-dependent-size", "aten.where.default"
-    ),
-    "sampled by cubic curves": Refusal(
-        lambda: Written(partial(turned, mode="bicubic")),
-        (6,),
-        "export.unsupported-operator",
-        'mode="bilinear"',
-        "spatial transformer",
-    ),
 }

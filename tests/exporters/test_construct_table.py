@@ -67,5 +67,6 @@ def test_a_refusal_names_the_line_and_another_row(name: str, seed: int, tmp_path
         error = raised
     assert isinstance(error, EdgeTailorError), "it is not refused"
     assert error.code == row.refused, error
+    assert row.words in str(error)
     assert ("construct.py, line" in str(error)) is row.line, error
     assert row.instead in EXPORTED

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from constructs import CONSTRUCTS, REFUSALS
+from constructs import CONSTRUCTS
 from one_step import check_one_step
 from parameters import some_quick, without
-from profiles.errors import EdgeTailorError
-from toolkit.inspection import inspect_each
 
 ROWS = [(name, format) for name, row in CONSTRUCTS.items() for format in row.formats]
 TFLITE = ("root mean square", "quantile", "mean of neighbours", "float64 constants")
@@ -23,18 +21,3 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
     torch.manual_seed(seed)
     build, shape, tokens, _ = CONSTRUCTS[name]
     check_one_step(build(), shape, tokens, format, tmp_path)
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_at_inspect_names_the_line_and_what_to_write_instead(name: str) -> None:
-    build, shape, code, words, instead, line = REFUSALS[name]
-    try:
-        [result] = inspect_each(build(), shape, ["full"], 4)
-        error = getattr(result, "cause", None)
-    except EdgeTailorError as raised:
-        error = raised
-    assert error is not None
-    assert error.code == code
-    assert words in str(error)
-    assert ("constructs.py, line" in str(error)) is line
-    assert instead is None or instead in CONSTRUCTS
