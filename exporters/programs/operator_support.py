@@ -161,8 +161,8 @@ UNSUPPORTED = (
         "inverses and decompositions",
         ("linalg", "matrix_exp", "inverse", "cholesky", "svd"),
         "neither ONNX nor TFLite has them",
-        "a known inverse or a density written out as a formula, or matrix products, for example a "
-        "fixed number of iterations",
+        "a known inverse or a density written out as a formula, scale_tril of MultivariateNormal, "
+        "or matrix products, for example a fixed number of iterations",
     ),
     UnsupportedGroup(
         "sparse gradients", ("sparse",), "neither ONNX nor TFLite has them", "sparse=False"

@@ -86,6 +86,15 @@ def place_of_tensor(source: GraphModule | None, name: str) -> str:
     return ""
 
 
+def place_of_type(source: GraphModule | None, dtype: torch.dtype) -> str:
+    """Module and line of the first operator with a result of type `dtype`; or empty."""
+    for node in source.graph.nodes if source is not None else ():
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.dtype == dtype:
+            return place_of_node(node)
+    return ""
+
+
 def place_of_write(source: GraphModule | None) -> str:
     """Module and line of the first write into a part of a tensor; or empty.
 

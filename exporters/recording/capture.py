@@ -153,8 +153,9 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
         left_out = dict.fromkeys(others, "it is returned only in training")
         outputs = OutputForm(outputs.parts, left_out, only)
     input_range = checked_range(model, sample_shape, dtype)
-    check_sizes(training)
-    check_operators(training)
+    for graph in (training, inference):
+        check_sizes(graph)
+        check_operators(graph)
     check_deterministic(training, inference)
     check_writes(training)
     output = output_node(training).meta["val"]

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from exporters.programs.loop_bodies import Body, stored
 from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import ProgramSignature
-from exporters.programs.source_lines import place_of_operator
+from exporters.programs.source_lines import place_of_operator, place_of_type
 from exporters.programs.tracing import Place
 from exporters.tflite.constant_weights import FoldingSubgraph, merge_operators
 from exporters.tflite.exposed_values import exposed_name
@@ -69,7 +69,7 @@ class Lowering(Layouts):
 
     def constant(self, values: torch.Tensor) -> Value:
         """Add a constant of the traced graph. Raises ExportError for types that TFLite lacks."""
-        dtype_of(values)
+        dtype_of(values, self.signature)
         return Value.plain(self.graph.constant(values.detach().contiguous().numpy()))
 
     def is_constant(self, value: Value) -> bool:
@@ -115,7 +115,7 @@ def lower_signature(
     inputs = [
         lowering.constant(held[port.name])
         if held is not None and port.name in held
-        else Value.plain(lowering.input(port.name, dtype_of(value), shape_of(value)))
+        else Value.plain(lowering.input(port.name, dtype_of(value, signature), shape_of(value)))
         for port, value in zip(signature.inputs, examples, strict=True)
     ]
     results = lower(lowering, graph, inputs)
@@ -162,7 +162,7 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
     form = lowering.forms[cast(Any, node.target)]
     first = result[0] if isinstance(result, tuple | list) else result
     assert isinstance(first, torch.Tensor)
-    lowering.shape, lowering.dtype = shape_of(first), dtype_of(first)
+    lowering.shape, lowering.dtype = shape_of(first), dtype_of(first, lowering.signature)
     args, options = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
     try:
         if any(known[source] is None for source in node.all_input_nodes):
@@ -305,14 +305,15 @@ def shape_of(value: torch.Tensor) -> tuple[Size, ...]:
     return tuple(size_of(n) for n in value.shape)
 
 
-def dtype_of(value: torch.Tensor) -> str:
+def dtype_of(value: torch.Tensor, signature: ProgramSignature) -> str:
     """The name of a traced tensor's type. Raises ExportError if the writer does not know it."""
     name = str(value.dtype).removeprefix("torch.")
     if name not in ("float32", "int64", "int32", "bool"):
         raise ExportError(
-            "A tensor has the type {dtype}, which the TFLite export does not support. Export with "
-            "--format onnx, or use another type.",
+            "The model computes in {dtype}{place}, a type that operators of TFLite do not take. "
+            "Write .int() in place of .byte(), .char() and .short(), or export with --format onnx.",
             code="export.unsupported-type",
             dtype=name,
+            place=place_of_type(signature.source, value.dtype),
         )
     return name

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from exporters.programs import source_lines
 from exporters.recording.replacements.index_forms import INDEXING
+from exporters.recording.replacements.statistics import STATISTICS
 from exporters.recurrence.replacements import Replacement
 from profiles.errors import ModelError
 
@@ -133,13 +134,28 @@ def length(func: Any, x: Tensor) -> int:
     )
 
 
+def getitem(func: Any, x: Tensor, index: Any) -> Any:
+    """`x[index]`. Raises ModelError for a name, as of an input in a dictionary."""
+    if not isinstance(index, str):
+        return func(x, index)
+    raise ModelError(
+        "The model takes an input {name!r} from a dictionary{place}. Give the shape of each input: "
+        "--input NAME:SHAPE, or --input NAME:SHAPE:int64 for ids, in place of --input-shape (in "
+        "Python pack_inputs, in a federation's file inputs).",
+        code="model.inputs",
+        name=index,
+        place=called_place(),
+    )
+
+
 def unbind(func: Any, input: Tensor, dim: int = 0) -> Any:
     """`torch.unbind`, as `for row in x` calls it. Raises ModelError for the rows of a batch."""
     if input.dim() == 0 or not isinstance(input.shape[dim], SymInt):
         return func(input, dim)
     raise ModelError(
         "The model loops over the samples of a batch{place}, and one recording must serve all "
-        "batch sizes. Compute all samples at once: operators have a batch axis.",
+        "batch sizes. Compute all samples at once: operators have a batch axis. If forward takes "
+        "several inputs as one tuple, give it an argument for each and their shapes with --input.",
         code="model.fixed-batch",
         place=called_place(),
     )
@@ -162,6 +178,18 @@ def numpy_array(*_: Any, **__: Any) -> NoReturn:
     raise ModelError(
         "The model turns a tensor into a NumPy array{place}, and a recording does not follow "
         "NumPy. Compute with torch.",
+        code="model.data-dependent-code",
+        place=called_place(),
+    )
+
+
+def formatted(func: Any, x: Tensor, spec: str) -> str:
+    """`format` of a tensor. Raises ModelError for a number with a format, as `f"{x:.2f}"`."""
+    if not spec or x.dim():
+        return str(func(x, spec))
+    raise ModelError(
+        "The model writes the value of a tensor into a text{place}, and a recording has no values. "
+        "Leave the text out, or write it only `if not torch.compiler.is_exporting()`.",
         code="model.data-dependent-code",
         place=called_place(),
     )
@@ -242,6 +270,7 @@ def set_data(_: Any, x: Tensor, value: Tensor) -> NoReturn:
 
 FORMS: dict[Any, Replacement] = {
     **INDEXING,
+    **STATISTICS,
     Tensor.data.__get__: data_of,  # type: ignore[attr-defined]
     Tensor.data.__set__: set_data,  # type: ignore[attr-defined]
     torch.prod: prod,
@@ -259,12 +288,14 @@ FORMS: dict[Any, Replacement] = {
     torch.cdist: cdist,
     functional.embedding_bag: embedding_bag,
     Tensor.__len__: length,
+    Tensor.__getitem__: getitem,
     torch.unbind: unbind,
     Tensor.unbind: unbind,
     torch.logit: logit,
     Tensor.logit: logit,
     torch.special.logit: logit,
     functional.one_hot: one_hot,
+    Tensor.__format__: formatted,
     Tensor.numpy: numpy_array,
     Tensor.__array__: numpy_array,
     torch.fake_quantize_per_tensor_affine: fake_quantize,

@@ -1,6 +1,7 @@
 """Checks of a model's tensors and layers, and of traced signatures: codes and values of errors."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -138,3 +139,15 @@ def test_a_count_of_steps_is_refused_only_if_the_model_reads_it() -> None:
     capture(Counting(reads=False), (3,))
     with refused("model.writes-own-tensor", tensor="steps"):
         capture(Counting(reads=True), (3,))
+
+
+class OfDictionary(nn.Linear):
+    """Takes its inputs as one dictionary."""
+
+    def forward(self, input: Any) -> Tensor:
+        return super().forward(input["left"])
+
+
+def test_inputs_in_a_dictionary_need_their_names() -> None:
+    with refused("model.inputs", name="left"):
+        capture(OfDictionary(4, 3), (4,))

@@ -82,6 +82,18 @@ FORMS: dict[str, Compute] = {
     "largest so far, equal ones": lambda h: h.round().cummax(dim=-1)[0] * h,
     "place of the smallest so far": lambda h: h * h.cummin(1).indices + h.cummin(1).values,
     "smallest so far of booleans": lambda h: h * torch.cummin(h > -1, 1).values,
+    "combinations": lambda h: h + torch.combinations(h[0], 3)[:8, 1],
+    "repeated elements": lambda h: h[:, torch.combinations(torch.arange(4), 2, True)[:8, 1]],
+    "covariances": lambda h: h @ torch.cov(h.T) + h[0].cov(),
+    "weighted covariances": lambda h: (
+        h
+        @ torch.cov(
+            torch.arange(24.0).view(8, 3).sin(),
+            fweights=torch.tensor([1, 2, 3]),
+            aweights=torch.tensor([0.5, 1.0, 2.0]),
+        )
+    ),
+    "correlations": lambda h: h @ h.T.corrcoef(),
     "writes through .to": lambda h: writes_through_to(h),
     "true up to here": lambda h: h * torch.cumprod(h > -1, dim=1),
     "products of whole numbers": lambda h: h * (h > -1).int().cumprod(1),

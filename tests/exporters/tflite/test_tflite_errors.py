@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor, nn
 
 from bundles import SAMPLE_SHAPE, rewrite, tiny_model, write_data
 from commands import refusal, run
 from edgetailor import TrainingConfig, export, split
 from models_for_tests import wide_then_small
+from refusals import refused
 from toolkit.submodels.global_model import from_model
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
@@ -45,6 +47,21 @@ def test_memory_that_runs_out_is_said_in_one_sentence(tmp_path: Path) -> None:
     assert said.startswith("Memory ran out while training out: ai-edge-litert "), said
     assert "cannot allocate its tensors. Allow more memory: the same command then continues" in said
     assert {path.name for path in tmp_path.iterdir()} == {"b", "local.npz"}
+
+
+class Bytes(nn.Linear):
+    """Computes with a mask of bytes."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        z = super().forward(input)
+        return z * (z > 0).byte()
+
+
+def test_a_type_that_tflite_lacks_is_refused_with_its_line(tmp_path: Path) -> None:
+    submodel = split(model := Bytes(6, 3), "full", (6,), TrainingConfig())
+    with refused("export.unsupported-type", dtype="uint8") as caught:
+        export(submodel, from_model(model), tmp_path / "b", format="tflite")
+    assert "test_tflite_errors.py, line" in str(caught.value)
 
 
 def test_what_litert_remarks_is_left_out(tmp_path: Path) -> None:
