@@ -10,6 +10,7 @@ from torch import nn
 from bundles import once
 from device_agent.formats.protocol.fleet import FederatedEvaluation, KindEvaluation, RoundResult
 from edgetailor import load_model
+from oracles import descend
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.simulation.digits import digits
@@ -69,9 +70,7 @@ def train(model: nn.Module, x: np.ndarray, y: np.ndarray, epochs: int = 4) -> nn
             loss = nn.functional.cross_entropy(
                 model(torch.from_numpy(x[batch])), torch.from_numpy(y[batch])
             )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            descend(optimizer, loss)
     return model.eval()
 
 

@@ -119,6 +119,13 @@ def sgd(groups: Sequence[dict[str, object]], plan: Plan, nesterov: bool = False)
     )
 
 
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step of `optimizer` down the gradient of `loss`."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def train_full(
     model: nn.Module, device: Device, plan: Plan, dtype: torch.dtype = torch.float64
 ) -> State:
@@ -127,9 +134,7 @@ def train_full(
     x = samples(device, dtype)
     optimizer = sgd([{"params": list(model.parameters())}], plan)
     for y, indices in device.visits(plan):
-        optimizer.zero_grad()
-        cross_entropy(model(x[indices]), y).backward()
-        optimizer.step()
+        descend(optimizer, cross_entropy(model(x[indices]), y))
     return state_of(model)
 
 
@@ -274,10 +279,8 @@ def train_low_rank(
     optimizer = sgd([{"params": dense}, {"params": factors, "weight_decay": 0.0}], plan)
     x = torch.from_numpy(device.x).double()
     for y, indices in device.visits(plan):
-        optimizer.zero_grad()
         penalty = sum((pair.u @ pair.v.T).square().sum() for pair in pairs.values())
-        (cross_entropy(model(x[indices]), y) + decay / 2 * penalty).backward()
-        optimizer.step()
+        descend(optimizer, cross_entropy(model(x[indices]), y) + decay / 2 * penalty)
     recovered = {
         name: value
         for name, value in state_of(model).items()

@@ -20,6 +20,7 @@ from exporters.export import compile_graphs
 from exporters.programs.program import Program, ProgramSignature, samples_port, state_in
 from exporters.programs.recorded_graph import attributes_read
 from exporters.recording.capture import capture
+from oracles import descend
 from toolkit import models
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
@@ -239,10 +240,8 @@ def eager_losses(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> list
     optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
     losses = []
     for x, y in batches:
-        optimizer.zero_grad()
         loss = functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
         losses.append(float(loss.detach()))
     return losses
 

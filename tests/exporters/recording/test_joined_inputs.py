@@ -87,9 +87,9 @@ def test_a_device_trains_as_pytorch(spec: str, format: str, seed: int, tmp_path:
     trained = [p for p in plain.double().parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, PLAN.rate, PLAN.momentum)
     for y, indices in local.visits(PLAN):
-        optimizer.zero_grad()
-        oracles.cross_entropy(plain(words[indices], mask[indices])["logits"], y).backward()
-        optimizer.step()
+        oracles.descend(
+            optimizer, oracles.cross_entropy(plain(words[indices], mask[indices])["logits"], y)
+        )
     changed = {name for name, p in plain.named_parameters() if p.requires_grad}
     assert set(came) == changed
     for name in changed:

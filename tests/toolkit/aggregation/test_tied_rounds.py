@@ -165,9 +165,9 @@ def test_a_slice_keeps_what_the_part_before_it_reads_too(seed: int, tmp_path: Pa
         weight_decay=PLAN.weight_decay,
     )
     for y, indices in device.visits(PLAN):
-        optimizer.zero_grad()
-        oracles.cross_entropy(twin(torch.from_numpy(tokens)[indices]), y).backward()
-        optimizer.step()
+        oracles.descend(
+            optimizer, oracles.cross_entropy(twin(torch.from_numpy(tokens)[indices]), y)
+        )
     submodel = federation.submodel("slice:hidden")
     assert {e.stands_for for e in submodel.program.tensors if e.role == "parameter"} == trained
     assert submodel.counts.params == sum(twin.get_parameter(name).numel() for name in trained)

@@ -21,7 +21,7 @@ from edgetailor import Predictor, TrainingConfig, evaluate, export, split
 from exporters.objectives.objective import objective
 from exporters.programs.program_identity import graphs_key
 from exporters.recording.capture import capture
-from oracles import batches_of
+from oracles import batches_of, descend
 from refusals import refused
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import prepare, simulate
@@ -152,10 +152,8 @@ def trained(
     optimizer = torch.optim.SGD(own.parameters(), lr=rate, momentum=MOMENTUM)
     for batch in batches_of(len(rows), BATCH, seed, 0):
         chosen = rows[batch]
-        optimizer.zero_grad()
         output = own(torch.from_numpy(data["x"][chosen]).double())
-        task.plain(output, labels_of(data, chosen)).backward()
-        optimizer.step()
+        descend(optimizer, task.plain(output, labels_of(data, chosen)))
     return dict(own.state_dict())
 
 

@@ -162,9 +162,7 @@ def train(model: nn.Module, local: Device, truth: TRUTH) -> oracles.State:
     x = torch.from_numpy(local.x)
     x = x.double() if x.is_floating_point() else x
     for y, indices in local.visits(PLAN):
-        optimizer.zero_grad()
-        truth(model(x[indices]), y).backward()
-        optimizer.step()
+        oracles.descend(optimizer, truth(model(x[indices]), y))
     return oracles.state_of(model)
 
 

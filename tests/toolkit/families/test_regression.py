@@ -78,10 +78,8 @@ def round_of(model: nn.Module, device: Device, dtype: torch.dtype = torch.float6
     optimizer = torch.optim.AdamW(model.parameters(), lr=PLAN.rate, weight_decay=PLAN.weight_decay)
     x = torch.from_numpy(device.x).to(dtype)
     for y, indices in device.visits(PLAN):
-        optimizer.zero_grad()
         away = sum((p - q).square().sum() for p, q in zip(model.parameters(), first, strict=True))
-        (mse_loss(model(x[indices]), y.to(dtype)) + PROXIMAL / 2 * away).backward()
-        optimizer.step()
+        oracles.descend(optimizer, mse_loss(model(x[indices]), y.to(dtype)) + PROXIMAL / 2 * away)
     return oracles.state_of(model)
 
 

@@ -45,9 +45,7 @@ def masked_round(model: nn.Module, device: Device) -> oracles.State:
     optimizer = oracles.sgd([{"params": list(model.parameters())}], PLAN)
     x = torch.from_numpy(device.x).double()
     for y, indices in device.visits(PLAN):
-        optimizer.zero_grad()
-        cross_entropy(model(x[indices]) * mask, y).backward()
-        optimizer.step()
+        oracles.descend(optimizer, cross_entropy(model(x[indices]) * mask, y))
     return oracles.state_of(model)
 
 
