@@ -1,6 +1,7 @@
 """Own losses and sums of losses: rounds in simulation and on devices equal plain PyTorch loops."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.fx import GraphModule
 from torch.nn import functional
 
 import own_losses
+from commands import run
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.update import read_update
@@ -22,13 +24,17 @@ from exporters.objectives.objective import objective
 from exporters.programs.program_identity import graphs_key
 from exporters.recording.capture import capture
 from oracles import batches_of, descend
+from phone_counts import Counts
 from refusals import refused
+from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_setup import federation
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import prepare, simulate
 from toolkit.simulation.simulation_config import load_simulation
 from toolkit.submodels.global_model import from_model
 from toolkit.trained_outputs import trained_outputs
 from trainings import train_bundle
+from vector_fleet import running
 
 SAMPLES, CLIENTS, ROUNDS, BATCH, RATE, MOMENTUM = 60, 2, 3, 8, 0.1, 0.9
 Arrays = dict[str, np.ndarray]
@@ -163,12 +169,16 @@ def loss_of(task: Task, model: nn.Module, data: Arrays, rows: np.ndarray) -> flo
         return float(task.plain(output, labels_of(data, rows)))
 
 
-def metrics_of(task: Task, model: nn.Module, data: Arrays, rows: np.ndarray) -> Any:
+def metrics_of(task: Task, model: nn.Module, data: Arrays, rows: np.ndarray) -> dict[str, float]:
     """The means of the loss's metrics."""
     with torch.no_grad():
         output = model.double()(torch.from_numpy(data["x"][rows]).double())
         metrics = task.metrics(output, labels_of(data, rows))
-    return pytest.approx({name: float(own.mean()) for name, own in metrics.items()}, rel=1e-4)
+    return {name: float(own.mean()) for name, own in metrics.items()}
+
+
+def near(figures: dict[str, float]) -> Any:
+    return pytest.approx(figures, rel=1e-4)
 
 
 def config(task: Task) -> TrainingConfig:
@@ -226,7 +236,93 @@ count = {CLIENTS}
     assert came == pytest.approx(expected[1:], rel=1e-4)
     assert came[-1] < expected[0]
     figures = results[-1].held_out
-    assert ((figures and figures.metrics) or {}) == metrics_of(task, model, data, judges)
+    assert ((figures and figures.metrics) or {}) == near(metrics_of(task, model, data, judges))
+
+
+def test_agents_count_as_a_plain_loop(seed: int, tmp_path: Path) -> None:
+    """Processes join a federation by HTTP, train in each round and judge what they trained."""
+    task, draw = TASKS["detection"], np.random.default_rng(seed)
+    (tmp_path / "fleet.toml").write_text(f"""
+model = "own_losses:{task.model}"
+input_shape = [6]
+rounds = {ROUNDS}
+port = 0
+
+[training]
+batch_size = {BATCH}
+learning_rate = {RATE}
+momentum = {MOMENTUM}
+loss = {task.toml}
+
+[evaluation]
+share = 0.2
+
+[[devices]]
+name = "board"
+submodel = "full"
+count = {CLIENTS}
+""")
+    settings = load_config(tmp_path / "fleet.toml")
+    agents = federation(settings)
+    model = task.build().double()
+    agents.model.load_into(model)
+    names = [f"board {n}" for n in range(CLIENTS)]
+    data = {name: task.data(draw) for name in names}
+    given = "an .npz file with the arrays x, y_box, y_kind"
+    # The pool is the outer one: when the coordinator has stopped, agents give up soon.
+    with ThreadPoolExecutor(CLIENTS) as pool, running(settings, agents) as server:
+        counts = Counts(server)
+        token = settings.state / "tokens" / "board.token"
+        runs = []
+        for n, name in enumerate(names):
+            np.savez(tmp_path / f"{name}.npz", **data[name])  # type: ignore[arg-type]
+            state = ("--state", name)
+            join = ("join", server.url, "--token-file", token, "--name", name, *state)
+            joined = run("edgetailor-agent", *join, cwd=tmp_path)
+            assert joined.code == 0, joined.stderr
+            assert f"DATA: {given}." in joined.stderr.replace("\n", " ")
+            train = ("run", "--data", f"{name}.npz", *state, "--seed", n, "--threads", 1)
+            runs.append(pool.submit(run, "edgetailor-agent", *train, cwd=tmp_path))
+        for ended in runs:
+            assert ended.result().code == 0, ended.result().stderr
+        history = server.coordinator.store.history()
+
+    judges = held_out(SAMPLES, 0.2)
+    rows = np.setdiff1d(np.arange(SAMPLES), judges)
+
+    def sums(own: nn.Module, arrays: Arrays) -> dict[str, float]:
+        figures = metrics_of(task, own, arrays, judges)
+        figures["loss_sum"] = loss_of(task, own, arrays, judges)
+        return {key: len(judges) * mean for key, mean in figures.items()}
+
+    def loss_of_fleet() -> float:
+        return sum(loss_of(task, model, own, judges) for own in data.values()) / CLIENTS
+
+    losses = [loss_of_fleet()]
+    for round_ in range(1, ROUNDS + 1):
+        states = [
+            trained(task, model, data[name], rows, round_seed(n, round_))
+            for n, name in enumerate(names)
+        ]
+        for name, state in zip(names, states, strict=True):
+            came, own = counts.updates[name][round_ - 1], task.build().double()
+            own.load_state_dict(state)
+            assert came["trained"] == len(rows)
+            for when, judged in (("before", model), ("after", own)):
+                figures = came[when]
+                assert figures["samples"] == len(judges)
+                counted = {"loss_sum": figures["loss_sum"], **figures["metrics"]}
+                assert counted == near(sums(judged, data[name]))
+        model.load_state_dict(
+            {key: sum(state[key] for state in states) / CLIENTS for key in states[0]}
+        )
+        losses.append(loss_of_fleet())
+    came_losses = [result.devices and result.devices.loss for result in history]
+    assert came_losses == pytest.approx(losses, rel=1e-4)
+    assert losses[-1] < losses[0]
+    last = {n: v.numpy() for n, v in agents.model.tensors.items()}
+    for key, value in model.state_dict().items():
+        np.testing.assert_allclose(last[key], value.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -267,9 +363,9 @@ def test_a_device_trains_as_a_plain_loop(name: str, format: Any, seed: int, tmp_
     # The mean over batches of different sizes; a loss of each sample has no other mean.
     assert before.loss_sum / before.counted == pytest.approx(loss, rel=1e-4)
     means = {key: total / before.samples for key, total in (before.metrics or {}).items()}
-    assert means == metrics_of(task, model, data, judges)
+    assert means == near(metrics_of(task, model, data, judges))
     own = evaluate(model.float(), data["x"], packed_labels(tmp_path, data), loss=task.loss)
-    assert own.metrics == metrics_of(task, model, data, rows)
+    assert own.metrics == near(metrics_of(task, model, data, rows))
     model.float()
     outputs = Predictor(tmp_path / "bundle").predict_outputs(data["x"])
     with torch.no_grad():
