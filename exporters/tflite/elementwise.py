@@ -32,6 +32,8 @@ OF_BOOLEANS = {
     "ADD": ("LOGICAL_OR", "LogicalOrOptions"),
 }
 """What products and sums of two booleans are."""
+OF_EQUAL_SHAPES = ("ATAN2",)
+"""Operators that LiteRT does not broadcast: it would read beyond the end of a smaller operand."""
 
 
 def apply(
@@ -58,6 +60,11 @@ def apply(
     arranged: list[Size] = [0] * rank
     for axis, stored in enumerate(lead.order):
         arranged[stored] = shape[axis]
+    if code in OF_EQUAL_SHAPES:
+        tensors = [
+            lowering.broadcast(t if t.shape else lowering.reshape(t, [1] * rank), arranged)
+            for t in tensors
+        ]
     tensor = lowering.emit(code, tensors, arranged, options, dtype, **settings)
     return Value(tensor, broadcast([v.shape for v in values], rank), lead.order)
 

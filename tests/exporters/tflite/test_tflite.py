@@ -27,7 +27,7 @@ from device_agent.runtime.litert_runtime import LitertSession
 from dropping_model import CLASSES as DROPPING_CLASSES
 from dropping_model import SHAPE as DROPPING_SHAPE
 from dropping_model import Dropping
-from edgetailor import TrainingConfig, export, load_model, split
+from edgetailor import Predictor, TrainingConfig, export, load_model, split
 from exporters.decompositions import convolution
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
@@ -441,3 +441,24 @@ def test_the_device_needs_no_training_framework(bundle: Path, tmp_path: Path) ->
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "ai_edge_litert" in loaded
     assert not loaded & {"torch", "onnx", "onnxscript", "exporters", "toolkit", "flatbuffers"}
+
+
+class Angles(nn.Module):
+    """Angles whose second operand is a number, a vector or as large as the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v = nn.Parameter(torch.linspace(-2, 2, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x.atan(), x.atan2(self.v), torch.atan2(self.v[:1], x), x.atan2(x + 1)], 1)
+
+
+def test_angles_read_no_memory_beyond_their_operands(seed: int, tmp_path: Path) -> None:
+    torch.manual_seed(seed)
+    model, x = Angles(), torch.randn(64, 6)
+    submodel = split(model, "full", (6,), TrainingConfig(loss="mse"))
+    export(submodel, from_model(model), tmp_path / "b", format="tflite", verify=False)
+    output = Predictor(tmp_path / "b").predict(x.numpy())
+    with torch.no_grad():
+        np.testing.assert_allclose(output, model(x).numpy(), rtol=1e-5, atol=1e-5)
