@@ -15,6 +15,7 @@ from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
 from device_agent.training.batching import held_out, round_seed
 from device_agent.training.training_options import TrainingOptions
+from log_messages import logged
 from oracles import Device, Plan
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.federation_setup import federation
@@ -140,7 +141,10 @@ def test_agents_train_and_judge_it(seed: int, tmp_path: Path) -> None:
         runs = []
         for name, samples in sizes.items():
             ratings(tmp_path, f"{name}.npz", samples, draw)
-            join(server.url, token(config, "phone"), name, tmp_path / name)
+            with logged() as messages:
+                join(server.url, token(config, "phone"), name, tmp_path / name)
+            given = "DATA: an .npz file with the arrays x_user, x_item, x_numbers, y."
+            assert given in messages
             options = RunOptions(
                 data=str(tmp_path / f"{name}.npz"),
                 state=tmp_path / name,
