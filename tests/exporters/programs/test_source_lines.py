@@ -210,8 +210,8 @@ def test_an_operator_without_a_forward_form() -> None:
     assert "aten::grid_sampler_2d_backward (" in str(error.value)
     assert line_of(model) in str(error.value)
     assert str(error.value).endswith(
-        "cannot be exported: bicubic, reflecting and 3-D grid sampling (no gradient) is not "
-        'supported; use mode="bilinear" and padding_mode="zeros".'
+        "cannot be exported: no support for bicubic, reflecting and 3-D grid sampling (no "
+        'gradient); use mode="bilinear" and padding_mode="zeros".'
     )
 
 
