@@ -1,6 +1,7 @@
 """Where the whole graph does not fit the memory of devices that train a slice, stages predict."""
 
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -215,10 +216,17 @@ def test_a_process_grows_by_the_largest_stage(
     done = deployed(model, tmp_path / "b", "slice:7", file_format, precision, data)
     assert len(done.card.graphs) == 4
     command = [sys.executable, "-c", GROWTH, str(done.out)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    measured, predicted = map(int, said.split())
-    assert predicted == done.card.cost.memory_bytes
-    assert 0.5 * predicted < measured < 1.05 * predicted
+
+    def grown() -> int:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        measured, predicted = map(int, said.split())
+        assert predicted == done.card.cost.memory_bytes
+        return measured
+
+    # The kernel may take pages of Python's code from a process, which come back and count again.
+    measured = statistics.median(grown() for _ in range(3))
+    assert done.card.cost.memory_bytes is not None
+    assert 0.5 < measured / done.card.cost.memory_bytes < 1.05
 
 
 def test_a_release_in_stages_is_tried_like_any_other(tmp_path: Path, seed: int) -> None:
