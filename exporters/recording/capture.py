@@ -46,7 +46,10 @@ from profiles.errors import EdgeTailorError, ModelError
 
 aten = torch.ops.aten
 # Operators that keep the samples' values, so that an embedding after them still reads samples.
-RESHAPING = ("view", "reshape", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze")
+RESHAPING = (
+    *("view", "reshape", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze"),
+    *("contiguous", "flatten", "unflatten"),
+)
 
 
 class SharedRecording:

@@ -50,7 +50,10 @@ class WideAndDeep(nn.Module):
 
 
 class TextAndFeatures(nn.Module):
-    """The mean of the words that a mask keeps, and features of the document."""
+    """The mean of the words that a mask keeps, and features of the document.
+
+    It joins the batch with the words by `view`, which needs contiguous inputs.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +61,9 @@ class TextAndFeatures(nn.Module):
 
     def forward(self, words: Tensor, mask: Tensor, features: Tensor, scale: float = 1.0) -> Tensor:
         kept = mask.unsqueeze(-1)
-        mean = (self.words(words) * kept).sum(1) / kept.sum(1).clamp(min=1)
+        codes = self.words(words.view(-1)).view(*words.shape, 5)
+        mean = (codes * kept).sum(1) / kept.sum(1).clamp(min=1)
+        features = features.view(-1).view_as(features)
         return self.last(torch.tanh(self.hidden(torch.cat([mean, scale * features], 1))))
 
 

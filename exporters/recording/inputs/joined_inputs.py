@@ -54,7 +54,10 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
         if tuple(x.shape[1:]) != (bounds[-1],):
             raise wrong_length(original, shapes, bounds[-1], tuple(x.shape[1:]))
         parts = zip(shapes.items(), itertools.pairwise(bounds), strict=True)
-        inputs = {name: x[:, a:b].reshape(-1, *shape) for (name, shape), (a, b) in parts}
+        # Contiguous, so that `view` can join the batch with other axes.
+        inputs = {
+            name: x[:, a:b].reshape(-1, *shape).contiguous() for (name, shape), (a, b) in parts
+        }
         return original.forward(self, **inputs)
 
     # A new class, not an attribute: a copy of the model must call its own layers.

@@ -19,7 +19,10 @@ from profiles.text_formatting import did_you_mean
 aten = torch.ops.aten
 Model = TypeVar("Model", bound=nn.Module)
 ATTRIBUTE = "_edgetailor_parts"
-KEEPING = ("view", "reshape", "slice", "select", "squeeze", "unsqueeze", "to.", "clone", "alias")
+KEEPING = (
+    *("view", "reshape", "slice", "select", "squeeze", "unsqueeze", "to.", "clone", "alias"),
+    *("contiguous", "flatten", "unflatten", "transpose", "permute"),
+)
 """Beginnings of the names of operators whose results are ids if their input is."""
 
 
@@ -76,12 +79,12 @@ def with_packed_inputs(model: Model, parts: Sequence[Part]) -> Model:
                 came=list(x.shape[1:]),
                 model=original.__name__,
             )
-        own = zip(parts, columns(parts).values(), strict=True)
-        types = {"float32": x.dtype, "int64": torch.int64}
-        return call(
-            self,
-            {p.name: x[:, at].reshape(-1, *p.shape).to(types[p.dtype]) for p, at in own},
-        )
+        types, inputs = {"float32": x.dtype, "int64": torch.int64}, {}
+        for part, at in zip(parts, columns(parts).values(), strict=True):
+            # Contiguous, so that `view` can join the batch with other axes.
+            own = x[:, at].reshape(-1, *part.shape).contiguous()
+            inputs[part.name] = own.to(types[part.dtype])
+        return call(self, inputs)
 
     # A new class, not an attribute: a copy of the model must call its own layers.
     model.__class__ = type(original.__name__, (original,), {"forward": forward})

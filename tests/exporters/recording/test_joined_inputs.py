@@ -35,7 +35,8 @@ class Reader(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, position: int = 0
     ) -> dict[str, Tensor]:
         kept = attention_mask.to(self.head.weight.dtype)[:, :, None]
-        embedded = torch.tanh(self.hidden(self.embedding(input_ids)))
+        codes = self.embedding(input_ids.view(-1))  # needs contiguous ids
+        embedded = torch.tanh(self.hidden(codes.view(*input_ids.shape, 5)))
         mean = (embedded * kept).sum(1) / kept.sum(1).clamp(min=1)
         return {"hidden": mean, "logits": self.head(mean)}
 

@@ -122,6 +122,9 @@ TASKS = {
         boxes,
         metrics=lambda o, y: own_losses.detection(o, y)[1],
     ),
+    "views": Task(
+        "Boxes", "own_losses:of_views", lambda o, y: own_losses.of_views(o, y).mean(), boxes
+    ),
     "segmentation": Task("Points", "dice", soft_dice, points),
     "multi-task": Task(
         "Pair",
