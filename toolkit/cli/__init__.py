@@ -19,6 +19,7 @@ from toolkit.cli.deploy_command import deploy
 from toolkit.cli.evaluate_command import evaluate
 from toolkit.cli.export_command import export
 from toolkit.cli.inspect_command import inspect
+from toolkit.cli.operator_commands import COMMANDS as OPERATOR_COMMANDS
 from toolkit.cli.plan_command import plan
 from toolkit.cli.release_command import release
 from toolkit.cli.report_command import report
@@ -60,6 +61,7 @@ for command in (
     *(serve, simulate),
     *(tls, tokens),
     *(backup, restore, rounds, export_model, rollback),
+    *OPERATOR_COMMANDS,
 ):
     main_group.add_command(command)
 

@@ -23,13 +23,15 @@ from device_agent.formats.protocol.problems import NO_SUCH_FILE
 from device_agent.formats.protocol.rounds import Progress, Work
 from device_agent.formats.protocol.transfers import FileOffer
 from toolkit.coordinator.database.device_registry import Device
+from toolkit.coordinator.database.operator_log import PAUSED
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_validation import shortened
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
+from toolkit.coordinator.operation.device_actions import DeviceActions
+from toolkit.coordinator.operation.device_list import DeviceList
+from toolkit.coordinator.operation.round_actions import RoundActions
 from toolkit.coordinator.refusals import RefusalError
-from toolkit.coordinator.requests.device_troubles import DeviceTroubles
-from toolkit.coordinator.requests.membership import Membership
 from toolkit.coordinator.requests.release_reports import ReleaseAnswers
 from toolkit.coordinator.requests.uploads import Uploads
 from toolkit.coordinator.rounds.early_stopping import ended_early
@@ -54,7 +56,7 @@ class _Offer:
 
 
 @dataclass
-class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
+class Coordinator(DeviceActions, DeviceList, RoundActions, Uploads, ReleaseAnswers):
     """One federation: the work of its devices, and its status.
 
     Attributes:
@@ -123,6 +125,9 @@ class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
         activity.state, activity.note = "waiting" if task == "wait" else task, None
         if device.id in self.rounds.left_out:
             activity.state, activity.note = LEFT_OUT, self.store.suspicions.left_out[device.id]
+        if device.id in self.rounds.paused:
+            decision = self.store.operator_log.decisions[device.id]
+            activity.state, activity.note = PAUSED, decision.text()
         joined, expected = self.rounds.places
         return Work(
             state=task,
@@ -190,32 +195,18 @@ class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
 
     def status(self) -> Status:
         """The status of the whole fleet."""
-        trained = self.store.rounds_trained()
-        devices, now = self.store.registry.devices(), self.clock()
         history = self.store.history()
         current = self.store.current_round()
         warnings = [warning for warning in [falling(history)] if warning is not None]
         warnings += self.store.suspicions.spoilt(history[-1].round if history else 0)
         newest = self.released.newest
-        offered = None if newest is None else newest.number
         with self.lock:
             return Status(
                 state=self.rounds.phase,
                 round=self.rounds.round,
                 rounds=self.rounds.total or 0,
                 expected_devices=self.rounds.expected,
-                devices=[
-                    self.activity[d.id].status(
-                        d,
-                        self.submodel(d),
-                        trained.get(d.id, 0),
-                        now,
-                        history[-1:],
-                        self.store.release_reports.of(d.id),
-                        offered,
-                    )
-                    for d in devices
-                ],
+                devices=self.device_statuses(self.store.registry.devices()),
                 history=newest_rounds(history, current),
                 model_round=current,
                 kinds=len(self.config.devices),
@@ -224,7 +215,7 @@ class Coordinator(Membership, DeviceTroubles, Uploads, ReleaseAnswers):
                 warnings=warnings,
                 closed_connections=self.closed_connections(),
                 key=self.key.public,
-                release=offered,
+                release=None if newest is None else newest.number,
             )
 
     def _is_ready(self, kind: DeviceKind) -> bool:
@@ -270,6 +261,8 @@ def restore(
     coordinator = Coordinator(config, store, rounds, clock, planner, bundles=bundles)
     reasons = store.stopped.reasons()
     rounds.stopped = set(reasons)
+    decisions = store.operator_log.decisions
+    rounds.paused = {device for device, known in decisions.items() if known.outcome == PAUSED}
     for device in store.registry.devices():
         if not device.has_left:
             rounds.enrol(device.id)
@@ -280,6 +273,10 @@ def restore(
         coordinator.activity[device.id] = DeviceActivity(
             clock(), state, note=bad or reason, told=reason
         )
+        if device.id in decisions:
+            activity = coordinator.activity[device.id]
+            activity.note = decisions[device.id].text()
+            activity.state = PAUSED if device.id in rounds.paused else activity.state
     # The number of devices does not tell whether the first round has opened: some may have left.
     if store.value(STARTED) is not None and rounds.phase == "enrolling":
         rounds.begin()

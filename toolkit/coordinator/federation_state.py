@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 from device_agent.formats.protocol.fleet import Preparation
 from device_agent.formats.protocol.rounds import InputSummary
+from profiles.text_formatting import did_you_mean
 from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.minute_log import MinuteLog
+from toolkit.coordinator.refusals import RefusalError
 from toolkit.coordinator.releases.offered_releases import OfferedReleases
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.rounds.upload_validation import CheckUpdate
@@ -85,6 +87,19 @@ class FederationState:
         if replaced and kind.fallback is not None:
             return kind.fallback
         return planned or kind.submodel
+
+    def known_device(self, identifier: str) -> Device:
+        """The device with this id. Raises RefusalError (404) if there is none."""
+        devices = [device.id for device in self.store.registry.devices()]
+        if identifier not in devices:
+            raise RefusalError(
+                "This federation has no device {device!r}{hint} `edgetailor devices` lists all.",
+                status=404,
+                code="operator.unknown-device",
+                device=identifier[:64],
+                hint=did_you_mean(identifier, devices),
+            )
+        return self.store.registry.device(identifier)
 
     def note_reopening(self) -> None:
         """Forget the open round's deadline if no device is left in it: the round opens again."""

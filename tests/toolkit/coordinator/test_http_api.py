@@ -93,6 +93,12 @@ def test_the_api_describes_itself(fleet: Fleet) -> None:
         ("post", "/v1/releases/{number}"),
         ("post", "/v1/rounds/{round}/evaluation"),
         ("get", "/v1/status"),
+        ("get", "/v1/operator/devices"),
+        ("get", "/v1/operator/devices/{device}"),
+        ("post", "/v1/operator/devices/{device}/{action}"),
+        ("post", "/v1/operator/rounds/{round}/close"),
+        ("post", "/v1/operator/rounds/{round}/deadline"),
+        ("get", "/v1/operator/audit"),
     }
     for methods in document["paths"].values():
         for route in methods.values():

@@ -162,7 +162,7 @@ def test_what_join_says_can_be_looked_up(tmp_path: Path) -> None:
         "join.skewed-clock", "join.expired-token", "join.operator-token",
     }  # fmt: skip
     assert said["join.operator-token"] == (
-        "This is the operator's token, which only reads the status. Join with a join token: "
+        "This is the operator's token, which no device may use. Join with a join token: "
         "tokens/desktop.token or tokens/board.token in the coordinator's state folder."
     )
     for code, message in said.items():

@@ -210,6 +210,7 @@ class ChangingFleet(RuleBasedStateMachine):
         self.awaited: set[str] = set()
         self.sent: set[str] = set()
         self.opened_for: set[str] = set()
+        self.paused: set[str] = set()
         for _ in range(devices):
             self.come()
 
@@ -227,11 +228,33 @@ class ChangingFleet(RuleBasedStateMachine):
         if leaves:
             self.machine.leave(name)
             self.members.remove(name)
+            self.paused.discard(name)
         else:
             self.machine.excuse(name)
         self.awaited.discard(name)
         if training:
             assert self.machine.phase == ("training" if self.awaited | self.sent else "aggregating")
+
+    @precondition(lambda self: self.members)
+    @rule(index=st.integers(0, 3))
+    def pause(self, index: int) -> None:
+        name = sorted(self.members)[index % len(self.members)]
+        training = self.machine.phase == "training"
+        self.machine.pause(name)
+        self.paused.add(name)
+        self.awaited.discard(name)
+        if training:
+            assert self.machine.phase == ("training" if self.awaited | self.sent else "aggregating")
+
+    @precondition(lambda self: self.paused)
+    @rule(index=st.integers(0, 3), has_bundle=st.booleans())
+    def end_pause(self, index: int, has_bundle: bool) -> None:
+        name = sorted(self.paused)[index % len(self.paused)]
+        self.machine.unpause(name, f"for {name}" if has_bundle else None)
+        self.paused.remove(name)
+        if self.machine.phase == "training" and has_bundle:
+            self.opened_for.add(name)
+            self.awaited |= {name} - self.sent
 
     @precondition(lambda self: self.machine.phase == "training" and self.awaited)
     @rule(index=st.integers(0, 3))
@@ -248,7 +271,7 @@ class ChangingFleet(RuleBasedStateMachine):
         if machine.phase == "training":
             quorum = len(self.sent) + 9 if self.quorum is None else self.quorum
             half = -(-len(self.sent | self.awaited) // 2)
-            least = 2 if len(self.opened_for & self.members) > 2 else 1
+            least = 2 if len((self.opened_for & self.members) - self.paused) > 2 else 1
             enough = len(self.sent) >= min(max(half, least), quorum)
             complete = len(self.sent) >= quorum or not self.awaited
             assert machine.due(0.0) == (enough and complete)
@@ -257,9 +280,9 @@ class ChangingFleet(RuleBasedStateMachine):
                 machine.folded()
                 self.sent.clear()
                 self.awaited.clear()
-        elif self.members:
-            machine.open({name: f"for {name}" for name in self.members}, 0.0)
-            self.awaited, self.opened_for = set(self.members), set(self.members)
+        elif present := self.members - self.paused:
+            machine.open({name: f"for {name}" for name in present}, 0.0)
+            self.awaited, self.opened_for = set(present), set(present)
 
     @invariant()
     def exactly_those_train_that_are_waited_for(self) -> None:

@@ -275,7 +275,7 @@ class RoundWorker:
                 bundles = {d.id: coordinator.bundles[coordinator.submodel(d)] for d in members}
                 offers = {name: files[MANIFEST].sha256 for name, files in bundles.items() if files}
                 # A wall clock that was set while no coordinator ran must not keep the round open.
-                left = min(max(remaining, 0.0), limit)
+                left = min(max(remaining, 0.0), max(limit, store.open_round.moved_by(round_)))
                 rounds.open(dict.fromkeys(bundles, "") | offers, coordinator.clock(), left)
                 for name, update in earlier:
                     if name in offers:

@@ -14,6 +14,9 @@ from toolkit.coordinator.database import content_digest, schema, schema_upgrade
 BUSY_S = 60.0
 """How long a transaction waits for a reader in another process, such as a backup."""
 
+Also = Callable[[sqlite3.Connection], None]
+"""Writes something else in the same transaction."""
+
 
 def raise_if_full(error: sqlite3.OperationalError, path: Path) -> None:
     """Raise OSError, as for other files, if the disk with the database `path` is full."""

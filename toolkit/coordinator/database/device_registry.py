@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from device_agent.formats.protocol.problems import UNKNOWN_TOKEN
-from toolkit.coordinator.database.database import Database
+from toolkit.coordinator.database.database import Also, Database
 from toolkit.coordinator.database.joins import Token
 from toolkit.coordinator.refusals import forbidden
 
@@ -225,21 +225,26 @@ class Registry:
         identifier = self._by_secret.get(secret_hash)
         return None if identifier is None else self._devices[identifier]
 
-    def leave(self, device: str, forgotten: bool = False) -> None:
-        """Free the place of `device`; its record stays. If `forgotten`, it may `come_back`."""
+    def leave(self, device: str, forgotten: bool = False, also: Also = lambda db: None) -> None:
+        """Free the place of `device`; its record stays. If `forgotten`, it may `come_back`.
+
+        `also` writes in the same transaction.
+        """
         with self._database.exclusively():
-            self._set_left(device, True, forgotten)
+            self._set_left(device, True, forgotten, also)
 
     def drop_left(self, kind: str) -> list[str]:
         """Remove the oldest devices of `kind` that have left without an update; returns their ids.
 
-        The last MOST_LEFT stay. Without this limit, repeated joins and leaves would fill the disk.
+        The last MOST_LEFT stay, and those that the operator has decided about. Without this limit,
+        repeated joins and leaves would fill the disk.
         """
         with self._database.exclusively():
             with self._database.transaction() as db:
                 rows = db.execute(
                     "SELECT id FROM devices WHERE kind = ? AND has_left AND NOT forgotten AND "
-                    "past_updates = 0 AND id NOT IN (SELECT device FROM updates) "
+                    "past_updates = 0 AND id NOT IN (SELECT device FROM updates UNION "
+                    "SELECT device FROM decisions) "
                     "ORDER BY rowid DESC LIMIT -1 OFFSET ?",
                     (kind, MOST_LEFT),
                 ).fetchall()
@@ -248,8 +253,12 @@ class Registry:
                 del self._by_secret[self._devices.pop(identifier).secret_hash]
         return [identifier for (identifier,) in rows]
 
-    def come_back(self, device: str) -> bool:
-        """Make a forgotten device a member again if a place is free. Returns whether it was."""
+    def come_back(self, device: str, also: Also = lambda db: None) -> bool:
+        """Make a device a member again, with its secret, if a place is free.
+
+        `also` writes in the same transaction. Returns whether a place was free, and the device's
+        key is not that of another member.
+        """
         with self._database.exclusively():
             known = self._devices[device]
             with self._database.transaction() as db:
@@ -259,15 +268,16 @@ class Registry:
             full = places is not None and self._taken(known.kind) >= places
             if full or known.public_key in self._members_by_key:
                 return False
-            self._set_left(device, False, False)
+            self._set_left(device, False, False, also)
             return True
 
-    def _set_left(self, device: str, has_left: bool, forgotten: bool) -> None:
+    def _set_left(self, device: str, has_left: bool, forgotten: bool, also: Also) -> None:
         with self._database.milestone() as db:
             db.execute(
                 "UPDATE devices SET has_left = ?, forgotten = ? WHERE id = ?",
                 (has_left, forgotten, device),
             )
+            also(db)
         self._keep(replace(self._devices[device], has_left=has_left, forgotten=forgotten))
 
     def note_trouble(self, device: str, trouble: str, fallback_from: int | None) -> None:

@@ -4,6 +4,8 @@ import sqlite3
 
 from toolkit.coordinator.database.database import Database
 
+_MOVED = "moved deadline"
+"""The key in the table `meta` of the round whose deadline the operator moved, and the seconds."""
 _PREFIX = "stopped:"
 """The prefix of a device's id in the keys of the table `meta`."""
 
@@ -24,6 +26,21 @@ class OpenRound:
             db.execute("INSERT OR IGNORE INTO openings VALUES (?, ?)", (round_, closes_at))
             row = db.execute("SELECT closes_at FROM openings WHERE round = ?", (round_,))
             return float(row.fetchone()[0])
+
+    def set_deadline(
+        self, db: sqlite3.Connection, round_: int, closes_at: float, seconds: float
+    ) -> None:
+        """Let `round_` end at `closes_at`, `seconds` from now, in the transaction of `db`."""
+        db.execute("UPDATE openings SET closes_at = ? WHERE round = ?", (closes_at, round_))
+        moved = (_MOVED, f"{round_} {seconds}")
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", moved)
+
+    def moved_by(self, round_: int) -> float:
+        """The seconds that the operator last gave to `round_`; 0 if its deadline was not moved."""
+        with self._database.transaction() as db:
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (_MOVED,)).fetchone()
+        moved, _, seconds = "0 0".partition(" ") if row is None else row[0].partition(" ")
+        return float(seconds) if int(moved) == round_ else 0.0
 
     def note_failure(self, round_: int, device: str) -> None:
         """Record that `round_` does not wait for `device`."""

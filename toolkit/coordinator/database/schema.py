@@ -4,7 +4,7 @@ import sqlite3
 
 from toolkit.coordinator.database import content_digest
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES, and add the
 change of existing databases to `schema_upgrade.py`."""
 UPDATES = """CREATE TABLE updates (
@@ -47,6 +47,22 @@ HISTORY_6 = """CREATE TABLE history (
     started_from INTEGER,  -- the round whose model was trained
     kept INTEGER NOT NULL DEFAULT 1);"""
 """The table `history` up to version 6."""
+OPERATION = (
+    """CREATE TABLE decisions (
+    device TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL,
+    public_key TEXT NOT NULL)""",
+    """CREATE TABLE audit (
+    number INTEGER PRIMARY KEY,
+    at REAL NOT NULL,  -- seconds since 1970
+    who TEXT NOT NULL, action TEXT NOT NULL,
+    target TEXT NOT NULL,  -- the id of a device, or a round
+    reason TEXT NOT NULL)""",
+    """CREATE TRIGGER audit_is_not_changed BEFORE UPDATE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END""",
+    """CREATE TRIGGER audit_is_not_cut BEFORE DELETE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END""",
+)
+"""The operator's decisions and actions, since version 9."""
 TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE tokens (
@@ -99,7 +115,7 @@ ORDER BY round DESC LIMIT 1"""
 
 def create(connection: sqlite3.Connection, version: int = SCHEMA_VERSION) -> None:
     """Make all tables in one transaction: a process that is killed here leaves none or all."""
-    wanted = TABLES
+    wanted = TABLES + "".join(f"{s};\n" for s in OPERATION if version >= 9)
     if version < 8:
         wanted = wanted.replace(f"{HISTORY};", HISTORY_7 if version == 7 else HISTORY_6)
     if version < 6:

@@ -10,7 +10,7 @@ from device_agent.formats.manifest import encode
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.database import content_digest, schema
 
-READABLE = (5, 6, 7, schema.SCHEMA_VERSION)
+READABLE = (5, 6, 7, 8, schema.SCHEMA_VERSION)
 """The versions that this program reads. `edgetailor serve` upgrades them to the current one."""
 
 
@@ -22,7 +22,9 @@ def upgrade(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
     if version < 6:
         _count_updates_in_columns(db)
-    _extend_history(db, version)
+    if version < 8:
+        _extend_history(db, version)
+    _add_operation(db)
     content_digest.renew(db)
     db.execute(f"PRAGMA user_version={schema.SCHEMA_VERSION}")
 
@@ -40,6 +42,15 @@ def _extend_history(db: sqlite3.Connection, version: int) -> None:
     with _replaced(db, "history", schema.HISTORY):
         db.execute(f"INSERT INTO history SELECT *, {new} FROM earlier_history")
     db.execute("CREATE INDEX history_by_file ON history (model)")
+
+
+def _add_operation(db: sqlite3.Connection) -> None:
+    """Upgrade to version 9: the operator's decisions and actions."""
+    for statement in schema.OPERATION:
+        db.execute(statement)
+    for table in ("decisions", "audit"):
+        for trigger in content_digest.triggers(db, table):
+            db.execute(trigger)
 
 
 @contextmanager

@@ -16,6 +16,9 @@ from toolkit.coordinator.refusals import RefusalError
 CALLER = "caller"
 """The key of the caller in the state of an admitted request's scope: its device or its token."""
 FOR_JOIN_TOKENS = (f"{API}/invitation", f"{API}/devices")
+OPERATOR_ROUTES = f"{API}/operator/"
+"""Only the operator's token opens the routes under this path."""
+NOT_OPERATOR = "operator.other-token"
 DISCARDED = 64 << 10
 DISCARDED_S = 2.0
 """How much of a stranger's body is read and dropped, in bytes and seconds. So the answer also
@@ -39,7 +42,10 @@ async def admit(scope: Scope, coordinator: Coordinator) -> bool:
         )
     # A member's secret is found without waiting. Everything else may wait for the database.
     device = coordinator.member_with(secret)
-    if scope["path"] in FOR_JOIN_TOKENS:
+    if scope["path"].startswith(OPERATOR_ROUTES):
+        if not coordinator.is_operator(secret):
+            raise _not_the_operator(device is not None)
+    elif scope["path"] in FOR_JOIN_TOKENS:
         await run_in_threadpool(coordinator.check_join_token, secret)
     elif device is None and not (
         scope["path"] == f"{API}/status" and coordinator.is_operator(secret)
@@ -50,6 +56,16 @@ async def admit(scope: Scope, coordinator: Coordinator) -> bool:
     if isinstance(connection, Connection):
         connection.authenticated(None if device is None else device.id)
     return True
+
+
+def _not_the_operator(is_member: bool) -> RefusalError:
+    """The refusal of a device's secret or of another token on the operator's routes."""
+    return RefusalError(
+        "Only the operator may do this: give the token in operator.token of the coordinator's "
+        "state folder.",
+        status=403 if is_member else 401,
+        code=NOT_OPERATOR if is_member else NOT_AUTHORISED,
+    )
 
 
 def has_body(scope: Scope) -> bool:

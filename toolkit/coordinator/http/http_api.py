@@ -29,17 +29,20 @@ from device_agent.formats.protocol.transfers import Upload
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.device_registry import Device
+from toolkit.coordinator.http import operator_api
 from toolkit.coordinator.http.admission import CALLER
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
 from toolkit.coordinator.http.problem_answers import answer_problems
 from toolkit.coordinator.http.strict_json import body_of, described, schemas
+from toolkit.coordinator.operation.messages import NewDeadline, Order
 from toolkit.coordinator.refusals import RefusalError, cut_off
 from toolkit.coordinator.rounds.upload_validation import too_large
 from toolkit.web.built_page import Page
 from toolkit.web.static_files import join_routes
 
 MESSAGES = [
-    *(JoinRequest, Judgement, Progress, ReleaseReport, Stopped, SubmodelFailure, UpdateRecord)
+    *(JoinRequest, Judgement, Progress, ReleaseReport, Stopped, SubmodelFailure, UpdateRecord),
+    *(NewDeadline, Order),
 ]
 """The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -352,6 +355,7 @@ def create_app(
     )
     app.state.coordinator = coordinator
     app.include_router(router)
+    app.include_router(operator_api.router)
     if coordinator.config.phones:
         app.router.routes.extend(join_routes(page))
     answer_problems(app)

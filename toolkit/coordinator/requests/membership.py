@@ -13,6 +13,7 @@ from device_agent.formats.protocol.fleet import ABSENT, LEFT
 from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest
 from device_agent.formats.protocol.problems import JOIN_TOKEN, NOT_AUTHORISED
 from profiles.text_formatting import counted
+from toolkit.coordinator.database.database import Also
 from toolkit.coordinator.database.device_registry import (
     TOKEN_UNKNOWN,
     USED_UP,
@@ -76,6 +77,7 @@ class Membership(FederationState):
         machine = check_machine(request.machine)
         now = self.wall_clock()
         signed = check_possession(token, request, now)
+        self._check_not_banned(request.public_key)
         with self._saying_if_finished():
             ahead = self._plan_ahead(token, request)
         with self.lock:
@@ -90,7 +92,7 @@ class Membership(FederationState):
                     lambda kind: ahead[kind] if kind in ahead else self._plan(kind, request),
                 )
             if device.id not in self.rounds.devices:
-                self._enter(device, "has joined")
+                self.enter(device, "has joined")
         self.changed.set()
         submodel, key = self.submodel(device), self.key.public
         data, labels = self.config.data, self.config.training.labels
@@ -105,6 +107,14 @@ class Membership(FederationState):
             label_type=labels.as_read.dtype,
             arrays=[] if arrays == [SAMPLES, LABELS] else arrays,
         )
+
+    def _check_not_banned(self, public_key: str) -> None:
+        """Raise RefusalError (403) if the operator has banned the device with this key."""
+        decision = self.store.operator_log.banned(public_key)
+        if decision is not None:
+            raise forbidden(
+                "This device was {decision}.", code="join.banned", decision=decision.text()
+            )
 
     def _plan_ahead(self, token: str, request: JoinRequest) -> dict[str, str | None]:
         """Map the kind of a new device to the submodel planned for it; empty for a known device.
@@ -167,6 +177,15 @@ class Membership(FederationState):
     def _back(self, device: Device) -> Device:
         """Make a forgotten `device` a member again. Raises RefusalError (401) if it cannot be."""
         again = "join again with a token"
+        decision = self.store.operator_log.decisions.get(device.id)
+        if decision is not None:
+            raise RefusalError(
+                "{device} was {decision}.",
+                status=401,
+                code=NOT_AUTHORISED,
+                device=device.id,
+                decision=decision.text(),
+            )
         if not device.forgotten:
             raise RefusalError(
                 "{device} has left this federation: {remedy}.",
@@ -185,11 +204,12 @@ class Membership(FederationState):
                     device=device.id,
                     remedy=again,
                 )
-            self._enter(device, "is back")
+            self.enter(device, "is back")
         self.changed.set()
         return self.store.registry.device(device.id)
 
-    def _enter(self, device: Device, what: str) -> None:
+    def enter(self, device: Device, what: str) -> None:
+        """Let `device` take part from the next round on. The caller holds the lock."""
         self.rounds.enrol(device.id)
         self.activity[device.id] = DeviceActivity(self.clock())
         self._log_membership(device, what)
@@ -197,7 +217,7 @@ class Membership(FederationState):
     def leave(self, device: Device) -> None:
         """End the membership of `device`: its secret is void and its place is free."""
         with self.lock:
-            self._remove(device)
+            self.end_membership(device)
             self.store.release_reports.forget(device.id)
             self.activity[device.id] = DeviceActivity(self.clock(), LEFT)
             self._log_membership(device, "has left")
@@ -217,13 +237,18 @@ class Membership(FederationState):
             oldest = self.clock() - limit
             for name in [n for n in self.rounds.devices if self.activity[n].seen_at < oldest]:
                 device = self.store.registry.device(name)
-                self._remove(device, forgotten=True)
+                self.end_membership(device, forgotten=True)
                 self.activity[name].state, self.activity[name].note = ABSENT, None
                 self._log_membership(device, "was not seen for long and lost its place")
 
-    def _remove(self, device: Device, forgotten: bool = False) -> None:
-        """End the membership of `device`. The caller holds the lock."""
-        self.store.registry.leave(device.id, forgotten)
+    def end_membership(
+        self, device: Device, forgotten: bool = False, also: Also = lambda db: None
+    ) -> None:
+        """End the membership of `device`; `also` writes in the same transaction.
+
+        The caller holds the lock.
+        """
+        self.store.registry.leave(device.id, forgotten, also)
         self.rounds.leave(device.id)
         self.store.stopped.forget(device.id)
         self.store.incoming.drop(device.id)
@@ -245,7 +270,7 @@ def _operator_joins(kinds: Sequence[DeviceKind]) -> RefusalError:
     """The refusal of the operator's token at a join. It names the tokens of `kinds`."""
     tokens = " or ".join(f"tokens/{kind.name}.token" for kind in kinds)
     return forbidden(
-        "This is the operator's token, which only reads the status. Join with a join token: "
+        "This is the operator's token, which no device may use. Join with a join token: "
         "{tokens} in the coordinator's state folder.",
         code="join.operator-token",
         tokens=tokens,

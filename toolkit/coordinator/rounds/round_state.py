@@ -7,6 +7,7 @@ Without devices that judge the last model, `finished` follows at once.
 
 A device may leave at any time. Another one may take its place and trains from the next round on.
 A device that has stopped keeps its place, and no round waits for it until it asks for work again.
+A device that the operator has paused keeps its place, too, and gets no work until the pause ends.
 Times are seconds of a monotonic clock that the caller passes in. A refused call changes nothing.
 """
 
@@ -71,6 +72,7 @@ class Rounds:
         self.devices: set[str] = set()
         self.stopped: set[str] = set()
         self.left_out: set[str] = set()
+        self.paused: set[str] = set()
         self.updates: dict[str, str] = {}
         self.diverged: set[str] = set()
         self.judges: set[str] = set()
@@ -118,12 +120,13 @@ class Rounds:
         """Remove `device`; an update that it sent for the open round still counts."""
         self.devices.discard(device)
         self.stopped.discard(device)
+        self.paused.discard(device)
         self.excuse(device)
 
     @property
     def present(self) -> set[str]:
-        """The devices that take part in rounds: they have not stopped and are not left out."""
-        return self.devices - self.stopped - self.left_out
+        """The devices that take part in rounds: not those that stopped or that may not."""
+        return self.devices - self.stopped - self.left_out - self.paused
 
     def stop(self, device: str) -> None:
         """Stop waiting for `device`, in this round and in later ones."""
@@ -137,7 +140,21 @@ class Rounds:
         in the open round.
         """
         self.stopped.discard(device)
-        if self.phase == "training" and offer is not None and device not in self.left_out:
+        self._take_part(device, offer)
+
+    def pause(self, device: str) -> None:
+        """Leave `device` out until `unpause`; an update that it sent for the open round counts."""
+        self.paused.add(device)
+        self.excuse(device)
+
+    def unpause(self, device: str, offer: str | None) -> None:
+        """End a pause. The device takes part in the open round if `offer` is given."""
+        self.paused.discard(device)
+        self._take_part(device, offer)
+
+    def _take_part(self, device: str, offer: str | None) -> None:
+        """Wait for `device` in the open round if it is present and `offer` is given."""
+        if self.phase == "training" and offer is not None and device in self.present:
             self._offers.setdefault(device, offer)
             # It counts as present at the opening. Otherwise, if all had stopped, the first to come
             # back would decide for all.
@@ -276,6 +293,11 @@ class Rounds:
     def remaining_s(self, now: float) -> float:
         """Seconds to the deadline of the open round; negative after it."""
         return self._closes_at - now
+
+    def set_deadline(self, now: float, remaining_s: float) -> None:
+        """Let the open round end `remaining_s` seconds from `now`."""
+        self._expect(self.phase == "training", "set the deadline")
+        self._closes_at = now + remaining_s
 
     def reopen(self) -> None:
         """End the open round without a result: it opens again, for all members."""

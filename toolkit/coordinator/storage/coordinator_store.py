@@ -27,6 +27,7 @@ from toolkit.coordinator.database.device_registry import Registry
 from toolkit.coordinator.database.final_evaluation import FinalEvaluation
 from toolkit.coordinator.database.joins import UsedJoins
 from toolkit.coordinator.database.open_round import OpenRound, StoppedDevices
+from toolkit.coordinator.database.operator_log import OperatorLog
 from toolkit.coordinator.database.release_reports import ReleaseReports
 from toolkit.coordinator.database.schema_upgrade import columns
 from toolkit.coordinator.database.suspicions import Suspect, Suspicions
@@ -91,6 +92,7 @@ class Store:
         self.final_evaluation = FinalEvaluation(self._database)
         self.stopped = StoppedDevices(self._database)
         self.suspicions = Suspicions(self._database)
+        self.operator_log = OperatorLog(self._database)
         self.used_joins = UsedJoins(self._database)
         self.release_reports = ReleaseReports(self._database)
         self._held: list[str] = []
@@ -269,6 +271,16 @@ class Store:
                 "(SELECT device, count(*) AS recent FROM updates GROUP BY device) ON device = id"
             )
             return dict(rows.fetchall())
+
+    def updates_of(self, device: str, most: int) -> list[tuple[int, int, int, float, float]]:
+        """The newest updates of `device`: round, samples, steps, first and last loss."""
+        columns = "SELECT round, samples, steps, loss_first, loss_last FROM"
+        with self._database.transaction() as db:
+            return db.execute(
+                f"{columns} updates WHERE device = :device UNION "
+                f"{columns} past_updates WHERE device = :device ORDER BY round DESC LIMIT :most",
+                {"device": device, "most": most},
+            ).fetchall()
 
     def add_result(
         self, result: RoundResult, model: bytes, received: FederatedEvaluation | None = None

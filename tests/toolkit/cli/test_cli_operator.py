@@ -1,0 +1,134 @@
+"""The operator's commands against a coordinator that runs: whole outputs, and the saved login."""
+
+import json
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commands import Done, edgetailor, refusal
+from device_agent.formats.protocol.rounds import Progress
+from toolkit.coordinator.server import Server
+from vector_fleet import configured, enrol, running, send_trained, task
+
+Served = tuple[Server, Path]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A federation whose three devices trained one round."""
+    with running(configured(tmp_path)) as server:
+        links = enrol(server, tmp_path)
+        for name, link in links.items():
+            send_trained(link, 1, tmp_path / name)
+        for link in links.values():
+            assert task(link).round == 2
+            link.progress(Progress(state="training"))
+        yield server, tmp_path
+
+
+def run(folder: Path, *arguments: object) -> Done:
+    return edgetailor(*arguments, cwd=folder, XDG_CONFIG_HOME=str(folder / "config"))
+
+
+def lines(folder: Path, *arguments: object) -> list[str]:
+    """The lines that a command prints, with all ages as `N s ago`."""
+    done = run(folder, *arguments)
+    assert (done.code, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    return re.sub(r"\d+ (s|min) ago", "N s ago", done.stdout).splitlines()
+
+
+def test_see_and_act(served: Served) -> None:
+    _, folder = served
+    here = ("--federation", "fleet.toml")
+    assert lines(folder, "pause", "board-1", "--reason", "broken sensor", *here) == [
+        "board-1: paused by the operator: broken sensor"
+    ]
+    # The width of a column depends on the ages.
+    assert [re.split("  +", line) for line in lines(folder, "devices", *here)] == [
+        ["device", "name", "submodel", "state", "seen", "trained"],
+        ["desktop-1", "machine 0", "full", "training", "N s ago", "1"],
+        ["desktop-2", "machine 1", "full", "training", "N s ago", "1"],
+        ["board-1", "machine 2", "low-rank:0.5", "paused", "N s ago", "1"],
+        ["board-1: paused by the operator: broken sensor"],
+        ["3 devices: 2 training, 1 paused; 1 to 3 shown"],
+    ]
+    assert lines(folder, "devices", "--search", "none", "--federation", "state") == ["0 devices"]
+    one = lines(folder, "device", "board-1", *here)
+    assert one[:4] == [
+        "board-1",
+        "  name     machine 2",
+        "  kind     board, trains low-rank:0.5",
+        "  state    paused by the operator: broken sensor",
+    ]
+    assert "round  samples  steps  first loss  last loss" in one
+    assert "1           10      1      2.0000     1.0000" in one
+    done = run(folder, "remove", "desktop-1", "desktop-2", "--reason", "sold", *here)
+    assert done.stdout.splitlines() == [
+        f"desktop-{n}: removed by the operator: sold" for n in (1, 2)
+    ]
+    log = [re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE", t) for t in lines(folder, "audit", *here)]
+    assert log == [
+        "   1  DATE  operator: pause board-1: broken sensor",
+        "   2  DATE  operator: remove desktop-1: sold",
+        "   3  DATE  operator: remove desktop-2: sold",
+    ]
+    assert lines(folder, "audit", "--after", "3", *here) == ["No later entries."]
+    document = json.loads(run(folder, "devices", "--kind", "board", "--json", *here).stdout)
+    assert (document["version"], document["total"]) == (1, 1)
+    assert document["devices"][0]["reason"] == "broken sensor"
+
+
+def test_the_round(served: Served) -> None:
+    _, folder = served
+    here = ("--federation", "state")
+    shown = lines(folder, "status", *here)
+    assert shown[0].startswith("round 2 of 3, training, global ")
+    assert "  ".join(shown[1].split()[:2]) == "desktop-1  (machine"
+    done = run(folder, "extend-round", "600", "--reason", "a slow day", *here)
+    assert (done.code, done.stdout) == (0, "")
+    assert done.stderr == "Round 2 ends in 600 s at the latest.\n"
+    assert lines(folder, "audit", *here)[0].endswith("end in 600 s round 2: a slow day")
+
+
+def test_log_in_from_elsewhere(served: Served, tmp_path: Path) -> None:
+    server, folder = served
+    away = tmp_path / "away"
+    away.mkdir()
+    assert "run `edgetailor login URL --token-file FILE` first" in refusal(run(away, "devices"))
+    token = folder / "state" / "operator.token"
+    done = run(away, "login", server.url, "--token-file", token)
+    file = away / "config" / "edgetailor" / "login.json"
+    assert (done.code, done.stdout) == (0, "")
+    assert done.stderr == f"{server.url} has 3 devices. The login is in {file}.\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert lines(away, "devices", "--kind", "board")[-1] == "1 device: 1 training; 1 to 1 shown"
+    kind_token = folder / "state" / "tokens" / "board.token"
+    before = file.read_bytes()
+    sentence = refusal(run(away, "login", server.url, "--token-file", kind_token), 6)
+    assert sentence.startswith("Only the operator may do this: give the token in operator.token")
+    assert file.read_bytes() == before
+    file.write_text("{")
+    assert "Run `edgetailor login` again." in refusal(run(away, "devices"))
+
+
+def test_a_refused_action_is_one_sentence(served: Served) -> None:
+    _, folder = served
+    here = ("--federation", "state")
+    sentence = refusal(run(folder, "close-round", "--reason", "x", *here))
+    assert sentence.startswith("Round 2 has 0 updates, and needs 2")
+    sentence = refusal(run(folder, "pause", "desktop", "--reason", "x", *here))
+    assert sentence.startswith("This federation has no device 'desktop'")
+
+
+def test_a_federation_that_does_not_run(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    sentence = refusal(run(tmp_path, "devices", "--federation", "fleet.toml"))
+    assert "`edgetailor serve` writes it when it starts. Start it first." in sentence
+    with running(config):
+        pass
+    sentence = refusal(run(tmp_path, "devices", "--federation", "fleet.toml"), 6)
+    assert "Check the URL, and that `edgetailor serve` runs there." in sentence

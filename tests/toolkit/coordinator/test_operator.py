@@ -1,0 +1,434 @@
+"""The operator's actions on devices: over HTTP, after restarts, and killed at every write."""
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation import membership
+from device_agent.federation.device_keys import DeviceKey
+from device_agent.formats.protocol.problems import NOT_AUTHORISED
+from killing import Job, die_at
+from parameters import some_long
+from refusals import refused
+from toolkit.coordinator.coordinator import Coordinator, restore
+from toolkit.coordinator.database.device_registry import MOST_LEFT
+from toolkit.coordinator.operation.messages import ACTIONS, Action
+from toolkit.coordinator.operation.operator_client import OperatorClient
+from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.coordinator_store import Store
+from vector_fleet import (
+    MACHINE,
+    Fleet,
+    assert_soon,
+    configured,
+    enrol,
+    joined,
+    running,
+    send,
+    send_trained,
+    task,
+    token,
+    trained,
+)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    folder = tmp_path / "fleet"
+    with running(configured(folder)) as server:
+        yield server, enrol(server, folder)
+
+
+def operator(server: Server) -> OperatorClient:
+    return OperatorClient(server.url, (server.config.state / "operator.token").read_text().strip())
+
+
+def test_a_paused_device_gets_no_work_until_it_is_resumed(fleet: Fleet, tmp_path: Path) -> None:
+    server, links = fleet
+    actor = operator(server)
+    board = links["board-1"]
+    work, _, update = trained(board, tmp_path / "early")
+    detail = actor.act("pause", "board-1", "broken sensor")
+    assert (detail.device.state, detail.device.decision) == ("paused", "paused")
+    assert board.work().state == "wait"
+    with refused("round.closed"):
+        send(board, work.round, update)
+    for name in ("desktop-1", "desktop-2"):
+        send_trained(links[name], 1, tmp_path / name)
+    assert task(links["desktop-1"]).round == 2  # nobody waited for the board
+    assert board.work().state == "wait"
+    shown = actor.device("board-1")
+    assert shown.device.note == "paused by the operator: broken sensor"
+    assert actor.act("resume", "board-1", "repaired").device.decision is None
+    assert task(board).round == 2  # also in the open round
+    for name, link in links.items():
+        send_trained(link, 2, tmp_path / f"{name}-2")
+    assert task(board).round == 3
+    detail = actor.device("board-1")
+    assert [(update.round, update.samples) for update in detail.updates] == [(2, 10)]
+    assert detail.machine["architecture"]
+
+
+def test_an_update_that_came_before_the_pause_counts(fleet: Fleet, tmp_path: Path) -> None:
+    server, links = fleet
+    send_trained(links["board-1"], 1, tmp_path / "board")
+    operator(server).act("pause", "board-1", "its owner asked")
+    for name in ("desktop-1", "desktop-2"):
+        send_trained(links[name], 1, tmp_path / name)
+    task(links["desktop-1"])
+    assert server.coordinator.status().history[-1].updates == 3
+
+
+def test_removed_banned_and_let_in_again(fleet: Fleet, tmp_path: Path) -> None:
+    server, links = fleet
+    actor = operator(server)
+    board = links["board-1"]
+    actor.act("remove", "board-1", "sold")
+    with refused(NOT_AUTHORISED) as caught:
+        board.work()
+    assert str(caught.value).startswith("board-1 was removed by the operator: sold.")
+    detail = actor.act("let-in", "board-1", "bought back")
+    assert (detail.device.state, detail.device.decision) == ("enrolled", None)
+    assert board.work().state in ("wait", "train")  # its secret is valid again
+
+    actor.act("ban", "board-1", "sends noise")
+    state = server.config.state.parent / "2"
+    with refused("join.banned") as caught:
+        membership.join(server.url, token(server.config, "board"), "x", state, replace=True)
+    assert "banned by the operator: sends noise" in str(caught.value)
+    # Its place is free: another device takes it.
+    new = membership.join(server.url, token(server.config, "board"), "next", tmp_path / "new")
+    assert new.device == "board-2"
+    assert actor.act("let-in", "board-1", "it was another").device.state == "left"  # no place
+    assert [entry.action for entry in actor.device("board-1").audit] == [
+        *("let-in", "ban", "let-in", "remove"),
+    ]
+    actor.act("remove", "board-2", "make room")
+    links = {"board-1": membership.join(
+        server.url, token(server.config, "board"), "x", state, replace=True
+    )}  # fmt: skip
+    assert links["board-1"].device == "board-3"  # no longer banned; a new device
+
+
+def test_repeating_an_action_changes_nothing(fleet: Fleet) -> None:
+    server, _ = fleet
+    actor = operator(server)
+    for name in ACTIONS:
+        first = actor.act(name, "desktop-1", f"{name} it")
+        entries = actor.audit().entries
+        again = actor.act(name, "desktop-1", "again")
+        assert actor.audit().entries == entries
+        assert again.device.decision == first.device.decision
+    assert [(e.number, e.who, e.action, e.reason) for e in actor.audit().entries] == [
+        (1, "operator", "pause", "pause it"),
+        (2, "operator", "resume", "resume it"),
+        (3, "operator", "remove", "remove it"),
+        (4, "operator", "ban", "ban it"),
+        (5, "operator", "let-in", "let-in it"),
+    ]
+    assert [entry.number for entry in actor.audit(after=3, most=1).entries] == [4]
+    assert actor.audit(after=3, most=1).last == 5
+
+
+UNKNOWN = (
+    "This federation has no device 'bord-1': did you mean 'board-1'? `edgetailor devices` lists "
+    "all."
+)
+
+
+def test_what_cannot_be_done_is_refused_and_leaves_no_entry(fleet: Fleet) -> None:
+    server, links = fleet
+    actor = operator(server)
+    with refused("operator.unknown-device", answer=UNKNOWN):
+        actor.act("pause", "bord-1", "x")
+    links["board-1"].leave()
+    for name in ("pause", "resume"):
+        with refused("operator.not-a-member"):
+            actor.act(name, "board-1", "x")
+    url = f"{server.url}/v1/operator/devices/desktop-1/pause"
+    headers = {"Authorization": f"Bearer {server.coordinator.operator_token}"}
+    for reason in ("", "x" * 201, 7):
+        answer = urllib3.request("POST", url, json={"reason": reason}, headers=headers)
+        assert (answer.status, answer.json()["code"]) == (422, "client.bad-request")
+    answer = urllib3.request("POST", f"{url}d", json={"reason": "x"}, headers=headers)
+    assert (answer.status, answer.json()["code"]) == (422, "client.bad-request")
+    assert actor.audit().entries == []
+
+
+def test_the_open_round_closes_with_the_updates_that_have_come(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    server, links = fleet
+    actor = operator(server)
+    assert task(links["board-1"]).round == 1
+    with refused("operator.too-few-updates") as caught:
+        actor.close_round(1, "nobody comes")
+    assert "Round 1 has 0 updates, and needs 2" in str(caught.value)
+    for name in ("desktop-1", "desktop-2"):
+        send_trained(links[name], 1, tmp_path / name)
+    with refused("operator.round-not-open"):
+        actor.close_round(2, "too early")
+    actor.close_round(1, "the board is at home")
+    assert task(links["desktop-1"]).round == 2
+    assert server.coordinator.status().history[-1].updates == 2
+    note = actor.device("board-1").device.note
+    assert note == "round 1 closed before its update came"
+    assert [(entry.action, entry.target) for entry in actor.audit().entries] == [
+        ("close", "round 1")
+    ]
+
+
+def test_a_moved_deadline_holds_after_a_restart(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c")
+    with running(config) as server:
+        links = enrol(server, tmp_path)
+        for name in ("desktop-1", "desktop-2"):
+            send_trained(links[name], 1, tmp_path / name)
+        actor = operator(server)
+        for wrong in (-1.0, 1e9, float("nan")):
+            with refused("client.bad-request"):
+                actor.end_round_after(1, wrong, "x")
+        actor.end_round_after(1, 20 * 86400, "holidays")
+        with server.coordinator.lock:
+            remaining = server.coordinator.rounds.remaining_s(server.coordinator.clock())
+        assert 19 * 86400 < remaining <= 20 * 86400
+    with running(config) as server:
+        board = joined(server, tmp_path / "2")
+        assert task(board).round == 1
+        with server.coordinator.lock:
+            remaining = server.coordinator.rounds.remaining_s(server.coordinator.clock())
+        assert 19 * 86400 < remaining <= 20 * 86400
+        operator(server).end_round_after(1, 0, "back")  # it has two of three updates
+        assert_soon(lambda: board.work().round == 2)
+
+
+def test_devices_are_listed_in_parts(fleet: Fleet) -> None:
+    server, _ = fleet
+    actor = operator(server)
+    actor.act("pause", "desktop-2", "x")
+    whole = actor.devices()
+    assert [d.device for d in whole.devices] == ["desktop-1", "desktop-2", "board-1"]
+    assert (whole.total, sum(whole.states.values()), whole.states["paused"]) == (3, 3, 1)
+    assert [d.device for d in actor.devices(start=1, most=1).devices] == ["desktop-2"]
+    assert [d.device for d in actor.devices(kind="board").devices] == ["board-1"]
+    assert [d.device for d in actor.devices(state="paused").devices] == ["desktop-2"]
+    assert [d.device for d in actor.devices(search="MACHINE 2").devices] == ["board-1"]
+    assert actor.devices(search="none").total == 0
+
+
+def test_only_the_operators_token_opens_the_operators_routes(fleet: Fleet) -> None:
+    server, links = fleet
+    document = urllib3.request("GET", f"{server.url}/openapi.json").json()
+    routes = [
+        (method.upper(), path.format(device="board-1", action="ban", round=1))
+        for path, methods in document["paths"].items()
+        for method in methods
+        if path.startswith("/v1/operator/")
+    ]
+    assert len(routes) == 6
+    removed = links["desktop-2"]
+    operator(server).act("remove", "desktop-2", "x")
+    given = {
+        None: 401,
+        "guess": 401,
+        token(server.config, "board"): 401,
+        secret_of(links["desktop-1"]): 403,
+        secret_of(removed): 401,
+    }
+    for method, path in routes:
+        for secret, status in given.items():
+            headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+            json = {"reason": "x"} if method == "POST" else None
+            answer = urllib3.request(method, server.url + path, headers=headers, json=json)
+            assert answer.status == status, (method, path, secret)
+    assert len(operator(server).audit().entries) == 1
+
+
+def secret_of(link: CoordinatorClient) -> str:
+    return str(link._pool.headers["Authorization"]).removeprefix("Bearer ")
+
+
+def test_a_restart_knows_every_decision(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c")
+    with running(config) as server:
+        states = {}
+        for number, kind in enumerate(["desktop", "desktop", "board"]):
+            state = tmp_path / str(number)
+            states[membership.join(server.url, token(config, kind), "m", state).device] = state
+        actor = operator(server)
+        actor.act("pause", "desktop-1", "slow")
+        actor.act("remove", "desktop-2", "sold")
+        actor.act("ban", "board-1", "noise")
+        entries = actor.audit().entries
+    with running(config) as server:
+        actor = operator(server)
+        assert actor.audit().entries == entries
+        shown = {d.device: (d.state, d.decision, d.note) for d in actor.devices().devices}
+        assert shown == {
+            "desktop-1": ("paused", "paused", "paused by the operator: slow"),
+            "desktop-2": ("left", "removed", "removed by the operator: sold"),
+            "board-1": ("left", "banned", "banned by the operator: noise"),
+        }
+        assert joined(server, states["desktop-1"]).work().state == "wait"
+        with refused(NOT_AUTHORISED):
+            joined(server, states["desktop-2"]).work()
+        key = DeviceKey.from_pem((states["board-1"] / "device.key").read_bytes(), "device.key")
+        stranger = CoordinatorClient(server.url, token(config, "board"), patience_s=0)
+        with refused("join.banned"):
+            stranger.join(lambda: key.join_request(token(config, "board"), "m", MACHINE))
+
+
+def test_a_banned_device_stays_listed_however_many_leave(tmp_path: Path) -> None:
+    coordinator, store = coordinator_of(tmp_path)
+    for number in range(MOST_LEFT + 3):
+        key = DeviceKey.new().join_request("board", "m", MACHINE).public_key
+        device, _ = store.registry.enrol("board", "m", key, "{}", lambda kind: None)
+        coordinator.enter(device, "has joined")
+        if number == 0:
+            coordinator.act("ban", device.id, "noise", "operator")
+        else:
+            coordinator.leave(device)
+    names = [device.id for device in store.registry.devices()]
+    assert "board-1" in names
+    assert "board-2" not in names
+    coordinator.act("let-in", "board-1", "it was another", "operator")
+    assert coordinator.device_detail("board-1").device.state == "enrolled"
+    store.close()
+
+
+SEQUENCE: list[tuple[Action, str]] = [
+    *(("pause", "board-1"), ("resume", "board-1"), ("ban", "board-1"), ("let-in", "board-1")),
+    *(("remove", "desktop-1"), ("pause", "desktop-2"), ("let-in", "desktop-1")),
+    *(("remove", "desktop-2"), ("ban", "desktop-2"), ("let-in", "desktop-2")),
+]
+
+
+def coordinator_of(folder: Path) -> tuple[Coordinator, Store]:
+    config = configured(folder)
+    store = Store(config.state, needs_model=False)
+    for kind in config.devices:
+        store.registry.set_token(kind.name, kind.name, kind.places, 30)
+    return restore(config, store, lambda: 1.0), store
+
+
+def act_all(
+    folder: Path,
+    job: Job | None,
+    done: int,
+    report: "multiprocessing.connection.Connection[int, None]",
+) -> None:
+    """Carry out the actions of SEQUENCE from number `done`, and report each that has returned."""
+    if job is not None:
+        die_at(job)
+    coordinator, store = coordinator_of(folder)
+    for number, (name, device) in enumerate(SEQUENCE[done:], done + 1):
+        coordinator.act(name, device, f"number {number}", "operator")
+        report.send(number)
+    store.close()
+
+
+def in_a_process(folder: Path, job: Job | None, done: int) -> tuple[int, int]:
+    """Run `act_all` in a forked process. Returns its status, and the last action that returned."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act_all(folder, job, done, theirs)
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+    theirs.close()
+    _, status = os.waitpid(pid, 0)
+    while ours.poll():
+        try:
+            done = ours.recv()
+        except EOFError:
+            break
+    return os.waitstatus_to_exitcode(status), done
+
+
+def replayed(entries: Iterator[tuple[str, str]]) -> dict[str, tuple[bool, str | None]]:
+    """Whether each device has left, and the decision about it, after these actions."""
+    state: dict[str, tuple[bool, str | None]] = dict.fromkeys(
+        ("desktop-1", "desktop-2", "board-1"), (False, None)
+    )
+    after = {
+        "pause": (False, "paused"),
+        "resume": (False, None),
+        "remove": (True, "removed"),
+        "ban": (True, "banned"),
+        "let-in": (False, None),
+    }
+    for action, device in entries:
+        state[device] = after[action]
+    return state
+
+
+@pytest.mark.parametrize(
+    ("before", "step"), some_long([(True, 3), (True, 1), (False, 1)], (True, 1), (False, 1))
+)
+def test_killed_at_every_write_the_log_agrees_with_the_state(
+    tmp_path: Path, before: bool, step: int, seed: int
+) -> None:
+    write, code = seed % step + 1 - step, -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        write += step
+        folder = tmp_path / str(write)
+        _, store = coordinator_of(folder)
+        for number, kind in enumerate(["desktop", "desktop", "board"]):
+            key = DeviceKey.new().join_request(kind, "m", MACHINE).public_key
+            store.registry.enrol(kind, f"m{number}", key, "{}", lambda kind: None)
+        store.close()
+        code, done = in_a_process(folder, Job("", "", "", stop=write, before=before), 0)
+        assert code in (0, -signal.SIGKILL)
+        check(folder, done)
+        kept = len(read(folder)[0])
+        code_again, _ = in_a_process(folder, None, kept)
+        assert code_again == 0
+        check(folder, len(SEQUENCE))
+    assert write > 2 * len(SEQUENCE)
+
+
+def read(
+    folder: Path,
+) -> tuple[list[tuple[str, str]], dict[str, str], dict[str, bool]]:
+    """The audit log, the decisions and who has left, read without the program."""
+    connection = sqlite3.connect(folder / "state" / "state.sqlite3")
+    log = connection.execute("SELECT action, target FROM audit ORDER BY number").fetchall()
+    decisions = dict(connection.execute("SELECT device, outcome FROM decisions").fetchall())
+    left = dict(connection.execute("SELECT id, has_left FROM devices").fetchall())
+    connection.close()
+    return log, decisions, left
+
+
+def check(folder: Path, done: int) -> None:
+    """The log has all actions that returned, in order, and the state is what they lead to."""
+    log, decisions, left = read(folder)
+    assert log == SEQUENCE[: len(log)]
+    assert len(log) >= done
+    state = replayed(iter(log))
+    assert decisions == {name: known for name, (_, known) in state.items() if known is not None}
+    assert {name: bool(gone) for name, gone in left.items()} == {
+        name: gone for name, (gone, _) in state.items()
+    }
+
+
+def test_nothing_can_be_taken_from_the_log(tmp_path: Path) -> None:
+    coordinator, store = coordinator_of(tmp_path)
+    key = DeviceKey.new().join_request("board", "m", MACHINE).public_key
+    store.registry.enrol("board", "m", key, "{}", lambda kind: None)
+    coordinator.enter(store.registry.device("board-1"), "has joined")
+    coordinator.act("pause", "board-1", "x", "operator")
+    with store._database.transaction() as db:
+        for statement in ("DELETE FROM audit", "UPDATE audit SET reason = 'y'"):
+            with pytest.raises(sqlite3.IntegrityError, match="the audit log only grows"):
+                db.execute(statement)
+    store.close()

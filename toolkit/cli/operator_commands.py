@@ -1,0 +1,229 @@
+"""Commands of the operator of a running federation: see devices and act on them."""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from profiles.text_formatting import counted
+
+if TYPE_CHECKING:
+    from toolkit.coordinator.operation.messages import Action
+    from toolkit.coordinator.operation.operator_client import OperatorClient
+
+MOST = click.IntRange(1, 1000)
+WATCH_S = 2.0
+
+_federation = click.option(
+    "--federation",
+    type=click.Path(path_type=Path),
+    help="File or state folder of a federation that `edgetailor serve` runs on this machine. "
+    "Default: the coordinator of `edgetailor login`.",
+)
+_reason = click.option("--reason", required=True, help="Why. It stays in the audit log.")
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The operator's token: a copy of operator.token in the state folder.",
+)
+@click.option(
+    "--certificate",
+    help="SHA-256 of the coordinator's certificate, if it is self-signed: `edgetailor tls` prints "
+    "it.",
+)
+def login(url: str, token_file: Path, certificate: str | None) -> None:
+    """Save the coordinator at URL for the operator's commands.
+
+    The token is saved in login.json below ~/.config/edgetailor, which only you can read.
+    """
+    from device_agent.cli.token_file import read_token
+    from toolkit.coordinator.operation.operator_client import OperatorClient
+    from toolkit.coordinator.operation.saved_login import Login, save_login
+
+    saved = Login(url=url, token=read_token(token_file), certificate=certificate)
+    total = OperatorClient(saved.url, saved.token, saved.certificate).devices(most=1).total
+    path = save_login(saved)
+    click.echo(f"{url} has {counted(total, 'device')}. The login is in {path}.", err=True)
+
+
+@click.command()
+@click.option("--kind", help="Only devices of this kind.")
+@click.option("--state", help="Only devices in this state, such as waiting, training or paused.")
+@click.option("--search", help="Only devices with this text in their id or name.")
+@click.option("--start", default=0, type=click.IntRange(min=0), help="Skip so many devices.")
+@click.option("--most", default=50, type=MOST, show_default=True, help="List at most so many.")
+@_federation
+@_as_json
+def devices(
+    kind: str | None,
+    state: str | None,
+    search: str | None,
+    start: int,
+    most: int,
+    federation: Path | None,
+    as_json: bool,
+) -> None:
+    """List the devices of a running federation, in the order in which they joined."""
+    from toolkit.cli.printed.fleet_table import show_devices
+
+    page = _client(federation).devices(start, most, kind, state, search)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(page), indent=1))
+    else:
+        show_devices(page)
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Print it again every two seconds, until Ctrl-C.")
+@_federation
+@_as_json
+def status(watch: bool, federation: Path | None, as_json: bool) -> None:
+    """Show a running federation: the round, the quality of the model, and every device."""
+    from device_agent.federation.fleet_status import lines
+
+    client = _client(federation)
+    while True:
+        now = client.status()
+        if watch:
+            click.clear()
+        text = json.dumps(dataclasses.asdict(now), indent=1) if as_json else "\n".join(lines(now))
+        click.echo(text)
+        if not watch:
+            return
+        time.sleep(WATCH_S)
+
+
+@click.command()
+@click.argument("name")
+@_federation
+@_as_json
+def device(name: str, federation: Path | None, as_json: bool) -> None:
+    """Show one device: its machine, its last updates, and what the operator did with it.
+
+    NAME is its id, such as board-1.
+    """
+    from toolkit.cli.printed.fleet_table import show_device
+
+    detail = _client(federation).device(name)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(detail), indent=1))
+    else:
+        show_device(detail)
+
+
+@click.command()
+@click.option("--after", default=0, type=click.IntRange(min=0), help="Begin after this number.")
+@_federation
+@_as_json
+def audit(after: int, federation: Path | None, as_json: bool) -> None:
+    """Print the audit log: every action of the operator, with its reason.
+
+    Prints at most 1,000 entries; --after continues.
+    """
+    from toolkit.cli.printed.fleet_table import show_audit
+
+    page = _client(federation).audit(after)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(page), indent=1))
+    else:
+        show_audit(page)
+
+
+@click.command()
+@_reason
+@_federation
+def close_round(reason: str, federation: Path | None) -> None:
+    """Close the open round now, with the updates that have come.
+
+    It needs as many updates as `min_updates` and `quorum` ask for.
+    """
+    client = _client(federation)
+    round_ = client.status().round
+    client.close_round(round_, reason)
+    click.echo(f"Round {round_} closes with the updates that have come.", err=True)
+
+
+@click.command()
+@click.argument("seconds", type=click.FloatRange(0, 30 * 86400))
+@_reason
+@_federation
+def extend_round(seconds: float, reason: str, federation: Path | None) -> None:
+    """Let the open round end SECONDS from now, unless all updates come earlier.
+
+    Later rounds have the deadline of the federation's file again.
+    """
+    client = _client(federation)
+    round_ = client.status().round
+    client.end_round_after(round_, seconds, reason)
+    click.echo(f"Round {round_} ends in {seconds:g} s at the latest.", err=True)
+
+
+def _action(name: "Action", text: str) -> click.Command:
+    """The command that carries out the action `name`."""
+
+    @click.command(name, help=text)
+    @click.argument("names", metavar="NAME...", nargs=-1, required=True)
+    @_reason
+    @_federation
+    def act(names: tuple[str, ...], reason: str, federation: Path | None) -> None:
+        from toolkit.cli.printed.fleet_table import state_text
+
+        client = _client(federation)
+        for identifier in names:
+            detail = client.act(name, identifier, reason)
+            click.echo(f"{identifier}: {state_text(detail.device)}")
+
+    return act
+
+
+pause = _action(
+    "pause",
+    "Give devices no more work, for example because their data are wrong.\n\n"
+    "They keep their places. An update that has come for the open round counts.",
+)
+resume = _action("resume", "Let paused devices take part again, also in the open round.")
+remove = _action(
+    "remove",
+    "End the membership of devices: their places are free.\n\n"
+    "Their updates of earlier rounds stay in the model. They can join again with a token; to "
+    "prevent it, use `ban`.",
+)
+ban = _action(
+    "ban",
+    "End the membership of devices, and refuse their keys when they join again.\n\n"
+    "Who holds a join token can still join with a new key.",
+)
+let_in = _action(
+    "let-in",
+    "Lift a pause, a removal or a ban.\n\n"
+    "A removed device is a member again, with its secret, if a place is free. Otherwise it may "
+    "join with a token.",
+)
+COMMANDS: tuple[click.Command, ...] = (
+    *(login, status, devices, device, audit),
+    *(close_round, extend_round),
+    *(pause, resume, remove, ban, let_in),
+)
+
+
+def _client(federation: Path | None) -> "OperatorClient":
+    """The client of the federation that is given, or of the saved login."""
+    from toolkit.coordinator.operation.operator_client import OperatorClient
+    from toolkit.coordinator.operation.saved_login import saved_login
+
+    if federation is None:
+        login = saved_login()
+        return OperatorClient(login.url, login.token, login.certificate)
+    from toolkit.coordinator.local_coordinator import local_login
+
+    login = local_login(federation)
+    return OperatorClient(login.url, login.token, login.certificate)

@@ -1,0 +1,125 @@
+"""The operator's decisions about devices, and the log of all actions, which only grows."""
+
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from toolkit.coordinator.database.database import Also, Database
+
+Outcome = Literal["paused", "removed", "banned"]
+PAUSED: Outcome = "paused"
+REMOVED: Outcome = "removed"
+BANNED: Outcome = "banned"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the operator decided about a device with this public key, and why."""
+
+    outcome: Outcome
+    reason: str
+    public_key: str
+
+    def text(self) -> str:
+        """The decision as a sentence's part.
+
+        Examples:
+            >>> Decision("paused", "broken sensor", "key").text()
+            'paused by the operator: broken sensor'
+        """
+        return f"{self.outcome} by the operator: {self.reason}"
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """One action of the operator; entries are numbered from 1 and never change.
+
+    `at` is in seconds since 1970. `who` names the token that was used, and `target` a device or a
+    round.
+    """
+
+    number: int
+    at: float
+    who: str
+    action: str
+    target: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Action:
+    """An action of the operator `who`, why, and which decision then holds for a device."""
+
+    action: str
+    target: str
+    who: str
+    reason: str
+    then: Decision | None = None
+
+
+class OperatorLog:
+    """Stores decisions and the audit log. `now` gives seconds since 1970.
+
+    Attributes:
+        decisions: The decision about each device that has one. Never changed, only replaced.
+    """
+
+    def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
+        self._database, self._now = database, now
+        self.decisions: dict[str, Decision] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Read the decisions, after a transaction that called `write`."""
+        with self._database.transaction() as db:
+            rows = db.execute("SELECT device, outcome, reason, public_key FROM decisions")
+            self.decisions = {device: Decision(*rest) for device, *rest in rows}
+
+    def write(self, db: sqlite3.Connection, action: Action) -> None:
+        """Write an action and its decision in the transaction of `db`."""
+        db.execute(
+            "INSERT INTO audit (at, who, action, target, reason) VALUES (?, ?, ?, ?, ?)",
+            (self._now(), action.who, action.action, action.target, action.reason),
+        )
+        db.execute("DELETE FROM decisions WHERE device = ?", (action.target,))
+        if action.then is not None:
+            then = action.then
+            db.execute(
+                "INSERT INTO decisions VALUES (?, ?, ?, ?)",
+                (action.target, then.outcome, then.reason, then.public_key),
+            )
+
+    def record(self, action: Action, also: Also = lambda db: None) -> None:
+        """Write an action; `also` writes what it changes in the same transaction."""
+        with self._database.milestone() as db:
+            self.write(db, action)
+            also(db)
+        self.read()
+
+    def banned(self, public_key: str) -> Decision | None:
+        """The decision that bans the device with this key, or None."""
+        decisions = self.decisions.values()
+        keys = {d.public_key: d for d in decisions if d.outcome == BANNED}
+        return keys.get(public_key)
+
+    def entries(self, after: int, most: int, device: str | None = None) -> list[AuditEntry]:
+        """Up to `most` entries of the audit log.
+
+        Without `device`, those after number `after`, the oldest first; with it, the newest first.
+        """
+        query = "SELECT number, at, who, action, target, reason FROM audit WHERE "
+        with self._database.transaction() as db:
+            if device is None:
+                query += "number > ? ORDER BY number LIMIT ?"
+                rows = db.execute(query, (after, most))
+            else:
+                query += "target = ? ORDER BY number DESC LIMIT ?"
+                rows = db.execute(query, (device, most))
+            return [AuditEntry(*row) for row in rows]
+
+    def last(self) -> int:
+        """The number of the newest entry; 0 if there is none."""
+        with self._database.transaction() as db:
+            return int(db.execute("SELECT coalesce(max(number), 0) FROM audit").fetchone()[0])

@@ -1,0 +1,140 @@
+"""The operator's routes: see devices, act on them, read the audit log."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.security import HTTPBearer
+
+from device_agent.formats.protocol.problems import Problem
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.http.admission import OPERATOR_ROUTES
+from toolkit.coordinator.http.strict_json import body_of, described
+from toolkit.coordinator.operation.messages import (
+    Action,
+    AuditPage,
+    DeviceDetail,
+    DevicePage,
+    NewDeadline,
+    Order,
+)
+
+MOST = 1000
+"""The most devices or entries of one answer."""
+OPERATOR = "operator"
+"""Who acted, in the audit log: the holder of the operator's token."""
+
+_bearer = HTTPBearer(auto_error=False, description="A join token, device secret or operator token.")
+router = APIRouter(
+    prefix=OPERATOR_ROUTES.rstrip("/"),
+    dependencies=[Depends(_bearer)],
+    responses={
+        401: {"model": Problem, "description": "This token is unknown"},
+        403: {"model": Problem, "description": "This is not the operator's token"},
+        404: {"model": Problem, "description": "There is no such device"},
+        422: {"model": Problem, "description": "The content of the request cannot be used"},
+    },
+)
+
+_not_open: dict[int | str, dict[str, Any]] = {
+    409: {"model": Problem, "description": "This round is not open, or has too few updates"}
+}
+
+
+def _coordinator(request: Request) -> Coordinator:
+    coordinator: Coordinator = request.app.state.coordinator
+    return coordinator
+
+
+Service = Annotated[Coordinator, Depends(_coordinator)]
+Start = Annotated[int, Query(ge=0, lt=2**53)]
+Most = Annotated[int, Query(ge=1, le=MOST)]
+Text = Annotated[str | None, Query(max_length=100)]
+
+
+@router.get(
+    "/devices",
+    summary="List devices",
+    description="A part of the devices, in the order in which they joined. `total` of them match "
+    "`kind`, `state` and `search`, a text in their id or name.",
+)
+def devices(
+    service: Service,
+    start: Start = 0,
+    most: Most = 100,
+    kind: Text = None,
+    state: Text = None,
+    search: Text = None,
+) -> DevicePage:
+    """List devices."""
+    return service.device_page(start, most, kind, state, search)
+
+
+@router.get(
+    "/devices/{device}",
+    summary="See one device",
+    description="Its state, its machine, its last updates, and what the operator did with it.",
+)
+def device(device: str, service: Service) -> DeviceDetail:
+    """Show one device."""
+    return service.device_detail(device)
+
+
+@router.post(
+    "/devices/{device}/{action}",
+    summary="Act on a device",
+    description="`pause`: it gets no work, and keeps its place. `resume`: it takes part again. "
+    "`remove`: its secret is void and its place is free. `ban`: its key cannot join again, "
+    "either. `let-in`: the decision is lifted, and the device is a member again if a place is "
+    "free. The reason stays in the audit log. Repeating an action changes nothing.",
+    responses={409: {"model": Problem, "description": "The device has left the federation"}},
+    openapi_extra=described(Order),
+)
+def act(
+    device: str,
+    action: Action,
+    order: Annotated[Order, Depends(body_of(Order))],
+    service: Service,
+) -> DeviceDetail:
+    """Act on a device, and show it."""
+    service.act(action, device, order.reason, OPERATOR)
+    return service.device_detail(device)
+
+
+@router.post(
+    "/rounds/{round}/close",
+    summary="Close the open round",
+    description="It goes on with the updates that have come. The others are late.",
+    status_code=204,
+    responses=_not_open,
+    openapi_extra=described(Order),
+)
+def close_round(
+    round: int, order: Annotated[Order, Depends(body_of(Order))], service: Service
+) -> None:
+    """Close the open round."""
+    service.close_now(round, order.reason, OPERATOR)
+
+
+@router.post(
+    "/rounds/{round}/deadline",
+    summary="Move the deadline of the open round",
+    description="The round ends so many seconds from now, unless all updates come earlier.",
+    status_code=204,
+    responses=_not_open,
+    openapi_extra=described(NewDeadline),
+)
+def move_deadline(
+    round: int, order: Annotated[NewDeadline, Depends(body_of(NewDeadline))], service: Service
+) -> None:
+    """Move the deadline of the open round."""
+    service.end_after(round, order.seconds, order.reason, OPERATOR)
+
+
+@router.get(
+    "/audit",
+    summary="Read the audit log",
+    description="All actions of the operator after number `after`, the oldest first.",
+)
+def audit(service: Service, after: Start = 0, most: Most = 100) -> AuditPage:
+    """Read the audit log."""
+    return service.audit_page(after, most)

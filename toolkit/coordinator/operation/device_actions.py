@@ -1,0 +1,149 @@
+"""The operator's actions on devices: pause, resume, remove, ban, let in again.
+
+Each is one transaction with its entry in the audit log. Repeating an action changes nothing, and
+leaves no second entry.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+
+from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.protocol.fleet import LEFT
+from toolkit.coordinator.database.device_registry import Device, label
+from toolkit.coordinator.database.operator_log import (
+    BANNED,
+    PAUSED,
+    REMOVED,
+    Action,
+    Decision,
+    Outcome,
+)
+from toolkit.coordinator.devices.device_activity import DeviceActivity
+from toolkit.coordinator.operation.messages import Action as ActionName
+from toolkit.coordinator.refusals import conflict
+from toolkit.coordinator.requests.device_troubles import DeviceTroubles
+from toolkit.coordinator.requests.membership import Membership
+
+logger = logging.getLogger(__name__)
+
+Write = Callable[[sqlite3.Connection], None]
+
+
+class DeviceActions(Membership, DeviceTroubles):
+    """Acts on devices for the operator."""
+
+    def act(self, name: ActionName, identifier: str, reason: str, who: str) -> None:
+        """Carry out the action `name` of the operator `who` on a device, for this reason.
+
+        Raises:
+            RefusalError: 404 if there is no such device; 409 if it cannot be paused or resumed
+                because it has left.
+        """
+        actions: dict[ActionName, Callable[[Device, str, str], None]] = {
+            "pause": self._pause,
+            "resume": self._end_pause,
+            "remove": partial(self._exclude, outcome=REMOVED),
+            "ban": partial(self._exclude, outcome=BANNED),
+            "let-in": self._let_in,
+        }
+        with self.lock:
+            actions[name](self.known_device(identifier), reason, who)
+        self.changed.set()
+
+    def decision(self, device: Device) -> Decision | None:
+        """What the operator decided about `device`, or None."""
+        return self.store.operator_log.decisions.get(device.id)
+
+    def _pause(self, device: Device, reason: str, who: str) -> None:
+        """Give `device` no work until it is resumed; its update of the open round counts."""
+        self._check_member(device, "paused")
+        if device.id in self.rounds.paused:
+            return
+        self._record("pause", device, reason, who, PAUSED)
+        self.rounds.pause(device.id)
+        self.note_reopening()
+        activity = self.activity[device.id]
+        activity.state, activity.note = PAUSED, f"paused by the operator: {reason}"
+        self._log(device, f"is paused by the operator: {reason}")
+
+    def _end_pause(self, device: Device, reason: str, who: str) -> None:
+        """End a pause: `device` also takes part in the open round."""
+        self._check_member(device, "resumed")
+        if device.id not in self.rounds.paused:
+            return
+        self._record("resume", device, reason, who, None)
+        bundle = self.bundles.get(self.submodel(device), {})
+        failed = device.id in self.store.open_round.failures(self.rounds.round)
+        self.rounds.unpause(device.id, bundle[MANIFEST].sha256 if bundle and not failed else None)
+        activity = self.activity[device.id]
+        activity.state, activity.note = "waiting", None
+        self._log(device, "is no longer paused")
+
+    def _exclude(self, device: Device, reason: str, who: str, outcome: Outcome) -> None:
+        """End the membership of `device`: its secret is void, and its place is free.
+
+        If it is banned, its key can no longer join.
+        """
+        decision = self.decision(device)
+        if decision is not None and decision.outcome in (outcome, BANNED):
+            return
+        if device.has_left and not device.forgotten and outcome == REMOVED:
+            return
+        verb = "remove" if outcome == REMOVED else "ban"
+        write = partial(
+            self.store.operator_log.write, action=self._action(verb, device, reason, who, outcome)
+        )
+        self.end_membership(device, also=write)
+        self.store.operator_log.read()
+        self.store.release_reports.forget(device.id)
+        note = self.store.operator_log.decisions[device.id].text()
+        self.activity[device.id] = DeviceActivity(self.clock(), LEFT, note=note)
+        self._log(device, f"was {note}")
+
+    def _let_in(self, device: Device, reason: str, who: str) -> None:
+        """Lift the decision about `device`. It is a member again if a place is free.
+
+        Otherwise it may join again with a token.
+        """
+        decision = self.decision(device)
+        if decision is None:
+            return
+        if decision.outcome == PAUSED:
+            self._end_pause(device, reason, who)
+            return
+        action = self._action("let-in", device, reason, who, None)
+        back = self.store.registry.come_back(
+            device.id, partial(self.store.operator_log.write, action=action)
+        )
+        if back:
+            self.store.operator_log.read()
+            self.enter(self.store.registry.device(device.id), "is let in again")
+        else:
+            self.store.operator_log.record(action)
+            self.activity[device.id].note = None
+            self._log(device, "may join again")
+
+    def _record(
+        self, name: str, device: Device, reason: str, who: str, outcome: Outcome | None
+    ) -> None:
+        self.store.operator_log.record(self._action(name, device, reason, who, outcome))
+
+    def _action(
+        self, name: str, device: Device, reason: str, who: str, outcome: Outcome | None
+    ) -> Action:
+        then = None if outcome is None else Decision(outcome, reason, device.public_key)
+        return Action(name, device.id, who, reason, then)
+
+    def _check_member(self, device: Device, what: str) -> None:
+        if device.has_left:
+            raise conflict(
+                "{device} has left this federation, so it cannot be {what}.",
+                code="operator.not-a-member",
+                device=device.id,
+                what=what,
+            )
+
+    def _log(self, device: Device, what: str) -> None:
+        logger.info("%s %s", label(device), what)

@@ -1,0 +1,109 @@
+"""What the operator sees of devices: a part of the list, and one device with its history."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+from device_agent.formats.protocol.fleet import DeviceStatus
+from toolkit.coordinator.database.device_registry import Device
+from toolkit.coordinator.federation_state import FederationState
+from toolkit.coordinator.operation.messages import (
+    AuditPage,
+    DeviceDetail,
+    DevicePage,
+    FleetDevice,
+    TrainedRound,
+)
+
+MOST_SHOWN = 20
+"""How many of the newest updates and audit entries of a device are shown."""
+
+
+class DeviceList(FederationState):
+    """Describes the devices of the federation."""
+
+    def device_statuses(self, devices: Sequence[Device]) -> list[DeviceStatus]:
+        """The status of each of these devices."""
+        trained, now = self.store.rounds_trained(), self.clock()
+        last = self.store.history()[-1:]
+        newest = self.released.newest
+        offered = None if newest is None else newest.number
+        with self.lock:
+            return [
+                self.activity[d.id].status(
+                    d,
+                    self.submodel(d),
+                    trained.get(d.id, 0),
+                    now,
+                    last,
+                    self.store.release_reports.of(d.id),
+                    offered,
+                )
+                for d in devices
+            ]
+
+    def device_page(
+        self,
+        start: int,
+        most: int,
+        kind: str | None = None,
+        state: str | None = None,
+        search: str | None = None,
+    ) -> DevicePage:
+        """Up to `most` devices from number `start` (from 0) of those that match.
+
+        Args:
+            start: How many matching devices are skipped.
+            most: How many are listed.
+            kind: Only devices of this kind.
+            state: Only devices in this state.
+            search: Only devices whose id or name has this text, in any case.
+        """
+        text, activity = (search or "").lower(), self.activity
+        with self.lock:
+            matching = [
+                device
+                for device in self.store.registry.devices()
+                if kind in (None, device.kind)
+                and (text in device.id.lower() or text in device.name.lower())
+                and state in (None, activity[device.id].state)
+            ]
+            states = Counter(activity[device.id].state for device in matching)
+            return DevicePage(
+                start=start,
+                total=len(matching),
+                states=dict(states.most_common()),
+                devices=self._fleet_devices(matching[start : start + most]),
+            )
+
+    def device_detail(self, identifier: str) -> DeviceDetail:
+        """The device with this id. Raises RefusalError (404) if there is none."""
+        with self.lock:
+            device = self.known_device(identifier)
+            return DeviceDetail(
+                device=self._fleet_devices([device])[0],
+                machine=json.loads(device.machine),
+                updates=[
+                    TrainedRound(*row) for row in self.store.updates_of(device.id, MOST_SHOWN)
+                ],
+                audit=self.store.operator_log.entries(0, MOST_SHOWN, device.id),
+            )
+
+    def audit_page(self, after: int, most: int) -> AuditPage:
+        """Up to `most` entries of the audit log after number `after`."""
+        log = self.store.operator_log
+        return AuditPage(entries=log.entries(after, most), last=log.last())
+
+    def _fleet_devices(self, devices: Sequence[Device]) -> list[FleetDevice]:
+        decisions, shown = self.store.operator_log.decisions, []
+        for device, status in zip(devices, self.device_statuses(devices), strict=True):
+            decision = decisions.get(device.id)
+            shown.append(
+                FleetDevice(
+                    **vars(status),
+                    kind=device.kind,
+                    decision=None if decision is None else decision.outcome,
+                    reason=None if decision is None else decision.reason,
+                )
+            )
+        return shown

@@ -1,0 +1,92 @@
+"""The messages of the operator's routes."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from device_agent.formats.manifest import Struct
+from device_agent.formats.protocol.fleet import DeviceStatus
+from toolkit.coordinator.database.operator_log import AuditEntry
+
+REASON_LENGTH = 200
+"""The most characters of a reason."""
+
+MOST_SECONDS = 30 * 86400
+"""The longest time to the end of a round."""
+
+Action = Literal["pause", "resume", "remove", "ban", "let-in"]
+ACTIONS: tuple[Action, ...] = ("pause", "resume", "remove", "ban", "let-in")
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """Why the operator acts. The reason stays in the audit log, and the device is told."""
+
+    reason: Annotated[str, Meta(min_length=1, max_length=REASON_LENGTH)]
+
+
+class NewDeadline(Order, frozen=True, kw_only=True):
+    """Let the open round end so many seconds from now."""
+
+    seconds: Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditPage:
+    """The entries of the audit log after some number, the oldest first; `last` is the newest."""
+
+    version: int = 1
+    entries: list[AuditEntry]
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetDevice(DeviceStatus):
+    """A device with its kind, and what the operator decided about it.
+
+    `decision` is "paused", "removed" or "banned", `reason` why.
+    """
+
+    kind: str
+    decision: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePage:
+    """Some devices of the fleet, in the order in which they joined.
+
+    `total` devices match the request; these are `devices` from number `start` (from 0). `states`
+    counts the matching devices by state.
+    """
+
+    version: int = 1
+    start: int
+    total: int
+    states: dict[str, int]
+    devices: list[FleetDevice]
+
+
+@dataclass(frozen=True)
+class TrainedRound:
+    """An update of a device that is in the global model, or in the open round."""
+
+    round: int
+    samples: int
+    steps: int
+    loss_first: float
+    loss_last: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceDetail:
+    """All that is known about a device: `machine` as it joined, its last updates, its audit log.
+
+    The newest updates and entries come first.
+    """
+
+    version: int = 1
+    device: FleetDevice
+    machine: dict[str, Any]
+    updates: list[TrainedRound]
+    audit: list[AuditEntry]

@@ -1,0 +1,76 @@
+"""The operator's requests to a coordinator, for commands."""
+
+from collections.abc import Mapping
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from toolkit.coordinator.operation.messages import (
+    Action,
+    AuditPage,
+    DeviceDetail,
+    DevicePage,
+    NewDeadline,
+    Order,
+)
+
+
+class OperatorClient(CoordinatorClient):
+    """Makes the operator's requests to the coordinator at `url`, each once.
+
+    Args:
+        url: The coordinator's URL.
+        token: The operator's token.
+        certificate: SHA-256 of the coordinator's self-signed certificate, if it has one.
+
+    Raises:
+        InputError: The URL or the token is malformed.
+    """
+
+    def __init__(self, url: str, token: str, certificate: str | None = None) -> None:
+        super().__init__(url, token, patience_s=0, certificate=certificate)
+
+    def devices(
+        self,
+        start: int = 0,
+        most: int = 100,
+        kind: str | None = None,
+        state: str | None = None,
+        search: str | None = None,
+    ) -> DevicePage:
+        """List up to `most` devices of those that match, from number `start`."""
+        given = {"start": start, "most": most, "kind": kind, "state": state, "search": search}
+        path = _with_query("/operator/devices", given)
+        return self._with_retries(lambda: self._ask("GET", path, DevicePage))
+
+    def device(self, name: str) -> DeviceDetail:
+        """Describe one device. Raises RefusedError if there is none with this id."""
+        path = f"/operator/devices/{quote(name, safe='')}"
+        return self._with_retries(lambda: self._ask("GET", path, DeviceDetail))
+
+    def act(self, action: Action, name: str, reason: str) -> DeviceDetail:
+        """Act on a device. Raises RefusedError if there is none, or if it has left."""
+        path = f"/operator/devices/{quote(name, safe='')}/{action}"
+        body = msgspec.json.encode(Order(reason=reason))
+        return self._with_retries(lambda: self._ask("POST", path, DeviceDetail, body))
+
+    def close_round(self, round_: int, reason: str) -> None:
+        """Close the open round. Raises RefusedError if it is another, or has too few updates."""
+        body = msgspec.json.encode(Order(reason=reason))
+        self._with_retries(lambda: self._order("POST", f"/operator/rounds/{round_}/close", body))
+
+    def end_round_after(self, round_: int, seconds: float, reason: str) -> None:
+        """Let the open round end `seconds` from now. Raises RefusedError if it is another."""
+        body = msgspec.json.encode(NewDeadline(reason=reason, seconds=seconds))
+        self._with_retries(lambda: self._order("POST", f"/operator/rounds/{round_}/deadline", body))
+
+    def audit(self, after: int = 0, most: int = 1000) -> AuditPage:
+        """Read up to `most` entries of the audit log after number `after`."""
+        path = _with_query("/operator/audit", {"after": after, "most": most})
+        return self._with_retries(lambda: self._ask("GET", path, AuditPage))
+
+
+def _with_query(path: str, given: Mapping[str, str | int | None]) -> str:
+    known = {name: value for name, value in given.items() if value is not None}
+    return f"{path}?{urlencode(known)}"
