@@ -1,4 +1,4 @@
-"""A signature as a graph for one runtime: the result of a writer and the content of a bundle."""
+"""The graph of a signature (such as `train`) for one runtime. Writers make it, bundles hold it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -63,7 +63,7 @@ def trained_outputs(captured: Captured, loss: str) -> TrainedOutputs:
 
 
 def use(part: Part, number: int, loss: str, goal: Objective, outputs: int) -> str:
-    """How `loss` trains the output with this number, of a model that has so many outputs."""
+    """Describe how `loss` trains the output `part`, which has the index `number` of `outputs`."""
     parsed = parse(loss)
     if isinstance(parsed, Own):
         if goal.used is not None and number not in goal.used:
@@ -83,7 +83,7 @@ def use(part: Part, number: int, loss: str, goal: Objective, outputs: int) -> st
 
 
 def meaning(loss: BuiltIn, part: Part) -> str:
-    """What an output is to `loss`."""
+    """What `loss` takes an output for, such as numbers or classes."""
     if loss.numbers:
         return f"numbers, trained by {loss}"
     if loss.name == "contrastive":
@@ -101,7 +101,7 @@ def _is_logit(part: Part) -> bool:
 
 
 def labels_text(labels: LabelRule, only: str | None = None) -> str:
-    """The arrays of labels in words; `only` that of one output."""
+    """The arrays of labels in words, or, if `only` is given, the array of this output."""
     parts: Sequence[Part] = labels.parts or (
         Part(
             name="",

@@ -13,7 +13,7 @@ from device_agent.cli.options import state_option
 @click.option(
     "--offline",
     is_flag=True,
-    help="Remove the state without telling the coordinator, which keeps the device's place taken.",
+    help="Remove the state without telling the coordinator. The device's place is then not freed.",
 )
 def leave(state: Path | None, keep_personal: bool, offline: bool) -> None:
     """Leave the federation.

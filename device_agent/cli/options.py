@@ -68,7 +68,7 @@ class Size(click.ParamType[int]):
 max_memory_option = click.option(
     "--max-memory",
     type=Size(),
-    help="Memory that this process may use, such as 256MB. What needs more is refused.",
+    help="Memory that this process may use, such as 256MB. Work that needs more is refused.",
 )
 state_option = click.option(
     "--state",

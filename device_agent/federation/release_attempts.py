@@ -1,4 +1,4 @@
-"""Gives up tasks with a release during which the system has repeatedly killed the agent."""
+"""Gives up a task with a release if the system has killed the agent several times during it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +19,7 @@ class ReleaseAttempts:
 
     @contextmanager
     def attempt(self, task: str, round_: int) -> Iterator[None]:
-        """Record an attempt at `task`, which runs inside the block with the model of `round_`.
+        """Record an attempt at `task`. The block runs the task with the model of `round_`.
 
         The system kills an agent that uses too much memory. After the next start, the agent would
         do the same again, and the device would never train.

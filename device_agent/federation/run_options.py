@@ -57,7 +57,7 @@ class RunOptions:
         return cls(**values, training=TrainingOptions(**training), limits=OwnerLimits(**limits))
 
     def evaluation(self, asked: EvaluationRequest | None) -> EvaluationRequest | None:
-        """What the federation asks for, without counts of classes unless the owner allows them."""
+        """What the federation asks for, with counts by class only if the owner allows them."""
         if asked is None:
             return None
         return dataclasses.replace(asked, by_class=asked.by_class and self.report_classes)

@@ -56,7 +56,7 @@ class LabelRule:
 
 
 def label_rule(manifest: Manifest) -> LabelRule:
-    """The labels that the bundle of `manifest` takes, or would take if it did not only predict."""
+    """The labels that fit the bundle of `manifest`, also if the bundle only predicts."""
     if manifest.output is not UNSET:
         return predicted_labels(manifest, manifest.output)
     ports = (port for signature in manifest.signatures.values() for port in signature.inputs)
@@ -66,7 +66,7 @@ def label_rule(manifest: Manifest) -> LabelRule:
 
 
 def predicted_labels(manifest: Manifest, output: Output) -> LabelRule:
-    """The rule for the labels that a bundle which only predicts would take.
+    """The rule for labels that fit the predictions of an inference bundle.
 
     It follows from `output`, the shape of the model's output and the number of classes.
     """
@@ -99,7 +99,7 @@ def rule_of(
 
 
 def output_of(labels: LabelRule) -> Output:
-    """What turns the output of a model with these labels into probabilities."""
+    """How the output of a model with these labels is turned into probabilities."""
     if labels.parts:
         return "outputs"
     if labels.independent:
@@ -114,7 +114,8 @@ def output_of(labels: LabelRule) -> Output:
 def class_axis(axes: int) -> int:
     """The class axis of a model's output with this number of axes, including the batch.
 
-    It is the second axis, but the last of (batch, t, classes), the output of models of sequences.
+    It is the second axis. Models of sequences are an exception: their output is (batch, t,
+    classes), so it is the last axis.
     """
     return 2 if axes == 3 else 1
 

@@ -63,7 +63,7 @@ class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
         dtype: Type of the array before it is packed. In the port all numbers are float32.
         limit: int64 numbers are at least 0 and below this number. Labels with more axes than the
             batch may also be -100, which is ignored.
-        output: What turns an output into probabilities; None for other parts.
+        output: How an output is turned into probabilities; None for other parts.
     """
 
     name: str

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FineTuned:
-    """A release and its fine-tuned form on samples that were not trained.
+    """The scores of a release and of its fine-tuned form, on samples left out of the training.
 
     Attributes:
         bundle: The folder of the bundle with the fine-tuned model; None if it is not better.
@@ -62,8 +62,8 @@ def fine_tune(
 
     Both are compared on samples that this training leaves out: those that the federation keeps
     apart, or else a tenth. The fine-tuned model is better if it predicts more of them correctly, or
-    as many with a lower loss; without an accuracy, if its loss is lower. A killed training
-    continues.
+    as many with a lower loss; without an accuracy, if its loss is lower. If the process is killed,
+    the next call continues the training.
 
     Args:
         train: Trains a bundle, as `train_bundle` does.

@@ -111,7 +111,7 @@ class Predictor:
         Args:
             folder: An inference bundle or a training bundle.
             personal: The file of the personal model that this device has trained with a `cp` or
-                `pfedme` bundle. It is predicted with in place of the global model.
+                `pfedme` bundle. Predictions then use it instead of the global model.
             threads: Threads of the runtime. 0 means one for each core.
             max_memory: Bytes of memory that this process may use.
 

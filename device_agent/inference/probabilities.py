@@ -11,9 +11,9 @@ from device_agent.formats.packing import output_parts
 
 
 def output_meaning(manifest: Manifest) -> Output:
-    """What turns the output of a bundle's `predict` into probabilities.
+    """How the output of a bundle's `predict` is turned into probabilities.
 
-    Several outputs that are packed into one array have no common meaning.
+    Several outputs that are packed into one array have no common rule.
     """
     if manifest.output is not UNSET:
         return manifest.output

@@ -221,7 +221,7 @@ def worse(before: Scores, after: Scores) -> str | None:
 
 
 def _chance(lost: np.ndarray) -> float:
-    """The probability of a sum of at least that of `lost`, if the two models are equally good.
+    """The probability that a sum is at least that of `lost`, if the models are equally good.
 
     This is a paired randomisation test: if the models are equally good, each sample's difference
     could as well have the other sign.

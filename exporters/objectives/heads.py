@@ -1,4 +1,4 @@
-"""Losses of outputs by name: of one output of several, or a weighted sum of several."""
+"""Losses of named outputs: the loss of one output, or a weighted sum for several."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ Parts = Sequence[Part]
 
 
 def of_one_output(name: str, loss: BuiltIn, outputs: Parts) -> Objective:
-    """The objective that trains one of several outputs. The labels are those of a single output."""
+    """The objective that trains one of several outputs. It takes labels for this output alone."""
     part = _output(name, outputs)
     goal = built_in(loss, part.shape)
     if len(outputs) == 1:
@@ -74,7 +74,7 @@ def sum_of_heads(heads: Sequence[Head], outputs: Parts) -> Objective:
 
 
 def metric_prefix(output: str) -> str:
-    """What the names of an output's metrics begin with.
+    """The prefix of the names of an output's metrics.
 
     Examples:
         >>> metric_prefix("kind"), metric_prefix("0"), metric_prefix("boxes.1")
@@ -93,7 +93,7 @@ def labels_part(name: str, labels: LabelRule) -> Part:
 
 
 def with_meaning(outputs: Parts, labels: Mapping[str, LabelRule]) -> tuple[Part, ...]:
-    """Several `outputs` with what turns each into probabilities."""
+    """Add to each of `outputs` how it becomes probabilities."""
 
     def meaning(part: Part) -> Output | None:
         if part.name not in labels:
@@ -114,8 +114,8 @@ def _numbers_of(names: Collection[str], outputs: Parts) -> frozenset[int]:
 def _goal(head: Head, outputs: Parts) -> Objective:
     if head.loss.name == "ctc":
         raise ModelError(
-            "The loss 'ctc' cannot be one of a sum. Train its output alone, {output}=ctc, or write "
-            "a loss of your own.",
+            "The loss 'ctc' cannot be part of a weighted sum. Train its output alone, "
+            "{output}=ctc, or write a loss of your own.",
             code="model.loss-mismatch",
             loss="ctc",
             output=head.output,

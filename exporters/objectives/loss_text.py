@@ -32,7 +32,7 @@ class Option:
     Attributes:
         fits: Whether a number is allowed.
         allowed: The allowed numbers in words.
-        default: The number without the option; None if the option changes nothing then.
+        default: The number without the option; None if the loss then works without it.
         several: Whether the option is one number for each class.
     """
 
@@ -117,7 +117,7 @@ ParsedLoss = BuiltIn | tuple[Head, ...] | Own
 
 
 def canonical(loss: str | Sequence[Mapping[str, Any]]) -> str:
-    """The only text of a loss, from its text or from the list in a federation's file.
+    """Convert a loss, given as text or as the list in a federation's file, to its canonical text.
 
     Raises:
         InputError: It names no loss, or an option is wrong.
@@ -242,6 +242,6 @@ def _shown(value: Value) -> str:
 
 
 def _number(value: float) -> str:
-    """`value` as the shortest text that gives it back."""
+    """The shortest text from which Python reads exactly `value`."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)

@@ -139,8 +139,8 @@ def _recorded_objective(function: Loss, reference: str, outputs: tuple[Part, ...
 class Reduced(nn.Module):
     """The user's loss as a model of two inputs: the packed outputs and the packed labels.
 
-    `report` is called with the names of the results: the loss and the metrics. An attribute would
-    not do, because recording restores these.
+    `report` is called with the names of the results: the loss and the metrics. They cannot be kept
+    in an attribute, because recording resets attributes.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ def as_returned(output: Tensor, outputs: Sequence[Part]) -> Any:
 
 
 def of_loss(error: ModelError, function: Loss, reference: str) -> ModelError:
-    """The error for a loss with what `error` says of models."""
+    """Convert an `error` about a model, raised for a loss, to an error about the loss."""
     if error.code.startswith("loss."):
         return error
     if error.code == "model.random-numbers":
@@ -302,7 +302,7 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
         except Exception as error:  # the user's code may raise anything
             raise_if_interrupted(error)
             raise ModelError(
-                "The loss {loss!r} or its gradient fails for labels as it declares them: "
+                "The loss {loss!r} or its gradient fails for the labels that it declares: "
                 "{reason}{place}. Declare the labels that fit the outputs: {outputs}.",
                 code="loss.fails",
                 loss=reference,

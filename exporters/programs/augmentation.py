@@ -1,4 +1,4 @@
-"""What `augment` of a training configuration says: random changes of samples in each training step.
+"""The option `augment` of a training: random changes of the samples in each training step.
 
 The functions that change samples are in `augmented_samples.py`. This module needs no torch.
 """
@@ -21,10 +21,10 @@ class Augmentation:
 
     Attributes:
         kind: `flip` mirrors a picture left to right, and `flip-vertical` top to bottom, each with
-            probability 1/2. `shift` moves a picture or a series by up to `amount` places, with
-            zeros behind it: this is also padding and cropping. `noise` adds normal numbers with the
-            standard deviation `amount`. `mask` sets up to `amount` successive steps of a series to
-            zero.
+            probability 1/2. `shift` moves a picture or a series by up to `amount` places and fills
+            the gap with zeros, as padding and random cropping do. `noise` adds normal numbers with
+            the standard deviation `amount`. `mask` sets up to `amount` successive steps of a series
+            to zero.
         amount: See `kind`; 0 for flips.
         axis: Where the steps of a series are in its samples.
     """

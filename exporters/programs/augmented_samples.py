@@ -1,8 +1,8 @@
-"""Changes samples at random in a training step, by the seed that the device feeds to it.
+"""Changes samples at random in a training step, by a seed that the device passes to the step.
 
 As for dropout, the random numbers are hashes of the seed, so that all runtimes make the same
-changes. Only operators are used that every runtime has: a shift is a product with a matrix that a
-comparison makes, a flip a choice.
+changes. This module uses only operators that every runtime has. For example, a shift is a product
+with a matrix of zeros and ones.
 """
 
 import math

@@ -141,7 +141,8 @@ class Program:
         preprocessing: How pictures or CSV files become samples; None if devices have arrays.
         int8: Names of frozen tensors that are 8-bit integers in graphs that hold them as constants;
             see `int8_quantization.py`. Their values have to be `rounded`.
-        output: What turns the model's output into probabilities, in a program that only predicts.
+        output: How the model's output is turned into probabilities, in a program that only
+            predicts.
     """
 
     submodel: str

@@ -85,7 +85,7 @@ def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format:
 
 
 def figures_key(graph: bytes, batch: int) -> str:
-    """The key of the other forms and the figures of a graph, for batches of `batch` samples."""
+    """The cache key for a graph's other forms and its figures, for batches of `batch` samples."""
     sources = [sources_digest(package) for package in ALWAYS]
     return digest([hashlib.sha256(graph).hexdigest(), str(batch), environment(), *sources])
 
@@ -93,8 +93,8 @@ def figures_key(graph: bytes, batch: int) -> str:
 def loss_code(goal: Objective) -> str:
     """What the user's own loss computes, as text: what recorded it, and then a key of its graph.
 
-    The second word changes with the loss only. It can be compared only if the first is the same,
-    because another version of torch may record the same loss as other operators.
+    The second word changes only if the loss changes. Compare it only if the first words are equal:
+    another version of torch may record the same loss as other operators.
     """
     assert isinstance(goal.together, GraphModule)
     recorded_by = digest([environment(), *map(sources_digest, ALWAYS)])

@@ -62,11 +62,11 @@ def output_node(graph: GraphModule) -> Node:
 
 
 def attributes_with_gradient(graph: GraphModule, outputs: frozenset[int] | None = None) -> set[str]:
-    """The names of the parameters and buffers that a gradient of the output of `graph` reaches.
+    """The parameters and buffers, by name, that get a gradient from the output of `graph`.
 
-    If the output packs several, `outputs` numbers those that a loss takes; None means all. For the
-    others, PyTorch's gradient is None rather than zero. They are not used, or their values
-    reach the output only through `detach`, `torch.no_grad` or integers.
+    If the output packs several outputs, `outputs` has the indices of those that a loss takes; None
+    means all. A tensor gets no gradient (None in PyTorch, not zero) if it is not used, or if its
+    values reach the output only through `detach`, `torch.no_grad` or integers.
     """
     last = output_node(graph)
     reached, ahead = set[Node](), [last]

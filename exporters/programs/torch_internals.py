@@ -1,4 +1,4 @@
-"""Replaces functions inside torch that compute what no exporter reads."""
+"""Replaces functions inside torch whose results the exporters do not need."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -45,7 +45,9 @@ WITHOUT_LAYOUTS = (proxy_tensor, "_extract_tensor_metadata", lambda value: None)
 
 
 def without_layouts() -> AbstractContextManager[None]:
-    """Let torch trace without noting how each value lies in memory, which its `val` says as well.
+    """Let torch trace without recording the memory layout of each value.
+
+    The layout is also known from the node's `val`.
 
     For sizes that depend on the batch, these notes take a fifth of the time of tracing.
     """

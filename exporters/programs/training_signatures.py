@@ -185,7 +185,7 @@ def train_signature(
 def class_mask(graph: GraphModule, target: Objective) -> Port | None:
     """Port for the classes of which a device has samples; None for a single logit.
 
-    Raises ModelError unless the output is (batch, n), and the loss that of a class for each sample.
+    Raises ModelError unless the output is (batch, n) and the loss takes one class for each sample.
     """
     shape = output_shape(graph)
     if len(shape) != 1 or not (target.maskable or shape == (1,)):

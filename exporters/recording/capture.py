@@ -189,12 +189,13 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
 
 
 def output_in_both(in_training: OutputForm, in_inference: OutputForm) -> str:
-    """The output in training of a model that returns one tensor in inference.
+    """Choose the training output of a model that returns a single tensor in inference.
 
-    It is `logits` or the first, as networks with auxiliary outputs for the training return it.
+    Networks with auxiliary outputs return several in training. The chosen output is `logits`, or
+    else the first one.
 
     Raises:
-        ModelError: No output in training has the shape of that in inference.
+        ModelError: This output does not have the shape of the output in inference.
     """
     names = [part.name for part in in_training.parts]
     name = PREFERRED if PREFERRED in names else next(iter(names), "")

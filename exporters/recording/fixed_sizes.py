@@ -11,7 +11,7 @@ from exporters.recurrence.replacements import LOCK
 
 
 class FixedSizes:
-    """Context that notes the last conversion of a size into an integer, as by `range`.
+    """Context that notes the last conversion of a size into an integer, for example by `range`.
 
     Attributes:
         line: The user's line; empty if there was none.
@@ -25,7 +25,7 @@ class FixedSizes:
         ]
 
     def _noting(self, convert: Any) -> Any:
-        """The method `convert` of sizes, which also notes the line."""
+        """Wrap the method `convert` of sizes, so that it also notes the user's line."""
 
         def noting(size: torch.SymInt) -> Any:
             frames = traceback.extract_stack()

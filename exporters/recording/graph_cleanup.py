@@ -78,9 +78,10 @@ def clean_up(graph: GraphModule) -> None:
 
 
 def fill_with_zeros(graph: GraphModule) -> None:
-    """Make tensors of zeros where the model only reserves memory, to fill it afterwards.
+    """Replace memory that the model reserves, to fill it later, by tensors of zeros.
 
-    The graph fills a copy, so that it would read the memory. Random draws do not read it.
+    In the graph, filling makes a copy, which would read the reserved memory. Random draws do not
+    read it, so their memory stays as it is.
     """
     for node in graph.graph.nodes:
         if node.target not in FILLED or all("bernoulli" in str(u.target) for u in node.users):
@@ -161,9 +162,10 @@ def skip_empty(node: Node) -> None:
 
 
 def fix_eps(norm: Node) -> None:
-    """Give the root mean square norm `norm` without `eps` the one that it has in float32.
+    """Set the `eps` of the root mean square norm `norm`, if it has none, to that of float32.
 
-    PyTorch takes it from the type, so that the same norm would compute something else in float64.
+    By default, PyTorch uses the `eps` of the number type. In float64, the same norm would then give
+    other results.
     """
     value, sizes, weight, eps = (*norm.args, None, None)[:4]
     if eps is None and "eps" not in norm.kwargs:
@@ -251,7 +253,7 @@ def fold_double_constants(graph: GraphModule) -> None:
 
 
 def compute_in_float32(graph: GraphModule) -> None:
-    """Make float64 values float32, in which devices compute."""
+    """Convert float64 values to float32, because devices compute in float32."""
 
     def single(argument: Any) -> Any:
         if isinstance(argument, Tensor) and argument.dtype == torch.float64:
@@ -271,7 +273,7 @@ def compute_in_float32(graph: GraphModule) -> None:
 
 
 def insert_numbers(graph: GraphModule, known: Mapping[Node, Any]) -> None:
-    """Replace numbers that Python code reads from constants, as `.tolist()` does, by themselves."""
+    """Replace nodes that read numbers from constants, such as `.tolist()`, by the numbers."""
     for node in list(graph.graph.nodes):
         if node.target not in NUMBERS or node not in known:
             continue
@@ -282,9 +284,10 @@ def insert_numbers(graph: GraphModule, known: Mapping[Node, Any]) -> None:
 
 
 def known_values(graph: GraphModule) -> dict[Node, Any]:
-    """What nodes compute from constants alone, if a number or a size depends on it.
+    """Compute the nodes that depend on constants alone, if a number or a size depends on them.
 
-    Weights and other float tensors of the state are not constants.
+    Weights and other float tensors of the state do not count as constants. Returns the value of
+    each node.
     """
     needed = set[Node]()
     for node in reversed(graph.graph.nodes):
@@ -306,9 +309,9 @@ def known_values(graph: GraphModule) -> dict[Node, Any]:
 
 
 def selects(node: Node) -> bool:
-    """Whether the size of the result of `node` depends on values, as that of `torch.unique` does.
+    """Whether the size of the result of `node` depends on values, as for `torch.unique`.
 
-    For constants, the size is fixed only because recording knows them.
+    If the values are constants, the size is fixed, but only recording knows it.
     """
     target = node.target
     return isinstance(target, OpOverload) and torch.Tag.dynamic_output_shape in target.tags
@@ -325,7 +328,7 @@ def repeats_its_result(node: Node) -> bool:
 
 
 def can_fold(node: Node, known: dict[Node, Tensor]) -> bool:
-    """Whether `node` computes one tensor from float64 constants, and always the same one."""
+    """Whether `node` computes one tensor from float64 constants, always with the same result."""
     if not repeats_its_result(node):
         return False
     value = node.meta["val"]

@@ -224,7 +224,10 @@ def check_sizes(graph: GraphModule) -> None:
 
 
 def check_vmap(graph: GraphModule) -> None:
-    """Raise ModelError if the model calls torch.vmap, whose results have no memory to follow."""
+    """Raise ModelError if the model calls torch.vmap.
+
+    The results of vmap have no storage, but this package finds views by their storage.
+    """
     for node in graph.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value):
@@ -237,7 +240,7 @@ def check_vmap(graph: GraphModule) -> None:
 
 
 def check_operators(graph: GraphModule) -> None:
-    """Raise ModelError for operators that no form expresses, such as torch.cond, and say why."""
+    """Raise ModelError for operators that cannot be exported, such as torch.cond. It says why."""
     for node in graph.graph.nodes:
         value, place = node.meta.get("val"), source_lines.place_of_node(node)
         if isinstance(value, Tensor) and value.is_complex():
@@ -281,16 +284,16 @@ def check_operators(graph: GraphModule) -> None:
             )
         if argument(node, "reduce") == "prod":
             raise ModelError(
-                "The model multiplies all values that it writes to one element{place}. Neither "
-                "ONNX nor TFLite has the gradient of this product. Instead, add the logarithms "
-                "with scatter_add, and take the exponential of the sum.",
+                "The model writes several values to one element and multiplies them{place}. "
+                "Neither ONNX nor TFLite has the gradient of this product. Instead, add the "
+                "logarithms with scatter_add, and take the exponential of the sum.",
                 code="model.scattered-product",
                 place=place,
             )
 
 
 def argument(node: Node, name: str) -> object:
-    """The argument `name` of the operator that `node` calls; None if it has none or takes none."""
+    """The argument `name` of the operator that `node` calls; None if it is missing."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     for index, declared in enumerate(node.target._schema.arguments):
@@ -300,7 +303,7 @@ def argument(node: Node, name: str) -> object:
 
 
 def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
-    """Raise ModelError if the model draws unseeded random numbers, or any when it predicts.
+    """Raise ModelError for random numbers without a seed, and for any in a prediction.
 
     Dropouts and uniform numbers are seeded in a training step.
     """

@@ -13,15 +13,15 @@ from exporters.programs.output_parts import PREFERRED, pack_outputs
 
 @dataclass(frozen=True)
 class OutputForm:
-    """Which of the values that a model returns a loss can take.
+    """The outputs of a model: those of its returned values that a loss can take.
 
     Attributes:
-        parts: The outputs in the order in which the model returns them. Keys of dictionaries and
-            fields of named tuples are names, those of others are numbers from "0"; a single tensor
-            has the name "".
+        parts: The outputs in the order in which the model returns them. Outputs in dictionaries and
+            named tuples are named by their keys and fields, others are numbered from "0". A single
+            tensor has the name "".
         left_out: Why each other value is not an output, by name.
-        in_training: The name of the only output among those that the model returns in training, if
-            it returns more then.
+        in_training: If the model returns further outputs in training mode, the name by which the
+            only output is found among them.
     """
 
     parts: tuple[Part, ...]

@@ -1,4 +1,4 @@
-"""Tensors that share their numbers: those with several names, and parameters of a model's copy.
+"""Tensors with shared memory: tensors with several names, and the parameters of a model's copy.
 
 A model may have a tensor under several names, such as the weight of tied layers. All other modules
 know such a tensor only by its first name.

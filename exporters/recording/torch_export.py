@@ -58,8 +58,8 @@ def exported(module: nn.Module, *example: Tensor) -> GraphModule:
     """The ATen graph of `module` for any number of rows of the `example`.
 
     Raises:
-        ModelError: The code computes what no graph can, and we know the reason. Other errors are
-            those of the code itself or of torch.
+        ModelError: No graph can express the code, and the reason is known. Other errors of the code
+            and of torch are raised unchanged.
     """
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
     draws, sizes = RandomDraws(), FixedSizes()

@@ -90,7 +90,7 @@ class Merging:
         self.writers: dict[int, tuple[int, Any]] = {}
 
     def run(self) -> None:
-        """Merge wherever it is possible."""
+        """Merge all operators that can be merged."""
         kept = []
         for code, operator in self.graph.operators:
             if not self.merged(code, operator):

@@ -72,8 +72,8 @@ def apply(
 def elements(value: Value) -> tuple[int, int, int]:
     """Return a key that sorts values by size.
 
-    The key has three numbers: how many axes have open sizes, how many elements the other axes have,
-    and how many axes there are.
+    The key has three numbers: the number of axes whose size depends on the batch, the number of
+    elements along the other axes, and the number of all axes.
     """
     known = math.prod(n for n in value.stored_shape if isinstance(n, int))
     return sum(map(open_size, value.stored_shape)), known, len(value.stored_shape)

@@ -66,8 +66,8 @@ def to_subgraph(
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
     """Lower all signatures of `program` to one file; see `exporters.export.compile_graphs`.
 
-    A signature that trains comes first, because the agent can read results without a copy only from
-    the first signature.
+    A signature that trains comes first: only from the first signature can the agent read results
+    without a copy.
     """
     subgraphs, traced = {}, {}
     signatures = sorted(program.signatures, key=lambda signature: not signature.trains)

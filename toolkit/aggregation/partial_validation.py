@@ -249,9 +249,9 @@ def _check_factors(
     spec = parse_spec(factors.submodel)
     if not recovering_family(spec).averages_factors or spec.head != factors.submodel:
         raise UpdateError(
-            "{origin} has sums of factors for {submodel!r}. Such sums are allowed only for "
-            "families that average factors, under a family and size without options. Add these "
-            "updates to the sums of the global tensors instead.",
+            "{origin} has sums of factors for {submodel!r}. A partial aggregate has such sums only "
+            "for families that average factors, and names the submodel by family and size alone, "
+            "such as cp:2.0. Add these updates to the sums of the global tensors instead.",
             code="partial.unexpected-factors",
             submodel=factors.submodel,
             origin=origin,

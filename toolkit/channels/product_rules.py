@@ -24,7 +24,7 @@ def product(step: Step, left: Axes, right: Axes) -> Axes:
 
 
 def matmul(step: Step) -> Value:
-    """`mm`, `bmm`, `matmul`."""
+    """The rule for `mm`, `bmm` and `matmul`: (..., m, k) and (..., k, n) -> (..., m, n)."""
     left, right = (step.of(node) for node in step.node.args[:2])
     return product(step, left, right)
 

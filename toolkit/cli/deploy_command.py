@@ -80,8 +80,8 @@ class DeployOptions:
         "Held-out data for the accuracy in the card.  [default: held_out of the federation]"
     )
     profile: str | None = option(
-        "FILE from `edgetailor-agent calibrate --out` on a device, whose time is predicted. For "
-        "onnx as float32 or float16."
+        "Predict the time of a device: FILE from `edgetailor-agent calibrate --out` there. Only "
+        "for onnx with float32 or float16."
     )
     weights: Path | None = option("Weights of a MODEL (.safetensors).")
     input_shape: tuple[int, ...] | None = option(SHAPE_HELP, type=Shape())

@@ -78,9 +78,9 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
 
 
 def check_same_loss(config: CoordinatorConfig, store: Store, code: str | None) -> None:
-    """Raise InputError if the user's own loss has computed something else on the state folder.
+    """Raise InputError if the user's own loss has changed since the state folder was made.
 
-    `code` is what it computes now; None for other losses.
+    `code` describes what the loss computes now; None for other losses.
     """
     if code is None:
         return
@@ -98,7 +98,9 @@ def check_same_loss(config: CoordinatorConfig, store: Store, code: str | None) -
 
 
 def other_loss(before: str, now: str) -> bool:
-    """Whether two texts of `loss_code`, which the same versions recorded, are of other losses.
+    """Whether two texts of `loss_code` certainly describe different losses.
+
+    Texts from different versions of torch cannot be compared. For these the result is False.
 
     Examples:
         >>> other_loss("torch-2.8 a", "torch-2.8 b"), other_loss("torch-2.8 a", "torch-2.9 b")

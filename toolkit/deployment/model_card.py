@@ -43,9 +43,9 @@ class GraphInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class GraphOutput(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The output of the last graph. In `shape`, None is the number of samples.
 
-    `probabilities` says what turns the output into probabilities along `class_axis`; `numbers` are
-    the results of a regression, which has no class axis. `parts` are the outputs of a model with
-    several, which lie side by side along axis 1, in this order.
+    `probabilities` says how the output is turned into probabilities along `class_axis`. With
+    `numbers`, the output is the result of a regression, which has no class axis. `parts` are the
+    outputs of a model with several, which lie side by side along axis 1, in this order.
     """
 
     shape: tuple[int | None, ...]

@@ -28,7 +28,7 @@ def make_release(
     calibration: str | None = None,
     fine_tune: int = 0,
 ) -> Release:
-    """Make a release of the model of `round_`, which devices are then offered.
+    """Make a release of the model of `round_`, and offer it to devices.
 
     Args:
         config: The federation's file. `edgetailor serve` may run on its state folder.
@@ -38,11 +38,11 @@ def make_release(
         then_all: Whether all get it once this share has taken it.
         precision: The precision of the weights.
         calibration: Samples to calibrate int8. Default: as for `from_federation`.
-        fine_tune: For how many steps devices may train it on their own samples; 0 for none.
+        fine_tune: Number of steps for which devices may train it on their own samples; 0 for none.
 
     Raises:
         InputError: The round's model is not there, a kind is unknown, or the release before is
-            still at its share.
+            still offered to a share of the devices only.
         EdgeTailorError: A bundle cannot be made. Then nothing is released.
     """
     trained = from_federation(config, round_, calibration=calibration)

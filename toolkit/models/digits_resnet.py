@@ -1,4 +1,4 @@
-"""A small residual network for 8 x 8 greyscale images, deep enough for shallow submodels."""
+"""A small residual network for 8 x 8 greyscale images, with enough blocks to leave some out."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name

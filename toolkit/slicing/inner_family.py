@@ -1,4 +1,4 @@
-"""A second family after the cut: it replaces the layers that the slice trains by smaller ones."""
+"""A second family after the cut. It replaces the trained layers of a slice with smaller layers."""
 
 from dataclasses import dataclass, replace
 

@@ -48,8 +48,8 @@ class TrainingConfig:
             repeats its data.
         learning_rate: Learning rate of the first round.
         momentum: Momentum of `sgd` and `nesterov`.
-        weight_decay: The parameter times this is added to its gradient. `adamw` instead subtracts
-            this product, times the learning rate, from the parameter.
+        weight_decay: This factor times the parameter is added to the gradient. `adamw` instead
+            subtracts this product, times the learning rate, from the parameter.
         round_decay: Factor by which learning rates are multiplied after each round.
         milestones: If given, `round_decay` applies only after these rounds, ascending.
         batch_norm: `global` averages the statistics of batch norms over the devices. With `static`,
@@ -138,8 +138,8 @@ class TrainingConfig:
             )
         if self.masked and self.loss.partition(",")[0] not in MASKABLE:
             raise InputError(
-                "masked sets the logits of absent classes to zero, but the loss {loss!r} does not "
-                "take the classes of one output. Use only one of them.",
+                "masked sets the logits of absent classes to zero. The loss {loss!r} has no such "
+                "logits, or takes several outputs. Use only one of them.",
                 code="option.conflict",
                 options=["masked", "loss"],
                 loss=self.loss,

@@ -1,4 +1,4 @@
-"""A submodel: the part of one model that a family cuts at one size; see also `family.py`."""
+"""A submodel: the part of a model that a kind of device trains. Families make it (`family.py`)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -40,13 +40,13 @@ class DeviceStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class KindEvaluation:
-    """How the devices of a kind judge the model that they received, and their own after training.
+    """How the devices of a kind judge two models: the received one, and their own after training.
 
     The figures are pooled: sums over the devices, divided once. `counted` is the number of labels
-    that count, `loss` the mean over them. `accuracy` and `correct` are None for a regression. Only
-    a regression has `rmse` and `mae`, those of the received model. `metrics` are means over the
-    samples that the loss computes, also of the received model. The figures of trained models
-    are None if the devices did not train.
+    that count, and `loss` is the mean over these. `accuracy` and `correct` are None for a
+    regression. `rmse` and `mae` are None for other models. `metrics` are means over the samples,
+    computed by the loss. `rmse`, `mae` and `metrics` exist only for the received model. If the
+    devices did not train, the figures of their own models are None.
     """
 
     devices: int
@@ -139,7 +139,7 @@ def _figures(accuracy: float | None, loss: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutFigures:
-    """What accuracy and loss on the coordinator's held-out data do not show.
+    """Further figures on the coordinator's held-out data, in addition to accuracy and loss.
 
     `classes` has the number of labels and of correct predictions of each class; it is None for a
     regression, for label sequences and above 1,000 classes. Only a regression has `rmse`, the root
@@ -173,7 +173,7 @@ class RoundResult:
     held_out: HeldOutFigures | None = None
 
     def judgement(self) -> tuple[float | None, float] | None:
-        """Accuracy and loss that rounds are compared by; None if there are none yet.
+        """The accuracy and loss by which rounds are compared; None if there are none yet.
 
         They are those on held-out data, or else those on the devices.
         """

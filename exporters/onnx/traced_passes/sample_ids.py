@@ -1,4 +1,4 @@
-"""Ids that a model makes of the numbers of its samples."""
+"""Checks of ids that a model computes from the numbers in its samples."""
 
 import torch
 from torch import Tensor

@@ -164,8 +164,8 @@ def range_of_examples(
     check_finite(x, "x", origin, ignore_piece)
     if not (x != x[:1]).any():
         raise DataError(
-            "{origin}: all samples are equal, so they show no range. Give at least {needed} "
-            "different samples.",
+            "{origin}: all samples are equal, so the range of their numbers is unknown. Give at "
+            "least {needed} different samples.",
             code="data.too-few-samples",
             needed=EXAMPLES,
             origin=origin,

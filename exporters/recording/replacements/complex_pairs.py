@@ -163,7 +163,7 @@ def compute(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def taken(value: Any, part: str) -> Any:
-    """`value` with the real or the imaginary part in place of each pair."""
+    """Replace each pair in `value` by its real or its imaginary part."""
     if isinstance(value, Pair):
         return getattr(value, part)
     if isinstance(value, tuple | list):
@@ -262,7 +262,7 @@ def converted(z: Pair, *to: Any, **_: Any) -> Pair:
 
 
 def same(parts: Iterable[str]) -> dict[str, Callable[..., Any]]:
-    """For each of `parts`, the function that returns this part of a pair."""
+    """For each name in `parts`, a function that returns the part of a pair with this name."""
     return {part: operator.attrgetter(part) for part in parts}
 
 

@@ -1,10 +1,11 @@
-"""Records the gradients of a model's own `torch.autograd.Function`s, where a graph can have them.
+"""Records the gradients of a model's own `torch.autograd.Function`s, if a graph can express them.
 
-Recording follows operators: of such a function it sees `forward` alone, and would derive another
-gradient. Here y = forward(x) becomes constant(y) + (x - constant(x)) * s, with s = backward(1). The
-value is the same, and the gradient of x is s times that of y. This is the function's own gradient
-if each element of y depends on the same element of x alone, as in straight-through estimators,
-surrogates of spikes and reversed gradients. The comparison with the model finds other functions.
+Recording follows operators. It sees only the `forward` of such a function, and would derive another
+gradient from it. Here y = forward(x) becomes constant(y) + (x - constant(x)) * s, with s =
+backward(1). The value is the same, and the gradient of x is s times that of y. This is the
+function's own gradient if each element of y depends on the same element of x alone, as in
+straight-through estimators, surrogates of spikes and reversed gradients. For other functions, the
+comparison with the model reports an error.
 """
 
 import traceback
@@ -31,7 +32,7 @@ apply = FunctionType(
 
 
 class Context:
-    """What `forward` leaves for `backward`."""
+    """Holds what `forward` saves for `backward`."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
@@ -42,13 +43,16 @@ class Context:
         self.saved_tensors = tensors
 
     def ignore(self, *_: Any) -> None:
-        """Do nothing: what PyTorch does for speed needs no counterpart."""
+        """Do nothing, because PyTorch needs this method only for speed."""
 
     mark_dirty = mark_non_differentiable = set_materialize_grads = save_for_forward = ignore
 
 
 class Replacing(Function):
-    """Has the code that replaces `Function.apply`; as that, it must read `__class__`."""
+    """Holds the code that replaces that of `Function.apply`.
+
+    Python requires that both read the variable `__class__`.
+    """
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
@@ -110,11 +114,12 @@ def recorded_functions() -> Iterator[None]:
 
 
 def custom_gradient(line: str) -> ModelError:
-    """The error for a function, called at `line`, whose gradient a graph cannot have."""
+    """The error for a function, called at `line`, whose gradient a graph cannot express."""
     return ModelError(
         "The model calls a torch.autograd.Function{place} whose backward pass is not the gradient "
-        "of its forward pass. Only functions of single elements may have a gradient of their own. "
-        "Write what has the gradient as operators, and add the rest without: "
+        "of its forward pass. Such a gradient can be exported only if the function works on each "
+        "element separately. Otherwise write a function with the wanted gradient, smooth(x), as "
+        "plain operators, and add the difference to the exact values without a gradient: "
         "y = smooth(x) + (exact(x) - smooth(x)).detach().",
         code="model.custom-gradient",
         place=source_lines.parenthesized(line),

@@ -26,7 +26,7 @@ def topk(
 
 
 def split(func: Any, x: Tensor, size: Any, dim: int = 0) -> Any:
-    """`torch.split` of rows of samples: torch would compute the number of parts."""
+    """`torch.split` of samples into a fixed number of parts of equal size."""
     whole = x.shape[dim]
     if not isinstance(size, SymInt) or not isinstance(whole, SymInt):
         return func(x, size, dim)
@@ -54,13 +54,13 @@ def bincount(func: Computes, input: Tensor, weights: Any = None, minlength: int 
 
 
 def eye(_: Any, n: Any, m: Any = None, *, dtype: Any = None, **__: Any) -> Tensor:
-    """`torch.eye`, which torch computes from a type of integers that TFLite lacks."""
+    """`torch.eye`. Torch would use a type of integers that TFLite does not have."""
     rows, columns = torch.arange(n), torch.arange(n if m is None else m)
     return (rows[:, None] == columns).to(dtype or torch.get_default_dtype())
 
 
 def constant(func: Computes, *given: Any, **more: Any) -> Tensor:
-    """What `func` computes from numbers alone, as a constant of the recording."""
+    """Compute `func` of numbers now, and store the result as a constant of the recording."""
     if any(isinstance(value, Tensor | SymInt) for value in (*given, *more.values())):
         return func(*given, **more)
     with _disable_current_modes():

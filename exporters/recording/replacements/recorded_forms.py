@@ -22,7 +22,10 @@ Computes = Callable[..., Tensor]
 
 
 def prod(func: Computes, input: Tensor, *given: Any, **more: Any) -> Tensor:
-    """`torch.prod` over one axis, by halves. The gradient is correct even if factors are zero."""
+    """`torch.prod` over one axis: multiply both halves, until one element is left.
+
+    The gradient is correct even if elements are zero.
+    """
     dim = more.get("dim", given[0] if given else None)
     keepdim = more.get("keepdim", given[1] if len(given) > 1 else False)
     if type(dim) is not int or input.dim() == 0 or more.get("dtype") is not None:
@@ -135,7 +138,7 @@ def length(func: Any, x: Tensor) -> int:
 
 
 def getitem(func: Any, x: Tensor, index: Any) -> Any:
-    """`x[index]`. Raises ModelError for a name, as of an input in a dictionary."""
+    """`x[index]`. Raises ModelError if the index is a name, as in a dictionary of inputs."""
     if not isinstance(index, str):
         return func(x, index)
     raise ModelError(
@@ -162,7 +165,7 @@ def unbind(func: Any, input: Tensor, dim: int = 0) -> Any:
 
 
 def one_hot(func: Computes, input: Tensor, num_classes: int = -1) -> Tensor:
-    """`one_hot`. Raises ModelError without `num_classes`, as torch then reads the values."""
+    """`one_hot`. Raises ModelError without `num_classes`: torch would read the values."""
     if num_classes != -1:
         return func(input, num_classes)
     raise ModelError(
@@ -184,7 +187,7 @@ def numpy_array(*_: Any, **__: Any) -> NoReturn:
 
 
 def formatted(func: Any, x: Tensor, spec: str) -> str:
-    """`format` of a tensor. Raises ModelError for a number with a format, as `f"{x:.2f}"`."""
+    """`format` of a tensor. Raises ModelError if it writes the value, as in `f"{x:.2f}"`."""
     if not spec or x.dim():
         return str(func(x, spec))
     raise ModelError(
@@ -204,7 +207,10 @@ def called_place() -> str:
 def fake_quantize(
     func: Computes, input: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int
 ) -> Tensor:
-    """`torch.fake_quantize_per_tensor_affine` of fixed steps; what is cut gets no gradient."""
+    """`torch.fake_quantize_per_tensor_affine` with a fixed scale.
+
+    Clipped values get no gradient.
+    """
     if isinstance(scale, Tensor) or isinstance(zero_point, Tensor):
         return func(input, scale, zero_point, quant_min, quant_max)
     steps = (input.detach() / scale).round() + zero_point
@@ -222,7 +228,7 @@ def logit(_: Any, input: Tensor, eps: float | None = None) -> Tensor:
 def gates(
     input: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """For all gates together, the terms from a cell's input and the terms from its state."""
+    """Two terms of all gates of a cell: the one from its input, and the one from its state."""
     return functional.linear(input, w_ih, b_ih), functional.linear(h, w_hh, b_hh)
 
 

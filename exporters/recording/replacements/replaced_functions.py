@@ -1,4 +1,4 @@
-"""Functions of torch that recording replaces, because they decide by values."""
+"""Functions of torch that recording replaces, because they branch on the values of tensors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ ENTER_AUTOCAST: Callable[[Any], Any] = torch.autocast.__enter__
 
 
 class NoCheckpoint:
-    """Runs a part of a model as it is; an export decides itself what is computed again."""
+    """Runs a part of a model without a checkpoint: the export chooses what to compute again."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
@@ -58,7 +58,7 @@ def as_on_devices() -> Iterator[None]:
 
 @contextmanager
 def replaced_functions() -> Iterator[None]:
-    """Context in which transformers take masks as they are given, and packing keeps padding.
+    """Context in which transformers do not compare masks, and packing keeps padding.
 
     Autocast and checkpoints change nothing.
     """

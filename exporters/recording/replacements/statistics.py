@@ -1,4 +1,4 @@
-"""Combinations and covariances, whose own operators decide by values or have no fixed size."""
+"""Combinations and covariances: torch's own operators read values or have no fixed size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,14 @@ from exporters.recurrence.replacements import Replacement
 
 
 def combinations(func: Any, input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    """`torch.combinations` of a fixed number of elements, by their places."""
+    """`torch.combinations` of a fixed number of elements, selected by index."""
     if not isinstance(input.shape[0], int):
         return func(input, r, with_replacement)
     return input[constant(places, input.shape[0], r, with_replacement)]
 
 
 def places(count: int, r: int, with_replacement: bool) -> Tensor:
-    """The combinations of the numbers below `count`."""
+    """All combinations of `r` indices from 0 to `count` - 1."""
     return torch.combinations(torch.arange(count), r, with_replacement)
 
 

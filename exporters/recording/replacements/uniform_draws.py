@@ -94,14 +94,14 @@ def bernoulli(func: Computes, input: Tensor, *given: Any, **more: Any) -> Tensor
 
 
 def bernoulli_(func: Computes, x: Tensor, p: Any = 0.5, **more: Any) -> Tensor:
-    """`Tensor.bernoulli_`; with a number as probability, it is seeded itself."""
+    """`Tensor.bernoulli_`. If the probability is a number, the operator itself can be seeded."""
     if not isinstance(p, Tensor):
         return func(x, p, **more)
     return x.copy_(uniform(x.shape).to(p.dtype) < p)
 
 
 def bounds(given: Sequence[int], low: int | None = None, high: int | None = None) -> list[int]:
-    """The bounds of `torch.randint`, of which the first is 0 if only one is given."""
+    """The two bounds of `torch.randint`. If only one is given, the first bound is 0."""
     both = [bound for bound in (low, *given, high) if bound is not None]
     return both if len(both) == 2 else [0, *both]
 
@@ -160,7 +160,7 @@ DRAWS: dict[Any, Replacement] = {
 def uniform_draws(more: Mapping[Any, Replacement] | None = None) -> Iterator[None]:
     """Context in which models draw uniform numbers alone; `more` are other replacements.
 
-    Distributions do not check their parameters' values, which a recording does not have.
+    Distributions do not check the values of their parameters, because a recording has no values.
     """
     with (
         LOCK,

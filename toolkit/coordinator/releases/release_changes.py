@@ -1,4 +1,4 @@
-"""Changes of a federation's releases: a new release, the release for all devices, the way back.
+"""Changes a federation's releases: adds one, offers it to all devices, or withdraws it.
 
 Each function may run while `serve` runs on the folder. Each change is one atomic write.
 """
@@ -52,7 +52,8 @@ def add_release(
             that.
 
     Raises:
-        InputError: The newest release is still at its share, or no device can be in the share.
+        InputError: The newest release is still offered to a share of the devices only, or no device
+            can be in the share.
     """
     check_new(state, kinds, share)
     folder = ReleaseFolder(state)
