@@ -30,6 +30,7 @@ from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.operation.device_actions import DeviceActions
 from toolkit.coordinator.operation.device_list import DeviceList
+from toolkit.coordinator.operation.metrics import Metrics
 from toolkit.coordinator.operation.round_actions import RoundActions
 from toolkit.coordinator.refusals import RefusalError
 from toolkit.coordinator.requests.release_reports import ReleaseAnswers
@@ -56,7 +57,7 @@ class _Offer:
 
 
 @dataclass
-class Coordinator(DeviceActions, DeviceList, RoundActions, Uploads, ReleaseAnswers):
+class Coordinator(DeviceActions, DeviceList, RoundActions, Metrics, Uploads, ReleaseAnswers):
     """One federation: the work of its devices, and its status.
 
     Attributes:
@@ -217,6 +218,12 @@ class Coordinator(DeviceActions, DeviceList, RoundActions, Uploads, ReleaseAnswe
                 key=self.key.public,
                 release=None if newest is None else newest.number,
             )
+
+    def is_ready(self) -> bool:
+        """Whether devices of some kind can join now, or the rounds are over."""
+        with self.lock:
+            over = self.rounds.phase in ("judging", "finished")
+            return over or any(map(self._is_ready, self.config.devices))
 
     def _is_ready(self, kind: DeviceKind) -> bool:
         """Whether a device of `kind` can join now: its bundle, or its planner, is ready."""

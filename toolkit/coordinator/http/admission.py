@@ -18,6 +18,8 @@ CALLER = "caller"
 FOR_JOIN_TOKENS = (f"{API}/invitation", f"{API}/devices")
 OPERATOR_ROUTES = f"{API}/operator/"
 """Only the operator's token opens the routes under this path."""
+METRICS = "/metrics"
+CREDENTIALS = "A join token, device secret or operator token."
 NOT_OPERATOR = "operator.other-token"
 DISCARDED = 64 << 10
 DISCARDED_S = 2.0
@@ -30,7 +32,8 @@ async def admit(scope: Scope, coordinator: Coordinator) -> bool:
 
     Raises RefusalError (401, 403).
     """
-    if not scope["path"].startswith(f"{API}/"):
+    path = scope["path"]
+    if not path.startswith(f"{API}/") and path != METRICS:
         return False
     headers = Headers(scope=scope)
     scheme, secret = get_authorization_scheme_param(headers.get("authorization"))
@@ -42,14 +45,12 @@ async def admit(scope: Scope, coordinator: Coordinator) -> bool:
         )
     # A member's secret is found without waiting. Everything else may wait for the database.
     device = coordinator.member_with(secret)
-    if scope["path"].startswith(OPERATOR_ROUTES):
+    if path.startswith(OPERATOR_ROUTES) or path == METRICS:
         if not coordinator.is_operator(secret):
             raise _not_the_operator(device is not None)
-    elif scope["path"] in FOR_JOIN_TOKENS:
+    elif path in FOR_JOIN_TOKENS:
         await run_in_threadpool(coordinator.check_join_token, secret)
-    elif device is None and not (
-        scope["path"] == f"{API}/status" and coordinator.is_operator(secret)
-    ):
+    elif device is None and not (path == f"{API}/status" and coordinator.is_operator(secret)):
         device = await run_in_threadpool(coordinator.authenticate, secret)
     scope["state"][CALLER] = secret if device is None else device
     connection = scope["state"].get(CONNECTION)

@@ -29,8 +29,8 @@ from device_agent.formats.protocol.transfers import Upload
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.device_registry import Device
-from toolkit.coordinator.http import operator_api
-from toolkit.coordinator.http.admission import CALLER
+from toolkit.coordinator.http import health_api, operator_api
+from toolkit.coordinator.http.admission import CALLER, CREDENTIALS
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
 from toolkit.coordinator.http.problem_answers import answer_problems
 from toolkit.coordinator.http.strict_json import body_of, described, schemas
@@ -47,7 +47,7 @@ MESSAGES = [
 """The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
-_bearer = HTTPBearer(auto_error=False, description="A join token, device secret or operator token.")
+_bearer = HTTPBearer(auto_error=False, description=CREDENTIALS)
 
 
 # Admission has checked the credentials before the body came. These functions are async, because
@@ -356,6 +356,7 @@ def create_app(
     app.state.coordinator = coordinator
     app.include_router(router)
     app.include_router(operator_api.router)
+    app.include_router(health_api.router)
     if coordinator.config.phones:
         app.router.routes.extend(join_routes(page))
     answer_problems(app)

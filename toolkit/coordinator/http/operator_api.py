@@ -7,7 +7,7 @@ from fastapi.security import HTTPBearer
 
 from device_agent.formats.protocol.problems import Problem
 from toolkit.coordinator.coordinator import Coordinator
-from toolkit.coordinator.http.admission import OPERATOR_ROUTES
+from toolkit.coordinator.http.admission import CREDENTIALS, OPERATOR_ROUTES
 from toolkit.coordinator.http.strict_json import body_of, described
 from toolkit.coordinator.operation.messages import (
     Action,
@@ -23,7 +23,7 @@ MOST = 1000
 OPERATOR = "operator"
 """Who acted, in the audit log: the holder of the operator's token."""
 
-_bearer = HTTPBearer(auto_error=False, description="A join token, device secret or operator token.")
+_bearer = HTTPBearer(auto_error=False, description=CREDENTIALS)
 router = APIRouter(
     prefix=OPERATOR_ROUTES.rstrip("/"),
     dependencies=[Depends(_bearer)],

@@ -12,7 +12,7 @@ from typing import Literal
 
 import uvicorn
 from starlette.responses import JSONResponse
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from device_agent.formats.protocol.problems import PREPARING, Problem
@@ -25,6 +25,7 @@ from toolkit.web.built_page import Page
 from toolkit.web.static_files import join_routes
 
 BACKLOG = 128
+HEALTH = "/healthz"
 RETRY_S = 5
 """How long a device waits before it asks again, in seconds."""
 GRACE_S = 5
@@ -74,7 +75,7 @@ def url_of(listening: socket.socket, host: str, scheme: str = "http") -> str:
 def answer_preparing(
     listening: socket.socket, certificate: Certificate | None = None, page: Page | None = None
 ) -> Iterator[None]:
-    """During the block, serve the files of `page`, and answer all other requests with 503.
+    """During the block, serve the files of `page` and HEALTH; answer other requests with 503.
 
     The socket stays open.
     """
@@ -85,7 +86,8 @@ def answer_preparing(
     # Closed after each answer, so that the next request reaches the coordinator once it serves.
     closing = {"Connection": "close"}
     answer = JSONResponse(asdict(problem), 503, headers=closing | {"Retry-After": str(RETRY_S)})
-    routes = join_routes(page, closing) if page is not None else []
+    alive = Route(HEALTH, lambda request: JSONResponse("ok", headers=closing))
+    routes = [alive, *(join_routes(page, closing) if page is not None else [])]
     router = Router(routes, default=answer)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
