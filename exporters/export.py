@@ -205,8 +205,8 @@ def export(
         base: Fingerprint of the global model that `values` were cut from.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
         check: Whether to compare every signature with PyTorch on new random inputs first. By
-            default, graphs from the cache that passed in an earlier export are not compared again,
-            nor operators that passed in an earlier export of this process.
+            default, two things are not compared again: graphs from the cache that passed in an
+            earlier export, and operators that passed in an earlier export of this process.
         force: Whether to replace a bundle at `out`.
         report: Called with the name of each stage.
         cache: Whether to use the cache of graphs; see `compile_graphs`.

@@ -1,4 +1,4 @@
-"""The graphs with which a device tests which graph forms its runtime supports, and their speed.
+"""Probes: graphs with which a device tests which forms its runtime supports, and how fast they are.
 
 They ship in `device_agent/runtime/probes`: one for each block size of blocked convolutions, and a
 training step in plain and in Winograd form. Run `python -m exporters.runtime_probes` to write them

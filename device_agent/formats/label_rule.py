@@ -112,7 +112,7 @@ def output_of(labels: LabelRule) -> Output:
 
 
 def class_axis(axes: int) -> int:
-    """The class axis of a model's output with this number of axes, including the batch.
+    """The class axis of a model's output that has this number of axes, with the batch.
 
     It is the second axis. Models of sequences are an exception: their output is (batch, t,
     classes), so it is the last axis.

@@ -7,7 +7,7 @@ def failure(code: int, errors: bytes) -> str:
     """Explain why a child process failed.
 
     Args:
-        code: Its exit status. If a signal ended it, the negative number of the signal.
+        code: Its exit status. If a signal ended it, this is the negative number of the signal.
         errors: Its output on stderr.
 
     Returns:

@@ -33,7 +33,7 @@ class Position(msgspec.Struct, kw_only=True):
         losses: Mean loss of each finished epoch.
         validation: Evaluation after each finished epoch.
         before: Counts of the received model on held-out samples, for a federated evaluation.
-        after: Counts of this device's own model after the last epoch, likewise.
+        after: The same counts of this device's own model after the last epoch.
         recorded: Recordings that are complete on disk, by name.
         recording: Name of the recording that is being written.
         begun: Size and digest of the part of this recording that is on disk.

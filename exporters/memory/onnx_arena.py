@@ -51,8 +51,8 @@ class Block:
 class Arena:
     """The regions of an arena.
 
-    `used` maps the number of each region to how many of its bytes, from its start, were ever used.
-    The system provides no memory for the pages behind them, because those are never written.
+    `used` maps the number of a region to how many of its bytes, counted from its start, were ever
+    used. The system provides no memory for the pages behind them, because those are never written.
     `tables` is the size of all tables, which are written completely. `gaps` has the keys of free
     blocks, sorted.
     """

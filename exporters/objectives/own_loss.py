@@ -345,7 +345,7 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
 def used_outputs(
     goal: Objective, reference: str, outputs: OutputForm, output: Tensor
 ) -> frozenset[int] | None:
-    """Numbers of the outputs that a gradient of the user's own loss reaches; None for one output.
+    """Indices of the outputs that a gradient of the user's own loss reaches; None for one output.
 
     For the others PyTorch's gradient is None, so that its optimizers do not decay their parameters.
     The arguments are those of `check_own_loss`, which has accepted them.

@@ -77,7 +77,7 @@ def hold(graph: GraphProto, name: str, q: np.ndarray, scale: np.ndarray) -> tupl
 
 
 def put(graph: GraphProto, index: int, nodes: list[NodeProto]) -> None:
-    """Insert `nodes` before the node with the number `index`."""
+    """Insert `nodes` before the node at `index`."""
     others = list(graph.node)
     del graph.node[:]
     graph.node.extend([*others[:index], *nodes, *others[index:]])

@@ -60,7 +60,7 @@ def keep_mask(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
 
 
 def random_integers(shape: Any, seed: Tensor, site: int) -> Tensor:
-    """Integers of `shape` from 0 to PRIME - 1, for the dropout with the number `site`.
+    """Integers of `shape` from 0 to PRIME - 1, for dropout number `site` of the model.
 
     The result is computed as a matrix. Its rows are the first axis, and its columns are all other
     axes. Element (i, j) is (u_i + v_j)^2 mod PRIME, where u and v are hashes.
@@ -76,7 +76,7 @@ def random_integers(shape: Any, seed: Tensor, site: int) -> Tensor:
 
 
 def uniform_numbers(shape: Any, seed: Tensor, site: int) -> Tensor:
-    """Numbers of `shape` between 0 and 1, for the draw with the number `site`.
+    """Numbers of `shape` between 0 and 1, for random draw number `site` of the model.
 
     They have 24 bits, so that float32 holds them exactly.
     """

@@ -37,7 +37,7 @@ Measure = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """What a model is trained for: its loss, its labels and what is measured beside the loss.
+    """What a model is trained for: its loss, its labels and the other measures of an evaluation.
 
     Attributes:
         loss: The loss of a batch.
@@ -50,7 +50,7 @@ class Objective:
         outputs: The outputs that `predict` returns packed, with what they mean; empty for one.
         maskable: Whether logits of absent classes can be set to zero.
         own: Whether the loss is the user's own function.
-        used: Numbers of the outputs that the loss takes, if they are packed; None for all.
+        used: Indices of the outputs that the loss takes, if they are packed; None for all.
         together: Computes all measures at once, in their order; None if each is a function.
     """
 

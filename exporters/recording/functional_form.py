@@ -68,9 +68,9 @@ def make_functional(module: GraphModule) -> None:
 class Writes:
     """Replaces the in-place writes of `graph`, from the first node to the last.
 
-    The version of a memory is the number of writes into it so far. This class notes for each node
-    which node now holds its value, and for which version that is. If the memory has been written
-    since, views of it are computed again.
+    The version of a memory is the number of writes into it so far. For each node, this class notes
+    which node now holds its value, and of which version this value is. If the memory has been
+    written since, views of it are computed again.
 
     Attributes:
         pending: The writes to replace.

@@ -136,8 +136,9 @@ def recorded_results(
 ) -> tuple[Tensor, float]:
     """The output of the recording, and the error of its gradients; see `original_results`.
 
-    Each gradient is compared with that in `references` and released, as soon as it is computed:
-    together they are as large as the model. Removes all entries of `references`.
+    Each gradient is compared with that in `references` as soon as it is computed, and then
+    released. All gradients together would take as much memory as the model. Removes all entries of
+    `references`.
     """
     tensors = {n: v.detach() for n, v in captured.tensors.items()}
     tensors |= {n: v.clone() for n, v in tensors.items() if n in captured.buffers}

@@ -20,7 +20,7 @@ class ExpectedOutputs:
     """Computes the outputs of a signature in float64, by PyTorch's kernels and autograd."""
 
     def __init__(self, signature: ProgramSignature, order: Sequence[int]) -> None:
-        """Take a signature, and the order in which its outputs are wanted, as their numbers."""
+        """Take a signature, and the indices of its outputs in the wanted order."""
         self._signature, self._order = signature, order
         self._lazy: LazyOutputs | None = None
         shapes = [port.shape for port in signature.outputs if port.state is not None]
@@ -33,7 +33,7 @@ class ExpectedOutputs:
             self._lazy = LazyOutputs(graph, order)
 
     def of(self, feeds: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number and the value of each output for the inputs `feeds`."""
+        """Yield the index and the value of each output for the inputs `feeds`."""
         if self._lazy is not None:
             yield from self._lazy.run([feeds[port.name] for port in self._signature.inputs])
             return

@@ -106,7 +106,7 @@ def results_of(module: GraphModule) -> list[Node]:
 
 
 def by_effort(module: GraphModule) -> list[int]:
-    """The numbers of the outputs of `module`, those that need the fewest operators first.
+    """The indices of the outputs of `module`. Outputs that need the fewest operators come first.
 
     In this order, the last layers are updated first, so no gradient waits for all others.
     """
@@ -125,11 +125,11 @@ class LazyOutputs:
 
     Attributes:
         nodes: The nodes in the order in which they are computed.
-        steps: `nodes`, with the number of each output behind the last node that the output needs.
+        steps: `nodes`, and the index of each output after the last node that this output needs.
     """
 
     def __init__(self, module: GraphModule, outputs: Sequence[int]) -> None:
-        """Take the graph, and the numbers of its outputs in the order in which they are wanted."""
+        """Take the graph, and the indices of its outputs in the order in which they are wanted."""
         self.module = module
         self._results = results_of(module)
         self.steps = list[Node | int]()
@@ -146,7 +146,7 @@ class LazyOutputs:
         judge: Judge | None = None,
         also_read: Mapping[Node, Collection[Node]] | None = None,
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number and the value of each output.
+        """Yield the index and the value of each output.
 
         Args:
             inputs: The values of the graph's placeholders, in order.

@@ -42,7 +42,8 @@ class Part(NamedTuple):
 class ComparedFile:
     """A file of a graph, with pieces for the values that it shares with the traced graph.
 
-    A file may compute a value several times, to save memory. Each time has a piece of its own.
+    A file may compute a value several times, to save memory. Each such computation has its own
+    piece.
 
     Attributes:
         form: The form in the file; None for the plain graph.
@@ -148,7 +149,7 @@ class ComparedFile:
         return replace(piece, reads=reads)
 
     def _numbers(self, node: Node) -> list[bytes]:
-        """The numbers of the tensors of the file that have the value of `node`."""
+        """The numbers (`OnnxFile.numbers`) of the file's tensors that have the value of `node`."""
         return [self.file.numbers[name] for name in self._names.get(node, ())]
 
     def _in_blocks(self, name: str) -> bool:

@@ -28,7 +28,7 @@ class Piece:
 
     Attributes:
         output: The name of a tensor in the file.
-        nodes: The numbers of the file's nodes that compute it, in order.
+        nodes: The indices of the file's nodes that compute it, in order.
         reads: The tensors that they read. Each has the value of a node of the traced graph.
         constants: Names of the constants that they read.
         chooses: Whether a node computes full batches in another way.

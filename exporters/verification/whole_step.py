@@ -112,14 +112,14 @@ class ExampleInputs:
 
 
 def numbered(signature: ProgramSignature, outputs: Tensors) -> list[Output]:
-    """The number and the value of each of `outputs`, which are given by name."""
+    """The index and the value of each of `outputs`, which are given by name."""
     return [(number, outputs[port.name]) for number, port in enumerate(signature.outputs)]
 
 
 def errors(
     signature: ProgramSignature, actual: Tensors, right: Iterable[Output], feeds: Tensors
 ) -> dict[int, float]:
-    """The relative error of each output in `actual`, by the number of the output."""
+    """The relative error of each output in `actual`, by the index of the output."""
     ports = signature.outputs
     return {
         number: output_error(ports[number], actual[ports[number].name], value, feeds)

@@ -66,7 +66,8 @@ class Federation:
             Without them the statistics come from the samples of `evaluate`, which makes the model
             look better than it is.
         preprocessing: How the files of devices become samples; None if they have arrays.
-        inputs: The range of the samples and the inputs that they hold, as far as they are given.
+        inputs: What is known about the samples: the range of their numbers, and the inputs that
+            they hold.
 
     Raises:
         ModelError: If the model cannot be loaded.

@@ -23,7 +23,9 @@ _federation = click.option(
     help="File or state folder of a federation that `edgetailor serve` runs on this machine. "
     "Default: the coordinator of `edgetailor login`.",
 )
-_reason = click.option("--reason", required=True, help="Why. It stays in the audit log.")
+_reason = click.option(
+    "--reason", required=True, help="Reason for the action. It stays in the audit log."
+)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -59,8 +61,10 @@ def login(url: str, token_file: Path, certificate: str | None) -> None:
 @click.option("--kind", help="Only devices of this kind.")
 @click.option("--state", help="Only devices in this state, such as waiting, training or paused.")
 @click.option("--search", help="Only devices with this text in their id or name.")
-@click.option("--start", default=0, type=click.IntRange(min=0), help="Skip so many devices.")
-@click.option("--most", default=50, type=MOST, show_default=True, help="List at most so many.")
+@click.option("--start", default=0, type=click.IntRange(min=0), help="Number of devices to skip.")
+@click.option(
+    "--most", default=50, type=MOST, show_default=True, help="Largest number of devices to list."
+)
 @_federation
 @_as_json
 def devices(
@@ -121,13 +125,15 @@ def device(name: str, federation: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--after", default=0, type=click.IntRange(min=0), help="Begin after this number.")
+@click.option(
+    "--after", default=0, type=click.IntRange(min=0), help="Print the entries after this number."
+)
 @_federation
 @_as_json
 def audit(after: int, federation: Path | None, as_json: bool) -> None:
     """Print the audit log: every action of the operator, with its reason.
 
-    Prints at most 1,000 entries; --after continues.
+    Prints at most 1,000 entries. Use --after to print the next ones.
     """
     from toolkit.cli.printed.fleet_table import show_audit
 
@@ -144,7 +150,7 @@ def audit(after: int, federation: Path | None, as_json: bool) -> None:
 def close_round(reason: str, federation: Path | None) -> None:
     """Close the open round now, with the updates that have come.
 
-    It needs as many updates as `min_updates` and `quorum` ask for.
+    This is refused if fewer updates have come than `min_updates` and `quorum` require.
     """
     client = _client(federation)
     round_ = client.status().round

@@ -169,7 +169,7 @@ def _withdrawn(state: Path, release: "Release") -> str:
 
 
 def about_share(state: Path, release: "Release") -> Iterator[str]:
-    """Name the kinds of which no device, or every device, is in the share of `release`."""
+    """Name the kinds with no device, and those with every device, in the share of `release`."""
     from toolkit.coordinator.releases.release_changes import members
 
     for kind, devices in members(state, release.kinds).items():

@@ -382,7 +382,7 @@ class FederationConfig(Table):
         return parse_inputs(self.inputs)
 
     def known_inputs(self) -> Inputs:
-        """The range of the samples and their inputs, as far as the file gives them.
+        """What the file says about the samples: the range of their numbers, and their inputs.
 
         Raises DataError if `example` cannot be used.
         """

@@ -78,7 +78,7 @@ class SampleFlow:
         self._behind: dict[Node, tuple[frozenset[Node], frozenset[Node]]] = {}
 
     def values_read(self, node: Node) -> list[Node]:
-        """The nodes whose values `node` reads, without nodes of which it reads only the shape."""
+        """The nodes whose values `node` reads, without those of which only the shape matters."""
         position = shape_argument(node)
         if position is None or not self.knows_shape(node.args[position]):
             return node.all_input_nodes
@@ -158,7 +158,7 @@ class SampleFlow:
 
 
 def shape_argument(node: Node) -> int | None:
-    """The position of the argument of which `node` reads only the shape or type, if any."""
+    """The position of the argument that gives `node` only a shape or a type, if there is one."""
     return SHAPE_READERS.get(node.target)  # type: ignore[call-overload,no-any-return]
 
 

@@ -19,8 +19,8 @@ def write_training_bundles(
 ) -> None:
     """Write a training bundle of the model of `round_` for each kind that can be fine-tuned.
 
-    A bundle trains `steps` batches. Kinds whose submodels are planned, those with personal models
-    and those whose outputs only the loss understands are left out.
+    A bundle trains `steps` batches. Three sorts of kinds are left out: those with planned
+    submodels, those with personal models, and those whose outputs only the loss understands.
     """
     training = replace(config.training, steps=steps)
     model = federation(config.model_copy(update={"training": training}))

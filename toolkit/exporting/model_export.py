@@ -54,7 +54,8 @@ class Request:
         force: Replace an existing bundle and an existing weights file.
         dry_run: Write nothing.
         preprocessing: How pictures or CSV files of a device become samples.
-        inputs: The range of the samples and the inputs that they hold, as far as they are given.
+        inputs: What is known about the samples: the range of their numbers, and the inputs that
+            they hold.
     """
 
     model: str

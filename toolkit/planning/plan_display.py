@@ -62,7 +62,7 @@ def show_plan(planned: Planned) -> None:
 
 
 def distinct(value: float, others: Iterable[float]) -> str:
-    """Write a strength with two decimals, or with more if two are not enough to tell it apart.
+    """Write a strength with two decimals, or with as many as are needed to tell it from others.
 
     The text must differ from those of 0, 1 and the strengths `others`.
     """

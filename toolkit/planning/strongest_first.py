@@ -48,7 +48,7 @@ class Entry:
     Attributes:
         spec: The submodel.
         depth: How much is known about it: see `Depth`.
-        candidate: Its figures. Needs of which nothing is known are 0.
+        candidate: Its figures. Unknown needs are 0.
         recomputes: Whether it is the variant of another candidate with `recompute=yes`.
         activations: Bytes of activations that the estimated memory leaves out, because it is not
             certain that a step keeps them.
@@ -127,7 +127,7 @@ def variant_of(entry: Entry, over: tuple[Excess, ...]) -> Entry | None:
 
 
 def unknown(submodel: str, strength: float) -> Candidate:
-    """A candidate of which only a bound of the strength is known."""
+    """A candidate for which only an upper bound of its strength is known."""
     nothing = Figure(0.0, 0.0)
     return Candidate(submodel=submodel, strength=strength, memory=nothing, step=nothing, traffic=0)
 

@@ -85,7 +85,8 @@ class Samples:
     Attributes:
         x: Values, shape (n, *sample shape), float32.
         y: Classes, shape (n,), int64.
-        writers: Number of the person who wrote each sample, shape (n,); None if not known.
+        writers: For each sample, the index of the person who wrote it, shape (n,); None if not
+            known.
     """
 
     x: np.ndarray

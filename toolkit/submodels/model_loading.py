@@ -32,7 +32,8 @@ def load_model(
         reference: `package.module:callable`, for example `toolkit.models:resnet20`.
         weights_file: A safetensors file with its weights, or None for initial weights.
         seed: Seed of the random initial weights.
-        inputs: The range of the samples and the inputs that they hold, as far as they are given.
+        inputs: What is known about the samples: the range of their numbers, and the inputs that
+            they hold.
 
     Returns:
         The model.

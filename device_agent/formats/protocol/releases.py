@@ -47,8 +47,9 @@ class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
         reason: This reason, without folder names.
         before: Counts of the model that the device had. None if the federation does not evaluate
             on devices, or if there was no trial.
-        after: Counts of the offered release, likewise.
-        fine_tuned: Counts of the release after fine-tuning on this device, likewise.
+        after: Counts of the offered release. None in the same cases.
+        fine_tuned: Counts of the release after fine-tuning on this device. None without
+            fine-tuning.
         runs_fine_tuned: Whether the device predicts with the fine-tuned model.
     """
 

@@ -306,7 +306,7 @@ def as_filters(layout: BlockedValues, gradient: Gradient, cut: Cut) -> Value:
 
 
 def order(layout: BlockedValues, gradient: Gradient, cut: Cut, pixels: int) -> Value:
-    """Return the numbers of the rows of `gradient.moved`, in the order that filters need.
+    """Return the indices of the rows of `gradient.moved`, in the order that filters need.
 
     Rows are numbered in the blocked tensor (N, O / b, strips, pixels, ...). Each half becomes
     filters (O / b, N * strips / b, pixels, b, ...).

@@ -47,7 +47,7 @@ class ForwardPass:
         return any(node not in self.position for node in value.consumers())
 
     def last_reader(self, value: ir.Value) -> int:
-        """The number of the last node of the forward pass that reads `value`; -1 if none does."""
+        """The index of the last node of the forward pass that reads `value`; -1 if none does."""
         numbers = (self.position.get(node, -1) for node in value.consumers())
         return max(numbers, default=-1)
 

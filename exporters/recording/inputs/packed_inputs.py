@@ -40,7 +40,7 @@ def pack_inputs(model: Model, **inputs: Sequence[int | str]) -> Model:
             a sample. If `forward` has no argument of these names, it gets a dictionary.
 
     Returns:
-        `model` itself. Its input shape is the number of all numbers: `(packed_size,)`.
+        `model` itself. Its input shape is `(packed_size,)`, the count of all numbers in a sample.
 
     Raises:
         ModelError: `forward` cannot be called with these inputs.

@@ -83,7 +83,8 @@ def show_audit(page: AuditPage) -> None:
 def state_text(device: FleetDevice) -> str:
     """The state of a device with its note.
 
-    The operator's decisions begin with the state: they are not named twice.
+    If the operator has decided about the device, the note already begins with the state. Then only
+    the note is returned.
     """
     if device.note is None:
         return device.state

@@ -89,7 +89,7 @@ def heads(by_loss: bool) -> tuple[str, str]:
 def pooled(figures: KindEvaluation, further: Sequence[str]) -> tuple[str, ...]:
     """The cells of a table's row: the figures of all devices, or of one kind of device.
 
-    `further` names figures of which the row has a cell each.
+    The row also has a cell for each figure named in `further`.
     """
     known = further_figures(figures)
     return (

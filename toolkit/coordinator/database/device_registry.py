@@ -228,7 +228,7 @@ class Registry:
     def leave(self, device: str, forgotten: bool = False, also: Also = lambda db: None) -> None:
         """Free the place of `device`; its record stays. If `forgotten`, it may `come_back`.
 
-        `also` writes in the same transaction.
+        `also` can write more in the same transaction.
         """
         with self._database.exclusively():
             self._set_left(device, True, forgotten, also)
@@ -236,8 +236,8 @@ class Registry:
     def drop_left(self, kind: str) -> list[str]:
         """Remove the oldest devices of `kind` that have left without an update; returns their ids.
 
-        The last MOST_LEFT stay, and those that the operator has decided about. Without this limit,
-        repeated joins and leaves would fill the disk.
+        The last MOST_LEFT stay. Devices about which the operator has decided also stay. Without
+        this limit, repeated joins and leaves would fill the disk.
         """
         with self._database.exclusively():
             with self._database.transaction() as db:
@@ -256,8 +256,8 @@ class Registry:
     def come_back(self, device: str, also: Also = lambda db: None) -> bool:
         """Make a device a member again, with its secret, if a place is free.
 
-        `also` writes in the same transaction. Returns whether a place was free, and the device's
-        key is not that of another member.
+        `also` can write more in the same transaction. Returns False, and changes nothing, if no
+        place is free or if a member has the same key.
         """
         with self._database.exclusively():
             known = self._devices[device]

@@ -36,7 +36,7 @@ class OpenRound:
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", moved)
 
     def moved_by(self, round_: int) -> float:
-        """The seconds that the operator last gave to `round_`; 0 if its deadline was not moved."""
+        """The seconds in the operator's last order for `round_`; 0 if there was no order."""
         with self._database.transaction() as db:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (_MOVED,)).fetchone()
         moved, _, seconds = "0 0".partition(" ") if row is None else row[0].partition(" ")

@@ -23,7 +23,7 @@ class Decision:
     public_key: str
 
     def text(self) -> str:
-        """The decision as a sentence's part.
+        """The decision as part of a sentence.
 
         Examples:
             >>> Decision("paused", "broken sensor", "key").text()
@@ -50,7 +50,11 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class Action:
-    """An action of the operator `who`, why, and which decision then holds for a device."""
+    """An action of the operator.
+
+    `who` names the token that was used. `then` is the decision about the device that holds after
+    the action.
+    """
 
     action: str
     target: str
@@ -63,7 +67,8 @@ class OperatorLog:
     """Stores decisions and the audit log. `now` gives seconds since 1970.
 
     Attributes:
-        decisions: The decision about each device that has one. Never changed, only replaced.
+        decisions: The decision about each device that has one. This mapping is never changed: every
+            write replaces it.
     """
 
     def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
@@ -92,7 +97,7 @@ class OperatorLog:
             )
 
     def record(self, action: Action, also: Also = lambda db: None) -> None:
-        """Write an action; `also` writes what it changes in the same transaction."""
+        """Write an action to the log. `also` writes its changes in the same transaction."""
         with self._database.milestone() as db:
             self.write(db, action)
             also(db)
@@ -107,7 +112,8 @@ class OperatorLog:
     def entries(self, after: int, most: int, device: str | None = None) -> list[AuditEntry]:
         """Up to `most` entries of the audit log.
 
-        Without `device`, those after number `after`, the oldest first; with it, the newest first.
+        Without `device`: those after the entry with the number `after`, the oldest first. With
+        `device`: those about this device, the newest first.
         """
         query = "SELECT number, at, who, action, target, reason FROM audit WHERE "
         with self._database.transaction() as db:

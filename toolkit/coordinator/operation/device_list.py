@@ -57,7 +57,7 @@ class DeviceList(FederationState):
             most: How many are listed.
             kind: Only devices of this kind.
             state: Only devices in this state.
-            search: Only devices whose id or name has this text, in any case.
+            search: Only devices whose id or name contains this text, in upper or lower case.
         """
         text, activity = (search or "").lower(), self.activity
         with self.lock:

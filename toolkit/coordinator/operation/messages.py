@@ -20,20 +20,20 @@ ACTIONS: tuple[Action, ...] = ("pause", "resume", "remove", "ban", "let-in")
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """Why the operator acts. The reason stays in the audit log, and the device is told."""
+    """The operator's reason for an action. It is kept in the audit log and shown to the device."""
 
     reason: Annotated[str, Meta(min_length=1, max_length=REASON_LENGTH)]
 
 
 class NewDeadline(Order, frozen=True, kw_only=True):
-    """Let the open round end so many seconds from now."""
+    """A new deadline of the open round, in seconds from now."""
 
     seconds: Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditPage:
-    """The entries of the audit log after some number, the oldest first; `last` is the newest."""
+    """Entries of the audit log, the oldest first. `last` is the number of the newest entry."""
 
     version: int = 1
     entries: list[AuditEntry]
@@ -44,7 +44,7 @@ class AuditPage:
 class FleetDevice(DeviceStatus):
     """A device with its kind, and what the operator decided about it.
 
-    `decision` is "paused", "removed" or "banned", `reason` why.
+    `decision` is "paused", "removed" or "banned"; `reason` says why.
     """
 
     kind: str
@@ -56,8 +56,8 @@ class FleetDevice(DeviceStatus):
 class DevicePage:
     """Some devices of the fleet, in the order in which they joined.
 
-    `total` devices match the request; these are `devices` from number `start` (from 0). `states`
-    counts the matching devices by state.
+    `total` is the number of devices that match the request. `devices` has some of them, beginning
+    with the one at position `start` (from 0). `states` counts the matching devices by state.
     """
 
     version: int = 1

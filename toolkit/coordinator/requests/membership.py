@@ -244,7 +244,7 @@ class Membership(FederationState):
     def end_membership(
         self, device: Device, forgotten: bool = False, also: Also = lambda db: None
     ) -> None:
-        """End the membership of `device`; `also` writes in the same transaction.
+        """End the membership of `device`. `also` can write more in the same transaction.
 
         The caller holds the lock.
         """

@@ -75,5 +75,5 @@ def _misfit(counts: EvaluationCounts, manifest: Manifest) -> str | None:
 
 
 def _signed(manifest: Manifest) -> bool:
-    """Whether the loss of a bundle may be below zero, as that of the user's own may be."""
+    """Whether the loss of a bundle may be below zero. This holds for a loss of the user's own."""
     return bool(label_rule(manifest).parts)

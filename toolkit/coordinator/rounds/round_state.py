@@ -125,7 +125,7 @@ class Rounds:
 
     @property
     def present(self) -> set[str]:
-        """The devices that take part in rounds: not those that stopped or that may not."""
+        """The devices that take part in rounds: they have not stopped and are not excluded."""
         return self.devices - self.stopped - self.left_out - self.paused
 
     def stop(self, device: str) -> None:
