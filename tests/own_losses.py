@@ -117,6 +117,41 @@ def of_views(outputs: Any, labels: Any) -> Tensor:
     return far + wrong - picked + 0.1 * total / kind.shape[0]
 
 
+@et.loss(et.classes(6))
+def one_hot(output: Tensor, kind: Tensor) -> Tensor:
+    """The margin loss of capsules."""
+    hit = functional.one_hot(kind, 6)
+    return (hit * (0.9 - output).relu() ** 2 + (1 - hit) * (output - 0.1).relu() ** 2).sum(1)
+
+
+@et.loss(et.classes(6))
+def one_hot_of_any(output: Tensor, kind: Tensor) -> Tensor:
+    """Does not say how many classes there are."""
+    return (functional.one_hot(kind) * output[:, :1]).sum(1)
+
+
+@et.loss(et.numbers(6))
+def gaussian(output: Tensor, y: Tensor) -> Tensor:
+    """The density of normal numbers, with a variance for each sample, and with small variances."""
+    far = functional.gaussian_nll_loss(output, y, output[:, 0].exp(), full=True, reduction="none")
+    return far.mean(1) + functional.gaussian_nll_loss(output, y, output.abs(), eps=0.2)
+
+
+@et.loss(et.numbers(6))
+def counts(output: Tensor, y: Tensor) -> Tensor:
+    """The Poisson loss, which draws no numbers, and the mean Huber loss."""
+    poisson = functional.poisson_nll_loss(output, 5 * y, full=True)
+    return poisson + functional.huber_loss(output, y, delta=0.5)
+
+
+@et.loss(et.numbers(6))
+def ranking(output: Tensor, y: Tensor) -> Tensor:
+    """A hinge that most outputs meet, so that it has no gradient for them."""
+    return functional.margin_ranking_loss(
+        output[:, 0] + 1.5, output[:, 1], torch.ones_like(y[:, 0])
+    )
+
+
 @et.loss(et.numbers())
 def triplet(outputs: Any, margin: Tensor) -> Tensor:
     """The triplet loss with a margin for each sample; softplus in place of the hinge."""

@@ -40,6 +40,8 @@ Loss = Callable[[Any, Any], object]
 TOLERANCE = 1e-4
 """Largest difference between a loss and its recording, relative to the result. Both run in float32,
 so only rounding errors may differ."""
+WIDE = 64
+"""Samples in which a loss must have a gradient if it has none for a few outputs of the model."""
 RETURNS = (
     "It must return the loss of each sample (batch,), one number for the batch, or a pair of one "
     "of these and a dictionary of metrics (batch,)"
@@ -290,7 +292,8 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
             the recording differs.
     """
     function = load_loss(reference)
-    labels = random_labels(goal.labels.parts, len(output), torch.Generator().manual_seed(0))
+    parts = goal.labels.parts
+    labels = random_labels(parts, len(output), torch.Generator().manual_seed(0))
     module = Reduced(function, reference, outputs.parts, str)
     results = []
     for run in (lambda o: module(o, labels)[0], lambda o: goal.loss(o, labels)):
@@ -322,7 +325,7 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
             place=place_of(function),
             value=float(value),
         )
-    if gradient is None or own is None or not gradient.any():
+    if gradient is None or own is None or not (gradient.any() or trains(goal.loss, output, parts)):
         raise ModelError(
             "The loss {loss!r}{place} has no gradient: it does not depend on the model's outputs, "
             "or only through integers, `detach` or `torch.no_grad`. Compute it from the outputs "
@@ -340,6 +343,14 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
             loss=reference,
             place=place_of(function),
         )
+
+
+def trains(loss: Measure, output: Tensor, labels: Sequence[Part]) -> bool:
+    """Whether `loss` has a gradient for other outputs, as a hinge that few samples meet has."""
+    generator = torch.Generator().manual_seed(0)
+    others = torch.randn(WIDE, *output.shape[1:], generator=generator).requires_grad_()
+    value = loss(others, random_labels(labels, WIDE, generator))
+    return bool(torch.autograd.grad(value, others)[0].any())
 
 
 def used_outputs(

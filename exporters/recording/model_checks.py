@@ -19,7 +19,7 @@ from profiles.errors import ModelError
 aten = torch.ops.aten
 RANDOM_NAMES = (
     *("rand", "bernoulli", "dropout", "normal_", ".normal.", "uniform", "rrelu", "multinomial"),
-    *("exponential", "geometric", "cauchy", "poisson", "binomial"),
+    *("exponential", "geometric", "cauchy", ".poisson.", "binomial"),
 )
 """Parts of the names of operators that draw random numbers."""
 OUTPUT_RULE = "it must be one tensor with the batch as its first axis and all other sizes fixed."

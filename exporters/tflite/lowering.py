@@ -39,6 +39,7 @@ ARITHMETIC: dict[Any, str] = {
     operator.sub: "SUB",
     operator.mul: "MUL",
     operator.truediv: "DIV",
+    operator.neg: "SUB",
 }
 SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
@@ -216,7 +217,8 @@ def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
         return size_of(result)
     if node.target is torch.sym_float:
         return Value.plain(as_float(lowering, size_of(cast(Node, node.args[0]).meta["val"])))
-    first, second = (as_float(lowering, known[a] if isinstance(a, Node) else a) for a in node.args)
+    operands = (0.0, *node.args)[-2:]  # -x is 0 - x
+    first, second = (as_float(lowering, known[a] if isinstance(a, Node) else a) for a in operands)
     return Value.plain(
         lowering.emit(
             ARITHMETIC[node.target],

@@ -1,5 +1,6 @@
 """Functions of torch that are recorded as other operators, which have gradients in both formats."""
 
+import math
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -165,7 +166,12 @@ def unbind(func: Any, input: Tensor, dim: int = 0) -> Any:
 
 
 def one_hot(func: Computes, input: Tensor, num_classes: int = -1) -> Tensor:
-    """`one_hot`. Raises ModelError without `num_classes`: torch would read the values."""
+    """`one_hot` by comparison, because torch's checks the values: no graph can.
+
+    Raises ModelError without `num_classes`: torch would read the number from the values.
+    """
+    if num_classes != -1 and input.dtype == torch.int64:
+        return (input.unsqueeze(-1) == torch.arange(num_classes)).to(torch.int64)
     if num_classes != -1:
         return func(input, num_classes)
     raise ModelError(
@@ -174,6 +180,26 @@ def one_hot(func: Computes, input: Tensor, num_classes: int = -1) -> Tensor:
         code="model.data-dependent-code",
         place=called_place(),
     )
+
+
+def gaussian_nll_loss(
+    _: Any,
+    input: Tensor,
+    target: Tensor,
+    var: Any,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """`gaussian_nll_loss` without torch's check that the variances are positive."""
+    if not isinstance(var, Tensor):
+        var = torch.full_like(input, var)
+    elif var.dim() == input.dim() - 1:
+        var = var.unsqueeze(-1)
+    var = var + (var.clamp(min=eps) - var).detach()  # the gradient is that of `var`
+    loss: Tensor = 0.5 * (var.log() + (input - target).square() / var)
+    loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
 
 
 def numpy_array(*_: Any, **__: Any) -> NoReturn:
@@ -301,6 +327,7 @@ FORMS: dict[Any, Replacement] = {
     Tensor.logit: logit,
     torch.special.logit: logit,
     functional.one_hot: one_hot,
+    functional.gaussian_nll_loss: gaussian_nll_loss,
     Tensor.__format__: formatted,
     Tensor.numpy: numpy_array,
     Tensor.__array__: numpy_array,

@@ -75,6 +75,11 @@ FORMS: dict[str, Compute] = {
     "a number with a fraction": lambda h: h * torch.tensor(0.5).item(),
     "quantized": lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 2, -5, 5),
     "pairs": lambda h: h + h[:, torch.tril_indices(4, 4, -1)[0]].sum(1, keepdim=True),
+    "densities": lambda h: h * functional.gaussian_nll_loss(h, h.tanh(), var=h[:, 0].exp()),
+    "densities of small variances": lambda h: functional.gaussian_nll_loss(
+        h, h.sin(), h.abs(), full=True, eps=0.5, reduction="none"
+    ),
+    "densities of one variance": lambda h: h * functional.gaussian_nll_loss(h, 0 * h, 2.0),
     "windows": lambda h: h * torch.kaiser_window(8) * torch.hamming_window(8, periodic=False),
     "bins": lambda h: h * torch.searchsorted(torch.linspace(-1, 1, 5), h),
     "bins of each row": lambda h: h * torch.searchsorted(h.sort(1)[0], h * 0.9, right=True),

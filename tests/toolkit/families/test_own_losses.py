@@ -450,10 +450,41 @@ def test_functions_of_a_loss_are_replaced_like_those_of_a_model() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("one_hot", "onnx"),
+        ("gaussian", "onnx"),
+        ("counts", "tflite"),
+        ("ranking", "onnx"),
+        *(pytest.param(name, "tflite", marks=pytest.mark.long) for name in ("one_hot", "gaussian")),
+    ],
+)
+def test_functions_of_torch_take_part_in_a_loss(
+    name: str, format: Any, seed: int, tmp_path: Path
+) -> None:
+    """An export compares the step with PyTorch's; the judgement equals the loss itself."""
+    torch.manual_seed(seed)
+    model, loss = own_losses.Scaled(), f"own_losses:{name}"
+    bundle = tmp_path / "bundle"
+    export(
+        split(model, "full", (6,), TrainingConfig(BATCH, loss=loss)),
+        from_model(model),
+        bundle,
+        format=format,
+    )
+    x, y = torch.randn(20, 6), torch.rand(20, 6)
+    y = torch.randint(6, (20,)) if name == "one_hot" else y
+    expected = getattr(own_losses, name)(model(x), y).mean().item()
+    came = evaluate(model, x.numpy(), y.view(20, -1).numpy(), loss=loss).loss
+    assert came == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
     ("loss", "code"),
     [
         ("noisy", "loss.random-numbers"),
         ("a_number", "loss.cannot-record"),
+        ("one_hot_of_any", "loss.cannot-record"),
         ("without_backward", "loss.fails"),
     ],
 )
