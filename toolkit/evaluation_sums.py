@@ -45,7 +45,7 @@ class Evaluation:
 
     @property
     def figures(self) -> HeldOutFigures | None:
-        """The figures that are kept of each round; None if there are only accuracy and loss."""
+        """The figures to store in addition to accuracy and loss; None if there are none."""
         if self.classes is None and self.rmse is None and not self.metrics:
             return None
         classes = None if self.classes is None else list(self.classes)

@@ -183,8 +183,8 @@ class ScheduleRun(ResumableRun):
     def judge_received(self, instruction: Train) -> EvaluationCounts:
         """Evaluate the received model on the held-out samples, see `evaluate`.
 
-        A personal model of an earlier round is not the received model. In its place, the personal
-        tensors get the values with which they start in a first round.
+        A personal model of an earlier round is not the received model. So the personal tensors get
+        the values with which they start in a first round.
         """
         assert self.options.evaluation is not None
         for first in self.bundle.manifest.schedule:

@@ -31,8 +31,9 @@ class TrainingOptions:
     def held_out(self) -> float:
         """The share of the samples on which this device does not train.
 
-        A larger share includes the samples of a smaller one, so that the samples of a federated
-        evaluation are never trained, whatever the owner holds out in addition.
+        It is the larger of two shares: the owner's `validation`, and the share of a federated
+        evaluation. A larger share includes all samples of a smaller one. So the samples of a
+        federated evaluation are never trained.
         """
         return max(self.validation, 0.0 if self.evaluation is None else self.evaluation.share)
 

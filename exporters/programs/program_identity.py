@@ -91,10 +91,10 @@ def figures_key(graph: bytes, batch: int) -> str:
 
 
 def loss_code(goal: Objective) -> str:
-    """What the user's own loss computes, as text: what recorded it, and then a key of its graph.
+    """A text for what the user's own loss computes: the versions that recorded it, and a key.
 
     The second word changes only if the loss changes. Compare it only if the first words are equal:
-    another version of torch may record the same loss as other operators.
+    other versions, for example of torch, may record the same loss as other operators.
     """
     assert isinstance(goal.together, GraphModule)
     recorded_by = digest([environment(), *map(sources_digest, ALWAYS)])

@@ -25,9 +25,9 @@ TRACING: dict[str, Any] = {
 
 @contextmanager
 def replaced(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes, each given by owner, name and value, as long as the context lasts.
+    """Set attributes while the context lasts. Each is given by owner, name and new value.
 
-    Attributes that do not exist are left out: another version of torch then works as usual.
+    Attributes that do not exist are skipped, so that other versions of torch work as usual.
     """
     with LOCK:
         known = [(owner, name, new) for owner, name, new in attributes if name in vars(owner)]

@@ -118,7 +118,10 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
 
 
 def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
-    """Record and check `model`. Raises ModelError like `capture`."""
+    """Record and check `model`. Raises ModelError like `capture`.
+
+    If the gradients differ, it records the model again with the own gradients of its functions.
+    """
     check_one_input(model)
     try:
         return recorded_once(model, sample_shape)
@@ -135,7 +138,7 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
 
 @rare_collections()
 def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
-    """Record and check `model`. Raises ModelError like `capture`."""
+    """Record `model` once, and check the recording. Raises ModelError like `capture`."""
     check_parameters(model)
     try:
         (training, in_training), dtype = record_training(model, sample_shape)

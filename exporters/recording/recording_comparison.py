@@ -197,10 +197,10 @@ def random_samples(captured: Captured, generator: torch.Generator) -> Tensor:
 
 
 def check_ids(model: nn.Module, captured: Captured) -> None:
-    """Raise ModelError if the model takes numbers of its samples as ids that it does not have.
+    """Raise ModelError if the samples may hold ids that the model does not have.
 
-    Random samples may have valid ids by chance, so both ends of the range are tried. Without a
-    range, samples of large numbers are tried.
+    Some models use numbers of their samples as ids. Random samples may have valid ids by chance, so
+    both ends of the range are tried. Without a range, samples of large numbers are tried.
     """
     tried = list[Tensor]()
     if captured.input_range:
@@ -225,7 +225,7 @@ def is_wrong_id(error: Exception) -> bool:
 
 
 def unknown_ids(error: Exception) -> DataError:
-    """The error for real samples with an id for which `is_wrong_id` holds."""
+    """The error for real samples with an id that the model does not have."""
     return DataError(
         "The samples hold ids that the model does not have: {reason}. Correct the data, or use a "
         "model with more ids.",
@@ -235,7 +235,7 @@ def unknown_ids(error: Exception) -> DataError:
 
 
 def wrong_ids(error: Exception, ranged: bool) -> ModelError:
-    """The error for a model that takes numbers of random samples as ids that it does not have."""
+    """The error for random samples with ids that the model does not have."""
     remedy = (
         "The range that you gave for the samples has ids that the model does not have. Correct it"
         if ranged

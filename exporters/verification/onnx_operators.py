@@ -68,7 +68,7 @@ class ComparedFile:
             traced: The traced graph of both.
             inputs: The inputs of the traced graph by name.
             order: The order in which the tensors of the traced graph are computed.
-            full: A full batch, for the pieces that compute it in another way.
+            full: A full batch. Some pieces compute full batches in another way.
         """
         self.form = form
         self.file = OnnxFile(graph.data if form is None else graph.forms[form].data)
@@ -284,8 +284,8 @@ class OnnxComparison:
     ) -> None:
         """Compare a part of `file`, unless an equal one is known to be right.
 
-        A piece that reads other nodes than the operators in float64 is right only because of the
-        values of these nodes, which another graph need not have.
+        If a piece reads other nodes than the operators in float64, a good result is not remembered:
+        it depends on the values of these nodes, which may differ in another graph.
         """
         key = file.key(self._module, part, leaves)
         if key not in self._compared:

@@ -124,7 +124,8 @@ class OnnxFile:
         Args:
             piece: A piece of this file.
             values: The tensors that it reads, by name.
-            batch: The number of samples. A first axis of this length is open, as in the file.
+            batch: The number of samples. If a first axis has this length, its size is left open, as
+                in the file.
         """
         constants = [self.constants[name] for name in piece.constants]
         inputs = [

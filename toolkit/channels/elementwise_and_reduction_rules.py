@@ -60,7 +60,7 @@ def total(step: Step) -> Value:
 
 
 def displaced(step: Step) -> Value:
-    """`roll` and `flip`: indices of some axes change places."""
+    """`roll` and `flip`: elements move along some axes."""
     (x,) = step.inputs()
     for dim in step.argument("dims") or range(len(x)):
         step.require_all(x[dim], "it changes their order")

@@ -49,8 +49,8 @@ def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> Fede
     With `new_key`, a new key replaces one that is lost.
 
     Raises:
-        InputError: If a file is damaged or cannot be read, if the key is missing although devices
-            have joined, if the key has changed, or if `new_key` is given and the key is intact.
+        InputError: A file is damaged or cannot be read; the key is missing although devices have
+            joined; the key has changed; or `new_key` is given and the key is intact.
     """
     key, is_new = _key(config.state / KEY, store, new_key)
     known = store.registry.token_hashes()

@@ -100,7 +100,8 @@ def check_same_loss(config: CoordinatorConfig, store: Store, code: str | None) -
 def other_loss(before: str, now: str) -> bool:
     """Whether two texts of `loss_code` certainly describe different losses.
 
-    Texts from different versions of torch cannot be compared. For these the result is False.
+    Texts that different versions recorded, for example of torch, cannot be compared. For these the
+    result is False.
 
     Examples:
         >>> other_loss("torch-2.8 a", "torch-2.8 b"), other_loss("torch-2.8 a", "torch-2.9 b")

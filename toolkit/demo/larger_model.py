@@ -69,7 +69,7 @@ def _peak_above_idle(profile: Profile) -> int | None:
 
 
 def main(root: str) -> None:
-    """Measure into the demo's folder `root`, and print the results as JSON."""
+    """Measure with files in the demo's folder `root`, and print the results as JSON."""
     show_stages()
     print(json.dumps([asdict(memory) for memory in training_memory(DemoFolder(Path(root)))]))
 

@@ -153,7 +153,7 @@ def device_quality(judged: FederatedEvaluation | None, kind: str | None) -> Devi
 
 
 def further(figures: Measured) -> dict[str, Any]:
-    """The fields of `Further`."""
+    """The fields of `Further` on the card, from the figures of an evaluation."""
     return {"rmse": figures.rmse, "mae": figures.mae, "metrics": figures.metrics or None}
 
 

@@ -113,7 +113,7 @@ def _parts(what: str, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
 
 
 def device_text(quality: DeviceQuality) -> str:
-    """How the devices judge the model, in one line."""
+    """One line that says how the devices judge the model."""
     worst = quality.worst_accuracy
     tenth = "" if worst is None else f"; accuracy {worst:.2%} on the worst tenth of them"
     return f"{_judged(quality)}{tenth}"

@@ -121,8 +121,8 @@ def fitting_bundle(
 ) -> tuple[Target, InferenceBundle]:
     """Make the bundle for `target`. Returns the target with the bundle's submodel, and the bundle.
 
-    If the devices train a slice and the whole graph needs more memory than they have, the bundle
-    has the slice's stages instead, provided that these need less.
+    If the devices train a slice, the whole graph may need more memory than they have. The bundle
+    then has the slice's stages instead, if these need less memory.
     """
     whole = inference_bundle(trained, target, report)
     chosen = target.submodel

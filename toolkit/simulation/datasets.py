@@ -102,8 +102,9 @@ def read_dataset(format_: Format, folder: Path, shape: tuple[int, ...]) -> tuple
 
     Args:
         format_: The dataset, by the format of its files.
-        folder: The folder with the files of CIFAR or MNIST, with the folders train/ and test/ of
-            LEAF, or with wnids.txt of Tiny-ImageNet, whose val/ gives the test samples.
+        folder: The dataset's folder: the files of CIFAR or MNIST, the folders train/ and test/ of
+            LEAF, or Tiny-ImageNet with wnids.txt. The test samples of Tiny-ImageNet are those in
+            val/.
         shape: Shape of the model's samples.
 
     Raises:

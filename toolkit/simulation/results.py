@@ -114,9 +114,10 @@ class RunFolder:
             self.history = [self._result(line) for line in self._whole_lines().splitlines()]
 
     def check_loss(self, code: str, force: bool) -> None:
-        """Raise InputError if the user's own loss has computed something else in earlier rounds.
+        """Raise InputError if the user's own loss has changed since earlier rounds.
 
-        `code` is what it computes now. With `force`, `begin` will replace the earlier rounds.
+        `code` describes what it computes now. With `force`, `begin` will replace the earlier
+        rounds.
         """
         before = None if force or self._is_unused() else self.settings().get(LOSS_CODE)
         if before is not None and other_loss(before, code):

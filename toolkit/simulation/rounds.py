@@ -82,7 +82,7 @@ class Simulation:
                 return
 
     def _stops_early(self) -> bool:
-        """Whether the models do not improve any more, by the figure that `serve` would take."""
+        """Whether the models have stopped improving, judged by the same figure as in `serve`."""
         history = self.folder.history
         by_devices = self.config.held_out is None and self.config.evaluation.share > 0
         figures: list[tuple[int, Figure]] = [

@@ -18,10 +18,10 @@ LEFT_OUT = "left out"
 class DeviceStatus:
     """A device as the coordinator sees it. Bytes count message bodies over all rounds so far.
 
-    `round` is the round that the device works on now. `note` is the reason for a pause or a stop,
-    the round that closed before the device's update arrived, a reported failure of its submodel, or
-    why the device did not take a release. `release` is the release with which the device predicts,
-    by its last report; 0 is none.
+    `round` is the round that the device works on now. `note` is one of these texts: the reason for
+    a pause or a stop, the round that closed before the device's update arrived, a failure of its
+    submodel, or the reason why the device did not take a release. `release` is the release with
+    which the device predicts, by its last report; 0 is none.
     """
 
     device: str

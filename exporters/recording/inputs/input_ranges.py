@@ -29,9 +29,10 @@ def set_input_range(
 ) -> Model:
     """Say which numbers the samples of `model` hold. Random samples are drawn from this range.
 
-    Use it before `split` if the model uses numbers of its samples as ids, for example of an
-    embedding, or fails on some numbers, for example on negative ones. Recording, verification and
-    the profiles of devices run on random samples, which are standard normal without a range.
+    Use it before `split` in two cases: the model uses numbers of its samples as ids, for example
+    for an embedding, or it fails on some numbers, for example on negative ones. Recording,
+    verification and the profiles of devices run on random samples. Without a range, these are
+    standard normal.
 
     Args:
         model: The model. It keeps the range, and so do its copies.

@@ -19,7 +19,7 @@ PROFILE_LENGTH = 1 << 17
 
 
 def check_name(name: str) -> str:
-    """The device's name, stripped. Raises RefusalError (422)."""
+    """Strip and return the device's name. Raises RefusalError (422) if it is not allowed."""
     name = name.strip()
     if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
         raise unusable(
@@ -31,7 +31,7 @@ def check_name(name: str) -> str:
 
 
 def check_machine(fields: dict[str, str | int | None]) -> str:
-    """The device's machine as JSON. Raises RefusalError (422)."""
+    """Encode the device's machine as JSON. Raises RefusalError (422) for an invalid or long one."""
     try:
         machine = msgspec.json.encode(msgspec.convert(fields, Machine)).decode()
     except msgspec.ValidationError as error:
@@ -51,7 +51,7 @@ def check_machine(fields: dict[str, str | int | None]) -> str:
 
 
 def check_profile(fields: dict[str, Any]) -> DeviceProfile:
-    """The device's profile. Raises RefusalError (422)."""
+    """Decode the device's profile. Raises RefusalError (422) if it is invalid or too long."""
     content = msgspec.json.encode(fields)
     if len(content) > PROFILE_LENGTH:
         raise unusable(

@@ -30,8 +30,8 @@ def backup(state: Path, out: Path, force: bool = False) -> None:
     """Copy the federation in `state` to the new folder `out` and check the copy.
 
     Raises:
-        InputError: If `state` holds no federation, if a file in it is missing or damaged, if `out`
-            exists and `force` is not set, or if `out` is anything but a backup.
+        InputError: `state` holds no federation; a file in it is missing or damaged; `out` exists
+            and `force` is not set; or `out` holds something else than a backup.
     """
     with reading(state):  # is it a federation?
         pass

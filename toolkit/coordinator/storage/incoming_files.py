@@ -1,4 +1,4 @@
-"""Files that are being received: at most one for each device. A later request can continue it."""
+"""Files that are being received, at most one for each device. Later requests can continue them."""
 
 import hashlib
 import os

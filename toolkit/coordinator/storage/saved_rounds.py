@@ -115,8 +115,8 @@ def export_model(folder: Path, round_: int, out: Path, force: bool = False) -> N
     """Write the global model after `round_` to `out`, a .safetensors file.
 
     Raises:
-        InputError: If the round is not over, if its model is not kept or damaged, if `out` exists
-            and `force` is not set, or if `out` is a file of the state folder.
+        InputError: The round is not over; its model is damaged or was not kept; `out` exists and
+            `force` is not set; or `out` is a file of the state folder.
     """
     check_file_place(out, force)
     if out.exists():
