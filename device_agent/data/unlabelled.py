@@ -44,7 +44,7 @@ class UnlabelledFile:
 
 
 def shown(name: str) -> str:
-    """The name of a file as text that can be printed: it may hold any bytes, such as a line break.
+    """The name of a file as printable text. Names may hold any bytes, such as line breaks.
 
     Examples:
         >>> shown("a\\nb.png")

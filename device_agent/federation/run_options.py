@@ -68,7 +68,7 @@ class RunOptions:
         return {name: getattr(group, name) for group in groups for name in _names(type(group))}
 
     def toml(self) -> str:
-        """Write the options that are set as a TOML file, which `read_options` can read."""
+        """The content of a TOML file with the options that are set. `read_options` can read it."""
         return "".join(
             f"{key} = {_toml(value)}\n" for key, value in self.to_flat().items() if value
         )

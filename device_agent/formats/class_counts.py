@@ -67,7 +67,7 @@ def worst_class(counts: ClassCounts) -> int | None:
 
 
 def worst_class_text(counts: ClassCounts) -> str | None:
-    """The class that is far below the mean in a few words; None if none is."""
+    """A few words that name the class with an accuracy far below the mean; None if none is."""
     worst = worst_class(counts)
     if worst is None:
         return None

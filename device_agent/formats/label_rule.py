@@ -56,7 +56,7 @@ class LabelRule:
 
 
 def label_rule(manifest: Manifest) -> LabelRule:
-    """The labels that fit the bundle of `manifest`, also if the bundle only predicts."""
+    """The labels that fit the bundle of `manifest`, even if the bundle only predicts."""
     if manifest.output is not UNSET:
         return predicted_labels(manifest, manifest.output)
     ports = (port for signature in manifest.signatures.values() for port in signature.inputs)

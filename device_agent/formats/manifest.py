@@ -82,7 +82,7 @@ class Port(Struct, frozen=True, kw_only=True):
     - `samples`: a batch of the source data set.
     - `labels`: the labels of this batch. They are int64 classes, one for each sample or for each
       position of the model's output, or float32 numbers in the shape of the output.
-    - `classes`: 1 for every class of which the device has samples, 0 for the others.
+    - `classes`: 1 for every class that occurs in the device's samples, 0 for the others.
     - `scalar`: a number that the schedule gives.
     - `seed`: a new random integer from 0 to 2^31 - 2 (for dropout).
     - `state`: the tensor whose name is in `state`.
@@ -159,7 +159,7 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     the tensor is only a part of the global parameter, `part` gives for each axis the ranges [start,
     stop) in order. `stored` is false for tensors that start as zeros and are not in the bundle.
     With `by_class`, the first axis has a row for every class. The server then averages only the
-    rows of classes of which the device has samples.
+    rows of classes that occur in the device's samples.
     """
 
     name: str

@@ -266,7 +266,7 @@ def packed_port(port: Port, parts: tuple[Part, ...]) -> Port:
 
 
 def present_port(classes: int) -> Port:
-    """Port for a mask (classes,): 1 for each class of which the device has samples, else 0."""
+    """Port for a mask (classes,): 1 for each class that occurs in the device's samples, else 0."""
     return Port(name="present", kind="classes", dtype="float32", shape=(classes,))
 
 

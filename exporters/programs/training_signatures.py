@@ -121,7 +121,7 @@ def train_signature(
             not change (static batch norm).
         names: Maps the graph's names of tensors to those in the device's state.
         target: What the step trains for.
-        masked: Set the logits to zero for the classes of which the device has no samples
+        masked: Set the logits to zero for the classes that do not occur in the device's samples
             (HeteroFL's masked cross-entropy, for outputs (batch, n) of at least two classes).
 
         augment: Random changes of the samples, see `augmentation.py`.
@@ -183,7 +183,7 @@ def train_signature(
 
 
 def class_mask(graph: GraphModule, target: Objective) -> Port | None:
-    """Port for the classes of which a device has samples; None for a single logit.
+    """Port for the classes that occur in a device's samples; None for a single logit.
 
     Raises ModelError unless the output is (batch, n) and the loss takes one class for each sample.
     """

@@ -46,7 +46,7 @@ def loop(
     inputs: Sequence[Value],
     constants: Sequence[Value],
 ) -> list[Value]:
-    """Write one loop; return the last states, then the outputs (T, ..), as PyTorch's `scan`."""
+    """Write one loop. Like PyTorch's `scan`, return the last states, then the outputs (T, ..)."""
     current: Tensors = [lowering.dense(value) for value in states]
     same = [lowering.dense(value) for value in constants]
     read = list(zip(*(unpack_rows(lowering, x) for x in inputs), strict=True))

@@ -1,4 +1,4 @@
-"""Cuts an ONNX file into pieces, each of which computes one value from values that are known.
+"""Cuts an ONNX file into pieces. Each piece computes one value from values that are known.
 
 A piece runs in a session of its own. If every piece is right, and reads what it should, the file is
 right. So equal pieces, for example in equal layers, have to run only once.
@@ -154,7 +154,7 @@ class OnnxFile:
 
 
 def without_outputs(node: NodeProto, names: Container[str]) -> NodeProto:
-    """`node` with other names for those outputs that are in `names`.
+    """Return `node` with new names for those of its outputs that are in `names`.
 
     A piece may need one output of a node and read another one as a known value.
     """

@@ -25,7 +25,7 @@ Range = tuple[int, int]
 
 
 def fixed_axis(size: int) -> Axis:
-    """An axis of which no index is dropped."""
+    """An axis that keeps all of its indices."""
     return np.broadcast_to(np.int64(FIXED), (size,))
 
 

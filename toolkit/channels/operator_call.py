@@ -200,7 +200,7 @@ def size_of(size: int | torch.SymInt) -> int:
 
 
 def fixed_axes(value: object) -> Value:
-    """Axes of which no index is dropped, for one or more recorded tensors."""
+    """Axes that keep all of their indices, for one or more recorded tensors."""
     if isinstance(value, Tensor):
         return tuple(map(fixed_axis, shape_of(value)))
     if isinstance(value, list | tuple):
@@ -221,5 +221,5 @@ def require_unchanged(step: Step) -> Value:
 
 
 def is_fixed(axis: Axis, units: Units) -> bool:
-    """Whether it is already known that no index of `axis` is dropped."""
+    """Whether it is already known that `axis` keeps all of its indices."""
     return bool(np.all(units.roots(axis) == FIXED))

@@ -197,7 +197,7 @@ class ReleaseTable(Table):
 
     @property
     def interval(self) -> int | None:
-        """How many rounds pass until the coordinator may release again; None if it never does."""
+        """The fewest rounds from one release to the next; None if the coordinator makes none."""
         return 1 if self.every is None and self.when is not None else self.every
 
 

@@ -94,7 +94,7 @@ def allowed(planned: Planned) -> str:
 
 
 def at_least(figure: Figure, unit: Callable[[float], str]) -> str:
-    """A lower bound of the figure that the budget must allow; empty if nothing is known."""
+    """The cell of a figure that is only a lower bound, such as >=20 MB; a dash if it is unknown."""
     return f">={unit(figure.upper)}" if figure.upper else UNKNOWN_CELL
 
 

@@ -1,7 +1,7 @@
 """Rows of the classifier, each for one class, and updates that have only some of the rows.
 
-With a masked loss, a device gives no gradient to the rows of classes of which it has no samples.
-Therefore HeteroFL averages each row over the devices that have samples of its class.
+With a masked loss, a row gets no gradient on devices whose samples do not have its class. Therefore
+HeteroFL averages each row over the devices that have samples of its class.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ def own_rows(
     classes: Collection[int] | None,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[tuple[TensorEntry, ...], dict[str, Tensor]]:
-    """Remove from an update the rows of classes of which its device has no samples.
+    """Remove from an update the rows of classes that do not occur in its device's samples.
 
     Args:
         table: The entries of the update.

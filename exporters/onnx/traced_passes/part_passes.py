@@ -1,4 +1,4 @@
-"""Passes for tensors that are cut into parts and put together again, as attention does.
+"""Passes for tensors that are cut into parts and joined again, for example by attention.
 
 PyTorch stacks queries, keys and values along a new first axis before it cuts them apart. In the
 backward pass, it pads the gradient of each part with zeros to the size of the whole tensor, and

@@ -39,7 +39,7 @@ class Pair:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Compute a function of torch of which some arguments are pairs."""
+        """Compute a function of torch that has pairs among its arguments."""
         return compute(getattr(func, "__name__", str(func)), func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
