@@ -29,6 +29,7 @@ from exporters.recording.replacements.custom_gradients import recorded_functions
 from exporters.recording.replacements.fourier import FOURIER
 from exporters.recording.replacements.recorded_forms import FORMS
 from exporters.recording.replacements.replaced_functions import replaced_functions
+from exporters.recording.replacements.symbolic_length import symbolic_len
 from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import EdgeTailorError, ModelError
@@ -64,7 +65,7 @@ def exported(module: nn.Module, *example: Tensor) -> GraphModule:
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
     draws, sizes = RandomDraws(), FixedSizes()
     try:
-        with recording_context(), sizes, draws:
+        with recording_context(), symbolic_len(module), sizes, draws:
             program = torch.export.export(
                 module, example, dynamic_shapes=tuple({0: batch} for _ in example), strict=False
             )
@@ -113,7 +114,7 @@ def fixed_batch_error(reason: str, line: str) -> ModelError:
     return ModelError(
         "The model can be recorded only for some batch sizes: its code fixes or reads the number "
         "of samples{place}. In reshape and view, write -1 for the batch. Elsewhere, write "
-        "x.shape[0] in place of len(x), and do not branch on it or loop over it.",
+        "x.shape[0], and do not branch on it or loop over it.",
         code="model.fixed-batch",
         place=source_lines.parenthesized(line),
     )

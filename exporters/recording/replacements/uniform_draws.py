@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from exporters.recurrence.replacements import LOCK, Replacement, Replacements
 
+SELU_LIMIT = 1.7580993408473766
+"""What a dropped activation is set to, negated: the limit of SELU for small numbers."""
 Sizes = Sequence[int | torch.SymInt]
 Computes = Callable[..., Tensor]
 
@@ -136,6 +138,31 @@ def gumbel_softmax(
     return chosen - soft.detach() + soft
 
 
+def alpha_dropout(
+    whole_channels: bool,
+) -> Replacement:
+    """`alpha_dropout`, which keeps the mean and variance of activations of SELU.
+
+    With `whole_channels` it is `feature_alpha_dropout`.
+    """
+
+    def drop(
+        _: Any, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+    ) -> Tensor:
+        if not training or p == 0:
+            return input
+        if p == 1:
+            return input * 0
+        shape = input.shape
+        drawn = uniform([*shape[:2], *(1 for _ in shape[2:])] if whole_channels else shape)
+        kept = (drawn.to(input.dtype) >= p).to(input.dtype)
+        scale = ((SELU_LIMIT**2 * p + 1) * (1 - p)) ** -0.5
+        dropped: Tensor = scale * (input * kept - SELU_LIMIT * (1 - p - kept))
+        return input.copy_(dropped) if inplace else dropped
+
+    return drop
+
+
 DRAWS: dict[Any, Replacement] = {
     torch.rand: rand,
     torch.randn: randn,
@@ -152,6 +179,8 @@ DRAWS: dict[Any, Replacement] = {
     torch.randint_like: randint_like,
     torch.randperm: randperm,
     functional.gumbel_softmax: gumbel_softmax,
+    functional.alpha_dropout: alpha_dropout(whole_channels=False),
+    functional.feature_alpha_dropout: alpha_dropout(whole_channels=True),
 }
 """How each function of torch that draws is computed from uniform numbers."""
 

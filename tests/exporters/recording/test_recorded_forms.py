@@ -218,6 +218,10 @@ DRAWS: dict[str, Compute] = {
     "integers": lambda h: h * torch.randint(1, 5, (h.size(0), 1)),
     "masked tokens": lambda h: h * (torch.rand(h.size(0), 8).argsort(1) < 4),
     "permuted features": lambda h: h[:, torch.randperm(8)],
+    "alpha dropout": lambda h: functional.alpha_dropout(h, 0.3, training=True),
+    "feature alpha dropout": lambda h: functional.feature_alpha_dropout(
+        h.view(-1, 4, 2), 0.3, training=True
+    ).flatten(1),
 }
 
 
@@ -231,6 +235,23 @@ def test_draws_repeat_with_the_seed(name: str) -> None:
             results.append(model(x))
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+def test_alpha_dropout_maps_numbers_as_pytorch(share: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(200, 50, dtype=torch.float64)
+    own = functional.alpha_dropout(x, share, training=True)
+    dropped = own == own.flatten().mode().values  # one value for all of them
+    (slope, offset) = np.polyfit(x[~dropped].numpy(), own[~dropped].numpy(), 1)
+    with SeededBernoulli(seed % (2**31 - 1)), uniform_draws():
+        ours = functional.alpha_dropout(x, share, training=True)
+        channels = functional.feature_alpha_dropout(x[:, :, None].expand(-1, -1, 3), share, True)
+    gone = ours == ours.flatten().mode().values
+    torch.testing.assert_close(ours[gone], own[dropped][0].expand(int(gone.sum())))
+    torch.testing.assert_close(ours[~gone], x[~gone] * slope + offset)
+    assert abs(float(gone.double().mean()) - share) <= 5 * math.sqrt(share * (1 - share) / 10_000)
+    assert torch.equal(channels, channels[:, :, :1].expand_as(channels))
 
 
 def test_draws_have_their_distribution(seed: int) -> None:
@@ -340,10 +361,15 @@ def test_code_that_reads_values_is_refused_with_a_remedy(
     capture(Between(instead, only_training=False), (6,))
 
 
-def test_the_length_of_a_batch_is_refused_with_its_line() -> None:
+def test_the_length_of_a_batch_is_a_size_in_the_modules_of_the_model() -> None:
+    builtin = len
+    capture(Between(lambda h: h.view(len(h), -1), only_training=False), (6,))
+    assert len is builtin
     with refused("model.fixed-batch") as caught:
-        capture(Between(lambda h: h.view(len(h), -1), only_training=False), (6,))
-    assert "h.view(len(h), -1)" in str(caught.value)
+        capture(Between(lambda h: h.view(h.__len__(), -1), only_training=False), (6,))
+    assert "h.view(h.__len__(), -1)" in str(caught.value)
+    with refused("model.fixed-batch"):
+        capture(Between(lambda h: torch.stack([h[n] for n in range(len(h))])), (6,))
     capture(Between(lambda h: h.view(h.shape[0], -1), only_training=False), (6,))  # the remedy
 
 
