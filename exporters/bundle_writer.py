@@ -36,7 +36,7 @@ def bundle_files(
         base: Fingerprint of the global model that `values` were cut from.
 
     Returns:
-        File name to content.
+        The content of each file, by file name.
 
     Raises:
         ExportError: A value has another shape or type than the program says.

@@ -276,7 +276,7 @@ class Predictor:
             yield waiting
 
     def decode(self, values: np.ndarray) -> list[str]:
-        """The labels that a CTC model has most probably seen, from its probabilities (t, classes).
+        """Decode the probabilities (t, classes) of a CTC model to a sequence of labels.
 
         This is the most probable path: repeated classes are merged, then the blank is left out.
         """

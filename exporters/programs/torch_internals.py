@@ -49,7 +49,7 @@ def without_layouts() -> AbstractContextManager[None]:
 
     The layout is also known from the node's `val`.
 
-    For sizes that depend on the batch, these notes take a fifth of the time of tracing.
+    For sizes that depend on the batch, recording it takes a fifth of the time of tracing.
     """
     return replaced([WITHOUT_LAYOUTS])
 

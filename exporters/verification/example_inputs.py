@@ -34,7 +34,7 @@ def example(
     generator: torch.Generator,
     batch: int,
 ) -> Tensor:
-    """An input for `port`: the stored value, or random numbers of its kind."""
+    """An input for `port`: the stored value, or random numbers that fit the port."""
     shape = [batch if size is None else size for size in port.shape]
     if port.kind == "labels" and port.packed:
         return random_labels_of_parts(port.packed, batch, generator)

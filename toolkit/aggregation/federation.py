@@ -120,7 +120,7 @@ class Federation:
         return self._submodels[spec]
 
     def bundle(self, spec: str, round_: int = 1) -> dict[str, bytes]:
-        """The files of the bundle for `spec` in round `round_` (from 1), names to contents."""
+        """The files of the bundle for `spec` in round `round_` (from 1): contents by file name."""
         submodel = in_round(self.submodel(spec), round_)
         if spec not in self._graphs:
             program = submodel.program

@@ -52,7 +52,7 @@ class CutPoint:
 
 
 def smallest_recording(points: Iterable[CutPoint]) -> CutPoint:
-    """The cut point that records the fewest numbers; the last one if several do."""
+    """The cut point that records the fewest numbers. Of several such points, the last one."""
     return min(points, key=lambda point: (point.recorded, -point.position))
 
 
@@ -191,7 +191,7 @@ class Cutter:
         return self._reads.read_before(position, twin) & set(tensors_read([self.trained(position)]))
 
     def load(self, part: GraphModule, batch: int) -> int:
-        """The number of trained parameters plus the number of activations of `part`.
+        """The load of `part`: the number of its trained parameters plus that of its activations.
 
         The capacity of a part is this number divided by that of the whole model.
         """

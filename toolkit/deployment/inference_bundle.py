@@ -40,7 +40,7 @@ class InferenceBundle:
         graphs: The graph of each signature in the order in which they run, with the weights inside.
         float32: The same graphs with float32 weights.
         calibrated_on: How many samples gave the ranges of int8.
-        files: File name to content.
+        files: The content of each file, by file name.
         verdict: The comparison of the float32 graphs with PyTorch.
     """
 

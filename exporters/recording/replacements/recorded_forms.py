@@ -166,7 +166,7 @@ def unbind(func: Any, input: Tensor, dim: int = 0) -> Any:
 
 
 def one_hot(func: Computes, input: Tensor, num_classes: int = -1) -> Tensor:
-    """`one_hot` by comparison, because torch's checks the values: no graph can.
+    """`one_hot`, computed by a comparison. The function of torch checks values, but no graph can.
 
     Raises ModelError without `num_classes`: torch would read the number from the values.
     """
@@ -291,7 +291,7 @@ def data_of(_: Any, x: Tensor) -> Tensor:
 
 
 def set_data(_: Any, x: Tensor, value: Tensor) -> NoReturn:
-    """`x.data = value`. Raises ModelError: a graph does not change what a tensor is."""
+    """`x.data = value`. Raises ModelError, because a graph cannot replace the data of a tensor."""
     raise ModelError(
         "The model replaces the `data` of a tensor{place}. Compute with the new value instead, as "
         "in F.linear(x, weight.clamp(-1, 1)).",

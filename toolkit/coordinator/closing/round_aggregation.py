@@ -72,7 +72,7 @@ class Model(Protocol):
 
 
 class RoundAggregation:
-    """Aggregates the updates of `round_`, which were checked on arrival, into `model`.
+    """Aggregates the updates of `round_` into `model`. Each update was checked when it arrived.
 
     An update is left out if it is damaged or far beyond its bounds. It is also left out if the
     aggregated model cannot predict or train with it. If every update is left out, the model stays

@@ -19,7 +19,7 @@ Also = Callable[[sqlite3.Connection], None]
 
 
 def raise_if_full(error: sqlite3.OperationalError, path: Path) -> None:
-    """Raise OSError, as for other files, if the disk with the database `path` is full."""
+    """Raise OSError if the disk with the database `path` is full, as writing other files would."""
     if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
 

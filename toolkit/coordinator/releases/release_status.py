@@ -34,7 +34,7 @@ class DeviceRelease:
 
     @property
     def answer(self) -> str:
-        """What it has done with the release that it is offered."""
+        """What the device has done with the offered release."""
         if self.report is not None and self.report.runs == self.offered:
             return "taken" if self.offered else ""
         if self.report is None or self.report.number != self.offered:

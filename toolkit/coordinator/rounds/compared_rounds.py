@@ -30,7 +30,7 @@ def is_better(figure: Figure, than: Figure) -> bool:
 
 
 def best_of(figures: Sequence[tuple[int, Figure]]) -> int:
-    """The best round; the last one of equal rounds. `figures` has at least one round."""
+    """The best round. Of several equal rounds, the last one. `figures` has at least one round."""
     best, figure = figures[0]
     for round_, later in figures:
         if not is_better(figure, later):
