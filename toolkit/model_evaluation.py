@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 CHUNK = 256
 """The most samples that are evaluated at once."""
 PROBE = 13
-"""How many samples show which outputs a model returns."""
+"""The number of samples on which a model runs first, to find out which outputs it returns."""
 NUMBERS = 1 << 24
 """The most output numbers that are evaluated at once; a single sample may have more."""
 

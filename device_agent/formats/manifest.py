@@ -40,11 +40,11 @@ Dtype = Literal["float32", "int64"]
 RecordedDtype = Literal["float32", "float16"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
 Output = Literal["softmax", "sigmoid", "numbers", "ctc", "independent", "outputs"]
-"""What turns a model's output into probabilities.
+"""How a model's output is turned into probabilities.
 
 `numbers` are a regression's results. With `independent`, each number is the logit of one
-yes-or-no question. `outputs` are as the model computes them, because only its loss knows what they
-mean; the parts of a packed output have their own rule.
+yes-or-no question. `outputs` stay as the model computes them, because only its loss knows what they
+mean. The parts of a packed output have their own rule.
 """
 UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
 

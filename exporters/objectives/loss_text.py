@@ -19,9 +19,9 @@ from profiles.text_formatting import did_you_mean
 OWN = ":"
 """The sign between module and function of an own loss."""
 WEIGHT = "weight"
-"""The option of an output's loss that any built-in loss takes in a sum."""
+"""The option that every built-in loss takes in a sum of losses."""
 SUM = re.compile(r"(?<![0-9.][eE])\+")
-"""The sign between two losses of a sum, which is not that of an exponent such as 1e+2."""
+"""The plus sign between two losses of a sum. That of an exponent, such as 1e+2, does not match."""
 Value = float | tuple[float, ...]
 
 

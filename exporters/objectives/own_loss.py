@@ -41,7 +41,7 @@ TOLERANCE = 1e-4
 """Largest difference between a loss and its recording, relative to the result. Both run in float32,
 so only rounding errors may differ."""
 WIDE = 64
-"""Samples in which a loss must have a gradient if it has none for a few outputs of the model."""
+"""If a loss has no gradient for a few outputs of the model, it is tried on this many samples."""
 RETURNS = (
     "It must return the loss of each sample (batch,), one number for the batch, or a pair of one "
     "of these and a dictionary of metrics (batch,)"
@@ -346,7 +346,10 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
 
 
 def trains(loss: Measure, output: Tensor, labels: Sequence[Part]) -> bool:
-    """Whether `loss` has a gradient for other outputs, as a hinge that few samples meet has."""
+    """Whether `loss` has a gradient for other outputs.
+
+    For example, a hinge loss has a gradient only for some outputs.
+    """
     generator = torch.Generator().manual_seed(0)
     others = torch.randn(WIDE, *output.shape[1:], generator=generator).requires_grad_()
     value = loss(others, random_labels(labels, WIDE, generator))

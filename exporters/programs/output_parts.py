@@ -13,7 +13,7 @@ from device_agent.formats.manifest import SAFE_LIMIT, Part
 from device_agent.formats.packing import columns, packed_size
 
 PREFERRED = "logits"
-"""Of several outputs in a dictionary, a loss that names none takes the one of this name."""
+"""If a loss names no output, it takes the one with this name from a dictionary of outputs."""
 
 
 def pack_outputs(tensors: Sequence[Tensor]) -> Tensor:

@@ -32,7 +32,7 @@ FILLED = {
     aten.new_empty.default: aten.new_zeros.default,
     aten.new_empty_strided.default: aten.new_zeros.default,
 }
-"""Operators that only reserve memory, and what makes a tensor of zeros instead."""
+"""Operators that only reserve memory, each with the operator that makes zeros instead."""
 STRIDED = (aten.empty_strided.default, aten.new_empty_strided.default)
 
 

@@ -15,7 +15,7 @@ Loss = str
 Optimizer = Literal["sgd", "nesterov", "adam", "adamw"]
 
 MASKABLE = ("cross-entropy", "binary-cross-entropy", "ctc")
-"""Losses with logits of classes. Whether these fit the model's output, the split checks."""
+"""Losses with logits of classes. `split` checks whether they fit the model's output."""
 LARGEST_COUNT = 2**31 - 1
 """The largest batch size, number of epochs and number of steps: every runtime can count it."""
 

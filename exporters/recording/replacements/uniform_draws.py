@@ -19,7 +19,7 @@ from torch.nn import functional
 from exporters.recurrence.replacements import LOCK, Replacement, Replacements
 
 SELU_LIMIT = 1.7580993408473766
-"""What a dropped activation is set to, negated: the limit of SELU for small numbers."""
+"""Dropped activations become the negative of this, the limit of SELU towards minus infinity."""
 Sizes = Sequence[int | torch.SymInt]
 Computes = Callable[..., Tensor]
 

@@ -56,12 +56,15 @@ class OperatorClient(CoordinatorClient):
         return self._with_retries(lambda: self._ask("POST", path, DeviceDetail, body))
 
     def close_round(self, round_: int, reason: str) -> None:
-        """Close the open round. Raises RefusedError if it is another, or has too few updates."""
+        """Close the round `round_`.
+
+        Raises RefusedError if this round is not open, or has too few updates.
+        """
         body = msgspec.json.encode(Order(reason=reason))
         self._with_retries(lambda: self._order("POST", f"/operator/rounds/{round_}/close", body))
 
     def end_round_after(self, round_: int, seconds: float, reason: str) -> None:
-        """Let the open round end `seconds` from now. Raises RefusedError if it is another."""
+        """Let `round_` end `seconds` from now. Raises RefusedError if this round is not open."""
         body = msgspec.json.encode(NewDeadline(reason=reason, seconds=seconds))
         self._with_retries(lambda: self._order("POST", f"/operator/rounds/{round_}/deadline", body))
 
