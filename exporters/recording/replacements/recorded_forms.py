@@ -115,15 +115,36 @@ def cdist(_: Any, a: Tensor, b: Tensor, p: float = 2.0, *__: Any, **___: Any) ->
 
 
 def embedding_bag(func: Computes, ids: Tensor, weight: Tensor, *given: Any, **more: Any) -> Tensor:
-    """`embedding_bag` of bags of one size: the sum, the mean or the maximum of embeddings."""
+    """`embedding_bag` of bags of one size: the sum, the mean or the maximum of embeddings.
+
+    Raises ModelError for options that change a gradient or the weight itself.
+    """
     mode, weights = more.get("mode", "mean"), more.get("per_sample_weights")
-    if ids.dim() != 2 or given or more.get("max_norm") is not None or more.get("sparse"):
-        return func(ids, weight, *given, **more)
-    if more.get("padding_idx") is not None:
+    padding = more.get("padding_idx")
+    for option, without in (("max_norm", None), ("sparse", False), ("scale_grad_by_freq", False)):
+        if more.get(option) not in (None, without):
+            raise ModelError(
+                "The embedding bag{place} has {option}={value}, which cannot be exported. Set "
+                "{option}={instead}.",
+                code="model.embedding-bag",
+                option=option,
+                value=str(more[option]),
+                instead=str(without),
+                place=called_place(),
+            )
+    if ids.dim() != 2 or given:
         return func(ids, weight, *given, **more)
     rows = functional.embedding(ids, weight)
     rows = rows if weights is None else rows * weights.unsqueeze(-1)
-    return {"sum": rows.sum, "mean": rows.mean, "max": rows.amax}[mode](1)
+    if padding is None:
+        return {"sum": rows.sum, "mean": rows.mean, "max": rows.amax}[mode](1)
+    kept = (ids != padding % weight.shape[0]).to(rows.dtype).unsqueeze(-1)
+    if mode == "max":
+        # Padding counts as the first element that is none; a bag of padding alone is zero.
+        first = rows.gather(1, kept.argmax(1, keepdim=True).expand(-1, 1, rows.shape[-1]))
+        return torch.where(kept > 0, rows, first).amax(1) * kept.amax(1)
+    total = (rows * kept).sum(1)
+    return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
 
 
 def length(func: Any, x: Tensor) -> int:

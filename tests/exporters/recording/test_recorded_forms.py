@@ -198,9 +198,55 @@ def test_cells_are_recorded_in_loops(cell: nn.RNNCellBase) -> None:
     capture(Cell(cell), (3, 4))
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_of_one_size_are_recorded(mode: str) -> None:
-    capture(nn.Sequential(nn.EmbeddingBag(7, 4, mode=mode), nn.Linear(4, 3)), (5,))
+class Bags(nn.Module):
+    """Bags of ids, with a weight of each id if `weighted`."""
+
+    def __init__(self, weighted: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.bags, self.last = nn.EmbeddingBag(7, 4, **options), nn.Linear(4, 3)
+        self.weights = nn.Embedding(7, 1) if weighted else None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        weights = None if self.weights is None else self.weights(ids).squeeze(-1)
+        return self.last(self.bags(ids, per_sample_weights=weights))
+
+
+BAGS: dict[str, dict[str, Any]] = {
+    **{mode: {"mode": mode} for mode in ("sum", "mean", "max")},
+    **{f"{mode} with padding": {"mode": mode, "padding_idx": 2} for mode in ("sum", "mean", "max")},
+    "last id as padding": {"padding_idx": -1},
+    "weighted": {"mode": "sum", "weighted": True},
+    "weighted with padding": {"mode": "sum", "weighted": True, "padding_idx": 0},
+}
+
+
+@pytest.mark.parametrize("name", BAGS)
+def test_bags_of_one_size_are_recorded(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = Bags(**BAGS[name])
+    captured = capture(model, (5,))
+    assert captured.sample_limit == 7
+    ids = torch.tensor([[2] * 5, [6] * 5, [0] * 5, [3] * 5, [2, 3, 3, 0, 6], [1, 2, 2, 6, 3]])
+    results = []
+    for context in (Replacements({}), Replacements(FORMS_OF_TORCH)):
+        with context:
+            y = model(ids)
+            gradients = torch.autograd.grad(y.sin().sum(), list(model.parameters()))
+        results.append((y.detach(), *gradients))
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "option", [{"max_norm": 1.0}, {"sparse": True}, {"scale_grad_by_freq": True}]
+)
+def test_a_bag_with_another_gradient_is_refused_with_the_line(option: dict[str, Any]) -> None:
+    with refused("model.embedding-bag", option=next(iter(option))) as caught:
+        capture(Bags(mode="sum", **option), (5,))
+    assert "test_recorded_forms.py, line" in str(caught.value)
+    instead = {name: None if name == "max_norm" else False for name in option}
+    assert all(f"Set {name}={value}." in str(caught.value) for name, value in instead.items())
+    capture(Bags(mode="sum", **instead), (5,))  # the remedy
 
 
 DRAWS: dict[str, Compute] = {
