@@ -138,12 +138,13 @@ def embedding_bag(func: Computes, ids: Tensor, weight: Tensor, *given: Any, **mo
     rows = rows if weights is None else rows * weights.unsqueeze(-1)
     if padding is None:
         return {"sum": rows.sum, "mean": rows.mean, "max": rows.amax}[mode](1)
-    kept = (ids != padding % weight.shape[0]).to(rows.dtype).unsqueeze(-1)
+    kept: Tensor = (ids != padding % weight.shape[0]).to(rows.dtype).unsqueeze(-1)
     if mode == "max":
         # Padding counts as the first element that is none; a bag of padding alone is zero.
         first = rows.gather(1, kept.argmax(1, keepdim=True).expand(-1, 1, rows.shape[-1]))
-        return torch.where(kept > 0, rows, first).amax(1) * kept.amax(1)
-    total = (rows * kept).sum(1)
+        largest: Tensor = torch.where(kept > 0, rows, first).amax(1) * kept.amax(1)
+        return largest
+    total: Tensor = (rows * kept).sum(1)
     return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
 
 
