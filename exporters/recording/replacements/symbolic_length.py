@@ -1,4 +1,4 @@
-"""`len(x)` of a batch, which Python turns into a fixed number, as the size of its first axis."""
+"""Replaces `len(x)` of a batch by the size of its first axis: Python would fix the number."""
 
 import builtins
 import sys
@@ -16,7 +16,7 @@ OTHERS = ("torch", "builtins")
 
 
 def length(value: Any) -> Any:
-    """`len(value)`; of a batch, a size that depends on the batch."""
+    """`len(value)`. For a batch, it is a size that depends on the batch."""
     if isinstance(value, Tensor) and value.dim() and isinstance(value.shape[0], torch.SymInt):
         return value.shape[0]
     return builtins.len(value)
@@ -26,7 +26,7 @@ def length(value: Any) -> Any:
 def symbolic_len(model: nn.Module) -> Iterator[None]:
     """Context in which the modules with the code of `model` use `length` in place of `len`.
 
-    Only there, because Python calls `len` far too often to replace it everywhere.
+    `len` is not replaced everywhere, because Python calls it far too often.
     """
     classes = {base for layer in model.modules() for base in type(layer).__mro__}
     names = {base.__module__ for base in classes if base.__module__.split(".")[0] not in OTHERS}
