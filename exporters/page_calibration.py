@@ -100,7 +100,7 @@ def of_nodes(nodes: Sequence[NodeProto], axes: Mapping[str, int]) -> bytes:
 
 
 def ending_in_shape(content: bytes) -> bytes:
-    """Return the graph `content` with one output: the shape of `y`, in place of `y` itself."""
+    """Return the graph `content`, whose only output is now the shape of `y` instead of `y`."""
     model = onnx.load_model_from_string(content)
     model.graph.node.append(node("shape", "Shape", "y", "shape"))
     del model.graph.output[:]

@@ -89,7 +89,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 class Hours(click.ParamType["QuietHours"]):
-    """A time span of every day such as 22:00-07:00."""
+    """A daily time span, such as 22:00-07:00."""
 
     name = "from-to"
 

@@ -39,7 +39,7 @@ class UnlabelledFile:
     unit: str = "sample"
 
     def title(self, index: int) -> str:
-        """The name of the sample `index`: the file's name, with a number if it has several."""
+        """The name of the sample `index`: the file's name, with a number if there are several."""
         return self.name if len(self.x) == 1 else f"{self.name}, {self.unit} {index + 1}"
 
 

@@ -15,7 +15,7 @@ HYSTERESIS_C = 5.0
 
 @dataclass(frozen=True)
 class QuietHours:
-    """A time span of every day, by the local clock. `start` is included, `end` is not."""
+    """A daily time span, by the local clock. `start` is included, `end` is not."""
 
     start: datetime.time
     end: datetime.time

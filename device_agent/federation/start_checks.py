@@ -1,5 +1,4 @@
-"""The checks of `run` before its first request. `install-service` makes them before it writes
-files."""
+"""Checks that `run` makes before its first request, and `install-service` before writing files."""
 
 import device_agent.training.bundle_training  # noqa: F401 - the idle agent has the runtime loaded
 from device_agent.data.local_data import check_source

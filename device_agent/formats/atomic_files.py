@@ -144,7 +144,7 @@ def check_file_place(out: Path, force: bool = False) -> None:
 def write_folder(
     out: Path, files: Mapping[str, bytes], force: bool = False, staging: Path | None = None
 ) -> None:
-    """Create the folder `out` with `files` (name to content) atomically.
+    """Create the folder `out` with `files` (contents by name) atomically.
 
     An existing folder is refused. With `force`, the new folder takes its place when it is complete,
     on Linux in one step. Until then, the new files are in `staging`, a folder on the same file

@@ -24,7 +24,7 @@ DIVERGED = "The loss is not finite: training diverged. Lower the learning rate."
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """The federation is judged by its devices (federated evaluation).
+    """Asks devices to judge the models of a federation (federated evaluation).
 
     Each device keeps the `share` of its samples apart and never trains on them. It evaluates models
     on these samples and sends counts only, see EvaluationCounts. With `by_class` it also

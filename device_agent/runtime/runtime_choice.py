@@ -1,4 +1,4 @@
-"""Chooses the module that executes the graphs of a bundle by the manifest's `runtime`."""
+"""Chooses, by the manifest's `runtime`, the module that executes the graphs of a bundle."""
 
 from collections.abc import Mapping
 from contextlib import suppress

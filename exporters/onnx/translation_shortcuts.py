@@ -26,7 +26,7 @@ signature_of_schema = OpSignature.from_op_schema
 
 @contextmanager
 def shortcuts() -> Iterator[None]:
-    """Let torch.onnx translate only traced graphs, for less than half of the processor time.
+    """Let torch.onnx translate only traced graphs, which takes less than half of the time.
 
     These graphs have only core operators, so torch.onnx needs no table of decompositions. Their
     nodes know their values, so torch.onnx need not run them to know types. The signature of an ONNX

@@ -129,8 +129,7 @@ def first_line(error: Exception) -> str:
 def related(recorded: str, forward: str) -> bool:
     """Whether tracing may turn the operator `recorded` into `forward`.
 
-    Either name may be the longer one: conv3d becomes convolution, and max_pool2d becomes
-    max_pool2d_with_indices.
+    For example, conv3d becomes convolution, and max_pool2d becomes max_pool2d_with_indices.
     """
     begins = "conv" if forward == "convolution" else forward
     both = any(recorded.startswith(name) and forward.startswith(name) for name in LIBRARIES)

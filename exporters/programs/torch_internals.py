@@ -55,5 +55,5 @@ def without_layouts() -> AbstractContextManager[None]:
 
 
 def lean_tracing() -> AbstractContextManager[None]:
-    """Like `without_layouts`, and make a `LazyGraphModule` of each traced graph."""
+    """Like `without_layouts`. Each traced graph also becomes a `LazyGraphModule`."""
     return replaced([WITHOUT_LAYOUTS, (LAZY, "_use_lazy_graph_module_flag", True)])

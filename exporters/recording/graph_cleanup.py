@@ -37,7 +37,7 @@ STRIDED = (aten.empty_strided.default, aten.new_empty_strided.default)
 
 
 def use_first_names(graph: GraphModule, first: Mapping[str, str]) -> None:
-    """Let `graph` read a tensor with several names by the earliest; torch records the latest."""
+    """Let `graph` read each tensor by its first name; of several names, torch records the last."""
     for node in graph.graph.find_nodes(op="get_attr"):
         node.target = first.get(str(node.target), node.target)
 
@@ -173,7 +173,7 @@ def fix_eps(norm: Node) -> None:
 
 
 def add_bias_of_vector(graph: GraphModule, linear: Node) -> None:
-    """Add the bias of the layer `linear` in a node of its own if its input is a vector (n,).
+    """Add the bias of the layer `linear` in a separate node if its input is a vector (n,).
 
     PyTorch adds it in place to a view of the product. The gradient of this needs `as_strided`.
     """

@@ -45,7 +45,7 @@ class Round(click.ParamType[int | str]):
     def convert(
         self, value: int | str, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
-        """Read a whole number of at least 0, or the word."""
+        """Read a whole number of at least 0, or the word `best`."""
         text = str(value)
         if text == BEST:
             return BEST

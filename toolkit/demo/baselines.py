@@ -118,7 +118,7 @@ def _known(accuracy: float | None) -> float:
 
 
 def main(root: str, rounds: str, seed: str, full_too: str) -> None:
-    """Train the baselines on the data in the demo's folder `root` and print them as JSON."""
+    """Train the baselines on the data in the demo's folder `root`. Print the results as JSON."""
     folder = DemoFolder(Path(root))
     members = demo_settings.members(demo_settings.FLEET)
     data = {member.name: folder.data_of(member.name) for member in members}

@@ -112,14 +112,14 @@ def config_text(folder: DemoFolder, kinds: Iterable[DeviceKind], rounds: int, se
 
 
 def join_arguments(folder: DemoFolder, member: Member, url: str) -> list[object]:
-    """Arguments of `edgetailor-agent` that enrol `member`."""
+    """The arguments with which `edgetailor-agent` enrols `member`."""
     token = token_file(folder.coordinator, member.kind.name)
     state = folder.state_of(member.name)
     return ["join", url, "--token-file", token, "--name", member.name, "--state", state]
 
 
 def run_arguments(folder: DemoFolder, member: Member, seed: int) -> list[object]:
-    """Arguments of `edgetailor-agent` that take part in the rounds as `member`."""
+    """The arguments with which `edgetailor-agent` takes part in the rounds as `member`."""
     data, state = folder.data_of(member.name), folder.state_of(member.name)
     return ["run", "--data", data, "--state", state, "--threads", THREADS, "--seed", seed]
 

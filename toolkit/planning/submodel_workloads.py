@@ -136,7 +136,7 @@ class Workloads:
     def keep(
         self, spec: str, file: Path | None, compute: Callable[[Submodel], Known]
     ) -> Known | Impossible:
-        """Split the submodel `spec`, `compute` its result and write this to `file`."""
+        """Split the submodel `spec`, call `compute` with it, and write the result to `file`."""
         result: Known | Impossible
         try:
             with self.recording:

@@ -191,7 +191,7 @@ class RunFolder:
         return None if newest is None else self._file(owner, newest).read_bytes()
 
     def keep_own_model(self, client: int, round_: int, model: bytes) -> None:
-        """Write the own model of `client` after `round_`."""
+        """Write the model of `client`, which trains alone, after `round_`."""
         owner = f"own-{client}"
         write(self._file(owner, round_), model)
         self._written.append(owner)

@@ -48,7 +48,7 @@ def choose_cut(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None)
 
 
 def cut_at_module(cutter: Cutter, spec: Spec, batch: int) -> CutPoint:
-    """The cut point before the module that is the size of `spec`."""
+    """The cut point before the module that `spec` names, as in `slice:MODULE`."""
     points = cutter.points_by_module(batch)
     inside = [name for name in points if is_within(name, str(spec.size))]
     if not inside:

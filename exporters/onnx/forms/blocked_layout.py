@@ -73,7 +73,7 @@ def way_to_rewrite(sized: SizedGraph, block: int) -> Callable[[ir.Model], bool]:
 
 
 def rewrite(model: ir.Model, block: int, batch: int, multiplies: bool = True) -> bool:
-    """Rewrite `model` with blocked convolutions; False if none fits. Known shapes stay known.
+    """Rewrite `model` with blocked convolutions; False if none fits. All known shapes are kept.
 
     `multiplies` says whether dropouts may become products with their masks.
     """

@@ -57,7 +57,7 @@ def winograd(graph: bytes) -> bytes | None:
 
 
 def rewrite(model: ir.Model) -> bool:
-    """Rewrite the convolutions of `model`; False if none fits. Known shapes stay known."""
+    """Rewrite the convolutions of `model`; False if none fits. All known shapes are kept."""
     fits = Winograd(model.graph).rewrite()
     RemoveUnusedNodesPass()(model)
     return fits

@@ -42,7 +42,7 @@ class KeepCheckpoints(InPlacePass):
     Before: each value is computed once.
 
     After: nodes behind the forward pass read second copies of the chosen values. Results do not
-    change, because the copies compute the same from the same values.
+    change, because a copy computes the same value from the same inputs.
 
     In the file, a copy's node stands directly behind the original. It still runs late, when a
     gradient has reached it, because ONNX Runtime does not follow the order of the file: it starts

@@ -45,7 +45,7 @@ def needed_for(
     kept: dict[ir.Value, ir.Value],
     repeated: Collection[ir.Value],
 ) -> set[ir.Value]:
-    """Return the values to compute again, besides `repeated`, to free the memory of `holder`.
+    """Return the values to compute again, apart from `repeated`, to free the memory of `holder`.
 
     `kept` maps each value that is still kept to the value that owns its memory.
     """

@@ -130,7 +130,7 @@ def join_views(graph: GraphModule) -> None:
 
 
 def scale_smaller_factors(graph: GraphModule) -> None:
-    """Replace (x @ matrix) * number by x @ (matrix * number), because the matrix is smaller."""
+    """Replace (x @ matrix) * number by x @ (matrix * number) if only x grows with the batch."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         product, number = node.args
         views = []

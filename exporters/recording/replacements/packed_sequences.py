@@ -88,7 +88,7 @@ def run_packed(layer: Any, sequence: PackedSequence, hx: Any) -> tuple[PackedSeq
 def padding_pack(
     input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
 ) -> Any:
-    """Keep the padding."""
+    """Keep the padding of the sequences."""
     from exporters.recording.replacements.packed_sequences import keep_padded
 
     return keep_padded(input, lengths, batch_first)

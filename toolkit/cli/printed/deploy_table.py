@@ -55,7 +55,7 @@ def show_deployed(outcomes: Sequence[Outcome]) -> None:
 
 
 def cells(card: ModelCard, further: Sequence[str]) -> dict[str, str]:
-    """The cells of a bundle's row by column; `further` names metrics and errors."""
+    """The cells of a bundle's row, by column. `further` names the columns of metrics and errors."""
     memory, seconds, quality = card.cost.memory_bytes, card.cost.seconds, card.quality
     accuracy = None if quality is None else quality.accuracy
     known = further_figures(quality)

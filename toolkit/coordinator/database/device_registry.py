@@ -61,7 +61,7 @@ class Device:
 
 
 def label(device: Device) -> str:
-    """A device for people: its id, and its name if it differs."""
+    """The text that names this device in messages: its id, and its name if that differs."""
     return device.id if device.name == device.id else f"{device.id} ({device.name})"
 
 

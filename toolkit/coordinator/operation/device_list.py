@@ -50,7 +50,7 @@ class DeviceList(FederationState):
         state: str | None = None,
         search: str | None = None,
     ) -> DevicePage:
-        """Up to `most` devices from number `start` (from 0) of those that match.
+        """At most `most` of the matching devices, from position `start` on (counted from 0).
 
         Args:
             start: How many matching devices are skipped.

@@ -39,7 +39,7 @@ class OperatorClient(CoordinatorClient):
         state: str | None = None,
         search: str | None = None,
     ) -> DevicePage:
-        """List up to `most` devices of those that match, from number `start`."""
+        """List at most `most` of the matching devices, from position `start` on."""
         given = {"start": start, "most": most, "kind": kind, "state": state, "search": search}
         path = _with_query("/operator/devices", given)
         return self._with_retries(lambda: self._ask("GET", path, DevicePage))

@@ -76,7 +76,7 @@ def drop_lost(
 
 
 def shorten_records(db: sqlite3.Connection, round_: int) -> None:
-    """Replace the records of updates by summaries, FULL_RECORDS or more rounds before `round_`."""
+    """Summarise the records of updates that are FULL_RECORDS or more rounds older than `round_`."""
     old = (round_ - FULL_RECORDS,)
     db.execute(
         "INSERT INTO past_updates SELECT round, device, samples, steps, loss_first, loss_last "

@@ -98,7 +98,7 @@ def best_round(folder: Path) -> int:
 
 
 def compared_by(folder: Path) -> str | None:
-    """By what the rounds in `folder` are compared, for people; None if no round is judged."""
+    """The name of the figure that compares the rounds in `folder`; None if no round is judged."""
     with reading(folder) as db:
         row = db.execute(retention.BY_DEVICES).fetchone()
         if row is None:
