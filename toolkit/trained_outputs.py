@@ -33,7 +33,8 @@ class OutputUse:
 class TrainedOutputs:
     """The outputs of a model, and the trained parameters that no loss reaches.
 
-    `usual` tells whether the model only returns logits of classes for plain cross-entropy.
+    `usual` is true if the model returns only logits of classes, and the loss is plain
+    cross-entropy.
     """
 
     outputs: tuple[OutputUse, ...]

@@ -81,7 +81,7 @@ def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int] = ()) -> Tensor:
 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The elements with column - row = `offset`, as the last axis.
+    """The diagonal with column - row = `offset`, as the last axis.
 
     All other elements are set to 0, and the rows are then summed.
     """

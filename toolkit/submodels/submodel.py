@@ -66,7 +66,7 @@ class LayerDecision:
 
 @dataclass(frozen=True)
 class Submodel:
-    """The part of a model that a family cuts at one size: the result of `split`.
+    """The part of a model that a kind of device trains: the result of `split`.
 
     Keep it for all rounds: only the weights that `cut` returns change.
 
