@@ -50,8 +50,11 @@ def table(*columns: str) -> Table:
 
 
 def print_table(rows: Table, width: int | None = None) -> None:
-    """Print a table without the spaces that rich adds at the end of lines."""
-    console = Console(highlight=False, width=width)
+    """Print a table without the spaces that rich adds at the end of lines.
+
+    Brackets in cells are text: devices choose their names.
+    """
+    console = Console(highlight=False, markup=False, width=width)
     with console.capture() as drawn:
         console.print(rows)
     print("\n".join(line.rstrip() for line in drawn.get().splitlines()))

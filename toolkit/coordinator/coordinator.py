@@ -172,8 +172,9 @@ class Coordinator(DeviceActions, DeviceList, RoundActions, Metrics, Uploads, Rel
         """Record what `device` is doing."""
         with self.lock:
             activity = self.activity[device.id]
-            activity.state = progress.state
-            activity.note = None if progress.note is None else shortened(progress.note)
+            if device.id not in self.rounds.paused:
+                activity.state = progress.state
+                activity.note = None if progress.note is None else shortened(progress.note)
             if progress.loss is not None and is_finite(progress.loss):
                 activity.loss = progress.loss
 

@@ -4,6 +4,7 @@ import json
 import re
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,17 @@ def test_see_and_act(served: Served) -> None:
     document = json.loads(run(folder, "devices", "--kind", "board", "--json", *here).stdout)
     assert (document["version"], document["total"]) == (1, 1)
     assert document["devices"][0]["reason"] == "broken sensor"
+
+
+def test_names_of_devices_are_text(served: Served) -> None:
+    server, folder = served
+    registry = server.coordinator.store.registry
+    device = registry.device("desktop-1")
+    name = "[/red][bold]x[link=y]"
+    registry._keep(replace(device, name=name))
+    here = ("--federation", "state")
+    assert re.split("  +", lines(folder, "devices", "--kind", "desktop", *here)[1])[1] == name
+    assert lines(folder, "device", "desktop-1", *here)[1] == f"  name     {name}"
 
 
 def test_the_round(served: Served) -> None:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.formats.protocol.problems import NOT_AUTHORISED
+from device_agent.formats.protocol.rounds import Progress, Stopped
 from killing import Job, die_at
 from parameters import some_long
 from refusals import refused
 from toolkit.coordinator.coordinator import Coordinator, restore
-from toolkit.coordinator.database.device_registry import MOST_LEFT
+from toolkit.coordinator.database.device_registry import MOST_LEFT, Device
 from toolkit.coordinator.operation.messages import ACTIONS, Action
 from toolkit.coordinator.operation.operator_client import OperatorClient
 from toolkit.coordinator.server import Server
@@ -285,12 +287,98 @@ def test_a_restart_knows_every_decision(tmp_path: Path) -> None:
             stranger.join(lambda: key.join_request(token(config, "board"), "m", MACHINE))
 
 
+def enrolled(coordinator: Coordinator, store: Store, kind: str, key: str) -> Device:
+    device, _ = store.registry.enrol(kind, "m", key, "{}", lambda kind: None)
+    coordinator.enter(device, "has joined")
+    return device
+
+
+def new_key() -> str:
+    return DeviceKey.new().join_request("board", "m", MACHINE).public_key
+
+
+def test_a_ban_is_for_the_key_under_whatever_name_it_joined(tmp_path: Path) -> None:
+    coordinator, store = coordinator_of(tmp_path)
+    key = new_key()
+    enrolled(coordinator, store, "board", key)
+    coordinator.act("remove", "board-1", "sold", "operator")
+    assert enrolled(coordinator, store, "board", key).id == "board-2"
+    coordinator.act("ban", "board-1", "noise", "operator")
+    assert store.registry.device("board-2").has_left
+    assert set(store.operator_log.banned(key)) == {"board-1", "board-2"}
+    coordinator.act("let-in", "board-2", "it was another", "operator")
+    assert store.operator_log.banned(key) == {}
+    assert not store.registry.device("board-2").has_left
+    store.close()
+
+
+def test_who_left_by_itself_is_not_let_in_as_a_member(tmp_path: Path) -> None:
+    coordinator, store = coordinator_of(tmp_path)
+    coordinator.leave(enrolled(coordinator, store, "board", new_key()))
+    coordinator.act("ban", "board-1", "noise", "operator")
+    coordinator.act("let-in", "board-1", "it was another", "operator")
+    assert store.registry.device("board-1").has_left
+    assert store.operator_log.decisions == {}
+    store.close()
+
+
+def test_a_paused_device_keeps_its_place_until_it_leaves(tmp_path: Path) -> None:
+    coordinator, store = coordinator_of(tmp_path)
+    coordinator.config = coordinator.config.model_copy(update={"forget_after": 10.0})
+    first, second = (enrolled(coordinator, store, "desktop", new_key()) for _ in range(2))
+    coordinator.act("pause", first.id, "holidays", "operator")
+    coordinator.clock = lambda: 100.0
+    coordinator.forget_absent()
+    assert not store.registry.device(first.id).has_left
+    assert store.registry.device(second.id).forgotten
+    coordinator.progress(first, Progress(state="training", note="round 1"))
+    shown = coordinator.device_detail(first.id).device
+    assert (shown.state, shown.note) == ("paused", "paused by the operator: holidays")
+    coordinator.leave(first)
+    assert store.operator_log.decisions == {}
+    store.close()
+    coordinator, store = coordinator_of(tmp_path)
+    assert coordinator.device_detail(first.id).device.state == "left"
+    store.close()
+
+
+def test_a_stopped_device_is_shown_as_stopped_after_a_pause(tmp_path: Path) -> None:
+    coordinator, store = coordinator_of(tmp_path)
+    device = enrolled(coordinator, store, "board", new_key())
+    coordinator.stopped(device, Stopped(reason="no power", code="x"))
+    coordinator.act("pause", device.id, "a", "operator")
+    coordinator.act("resume", device.id, "b", "operator")
+    shown = coordinator.device_detail(device.id).device
+    assert (shown.state, shown.note) == ("stopped", "no power")
+    store.close()
+
+
+def test_a_ban_during_a_join_holds(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = fleet
+    coordinator = server.coordinator
+    state = server.config.state.parent / "2"
+    key = DeviceKey.from_pem((state / "device.key").read_bytes(), "device.key")
+    ahead = coordinator._plan_ahead
+
+    def ban_meanwhile(*given: object) -> dict[str, str | None]:
+        coordinator.act("ban", "board-1", "noise", "operator")
+        return ahead(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(coordinator, "_plan_ahead", ban_meanwhile)
+    time.sleep(1.1)  # a request with this key was signed in this second, when the fleet joined
+    known = token(server.config, "board")
+    with refused("join.banned"):
+        CoordinatorClient(server.url, known, patience_s=0).join(
+            lambda: key.join_request(known, "m", MACHINE)
+        )
+
+
 def test_a_banned_device_stays_listed_however_many_leave(tmp_path: Path) -> None:
     coordinator, store = coordinator_of(tmp_path)
     for number in range(MOST_LEFT + 3):
-        key = DeviceKey.new().join_request("board", "m", MACHINE).public_key
-        device, _ = store.registry.enrol("board", "m", key, "{}", lambda kind: None)
-        coordinator.enter(device, "has joined")
+        device = enrolled(coordinator, store, "board", new_key())
         if number == 0:
             coordinator.act("ban", device.id, "noise", "operator")
         else:
@@ -384,8 +472,7 @@ def test_killed_at_every_write_the_log_agrees_with_the_state(
         folder = tmp_path / str(write)
         _, store = coordinator_of(folder)
         for number, kind in enumerate(["desktop", "desktop", "board"]):
-            key = DeviceKey.new().join_request(kind, "m", MACHINE).public_key
-            store.registry.enrol(kind, f"m{number}", key, "{}", lambda kind: None)
+            store.registry.enrol(kind, f"m{number}", new_key(), "{}", lambda kind: None)
         store.close()
         code, done = in_a_process(folder, Job("", "", "", stop=write, before=before), 0)
         assert code in (0, -signal.SIGKILL)
@@ -423,9 +510,7 @@ def check(folder: Path, done: int) -> None:
 
 def test_nothing_can_be_taken_from_the_log(tmp_path: Path) -> None:
     coordinator, store = coordinator_of(tmp_path)
-    key = DeviceKey.new().join_request("board", "m", MACHINE).public_key
-    store.registry.enrol("board", "m", key, "{}", lambda kind: None)
-    coordinator.enter(store.registry.device("board-1"), "has joined")
+    enrolled(coordinator, store, "board", new_key())
     coordinator.act("pause", "board-1", "x", "operator")
     with store._database.transaction() as db:
         for statement in ("DELETE FROM audit", "UPDATE audit SET reason = 'y'"):

@@ -211,6 +211,11 @@ class Registry:
         """The devices that have not left."""
         return [device for device in self.devices() if not device.has_left]
 
+    def member_with_key(self, public_key: str) -> Device | None:
+        """The member with this key, or None."""
+        identifier = self._members_by_key.get(public_key)
+        return None if identifier is None else self._devices[identifier]
+
     def groups(self) -> list[Group]:
         """The groups that have members."""
         return list(self._groups)

@@ -16,11 +16,15 @@ BANNED: Outcome = "banned"
 
 @dataclass(frozen=True)
 class Decision:
-    """What the operator decided about a device with this public key, and why."""
+    """What the operator decided about a device with this public key, and why.
+
+    `member` tells whether the device was a member before.
+    """
 
     outcome: Outcome
     reason: str
     public_key: str
+    member: bool = True
 
     def text(self) -> str:
         """The decision as part of a sentence.
@@ -79,8 +83,11 @@ class OperatorLog:
     def read(self) -> None:
         """Read the decisions, after a transaction that called `write`."""
         with self._database.transaction() as db:
-            rows = db.execute("SELECT device, outcome, reason, public_key FROM decisions")
-            self.decisions = {device: Decision(*rest) for device, *rest in rows}
+            rows = db.execute("SELECT device, outcome, reason, public_key, member FROM decisions")
+            self.decisions = {
+                device: Decision(outcome, reason, public_key, bool(member))
+                for device, outcome, reason, public_key, member in rows
+            }
 
     def write(self, db: sqlite3.Connection, action: Action) -> None:
         """Write an action and its decision in the transaction of `db`."""
@@ -92,8 +99,8 @@ class OperatorLog:
         if action.then is not None:
             then = action.then
             db.execute(
-                "INSERT INTO decisions VALUES (?, ?, ?, ?)",
-                (action.target, then.outcome, then.reason, then.public_key),
+                "INSERT INTO decisions VALUES (?, ?, ?, ?, ?)",
+                (action.target, then.outcome, then.reason, then.public_key, then.member),
             )
 
     def record(self, action: Action, also: Also = lambda db: None) -> None:
@@ -103,11 +110,17 @@ class OperatorLog:
             also(db)
         self.read()
 
-    def banned(self, public_key: str) -> Decision | None:
-        """The decision that bans the device with this key, or None."""
-        decisions = self.decisions.values()
-        keys = {d.public_key: d for d in decisions if d.outcome == BANNED}
-        return keys.get(public_key)
+    def end_pause(self, db: sqlite3.Connection, device: str) -> None:
+        """Forget the pause of a `device` that leaves, in the transaction of `db`."""
+        db.execute("DELETE FROM decisions WHERE device = ? AND outcome = ?", (device, PAUSED))
+
+    def banned(self, public_key: str) -> dict[str, Decision]:
+        """The bans of devices with this key, by device."""
+        return {
+            device: decision
+            for device, decision in self.decisions.items()
+            if decision.outcome == BANNED and decision.public_key == public_key
+        }
 
     def entries(self, after: int, most: int, device: str | None = None) -> list[AuditEntry]:
         """Up to `most` entries of the audit log.

@@ -50,7 +50,9 @@ HISTORY_6 = """CREATE TABLE history (
 OPERATION = (
     """CREATE TABLE decisions (
     device TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL,
-    public_key TEXT NOT NULL)""",
+    public_key TEXT NOT NULL,
+    member INTEGER NOT NULL  -- whether it was a member before
+    )""",
     """CREATE TABLE audit (
     number INTEGER PRIMARY KEY,
     at REAL NOT NULL,  -- seconds since 1970

@@ -5,12 +5,11 @@ leaves no second entry.
 """
 
 import logging
-import sqlite3
 from collections.abc import Callable
 from functools import partial
 
 from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol.fleet import LEFT
+from device_agent.formats.protocol.fleet import LEFT, STOPPED
 from toolkit.coordinator.database.device_registry import Device, label
 from toolkit.coordinator.database.operator_log import (
     BANNED,
@@ -28,8 +27,6 @@ from toolkit.coordinator.requests.membership import Membership
 
 logger = logging.getLogger(__name__)
 
-Write = Callable[[sqlite3.Connection], None]
-
 
 class DeviceActions(Membership, DeviceTroubles):
     """Acts on devices for the operator."""
@@ -44,8 +41,8 @@ class DeviceActions(Membership, DeviceTroubles):
         actions: dict[ActionName, Callable[[Device, str, str], None]] = {
             "pause": self._pause,
             "resume": self._end_pause,
-            "remove": partial(self._exclude, outcome=REMOVED),
-            "ban": partial(self._exclude, outcome=BANNED),
+            "remove": self._remove,
+            "ban": self._ban,
             "let-in": self._let_in,
         }
         with self.lock:
@@ -77,24 +74,28 @@ class DeviceActions(Membership, DeviceTroubles):
         bundle = self.bundles.get(self.submodel(device), {})
         failed = device.id in self.store.open_round.failures(self.rounds.round)
         self.rounds.unpause(device.id, bundle[MANIFEST].sha256 if bundle and not failed else None)
-        activity = self.activity[device.id]
+        activity, stopped = self.activity[device.id], self.store.stopped.reasons()
         activity.state, activity.note = "waiting", None
+        if device.id in stopped:
+            activity.state, activity.note = STOPPED, stopped[device.id]
         self._log(device, "is no longer paused")
 
-    def _exclude(self, device: Device, reason: str, who: str, outcome: Outcome) -> None:
-        """End the membership of `device`: its secret is void, and its place is free.
+    def _remove(self, device: Device, reason: str, who: str) -> None:
+        """End the membership of `device`: its secret is void, and its place is free."""
+        if not device.has_left or device.forgotten:
+            self._exclude(device, "remove", reason, who, REMOVED)
 
-        If it is banned, its key can no longer join.
-        """
-        decision = self.decision(device)
-        if decision is not None and decision.outcome in (outcome, BANNED):
-            return
-        if device.has_left and not device.forgotten and outcome == REMOVED:
-            return
-        verb = "remove" if outcome == REMOVED else "ban"
-        write = partial(
-            self.store.operator_log.write, action=self._action(verb, device, reason, who, outcome)
-        )
+    def _ban(self, device: Device, reason: str, who: str) -> None:
+        """Remove `device`, and refuse its key. A device that joined again with it is banned too."""
+        same = self.store.registry.member_with_key(device.public_key)
+        for banned in (device, same):
+            decision = None if banned is None else self.decision(banned)
+            if banned is not None and (decision is None or decision.outcome != BANNED):
+                self._exclude(banned, "ban", reason, who, BANNED)
+
+    def _exclude(self, device: Device, verb: str, reason: str, who: str, outcome: Outcome) -> None:
+        action = self._action(verb, device, reason, who, outcome)
+        write = partial(self.store.operator_log.write, action=action)
         self.end_membership(device, also=write)
         self.store.operator_log.read()
         self.store.release_reports.forget(device.id)
@@ -103,25 +104,30 @@ class DeviceActions(Membership, DeviceTroubles):
         self._log(device, f"was {note}")
 
     def _let_in(self, device: Device, reason: str, who: str) -> None:
-        """Lift the decision about `device`. It is a member again if a place is free.
+        """Lift the decision about `device`, and every ban of its key.
 
-        Otherwise it may join again with a token.
+        A device that was removed is a member again if a place is free. Otherwise it may join again
+        with a token.
         """
-        decision = self.decision(device)
+        log, decision = self.store.operator_log, self.decision(device)
         if decision is None:
             return
         if decision.outcome == PAUSED:
             self._end_pause(device, reason, who)
             return
+        for banned in log.banned(device.public_key).keys() - {device.id}:
+            other = self.store.registry.device(banned)
+            self._record("let-in", other, reason, who, None)
+            self.activity[banned].note = None
         action = self._action("let-in", device, reason, who, None)
-        back = self.store.registry.come_back(
-            device.id, partial(self.store.operator_log.write, action=action)
+        back = decision.member and self.store.registry.come_back(
+            device.id, partial(log.write, action=action)
         )
         if back:
-            self.store.operator_log.read()
+            log.read()
             self.enter(self.store.registry.device(device.id), "is let in again")
         else:
-            self.store.operator_log.record(action)
+            log.record(action)
             self.activity[device.id].note = None
             self._log(device, "may join again")
 
@@ -133,7 +139,9 @@ class DeviceActions(Membership, DeviceTroubles):
     def _action(
         self, name: str, device: Device, reason: str, who: str, outcome: Outcome | None
     ) -> Action:
-        then = None if outcome is None else Decision(outcome, reason, device.public_key)
+        before = self.decision(device)
+        member = not device.has_left or (before is not None and before.member)
+        then = None if outcome is None else Decision(outcome, reason, device.public_key, member)
         return Action(name, device.id, who, reason, then)
 
     def _check_member(self, device: Device, what: str) -> None:

@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
@@ -83,6 +84,7 @@ class Membership(FederationState):
         with self.lock:
             if not self.store.used_joins.take(signed, now, VALID_S):
                 raise used_join()
+            self._check_not_banned(request.public_key)  # since the plan was made
             with self._saying_if_finished():
                 device, secret = self.store.registry.enrol(
                     token,
@@ -110,8 +112,7 @@ class Membership(FederationState):
 
     def _check_not_banned(self, public_key: str) -> None:
         """Raise RefusalError (403) if the operator has banned the device with this key."""
-        decision = self.store.operator_log.banned(public_key)
-        if decision is not None:
+        for decision in self.store.operator_log.banned(public_key).values():
             raise forbidden(
                 "This device was {decision}.", code="join.banned", decision=decision.text()
             )
@@ -216,8 +217,10 @@ class Membership(FederationState):
 
     def leave(self, device: Device) -> None:
         """End the membership of `device`: its secret is void and its place is free."""
+        log = self.store.operator_log
         with self.lock:
-            self.end_membership(device)
+            self.end_membership(device, also=partial(log.end_pause, device=device.id))
+            log.read()
             self.store.release_reports.forget(device.id)
             self.activity[device.id] = DeviceActivity(self.clock(), LEFT)
             self._log_membership(device, "has left")
@@ -235,7 +238,8 @@ class Membership(FederationState):
             return
         with self.lock:
             oldest = self.clock() - limit
-            for name in [n for n in self.rounds.devices if self.activity[n].seen_at < oldest]:
+            present = self.rounds.devices - self.rounds.paused  # the operator keeps their places
+            for name in [n for n in present if self.activity[n].seen_at < oldest]:
                 device = self.store.registry.device(name)
                 self.end_membership(device, forgotten=True)
                 self.activity[name].state, self.activity[name].note = ABSENT, None
