@@ -76,7 +76,10 @@ def devices(
     federation: Path | None,
     as_json: bool,
 ) -> None:
-    """List the devices of a running federation, in the order in which they joined."""
+    """List the devices of a running federation.
+
+    They are in the order in which they joined.
+    """
     from toolkit.cli.printed.fleet_table import show_devices
 
     page = _client(federation).devices(start, most, kind, state, search)
@@ -91,7 +94,10 @@ def devices(
 @_federation
 @_as_json
 def status(watch: bool, federation: Path | None, as_json: bool) -> None:
-    """Show a running federation: the round, the quality of the model, and every device."""
+    """Show the round, the model and the devices.
+
+    Shows them for a running federation.
+    """
     from device_agent.federation.fleet_status import lines
 
     client = _client(federation)
@@ -111,9 +117,10 @@ def status(watch: bool, federation: Path | None, as_json: bool) -> None:
 @_federation
 @_as_json
 def device(name: str, federation: Path | None, as_json: bool) -> None:
-    """Show one device: its machine, its last updates, and what the operator did with it.
+    """Show the device NAME of a running federation.
 
-    NAME is its id, such as board-1.
+    NAME is its id, such as board-1. Shows its machine, its last updates, and what the operator did
+    with it.
     """
     from toolkit.cli.printed.fleet_table import show_device
 
@@ -131,7 +138,7 @@ def device(name: str, federation: Path | None, as_json: bool) -> None:
 @_federation
 @_as_json
 def audit(after: int, federation: Path | None, as_json: bool) -> None:
-    """Print the audit log: every action of the operator, with its reason.
+    """Print every action of the operator, with its reason.
 
     Prints at most 1,000 entries. Use --after to print the next ones.
     """
@@ -163,9 +170,9 @@ def close_round(reason: str, federation: Path | None) -> None:
 @_reason
 @_federation
 def extend_round(seconds: float, reason: str, federation: Path | None) -> None:
-    """Let the open round end SECONDS from now, unless all updates come earlier.
+    """Let the open round end SECONDS from now.
 
-    Later rounds have the deadline of the federation's file again.
+    It ends earlier if all updates have come.     Later rounds have the deadline of the federation's file again.
     """
     client = _client(federation)
     round_ = client.status().round
@@ -193,7 +200,7 @@ def _action(name: "Action", text: str) -> click.Command:
 
 pause = _action(
     "pause",
-    "Give devices no more work, for example because their data are wrong.\n\n"
+    "Give devices no more work.\n\n"
     "They keep their places. An update that has come for the open round counts.",
 )
 resume = _action("resume", "Let paused devices take part again, also in the open round.")
@@ -205,7 +212,7 @@ remove = _action(
 )
 ban = _action(
     "ban",
-    "End the membership of devices, and refuse their keys when they join again.\n\n"
+    "Remove devices, and refuse their keys.\n\n"
     "Who holds a join token can still join with a new key.",
 )
 let_in = _action(
