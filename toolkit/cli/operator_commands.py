@@ -4,7 +4,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +29,13 @@ _reason = click.option(
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
+def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:
+    """Check that no name is empty."""
+    if "" in (given if isinstance(given, tuple) else (given,)):
+        raise click.BadParameter("a device's id is not empty; `edgetailor devices` lists all.")
+    return given
+
+
 @click.command()
 @click.argument("url")
 @click.option(
@@ -49,8 +56,13 @@ def login(url: str, token_file: Path, certificate: str | None) -> None:
     """
     from device_agent.cli.token_file import read_token
     from toolkit.coordinator.operation.operator_client import OperatorClient
-    from toolkit.coordinator.operation.saved_login import Login, save_login
+    from toolkit.coordinator.operation.saved_login import Login, is_loopback, save_login
 
+    if url.startswith("http://") and not is_loopback(url):
+        click.echo(
+            f"{url} is not encrypted: whoever reads the network gets the token. Better use https.",
+            err=True,
+        )
     saved = Login(url=url, token=read_token(token_file), certificate=certificate)
     total = OperatorClient(saved.url, saved.token, saved.certificate).devices(most=1).total
     path = save_login(saved)
@@ -113,7 +125,7 @@ def status(watch: bool, federation: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", callback=_named)
 @_federation
 @_as_json
 def device(name: str, federation: Path | None, as_json: bool) -> None:
@@ -166,25 +178,26 @@ def close_round(reason: str, federation: Path | None) -> None:
 
 
 @click.command()
-@click.argument("seconds", type=click.FloatRange(0, 30 * 86400))
+@click.argument("seconds", type=click.IntRange(0, 30 * 86400))
 @_reason
 @_federation
-def extend_round(seconds: float, reason: str, federation: Path | None) -> None:
+def extend_round(seconds: int, reason: str, federation: Path | None) -> None:
     """Let the open round end SECONDS from now.
 
-    It ends earlier if all updates have come.     Later rounds have the deadline of the federation's file again.
+    It ends earlier if all updates have come. Later rounds have the deadline of the federation's
+    file again.
     """
     client = _client(federation)
     round_ = client.status().round
     client.end_round_after(round_, seconds, reason)
-    click.echo(f"Round {round_} ends in {seconds:g} s at the latest.", err=True)
+    click.echo(f"Round {round_} ends in {seconds} s at the latest.", err=True)
 
 
 def _action(name: "Action", text: str) -> click.Command:
     """The command that carries out the action `name`."""
 
     @click.command(name, help=text)
-    @click.argument("names", metavar="NAME...", nargs=-1, required=True)
+    @click.argument("names", metavar="NAME...", nargs=-1, required=True, callback=_named)
     @_reason
     @_federation
     def act(names: tuple[str, ...], reason: str, federation: Path | None) -> None:

@@ -9,23 +9,28 @@ from toolkit.coordinator.http.certificates import certificate_of
 from toolkit.coordinator.join_links import ADDRESS
 from toolkit.coordinator.operation.saved_login import Login
 from toolkit.coordinator.startup_message import OPERATOR
+from toolkit.coordinator.storage.folder_lock import FolderLock
 
 
 def local_login(federation: Path) -> Login:
     """The login of a federation that runs on this machine, from its file or state folder.
 
-    Raises InputError if it has never run, or if its files cannot be read.
+    Raises InputError if `edgetailor serve` does not run it, or if its files cannot be read.
     """
-    state = state_folder(federation)
-    address = state / ADDRESS
-    try:
-        url = address.read_text().strip()
-    except OSError:
+    if not federation.exists():
         raise InputError(
-            "{path} cannot be read: `edgetailor serve` writes it when it starts. Start it first.",
+            "{path} does not exist. Give the federation's file or its state folder.",
+            code="state.no-federation",
+            path=str(federation),
+        )
+    state = state_folder(federation)
+    if not (state / ADDRESS).is_file() or not _is_served(state):
+        raise InputError(
+            "`edgetailor serve` does not run on the state folder {path}. Start it first.",
             code="state.not-served",
-            path=str(address),
-        ) from None
+            path=str(state),
+        )
+    url = (state / ADDRESS).read_text().strip()
     certificate = None
     if url.startswith("https:"):
         certificate = certificate_of(load_federation(federation))
@@ -34,3 +39,15 @@ def local_login(federation: Path) -> Login:
         token=read_token(state / OPERATOR),
         certificate=None if certificate is None else certificate.fingerprint,
     )
+
+
+def _is_served(state: Path) -> bool:
+    """Whether a process holds the lock of the state folder.
+
+    Otherwise another program may listen at the address, and would get the operator's token.
+    """
+    try:
+        FolderLock(state).release()
+    except InputError:
+        return True
+    return False

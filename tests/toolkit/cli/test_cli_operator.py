@@ -123,6 +123,11 @@ def test_log_in_from_elsewhere(served: Served, tmp_path: Path) -> None:
     sentence = refusal(run(away, "login", server.url, "--token-file", kind_token), 6)
     assert sentence.startswith("Only the operator may do this: give the token in operator.token")
     assert file.read_bytes() == before
+    file.chmod(0o640)
+    assert "Others can read the operator's token" in refusal(run(away, "devices"))
+    file.chmod(0o600)
+    file.write_text(file.read_text().replace('"version":1', '"version":2'))
+    assert "Run `edgetailor login` again." in refusal(run(away, "devices"))
     file.write_text("{")
     assert "Run `edgetailor login` again." in refusal(run(away, "devices"))
 
@@ -136,11 +141,20 @@ def test_a_refused_action_is_one_sentence(served: Served) -> None:
     assert sentence.startswith("This federation has no device 'desktop'")
 
 
-def test_a_federation_that_does_not_run(tmp_path: Path) -> None:
+def test_a_federation_that_does_not_run_gets_no_token(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    sentence = refusal(run(tmp_path, "devices", "--federation", "fleet.toml"))
-    assert "`edgetailor serve` writes it when it starts. Start it first." in sentence
+    stopped = "`edgetailor serve` does not run on the state folder"
+    assert stopped in refusal(run(tmp_path, "devices", "--federation", "fleet.toml"))
     with running(config):
         pass
-    sentence = refusal(run(tmp_path, "devices", "--federation", "fleet.toml"), 6)
-    assert "Check the URL, and that `edgetailor serve` runs there." in sentence
+    # The file with the address stays. Another program may listen there now.
+    assert (config.state / "address").exists()
+    assert stopped in refusal(run(tmp_path, "devices", "--federation", "fleet.toml"))
+    assert "does not exist" in refusal(run(tmp_path, "devices", "--federation", "fleet.tom"))
+
+
+def test_arguments_are_checked_first(tmp_path: Path) -> None:
+    for name in ("device", "pause"):
+        reason = () if name == "device" else ("--reason", "x")
+        assert "a device's id is not empty" in refusal(run(tmp_path, name, "", *reason))
+    assert "not a valid integer" in refusal(run(tmp_path, "extend-round", "nan", "--reason", "x"))

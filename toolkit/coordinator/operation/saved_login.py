@@ -1,7 +1,11 @@
 """The coordinator that `edgetailor login` saved, for commands on other machines."""
 
+import ipaddress
 import os
+import stat
 from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -13,7 +17,7 @@ from profiles.errors import InputError
 class Login(Struct, frozen=True, kw_only=True):
     """A coordinator's URL, the operator's token, and the fingerprint of its certificate."""
 
-    version: int = 1
+    version: Literal[1] = 1
     url: str
     token: str
     certificate: str | None = None
@@ -25,6 +29,20 @@ def login_file() -> Path:
     return Path(home) / "edgetailor" / "login.json"
 
 
+def is_loopback(url: str) -> bool:
+    """Whether `url` is on this machine.
+
+    Examples:
+        >>> is_loopback("http://127.0.0.1:8123"), is_loopback("http://fleet.example.org")
+        (True, False)
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def save_login(login: Login) -> Path:
     """Write `login` to its file, which only its owner can read. Returns the path."""
     path = login_file()
@@ -34,8 +52,19 @@ def save_login(login: Login) -> Path:
 
 
 def saved_login() -> Login:
-    """Read the saved login. Raises InputError if there is none, or if it is damaged."""
+    """Read the saved login.
+
+    Raises InputError if there is none, if it is damaged, or if others can read its file.
+    """
     path = login_file()
+    if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise InputError(
+            "Others can read the operator's token in {path}. Run `chmod 600 {path}`; if somebody "
+            "may have read it, remove operator.token from the state folder and start `edgetailor "
+            "serve` again: it makes a new token.",
+            code="login.readable-by-others",
+            path=str(path),
+        )
     try:
         return msgspec.json.decode(path.read_bytes(), type=Login)
     except FileNotFoundError:
