@@ -66,13 +66,13 @@ class NotPossible:
 
 @dataclass(frozen=True)
 class CutPlace:
-    """A place to cut a model, and the slice after it for one batch.
+    """A place to cut a model, with figures of the slice after it.
 
     Attributes:
         module: The slice's first module with parameters. If the slice first reads a parameter of
             the model itself, the name of this parameter.
         params: Trained parameters of the slice.
-        activations: Output elements of its convolution and linear layers.
+        activations: Output elements of its convolution and linear layers for one batch.
         capacity: Trained parameters plus activations, divided by those of the full model.
         recorded: Numbers that the device stores on disk for each sample.
     """

@@ -54,9 +54,10 @@ def parse_augmentation(text: str) -> Augmentation:
         except ValueError:
             pass
     raise InputError(
-        "Unknown augmentation {given!r}. It must be one of {forms}, where N is a number of places "
-        "from 1. For a series write where its steps are: shift:N:first for samples (steps, "
-        "columns), shift:N:last for (columns, steps).",
+        "Unknown augmentation {given!r}. It must be one of {forms}. N is the most pixels or steps "
+        "that change, at least 1; STD is a standard deviation. For shift and mask of a time "
+        "series, also name the axis of the steps: shift:N:first for samples (steps, columns), "
+        "shift:N:last for (columns, steps).",
         code="option.invalid-value",
         option="augment",
         given=text[:40],

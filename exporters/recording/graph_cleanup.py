@@ -202,7 +202,7 @@ def retype_zeros(graph: GraphModule, recurrent: Node) -> None:
 
 
 def only_counts(graph: GraphModule, node: Node) -> bool:
-    """Whether `node` adds to an integer buffer that nothing but such additions reads."""
+    """Whether `node` adds to an integer buffer, and only such additions read this buffer."""
     counts, counter = is_batch_counter(graph, node), node
     while counts and counter.op != "get_attr":
         counter = counter.args[0]  # type: ignore[assignment]

@@ -30,11 +30,11 @@ def compare(runs: Sequence[Path], by: str | None, curves: Path | None, as_json: 
     `final` and `best` are accuracies of the global model (losses of a regression). `own` is the
     accuracy of the clients' own models after training, on the samples that `validation` holds out.
     `sent` counts the bytes in both directions. `time` is how long the simulation took, `simulated`
-    how long the rounds would take on devices with a `profile`. For a regression the table also has
-    `RMSE` and `MAE` of the last round, and for a loss with metrics the metrics.
+    how long the rounds would take on devices with a `profile`. For a regression the table also
+    shows `RMSE` and `MAE` of the last round. If the loss has metrics, it shows them too.
 
-    --by device shows how the clients of the last round judge the model that they received, which is
-    that of the round before. This needs a table [evaluation] in the federation's file.
+    --by device shows how the clients of the last round judge the global model that they received,
+    the result of the round before. This needs a table [evaluation] in the federation's file.
     """
     from toolkit.cli.printed.comparison_table import (
         show_by_class,

@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
 MOST = click.IntRange(1, 1000)
 WATCH_S = 2.0
+MOST_LETTERS = 200
+"""As in toolkit/coordinator/operation/messages.py, which takes long to import."""
 
 _federation = click.option(
     "--federation",
     type=click.Path(path_type=Path),
     help="File or state folder of a federation that `edgetailor serve` runs on this machine. "
     "Default: the coordinator of `edgetailor login`.",
-)
-_reason = click.option(
-    "--reason", required=True, help="Reason for the action. It stays in the audit log."
 )
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -34,6 +33,21 @@ def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:
     if "" in (given if isinstance(given, tuple) else (given,)):
         raise click.BadParameter("a device's id is not empty; `edgetailor devices` lists all.")
     return given
+
+
+def _text(context: click.Context, option: click.Parameter, given: str) -> str:
+    """Check that a reason is one line of text."""
+    if not given.isprintable() or not 0 < len(given) <= MOST_LETTERS:
+        raise click.BadParameter(f"write one line of 1 to {MOST_LETTERS} letters.")
+    return given
+
+
+_reason = click.option(
+    "--reason",
+    required=True,
+    callback=_text,
+    help="Reason for the action. It stays in the audit log.",
+)
 
 
 @click.command()

@@ -133,10 +133,11 @@ def unknown(submodel: str, strength: float) -> Candidate:
 
 
 def nearest_computed(excluded: list[Entry], look: Look, budgets: Budgets) -> tuple[Entry, ...]:
-    """Compute the entry of `excluded` that probably exceeds the budgets least; returns all entries.
+    """Look at the entry of `excluded` that probably exceeds the budgets least until it is computed.
 
-    The budgets that it needs can then be named. To compare the entries, activations count as
-    memory, although a step may not keep all of them.
+    A message can then name the budgets that this entry needs. The result begins with it; the others
+    follow, without those that turned out to be impossible. To compare the entries, activations
+    count as memory, although a step may not keep all of them.
     """
 
     def distance(entry: Entry) -> float:

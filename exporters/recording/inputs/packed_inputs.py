@@ -148,8 +148,8 @@ def check_one_input(model: nn.Module) -> None:
     if len(required) > 1 and not parts_of_model(model):
         raise ModelError(
             "{model}.forward takes {inputs} inputs: {takes}. Give each its shape: --input "
-            "NAME:SHAPE, or --input NAME:SHAPE:int64 for ids, in place of --input-shape (in Python "
-            "pack_inputs, in a federation's file inputs).",
+            "NAME:SHAPE, or --input NAME:SHAPE:int64 for ids, in place of --input-shape. In "
+            "Python, use `pack_inputs`; in a federation's file, use the key `inputs`.",
             code="model.inputs",
             model=type(model).__name__,
             inputs=len(required),

@@ -165,9 +165,10 @@ def getitem(func: Any, x: Tensor, index: Any) -> Any:
     if not isinstance(index, str):
         return func(x, index)
     raise ModelError(
-        "The model takes an input {name!r} from a dictionary{place}. Give the shape of each input: "
-        "--input NAME:SHAPE, or --input NAME:SHAPE:int64 for ids, in place of --input-shape (in "
-        "Python pack_inputs, in a federation's file inputs).",
+        "The model reads the input {name!r} from a dictionary{place}. Give the shape of each "
+        "input: --input NAME:SHAPE, or --input NAME:SHAPE:int64 for ids, in place of "
+        "--input-shape. In Python, use `pack_inputs`; in a federation's file, use the key "
+        "`inputs`.",
         code="model.inputs",
         name=index,
         place=called_place(),

@@ -82,8 +82,8 @@ def test_several_inputs_from_inspect_to_deploy(seed: int, tmp_path: Path) -> Non
     )
     assert refused(tmp_path, "inspect", TOWERS, "--input-shape", "4") == (
         "TwoTowers.forward takes 3 inputs: user, item, numbers. Give each its shape: --input "
-        "NAME:SHAPE, or --input NAME:SHAPE:int64 for ids, in place of --input-shape (in Python "
-        "pack_inputs, in a federation's file inputs)."
+        "NAME:SHAPE, or --input NAME:SHAPE:int64 for ids, in place of --input-shape. In Python, "
+        "use `pack_inputs`; in a federation's file, use the key `inputs`."
     )
     assert run(tmp_path, "inspect", TOWERS, *INPUTS) == SEVERAL_INPUTS
     assert sum(own.numel() for own in two_towers().parameters()) == 507
@@ -185,7 +185,8 @@ def test_changes_of_samples(tmp_path: Path) -> None:
     points = ("own_losses:Points", "--input-shape", "2,5,7", "--loss", "dice", "--batch", 4)
     assert refused(tmp_path, "export", *points, "--augment", "turn", "--out", "b") == (
         "Unknown augmentation 'turn'. It must be one of flip, flip-vertical, shift:N, noise:STD, "
-        "mask:N, where N is a number of places from 1. For a series write where its steps are: "
+        "mask:N. N is the most pixels or steps that change, at least 1; STD is a standard "
+        "deviation. For shift and mask of a time series, also name the axis of the steps: "
         "shift:N:first for samples (steps, columns), shift:N:last for (columns, steps)."
     )
     towers = (TOWERS, *INPUTS, "--augment", "noise:0.1", "--batch", 4)

@@ -158,3 +158,6 @@ def test_arguments_are_checked_first(tmp_path: Path) -> None:
         reason = () if name == "device" else ("--reason", "x")
         assert "a device's id is not empty" in refusal(run(tmp_path, name, "", *reason))
     assert "not a valid integer" in refusal(run(tmp_path, "extend-round", "nan", "--reason", "x"))
+    for wrong in ("", "two\nlines", "x" * 201, "\udcff", "\x1b[31mred"):
+        said = refusal(run(tmp_path, "pause", "a", "--reason", wrong))
+        assert "write one line of 1 to 200 letters" in said

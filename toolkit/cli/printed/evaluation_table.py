@@ -158,7 +158,10 @@ def remarks(document: "EvaluationDocument") -> Iterable[str]:
 
 
 def shown_classes(document: "EvaluationDocument") -> list[int]:
-    """The classes of the table without a matrix."""
+    """The classes to print where no confusion matrix is printed.
+
+    These are all, or the LOWEST least accurate ones if there are more than ROWS.
+    """
     classes = document.classes or ()
     if len(classes) <= ROWS:
         return list(range(len(classes)))

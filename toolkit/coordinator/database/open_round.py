@@ -31,7 +31,7 @@ class OpenRound:
         self, db: sqlite3.Connection, round_: int, closes_at: float, seconds: float
     ) -> None:
         """Let `round_` end at `closes_at`, `seconds` from now, in the transaction of `db`."""
-        db.execute("UPDATE openings SET closes_at = ? WHERE round = ?", (closes_at, round_))
+        db.execute("INSERT OR REPLACE INTO openings VALUES (?, ?)", (round_, closes_at))
         moved = (_MOVED, f"{round_} {seconds}")
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", moved)
 

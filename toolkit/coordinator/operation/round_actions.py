@@ -26,7 +26,8 @@ class RoundActions(FederationState):
             if updates < needed:
                 raise conflict(
                     "Round {round} has {counted}, and needs {needed} (`min_updates`, `quorum`). "
-                    "Wait for more, or pause the devices that do not come.",
+                    "Wait for more. Unless `min_updates` asks for them, you can also pause devices "
+                    "that do not come.",
                     code="operator.too-few-updates",
                     round=round_,
                     counted=counted(updates, "update"),
