@@ -156,7 +156,7 @@ def test_what_cannot_be_done_is_refused_and_leaves_no_entry(fleet: Fleet) -> Non
             actor.act(name, "board-1", "x")
     url = f"{server.url}/v1/operator/devices/desktop-1/pause"
     headers = {"Authorization": f"Bearer {server.coordinator.operator_token}"}
-    for reason in ("", "x" * 201, 7):
+    for reason in ("", "x" * 201, 7, "a\nb", "\x1b[31mred", "\x9b31m"):
         answer = urllib3.request("POST", url, json={"reason": reason}, headers=headers)
         assert (answer.status, answer.json()["code"]) == (422, "client.bad-request")
     answer = urllib3.request("POST", f"{url}d", json={"reason": "x"}, headers=headers)

@@ -11,6 +11,8 @@ from toolkit.coordinator.database.operator_log import AuditEntry
 
 REASON_LENGTH = 200
 """The most characters of a reason."""
+ONE_LINE = "^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]*$"
+"""Without control characters, which could change a terminal or forge lines of a log."""
 
 MOST_SECONDS = 30 * 86400
 """The longest time to the end of a round."""
@@ -22,7 +24,7 @@ ACTIONS: tuple[Action, ...] = ("pause", "resume", "remove", "ban", "let-in")
 class Order(Struct, frozen=True, kw_only=True):
     """The operator's reason for an action. It is kept in the audit log and shown to the device."""
 
-    reason: Annotated[str, Meta(min_length=1, max_length=REASON_LENGTH)]
+    reason: Annotated[str, Meta(min_length=1, max_length=REASON_LENGTH, pattern=ONE_LINE)]
 
 
 class NewDeadline(Order, frozen=True, kw_only=True):
