@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -156,6 +157,16 @@ def _run(
     os.chdir(cwd)
     sys.argv = [name, *arguments]
     main()
+
+
+def evaluate_there(folder: Path, module: str, expression: str, sender: Connection) -> None:
+    """For `forked`: send what an expression over the names of a module in `folder` gives.
+
+    With it goes the hash of a string, which is another in each process that was not forked.
+    """
+    sys.path.insert(0, str(folder))
+    names = vars(importlib.import_module(module))
+    sender.send((hash("edgetailor"), repr(eval(expression, names))))
 
 
 STAGE = re.compile(r"\[ *\d+\.\d s\] ")

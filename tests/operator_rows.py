@@ -19,7 +19,7 @@ COMBINED = {
     ),
     "transposed convolution": ("no bias", "stride", "dilation", "groups", "depthwise", "1d"),
     "attention": (
-        *("scale", "without heads", "multi-head, no bias"),
+        *("plain", "causal", "scale", "without heads", "multi-head, no bias"),
         *("multi-head", "multi-head, causal"),
         *("encoder layer, norm first", "encoder layer, predicting"),
     ),
@@ -40,6 +40,7 @@ COMBINED = {
     "padding": ("zeros", "convolution that reflects"),
     "softmax": ("softmax over channels", "log-softmax over the last axis", "softmin"),
     "batch norm": ("batch norm 1d, predicting",),
+    "grid sampling": ("aligned corners", "affine"),
 }
 """Rows whose operators and options are also in other rows of their group."""
 

@@ -87,7 +87,11 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize("name", some_long(ROWS, *ELSEWHERE))
+# Those are traced with the decompositions of both runtimes below.
+WITH_A_RUNTIME = [name for name in COMBINED["convolution"] if "groups" not in name]
+
+
+@pytest.mark.parametrize("name", some_long(ROWS, *ELSEWHERE, *WITH_A_RUNTIME))
 def test_traced_gradient(name: str, seed: int) -> None:
     check_traced(ROWS[name], seed, {})
 

@@ -57,7 +57,8 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize("bidirectional", some_long([False, True], False))
 @pytest.mark.parametrize(
-    ("layer", "gates"), some_long([(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)], (nn.GRU, 3))
+    ("layer", "gates"),
+    some_long([(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)], (nn.RNN, 1), (nn.GRU, 3)),
 )
 def test_recurrent_layers_count_each_time_step(
     layer: type[nn.RNNBase], gates: int, bidirectional: bool

@@ -97,9 +97,10 @@ VARIANTS = [
 
 @pytest.mark.parametrize(
     ("kind", "variant"),
-    # The loops of a plain layer differ in their activation alone.
+    # The loops of a plain layer differ in their activation alone, and a GRU has one state, too.
     some_long(
-        itertools.product(KINDS, VARIANTS), *(("rnn relu", options) for options in VARIANTS[1:])
+        itertools.product(KINDS, VARIANTS),
+        *((kind, options) for kind in ("gru", "rnn relu") for options in VARIANTS[1:]),
     ),
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

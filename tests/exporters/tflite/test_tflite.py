@@ -66,9 +66,14 @@ TRAINING = training_config(PLAN)
 SPECS = ("full", "low-rank:0.5", "slice:residual")
 
 
-@pytest.mark.parametrize(
-    "group", some_long(ROWS, "attention", "max pooling", "transposed convolution")
+# Their operators are those of other groups, or those of few models.
+LONG = (
+    *("attention", "max pooling", "transposed convolution", "Fourier transform", "grid sampling"),
+    *("residual", "writes in place"),
 )
+
+
+@pytest.mark.parametrize("group", some_long(ROWS, *LONG))
 def test_gradients_on_litert(group: str, seed: int) -> None:
     check_on_litert(recorded(group, seed), seed)
 

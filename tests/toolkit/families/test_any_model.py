@@ -85,12 +85,12 @@ def build(name: str, spec: str, seed: int) -> Case:
 SLOW = {
     **dict.fromkeys(("unet", "segmentation"), (SPECS[1], SPECS[2], SPECS[4])),
     "called-twice": (SPECS[2], SPECS[4]),
-    "tied": (SPECS[1], SPECS[2]),
+    "tied": (SPECS[1], SPECS[2], SPECS[4]),
     "stock-transformer": SPECS,
     "transformer": (SPECS[1], SPECS[2], SPECS[4]),
     "tagger": (SPECS[1], SPECS[2], SPECS[4]),
-    "separable": (SPECS[2], SPECS[4]),
-    "signal": SPECS[4:],
+    "separable": (SPECS[1], SPECS[2], SPECS[4]),
+    "signal": (SPECS[2], SPECS[4]),
     "recurrent": (SPECS[1], SPECS[2], SPECS[4]),
 }
 CASES = [

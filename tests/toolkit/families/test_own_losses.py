@@ -24,6 +24,7 @@ from exporters.objectives.objective import objective
 from exporters.programs.program_identity import graphs_key
 from exporters.recording.capture import capture
 from oracles import batches_of, descend
+from parameters import some_long
 from phone_counts import Counts
 from refusals import refused
 from toolkit.coordinator.federation_config import load_config
@@ -188,7 +189,8 @@ def config(task: Task) -> TrainingConfig:
     return TrainingConfig(BATCH, learning_rate=RATE, momentum=MOMENTUM, loss=task.loss)
 
 
-@pytest.mark.parametrize("name", TASKS)
+# A device trains the long ones below.
+@pytest.mark.parametrize("name", some_long(TASKS, "detection", "multi-task"))
 def test_simulated_rounds_equal_a_plain_loop(name: str, seed: int, tmp_path: Path) -> None:
     task = TASKS[name]
     data = task.data(np.random.default_rng(seed))

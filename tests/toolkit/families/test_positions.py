@@ -176,6 +176,7 @@ def train(model: nn.Module, local: Device, truth: TRUTH) -> oracles.State:
             *(("sounds", "onnx"), ("sounds", "tflite")),
         ],
         *(("tagger", "onnx"), ("segmentation", "tflite"), ("sounds", "tflite")),
+        ("numbers", "onnx"),
     ),
 )
 def test_a_device_trains_and_judges_as_pytorch(

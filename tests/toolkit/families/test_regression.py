@@ -27,6 +27,7 @@ from edgetailor import Federation, TrainingConfig
 from exporters.export import Format, export
 from models_for_tests import CLASSES, INPUT_SHAPE
 from oracles import Device, Plan
+from parameters import some_long
 from profiles.errors import DataError
 from refusals import refused
 from toolkit.coordinator.sample_files import read_samples
@@ -120,7 +121,7 @@ def test_a_round_of_a_regression(seed: int, tmp_path: Path) -> None:
         fleet.evaluate(device.x, device.y[:, :2])
 
 
-@pytest.mark.parametrize("format", ["onnx", "tflite"])
+@pytest.mark.parametrize("format", some_long(["onnx", "tflite"], "tflite"))
 def test_devices_add_up_absolute_errors(tmp_path: Path, format: Format) -> None:
     fleet = federation(1)
     device, data = local_data(1, tmp_path)

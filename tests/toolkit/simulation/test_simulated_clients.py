@@ -45,7 +45,7 @@ CP = "cp:2.0,penalty=2.0,personal-steps=1,factor-steps=1,factor-rate=0.0001"
 PFEDME = "pfedme,penalty=2.0,personal-steps=2,local-rate=0.02"
 SMALL_SLICE = f"{SLICE},recording=float16,frozen=int8"
 FAMILIES = ("full,recompute=yes", LOW_RANK, SLICE, SMALL_SLICE, ROLLING, WIDTH, CP, CP, PFEDME)
-FEW = (SMALL_SLICE, ROLLING, CP, CP, CP, PFEDME)
+FEW = (SMALL_SLICE, ROLLING, ROLLING, CP, CP, CP)
 PLAIN = ("full", "full", LOW_RANK, LOW_RANK, SLICE, ROLLING, ROLLING, WIDTH)
 RANKS = {"strided": 2, "residual.conv": 2, "hidden": 2}  # a quarter of 8 outputs and 8 inputs
 

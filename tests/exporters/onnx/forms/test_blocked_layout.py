@@ -240,7 +240,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
-NAMES = some_long(MODELS, "depthwise, dilated", "hard", "points", "fits in part")
+NAMES = some_long(
+    MODELS,
+    *("depthwise, strided", "depthwise, dilated", "hard", "points", "fits in part", "normed first"),
+)
 """The long ones have what other models here have, too, or those of `drawn`."""
 
 

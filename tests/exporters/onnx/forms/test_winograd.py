@@ -93,7 +93,7 @@ def test_the_matrices_of_the_method(seed: int) -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some_long(MODELS, "few outputs"))
 def test_training_steps(name: str, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     build, shape, convolutions, gradients = MODELS[name]
