@@ -62,6 +62,8 @@ def clean_up(graph: GraphModule) -> None:
             continue
         if node.target is aten.cat.default:
             skip_empty(node)
+        if node.target is aten.detach_.default:  # of a constant; it changes no number
+            node.target = aten.detach.default
         if node.target is aten.rms_norm.default:
             fix_eps(node)
         if node.target is aten.linear.default:
@@ -236,14 +238,16 @@ def fold_double_constants(graph: GraphModule) -> None:
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or any(map(writes_in_place, node.users)):
             continue
-        if node.op == "get_attr" and value.dtype == torch.float64:
+        if node.op == "get_attr" and is_wide(value):
             known[node] = attribute(graph, str(node.target))
         elif can_fold(node, known):
             call = cast("OpOverload[..., Tensor]", node.target)
             args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
             known[node] = call(*args, **kwargs)
     for number, (node, value) in enumerate(known.items()):
-        if value.dtype != torch.float64 and not node.users.keys() <= known.keys():
+        of_complex = any(known[source].is_complex() for source in node.all_input_nodes)
+        kept = value.is_complex() or (value.dtype == torch.float64 and not of_complex)
+        if not kept and not node.users.keys() <= known.keys():
             name = f"folded_constant_{number}"
             graph.register_buffer(name, value.detach().clone(), persistent=False)
             with graph.graph.inserting_before(node):
@@ -320,7 +324,7 @@ def selects(node: Node) -> bool:
 def repeats_its_result(node: Node) -> bool:
     """Whether `node` calls an operator that draws no random numbers and writes to no tensor."""
     target = node.target
-    if target in (operator.getitem, aten.detach_.default):  # `detach_` changes no number
+    if target is operator.getitem:
         return True
     if not isinstance(target, OpOverload):
         return False
@@ -334,5 +338,10 @@ def can_fold(node: Node, known: dict[Node, Tensor]) -> bool:
     value = node.meta["val"]
     sources = node.all_input_nodes
     is_fixed = all(isinstance(size, int) for size in value.shape)
-    made_in_double = bool(sources) or value.dtype == torch.float64
+    made_in_double = bool(sources) or is_wide(value)
     return is_fixed and made_in_double and all(source in known for source in sources)
+
+
+def is_wide(value: Tensor) -> bool:
+    """Whether devices have no numbers of the type of `value`: float64 and complex numbers."""
+    return value.dtype == torch.float64 or value.is_complex()

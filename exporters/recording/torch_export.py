@@ -25,6 +25,7 @@ from exporters.recording.random_draws import (
     decides_at_random,
     draws_outside_torch,
 )
+from exporters.recording.replacements.complex_context import ComplexPairs
 from exporters.recording.replacements.custom_gradients import recorded_functions
 from exporters.recording.replacements.fourier import FOURIER
 from exporters.recording.replacements.recorded_forms import FORMS
@@ -49,7 +50,7 @@ def recording_context() -> Iterator[None]:
         without_layouts(),
         replaced_functions(),
         recorded_functions(),
-        uniform_draws(FORMS | FOURIER),
+        uniform_draws(FORMS | FOURIER, ComplexPairs),
     ):
         warnings.simplefilter("ignore")
         yield

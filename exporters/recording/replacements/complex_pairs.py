@@ -4,10 +4,12 @@ While a model is recorded, a Fourier transform is a product with constant matric
 is a `Pair`. A pair takes part in functions of torch and in arithmetic like a complex tensor.
 """
 
+import cmath
+import itertools
 import operator
 import traceback
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -15,18 +17,36 @@ from torch import Tensor
 from torch.nn import functional
 
 from exporters.programs import source_lines
+from exporters.recording.replacements.complex_elements import ELEMENTWISE, size
 from profiles.errors import ModelError
 
 BOTH = (
     *("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone"),
-    *("transpose", "permute", "movedim", "swapaxes", "t", "expand", "repeat", "narrow", "select"),
+    *("transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "ravel"),
+    *(
+        "expand",
+        "broadcast_to",
+        "repeat",
+        "tile",
+        "repeat_interleave",
+        "narrow",
+        "select",
+        "unfold",
+    ),
+    *("view_as", "reshape_as", "expand_as", "diagonal", "diag_embed", "tril", "triu", "trace"),
     *("roll", "flip", "fft_fftshift", "fft_ifftshift", "detach", "neg", "negative", "mean", "sum"),
-    *("split", "chunk", "unbind", "cat", "stack", "index_select", "gather", "zeros_like"),
+    *("split", "chunk", "tensor_split", "unbind", "index_select", "gather", "take_along_dim"),
+    *("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"),
     *("__getitem__", "diff", "cumsum"),
 )
 """Functions of torch that treat the real and the imaginary part alike."""
-BILINEAR = ("mul", "multiply", "matmul", "mm", "bmm", "einsum", "outer", "__matmul__")
-"""Functions whose result is linear in each of two operands."""
+MULTILINEAR = (
+    *("mul", "multiply", "__rmul__", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv"),
+    *("dot", "inner", "outer", "ger", "kron", "tensordot", "einsum"),
+)
+"""Functions whose result is linear in each operand."""
+WITH_BIAS = ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+"""Functions whose result is linear in the input and in the weight, with a bias."""
 
 
 class Pair:
@@ -44,8 +64,11 @@ class Pair:
 
     def __getattr__(self, name: str) -> Any:
         """A property or a method of tensors."""
-        if name in ("shape", "device", "ndim"):
+        if name in ("shape", "device", "ndim", "layout", "requires_grad"):
             return getattr(self.real, name)
+        if name in ("T", "mT", "H", "mH"):
+            sign = -1 if "H" in name else 1
+            return Pair(getattr(self.real, name), sign * getattr(self.imag, name))
         method = getattr(Tensor, name)  # an AttributeError names Tensor's missing attribute
         if not callable(method):
             raise unsupported(name)
@@ -63,6 +86,10 @@ class Pair:
     def dim(self) -> int:
         """The number of axes."""
         return self.real.dim()
+
+    def __len__(self) -> int:
+        """The size of the first axis."""
+        return len(self.real)
 
     def is_complex(self) -> bool:
         """True."""
@@ -105,19 +132,22 @@ class Pair:
 
     def __truediv__(self, other: Any) -> "Pair":
         """The quotient by a pair, a tensor or a number."""
-        if isinstance(other, Pair):
-            return self * reciprocal(other)
-        if isinstance(other, complex):
+        other = as_pairs(other)
+        if isinstance(other, Pair | complex):
             return self * (1 / other)
         return Pair(self.real / other, self.imag / other)
 
     def __rtruediv__(self, other: Any) -> "Pair":
         """The quotient of a tensor or a number by a pair."""
-        return product(operator.mul, reciprocal(self), other)
+        return product(operator.mul, self.reciprocal(), other)
 
     def __pow__(self, exponent: Any) -> "Pair":
-        """The power with a whole number."""
+        """The power."""
         return power(self, exponent)
+
+    def __rpow__(self, base: Any) -> "Pair":
+        """The power of a tensor or a number."""
+        return power(base, self)
 
     def __abs__(self) -> Tensor:
         """The magnitude."""
@@ -128,13 +158,24 @@ class Pair:
 
 def paired(value: Any) -> Pair:
     """`value` as a pair; the imaginary part of a real tensor or number is zero."""
+    value = as_pairs(value)
     if isinstance(value, complex):
         return Pair(value.real, value.imag)  # type: ignore[arg-type]  # numbers broadcast
     return value if isinstance(value, Pair) else Pair(value, 0 * value)
 
 
+def as_pairs(value: Any) -> Any:
+    """`value` with pairs in place of complex tensors."""
+    if isinstance(value, Tensor) and value.dtype.is_complex:
+        return Pair(value.real, value.imag)
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        return type(value)(map(as_pairs, value))
+    return value
+
+
 def product(multiply: Callable[[Any, Any], Any], a: Any, b: Any) -> Pair:
     """(a + bi)(c + di) = (ac - bd) + (ad + bc)i for a bilinear `multiply`."""
+    a, b = as_pairs(a), as_pairs(b)
     if not isinstance(b, Pair | complex):
         return Pair(multiply(a.real, b), multiply(a.imag, b))
     if not isinstance(a, Pair | complex):
@@ -147,28 +188,89 @@ def compute(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """What `func`, the function of torch named `name`, returns for these arguments."""
     if name in SPECIAL:
         return SPECIAL[name](*args, **kwargs)
+    if name in ELEMENTWISE:
+        z, *rest = args or kwargs.values()
+        if isinstance(z, Pair) and not rest:
+            return Pair(*ELEMENTWISE[name](z.real, z.imag))
     if name in BOTH:
         first, second = (
-            func(*taken(args, part), **{key: taken(value, part) for key, value in kwargs.items()})
+            func(
+                *(taken(value, part) for value in args),
+                **{key: taken(value, part) for key, value in kwargs.items()},
+            )
             for part in ("real", "imag")
         )
         if isinstance(first, tuple | list):
             return tuple(map(Pair, first, second))
         return Pair(first, second)
-    if name in BILINEAR:
-        equation, operands = (args[:1], args[1:]) if name == "einsum" else ((), args)
-        if len(operands) == 2:
-            return product(partial(func, *equation), *operands)
+    if name in MULTILINEAR:
+        return multilinear(partial(func, **kwargs), args)
+    if name in WITH_BIAS:
+        return with_bias(func, name, *args, **kwargs)
+    if name in IN_PLACE and isinstance(args[0], Pair):
+        return in_place(args[0], compute(name[:-1], getattr(Tensor, name[:-1]), args, kwargs))
     raise unsupported(name)
 
 
+def multilinear(func: Callable[..., Any], operands: Iterable[Any]) -> Pair:
+    """`func`, which is linear in each operand: the sum over all choices of parts."""
+    given = [
+        each
+        for operand in operands
+        for each in (
+            operand if isinstance(operand, tuple | list) and pairs_in(operand) else [operand]
+        )
+    ]
+    several = [n for n, each in enumerate(given) if isinstance(each, Pair | complex)]
+    parts: list[Any] = [None, None]
+    for choice in itertools.product((0, 1), repeat=len(several)):
+        chosen = list(given)
+        for n, which in zip(several, choice, strict=True):
+            chosen[n] = given[n].imag if which else given[n].real
+        value, turns = func(*chosen), sum(choice)  # i^turns
+        value = -value if turns % 4 in (2, 3) else value
+        parts[turns % 2] = value if parts[turns % 2] is None else parts[turns % 2] + value
+    return Pair(*parts)
+
+
+def with_bias(
+    func: Any, name: str, input: Any, weight: Any, bias: Any = None, *given: Any, **more: Any
+) -> Pair:
+    """A linear layer or a convolution."""
+    result = multilinear(lambda x, w: func(x, w, None, *given, **more), (input, weight))
+    if bias is None:
+        return result
+    axes = 0 if name == "linear" else int(name[-2])
+    total: Pair = result + paired(bias).reshape(-1, *[1] * axes)
+    return total
+
+
+def in_place(z: Pair, result: Pair) -> Pair:
+    """Write `result` into `z`."""
+    z.real.copy_(result.real)
+    z.imag.copy_(result.imag)
+    return z
+
+
+def pairs_in(values: Iterable[Any]) -> bool:
+    """Whether one of `values` is a pair."""
+    return any(isinstance(value, Pair) for value in values)
+
+
 def taken(value: Any, part: str) -> Any:
-    """Replace each pair in `value` by its real or its imaginary part."""
-    if isinstance(value, Pair):
+    """`value` with the real or the imaginary part in place of each pair."""
+    if isinstance(value, Pair | complex):
         return getattr(value, part)
-    if isinstance(value, tuple | list):
-        return type(value)(taken(each, part) for each in value)
+    if isinstance(value, tuple | list) and pairs_in(value):
+        return [getattr(paired(each), part) for each in value]
     return value
+
+
+def knows(name: str) -> bool:
+    """Whether a function of torch with this `name` has a form here."""
+    return any(
+        name in names for names in (SPECIAL, ELEMENTWISE, BOTH, MULTILINEAR, WITH_BIAS, IN_PLACE)
+    )
 
 
 def unsupported(name: str) -> ModelError:
@@ -184,25 +286,13 @@ def unsupported(name: str) -> ModelError:
 
 
 def magnitude(z: Pair) -> Tensor:
-    """|z|; its gradient at zero is zero, as PyTorch's."""
-    size: Tensor = torch.linalg.vector_norm(torch.stack([z.real, z.imag], -1), dim=-1)
-    return size
+    """|z|."""
+    return size(z.real, z.imag)
 
 
 def view_as_real(z: Pair) -> Tensor:
     """Both parts along a new last axis."""
     return torch.stack([z.real, z.imag], -1)
-
-
-def conjugate(z: Pair) -> Pair:
-    """The conjugate."""
-    return Pair(z.real, -z.imag)
-
-
-def exponential(z: Pair) -> Pair:
-    """e^z."""
-    size = z.real.exp()
-    return Pair(size * z.imag.cos(), size * z.imag.sin())
 
 
 def added(a: Any, b: Any, alpha: float = 1) -> Pair:
@@ -223,24 +313,74 @@ def divided(a: Any, b: Any) -> Pair:
     return quotient
 
 
-def reciprocal(z: Pair) -> Pair:
-    """1 / z."""
-    square = z.real.square() + z.imag.square()
-    return Pair(z.real / square, -z.imag / square)
-
-
 def power(z: Any, exponent: Any) -> Pair:
-    """z^n for a whole number n, by squares."""
-    whole = isinstance(exponent, int | float) and exponent == int(exponent)
-    if not isinstance(z, Pair) or not whole:
-        raise unsupported("pow")
+    """z^n: by squares for a whole number n, else e^(n ln z)."""
+    if not isinstance(exponent, int | float) or exponent != int(exponent):
+        base = cmath.log(z) if isinstance(z, int | float | complex) else paired(z).log()
+        result: Pair = (paired(exponent) * base).exp()
+        return result
     n = abs(int(exponent))
     result = Pair(torch.ones_like(z.real), torch.zeros_like(z.imag))
-    factor = z if exponent >= 0 else reciprocal(z)
+    factor = z if exponent >= 0 else z.reciprocal()
     while n:
         result = result * factor if n % 2 else result
         factor, n = factor * factor, n // 2
     return result
+
+
+def chosen(condition: Tensor, a: Any, b: Any) -> Pair:
+    """`torch.where`."""
+    a, b = paired(a), paired(b)
+    return Pair(torch.where(condition, a.real, b.real), torch.where(condition, a.imag, b.imag))
+
+
+def filled(z: Pair, mask: Tensor, value: Any) -> Pair:
+    """`torch.masked_fill`."""
+    value = paired(value)
+    return Pair(z.real.masked_fill(mask, value.real), z.imag.masked_fill(mask, value.imag))
+
+
+def norm(z: Pair, *given: Any, **more: Any) -> Tensor:
+    """The norm of vectors or of all numbers."""
+    options = dict(zip(("ord", "dim", "keepdim"), given, strict=False)) | more
+    order = options.pop("ord", options.pop("p", None))
+    if order not in (None, 2, "fro"):
+        raise unsupported("norm")
+    found: Tensor = torch.linalg.vector_norm(magnitude(z), **options)
+    return found
+
+
+def variance(z: Pair, *given: Any, **more: Any) -> Tensor:
+    """`torch.var`: the mean square distance from the mean."""
+    return z.real.var(*given, **more) + z.imag.var(*given, **more)
+
+
+def multiplied(z: Pair, dim: int, keepdim: bool = False) -> Pair:
+    """`torch.prod` along an axis."""
+    total: Pair = reduce(operator.mul, z.unbind(dim))
+    if keepdim:
+        total = total.unsqueeze(dim)
+    return total
+
+
+def mixed(a: Any, b: Any, weight: Any) -> Pair:
+    """`torch.lerp`."""
+    between: Pair = paired(a) + (paired(b) - a) * weight
+    return between
+
+
+def created(name: str) -> Callable[..., Pair]:
+    """`torch.zeros`, `Tensor.new_zeros` and others named `name`, of a complex type or number."""
+    make = getattr(torch, name, None) or getattr(Tensor, name)
+
+    def create(*given: Any, dtype: torch.dtype | None = None, **more: Any) -> Pair:
+        kind = dtype.to_real() if dtype is not None and dtype.is_complex else dtype
+        real = make(*(taken(value, "real") for value in given), dtype=kind, **more)
+        if not any(isinstance(value, complex) for value in given):
+            return Pair(real, torch.zeros_like(real))
+        return Pair(real, make(*(taken(value, "imag") for value in given), dtype=kind, **more))
+
+    return create
 
 
 def padded(z: Pair, pad: Any, mode: str = "constant", value: Any = None) -> Pair:
@@ -254,11 +394,18 @@ def padded(z: Pair, pad: Any, mode: str = "constant", value: Any = None) -> Pair
     )
 
 
-def converted(z: Pair, *to: Any, **_: Any) -> Pair:
-    """`Tensor.to` another complex type or device: a graph has only one of each."""
-    if any(isinstance(kind, torch.dtype) and not kind.is_complex for kind in to):
-        raise unsupported("to")
-    return z
+def converted(z: Any, *to: Any, **more: Any) -> Any:
+    """`Tensor.to` and others: of a real type, the real part; of a complex one, a pair."""
+    for kind in (*to, *more.values()):
+        kind = kind.dtype if isinstance(kind, Tensor) else kind
+        if isinstance(kind, torch.dtype) and not kind.is_complex:
+            return z.real.to(kind)
+    return paired(z)
+
+
+def to_type(kind: torch.dtype) -> Callable[..., Any]:
+    """`Tensor.float` and others."""
+    return lambda z: converted(z, kind)
 
 
 def same(parts: Iterable[str]) -> dict[str, Callable[..., Any]]:
@@ -266,27 +413,43 @@ def same(parts: Iterable[str]) -> dict[str, Callable[..., Any]]:
     return {part: operator.attrgetter(part) for part in parts}
 
 
+CREATING = (
+    *("zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_like", "full_like"),
+    *("new_zeros", "new_ones", "new_empty", "new_full"),
+)
+"""Functions that make tensors."""
 SPECIAL: dict[str, Callable[..., Any]] = {
     **same(("real", "imag")),
     "abs": magnitude,
     "absolute": magnitude,
     "angle": lambda z: torch.atan2(z.imag, z.real),
-    "conj": conjugate,
-    "resolve_conj": lambda z: z,
-    "conj_physical": conjugate,
     "view_as_real": view_as_real,
-    "exp": exponential,
     "square": lambda z: z * z,
     "is_complex": lambda z: True,
     "numel": lambda z: z.real.numel(),
-    "add": added,
+    **dict.fromkeys(("add", "__radd__"), added),
     **dict.fromkeys(("sub", "subtract"), subtracted),
-    "rsub": lambda a, b, alpha=1: subtracted(b, a, alpha),
+    **dict.fromkeys(("rsub", "__rsub__"), lambda a, b, alpha=1: subtracted(b, a, alpha)),
     **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), divided),
-    "__rtruediv__": lambda a, b: divided(b, a),
-    "reciprocal": reciprocal,
+    **dict.fromkeys(("__rtruediv__", "__rdiv__"), lambda a, b: divided(b, a)),
     **dict.fromkeys(("pow", "__pow__"), power),
+    "__rpow__": lambda a, b: power(b, a),
+    **dict.fromkeys(("norm", "linalg_norm", "linalg_vector_norm"), norm),
+    "var": variance,
+    "std": lambda z, *given, **more: variance(z, *given, **more).sqrt(),
+    "prod": multiplied,
+    "vdot": lambda a, b: multilinear(torch.dot, (a.conj(), b)),
+    "linalg_multi_dot": lambda tensors: reduce(operator.matmul, tensors),
+    **dict.fromkeys(("addmm", "baddbmm"), lambda c, a, b: paired(c) + a @ b),
+    "addcmul": lambda c, a, b, value=1: paired(c) + a * b * value,
+    "where": chosen,
+    "masked_fill": filled,
+    "lerp": mixed,
     "pad": padded,
-    "to": converted,
+    **{name: created(name) for name in CREATING},
+    **dict.fromkeys(("to", "type"), converted),
+    **{name: to_type(getattr(torch, name)) for name in ("float", "double", "cfloat", "cdouble")},
 }
 """Functions of torch with a form of their own."""
+IN_PLACE = ("add_", "sub_", "mul_", "div_", "neg_", "masked_fill_")
+"""Methods that write the result of the function without the underscore."""

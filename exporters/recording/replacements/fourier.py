@@ -174,13 +174,6 @@ def stft(
     return Pair(real, imag) if return_complex else torch.stack([real, imag], -1)
 
 
-def zeros(func: Any, *size: Any, dtype: Any = None, **more: Any) -> Any:
-    """`torch.zeros`, also of a complex type."""
-    if dtype is None or not dtype.is_complex:
-        return func(*size, dtype=dtype, **more)
-    return Pair(*(func(*size, dtype=torch.float32, **more) for _ in range(2)))
-
-
 def as_complex(_: Any, input: Tensor) -> Pair:
     """`torch.view_as_complex`."""
     return Pair(input[..., 0], input[..., 1])
@@ -212,7 +205,6 @@ FOURIER: dict[Any, Replacement] = {
     torch.fft.ifftn: over_axes(None, ifft, None),
     torch.stft: stft,
     Tensor.stft: stft,
-    torch.zeros: zeros,
     torch.complex: real_and_imaginary,
     torch.view_as_complex: as_complex,
     torch.polar: polar,

@@ -186,14 +186,18 @@ DRAWS: dict[Any, Replacement] = {
 
 
 @contextmanager
-def uniform_draws(more: Mapping[Any, Replacement] | None = None) -> Iterator[None]:
+def uniform_draws(
+    more: Mapping[Any, Replacement] | None = None, context: type[Replacements] = Replacements
+) -> Iterator[None]:
     """Context in which models draw uniform numbers alone; `more` are other replacements.
+
+    The replacements are made by `context`.
 
     Distributions do not check the values of their parameters, because a recording has no values.
     """
     with (
         LOCK,
         patch.object(Distribution, "_validate_args", False),
-        Replacements(DRAWS | dict(more or {})),
+        context(DRAWS | dict(more or {})),
     ):
         yield
