@@ -23,7 +23,6 @@ SAMPLES, RATE, SEED = 8, 0.1, 5
 QUICK = [
     ("variational autoencoder", "onnx"),
     ("lstm cell in a loop", "tflite"),
-    ("graphsage", "tflite"),
     ("hypernetwork", "onnx"),
 ]
 ONNX_ONLY = [("autoencoder with unpooling", "tflite")]

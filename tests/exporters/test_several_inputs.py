@@ -164,7 +164,8 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
 SPECS = ("low-rank:0.5,keep=0", "width:0.5", "cp:2.0", "slice:last")
 
 
-@pytest.mark.parametrize("spec", some_long(SPECS, *SPECS[:1], *SPECS[2:3]))
+# test_tables.py has a narrower model of ids.
+@pytest.mark.parametrize("spec", some_long(SPECS, *SPECS[:3]))
 def test_every_family_takes_them(spec: str, tmp_path: Path) -> None:
     model = pack_inputs(WideAndDeep(), numbers=(2,), categories=("int64", 3))
     bundle = export(split(model, spec, (5,)), from_model(model), tmp_path / "bundle")

@@ -99,7 +99,13 @@ def test_traced_gradient(name: str, seed: int) -> None:
 RUNTIMES = {"onnxruntime": ONNX_RUNTIME, "litert": CONVOLUTIONS}
 
 
-@pytest.mark.parametrize("name", some_long([name for name in ROWS if "conv" in name], *ELSEWHERE))
+# Of groups, three kinds are enough: test_operator_support.py and test_tflite.py run these, too.
+GROUPS = ("conv2d few outputs, groups", "conv1d groups, even kernel")
+
+
+@pytest.mark.parametrize(
+    "name", some_long([name for name in ROWS if "conv" in name], *ELSEWHERE, *GROUPS)
+)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_traced_gradient_with_decompositions_of_a_runtime(
     runtime: str, name: str, seed: int

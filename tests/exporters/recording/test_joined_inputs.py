@@ -12,6 +12,7 @@ import oracles
 from device_agent.formats.update import read_update
 from edgetailor import TrainingConfig, export, join_inputs, split
 from oracles import Device, Plan
+from parameters import some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
@@ -69,8 +70,8 @@ def test_a_copy_calls_its_own_layers(seed: int) -> None:
     torch.testing.assert_close(came, expected)
 
 
-@pytest.mark.parametrize("spec", ["full", "slice:hidden"])
-@pytest.mark.parametrize("format", ["onnx", pytest.param("tflite", marks=pytest.mark.long)])
+@pytest.mark.parametrize("spec", some_long(["full", "slice:hidden"], "full"))
+@pytest.mark.parametrize("format", some_long(["onnx", "tflite"], "tflite"))
 def test_a_device_trains_as_pytorch(spec: str, format: str, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     plain = Reader()

@@ -74,6 +74,7 @@ BOTH_WAYS = {"batch_first": True, "bidirectional": True}
         itertools.product(KINDS, ({}, BOTH_WAYS)),
         ("gru", {}),
         ("gru", BOTH_WAYS),
+        ("rnn", {}),
         ("rnn", BOTH_WAYS),
     ),
     ids=str,

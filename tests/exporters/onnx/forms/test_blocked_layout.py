@@ -243,6 +243,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 NAMES = some_long(
     MODELS,
     *("depthwise, strided", "depthwise, dilated", "hard", "points", "fits in part", "normed first"),
+    "strided, points",
 )
 """The long ones have what other models here have, too, or those of `drawn`."""
 
@@ -325,7 +326,9 @@ def test_kernels_in_strips(name: str, seed: int, monkeypatch: pytest.MonkeyPatch
         check_by_definition(case, form, block, case.feeds(seed, samples))
 
 
-@pytest.mark.parametrize("name", ["strided, whole steps", "strided, points"])
+@pytest.mark.parametrize(
+    "name", some_long(["strided, whole steps", "strided, points"], "strided, points")
+)
 def test_strided_gradients_are_blocked(name: str, seed: int) -> None:
     _, graph = exported(name, seed)
     assert b"ConvTranspose" in graph
