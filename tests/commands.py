@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -132,14 +133,19 @@ def run_forked(name: str, *arguments: object, cwd: Path, **more: str) -> Done:
 
 def forked(function: Callable[..., object], *arguments: object) -> BaseProcess:
     """Start a function of a shared module in a process forked from one that has torch loaded."""
+    child = warm_context().Process(target=function, args=arguments)
+    child.start()
+    return child
+
+
+def warm_context() -> ForkServerContext:
+    """Processes that are forked from one that has all libraries loaded, which runs then."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     # Python 3.11 does not give the path of imports to the process that others are forked from.
     with patch.dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}"):
         forkserver.ensure_running()
-    child = context.Process(target=function, args=arguments)
-    child.start()
-    return child
+    return context
 
 
 def _run(

@@ -1,6 +1,5 @@
 """The search for workloads in several processes, against the same search in this one."""
 
-import multiprocessing
 import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from bundles import SAMPLE_SHAPE
-from commands import PRELOAD
+from commands import warm_context
 from device_agent.formats.protocol.fleet import Preparation
 from refusals import refused
 from toolkit.planning import parallel_workloads
@@ -39,8 +38,7 @@ def prepared(variables: dict[str, str]) -> None:
 @pytest.fixture
 def warm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes forked from one that has loaded torch; another test starts a fresh one."""
-    forked = multiprocessing.get_context("forkserver")
-    forked.set_forkserver_preload(PRELOAD)
+    forked = warm_context()
 
     def pool(count: int, *_: object) -> ProcessPoolExecutor:
         variables = {"EDGETAILOR_CACHE": str(cache)}
