@@ -144,6 +144,16 @@ def counts(output: Tensor, y: Tensor) -> Tensor:
     return poisson + functional.huber_loss(output, y, delta=0.5)
 
 
+@et.loss(et.classes(2, 40))
+def hard_negatives(output: Tensor, positive: Tensor) -> Tensor:
+    """The loss of SSD: ranks by two sorts, of which the first has many zeros."""
+    wrong = (output[:, :1] * torch.linspace(-1, 1, 40) - positive * output[:, 1:2]).square()
+    ranked_by = wrong.detach().masked_fill(positive > 0, 0.0)
+    _, order = ranked_by.sort(1, descending=True)
+    hard = order.argsort(1) < 2 * positive.sum(1, keepdim=True)
+    return (wrong * (hard | (positive > 0))).mean(1)
+
+
 @et.loss(et.numbers(6))
 def ranking(output: Tensor, y: Tensor) -> Tensor:
     """A hinge that most outputs meet, so that it has no gradient for them."""

@@ -84,7 +84,17 @@ def numel(x: onnx_ir.Value) -> onnx_ir.Value:
     return size
 
 
+def sort(
+    x: onnx_ir.Value, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> Sequence[onnx_ir.Value]:
+    """The largest or smallest of all elements; TopK keeps the order of equal ones."""
+    size = onnx.Gather(onnx.Shape(x), [dim])
+    found: Sequence[onnx_ir.Value] = onnx.TopK(x, size, axis=dim, largest=int(descending), sorted=1)
+    return found
+
+
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.sym_numel.default: numel,
     aten.split_with_sizes.default: split,
+    aten.sort.stable: sort,
 }

@@ -245,7 +245,7 @@ def fold_double_constants(graph: GraphModule) -> None:
             args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
             known[node] = call(*args, **kwargs)
     for number, (node, value) in enumerate(known.items()):
-        of_complex = any(known[source].is_complex() for source in node.all_input_nodes)
+        of_complex = any(s in known and known[s].is_complex() for s in node.all_input_nodes)
         kept = value.is_complex() or (value.dtype == torch.float64 and not of_complex)
         if not kept and not node.users.keys() <= known.keys():
             name = f"folded_constant_{number}"

@@ -58,10 +58,14 @@ def top(
 
 
 def sort(
-    lowering: Lowering, x: Value, axis: int = -1, descending: bool = False
+    lowering: Lowering,
+    x: Value,
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool | None = None,
 ) -> tuple[Value, Value]:
-    """All elements along `axis`, sorted, and their indices."""
-    return top(lowering, x, int(x.shape[axis]), axis, descending)
+    """All elements along an axis, sorted, and their indices; equal ones keep their order."""
+    return top(lowering, x, int(x.shape[dim]), dim, descending)
 
 
 def arg_extreme(code: str) -> Single:
@@ -164,6 +168,7 @@ def scattered(lowering: Lowering, x: Value, axis: int, index: Value, source: Val
 FORMS: LoweringRules = {
     aten.topk.default: top,
     aten.sort.default: sort,
+    aten.sort.stable: sort,
     aten.argmax.default: arg_extreme("ARG_MAX"),
     aten.argmin.default: arg_extreme("ARG_MIN"),
     aten.gather.default: gather,

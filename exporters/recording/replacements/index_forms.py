@@ -25,6 +25,19 @@ def topk(
     return func(input, k, dim, largest, True, **more)
 
 
+def sort(_: Any, input: Tensor, *given: Any, **more: Any) -> Any:
+    """`torch.sort` that keeps the order of equal elements, as both runtimes do."""
+    options = dict(zip(("dim", "descending"), given, strict=False)) | more
+    options["stable"] = True
+    return torch.sort(input, **{"dim": -1, **options})
+
+
+def argsort(_: Any, input: Tensor, *given: Any, **more: Any) -> Tensor:
+    """`torch.argsort`, like `sort`."""
+    places: Tensor = sort(None, input, *given, **more)[1]
+    return places
+
+
 def split(func: Any, x: Tensor, size: Any, dim: int = 0) -> Any:
     """`torch.split` of samples into a fixed number of parts of equal size."""
     whole = x.shape[dim]
@@ -163,6 +176,10 @@ def take_along_dim(func: Computes, input: Tensor, indices: Tensor, dim: Any = No
 
 
 INDEXING: dict[Any, Replacement] = {
+    torch.sort: sort,
+    Tensor.sort: sort,
+    torch.argsort: argsort,
+    Tensor.argsort: argsort,
     torch.topk: topk,
     Tensor.topk: topk,
     torch.split: split,

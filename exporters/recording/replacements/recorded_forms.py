@@ -104,7 +104,7 @@ def kthvalue(func: Any, input: Tensor, k: int, dim: int = -1, keepdim: bool = Fa
 
 def ranked(x: Tensor, rank: int, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """The value at position `rank` in ascending order, and its index."""
-    values, indices = (part.narrow(dim, rank, 1) for part in x.sort(dim))
+    values, indices = (part.narrow(dim, rank, 1) for part in x.sort(dim=dim, stable=True))
     return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
 
 

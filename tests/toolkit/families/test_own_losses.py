@@ -458,6 +458,8 @@ def test_functions_of_a_loss_are_replaced_like_those_of_a_model() -> None:
         ("gaussian", "onnx"),
         ("counts", "tflite"),
         ("ranking", "onnx"),
+        ("hard_negatives", "onnx"),
+        ("hard_negatives", "tflite"),
         *(pytest.param(name, "tflite", marks=pytest.mark.long) for name in ("one_hot", "gaussian")),
     ],
 )
@@ -476,6 +478,8 @@ def test_functions_of_torch_take_part_in_a_loss(
     )
     x, y = torch.randn(20, 6), torch.rand(20, 6)
     y = torch.randint(6, (20,)) if name == "one_hot" else y
+    if name == "hard_negatives":
+        y = torch.randint(2, (20, 40))
     expected = getattr(own_losses, name)(model(x), y).mean().item()
     came = evaluate(model, x.numpy(), y.view(20, -1).numpy(), loss=loss).loss
     assert came == pytest.approx(expected, rel=1e-4)
