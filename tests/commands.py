@@ -28,6 +28,7 @@ PRELOAD = [
     "toolkit.exporting.model_export",
     "toolkit.aggregation.aggregate_files",
     "toolkit.cli.printed.export_table",
+    "toolkit.coordinator.server",
     "toolkit.planning.model_plan",
     "commands",
     "warm_exports",

@@ -1,6 +1,5 @@
 """A coordinator that is killed again and again, while devices are planned for, join and train."""
 
-import multiprocessing
 import random
 import socket
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
+from commands import warm_context
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
@@ -48,8 +48,7 @@ def serve(folder: Path) -> None:
 def killed_again_and_again(folder: Path, draw: random.Random) -> Iterator[Callable[[], int]]:
     """A coordinator, killed at random moments and started again; gives how often it was."""
     # Forked from a process that has loaded all: the time between two starts is short.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["toolkit.coordinator.server"])
+    context = warm_context()
     ending, kills = threading.Event(), 0
 
     def keep_killing() -> None:
