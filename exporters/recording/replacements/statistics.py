@@ -1,5 +1,6 @@
-"""Combinations and covariances: torch's own operators read values or have no fixed size."""
+"""Combinations, covariances and the gamma function, which no runtime has as operators."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,35 @@ def corrcoef(func: Callable[..., Tensor], input: Tensor) -> Tensor:
     return (found / deviations[:, None] / deviations).clamp(-1, 1)
 
 
+def far_and_near(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`x` for x >= 8 and x + 7 below, where Stirling's series is exact; near ones, else 1."""
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    is_near = x < 8
+    return torch.where(is_near, x + 7, x), torch.where(is_near, x, 1), is_near.to(x.dtype)
+
+
+def lgamma(func: Any, input: Tensor) -> Tensor:
+    """`torch.lgamma` of positive numbers: ln((x + 6)!) - ln(x (x + 1) ... (x + 6))."""
+    z, near, is_near = far_and_near(input)
+    series = 1 / (12 * z) - 1 / (360 * z**3) + 1 / (1260 * z**5)
+    steps = near
+    for n in range(1, 7):
+        steps = steps * (near + n)
+    far: Tensor = (z - 0.5) * z.log() - z + 0.5 * math.log(2 * math.pi) + series
+    return far - steps.abs().log() * is_near
+
+
+def digamma(func: Any, input: Tensor) -> Tensor:
+    """`torch.digamma` of positive numbers, the derivative of `lgamma`."""
+    z, near, is_near = far_and_near(input)
+    far: Tensor = z.log() - 1 / (2 * z) - 1 / (12 * z**2) + 1 / (120 * z**4) - 1 / (252 * z**6)
+    steps = sum(1 / (near + n) for n in range(7))
+    return far - steps * is_near
+
+
 STATISTICS: dict[Any, Replacement] = {
+    **dict.fromkeys((torch.lgamma, Tensor.lgamma, torch.special.gammaln), lgamma),
+    **dict.fromkeys((torch.digamma, Tensor.digamma, torch.special.digamma), digamma),
     torch.combinations: combinations,
     torch.cov: cov,
     Tensor.cov: cov,

@@ -80,6 +80,13 @@ FORMS: dict[str, Compute] = {
         h, h.sin(), h.abs(), full=True, eps=0.5, reduction="none"
     ),
     "densities of one variance": lambda h: h * functional.gaussian_nll_loss(h, 0 * h, 2.0),
+    "gamma functions": lambda h: h + torch.lgamma((4 * h).exp()) + (3 * h).exp().digamma(),
+    "counts of events": lambda h: (
+        h * torch.distributions.Poisson(h.exp()).log_prob(torch.arange(0.0, 80, 10))
+    ),
+    "shares": lambda h: (
+        h * torch.distributions.Beta(h.exp(), (2 * h).exp()).log_prob(h.sigmoid()).sum()
+    ),
     "windows": lambda h: h * torch.kaiser_window(8) * torch.hamming_window(8, periodic=False),
     "bins": lambda h: h * torch.searchsorted(torch.linspace(-1, 1, 5), h),
     "bins of each row": lambda h: h * torch.searchsorted(h.sort(1)[0], h * 0.9, right=True),
