@@ -1,6 +1,6 @@
 """Runs float32 code in float64."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,20 @@ from torch.utils._pytree import tree_map
 
 from exporters.programs.program import ProgramSignature
 
+aten = torch.ops.aten
+
+
+def first_topk(
+    x: Tensor, k: int, dim: int = -1, largest: bool = True, is_sorted: bool = True
+) -> Any:
+    """`aten.topk` that takes the first of equal numbers."""
+    ordered = aten.sort.stable(x, stable=True, dim=dim, descending=largest)
+    return tuple(part.narrow(dim, 0, k) for part in ordered)
+
+
+DEFINED: dict[Any, Callable[..., Any]] = {aten.topk.default: first_topk}
+"""Operators whose result for equal numbers PyTorch leaves open, as both runtimes compute them."""
+
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes every operator in float64 where the code says float32, constants included."""
@@ -18,6 +32,7 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run `func` on float64 copies of its float32 tensors."""
+        func = DEFINED.get(func, func)
         return tree_map(doubled, func(*tree_map(doubled, args), **tree_map(doubled, kwargs or {})))
 
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node, map_arg
 
 from device_agent.system.process_memory import release_unused
 from exporters.programs.recorded_graph import attribute
-from exporters.verification.double_precision import doubled
+from exporters.verification.double_precision import DEFINED, doubled
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default)
@@ -83,6 +83,7 @@ def computed(module: GraphModule, node: Node, known: Values) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), lambda source: doubled(known[source]))
     # A float64 result may have another memory layout than while tracing, where a view fails.
     target = aten.reshape.default if node.target in VIEWS else node.target
+    target = DEFINED.get(target, target)
     value = cast(Callable[..., Any], target)(*args, **kwargs)
     # Operators that make a tensor choose float32 by default.
     return doubled(value) if isinstance(value, Tensor) else value

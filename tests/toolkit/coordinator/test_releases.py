@@ -65,7 +65,8 @@ def test_a_release_reaches_devices_that_stay_and_is_withdrawn(tmp_path: Path) ->
         assert_soon(all_hold(states, "release 1"))
         withdraw_newest(config.state)
         assert_soon(all_hold(states, None))
-        assert not [path for state in states for path in (state / "releases").iterdir()]
+        folders = [state / "releases" for state in states]
+        assert_soon(lambda: not [path for folder in folders for path in folder.iterdir()])
 
 
 def test_an_agent_that_ends_after_the_last_round_takes_a_release(tmp_path: Path) -> None:
