@@ -187,10 +187,15 @@ def pi(root: Path, flags: str) -> Path:
     return root
 
 
-def once_a_child_runs(root: Path, flags: str) -> None:
-    """Set the flags once this process has a child, which is after the first sensor reading."""
-    children = Path(f"/proc/{os.getpid()}/task/{threading.main_thread().native_id}/children")
-    while not children.read_text().strip():
+def children() -> set[str]:
+    """The processes that this one has started, such as the server that others are forked from."""
+    main = threading.main_thread().native_id
+    return set(Path(f"/proc/{os.getpid()}/task/{main}/children").read_text().split())
+
+
+def once_a_child_runs(root: Path, flags: str, known: set[str]) -> None:
+    """Set the flags once this process has a new child, which is after the first sensor reading."""
+    while not children() - known:
         time.sleep(0.001)
     pi(root, flags)
 
@@ -201,7 +206,8 @@ def profiled(bundle: Path, root: Path, flags: str) -> Profile:
     class Starter(list[str]):
         def append(self, line: str) -> None:
             if line == "Measuring train":
-                threading.Thread(target=once_a_child_runs, args=(root, flags)).start()
+                known = children()
+                threading.Thread(target=once_a_child_runs, args=(root, flags, known)).start()
 
     with logged(messages=Starter()):
         return profile_bundle(bundle, 1, runs=5, sysfs=root)
