@@ -100,12 +100,16 @@ class SharingBuilder(flatbuffers.Builder):  # type: ignore[misc]
 
 
 def compact(graph: bytes) -> bytes:
-    """Write a TFLite file again, without repetitions."""
+    """Write a TFLite file again, without repetitions and without names of inner tensors."""
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(graph))
     for buffer in model.buffers:
         if buffer.size:  # the quantizer puts large buffers behind the table of the model
             content = graph[buffer.offset : buffer.offset + buffer.size]
             buffer.data, buffer.offset, buffer.size = np.frombuffer(content, np.uint8), 0, 0
+    for subgraph in model.subgraphs:
+        ports = {*subgraph.inputs, *subgraph.outputs}
+        for index, tensor in enumerate(subgraph.tensors):
+            tensor.name = tensor.name if index in ports else None
     builder = SharingBuilder()
     builder.Finish(model.Pack(builder), IDENTIFIER)
     return bytes(builder.Output())

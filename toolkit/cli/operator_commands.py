@@ -3,8 +3,9 @@
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
     from toolkit.coordinator.operation.messages import Action
     from toolkit.coordinator.operation.operator_client import OperatorClient
 
+Answer = TypeVar("Answer")
 MOST = click.IntRange(1, 1000)
 WATCH_S = 2.0
-MOST_LETTERS = 200
-"""As in toolkit/coordinator/operation/messages.py, which takes long to import."""
 
 _federation = click.option(
     "--federation",
@@ -37,8 +37,10 @@ def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:
 
 def _text(context: click.Context, option: click.Parameter, given: str) -> str:
     """Check that a reason is one line of text."""
-    if not given.isprintable() or not 0 < len(given) <= MOST_LETTERS:
-        raise click.BadParameter(f"write one line of 1 to {MOST_LETTERS} letters.")
+    from toolkit.coordinator.operation.messages import REASON_LENGTH
+
+    if not given.isprintable() or not 0 < len(given) <= REASON_LENGTH:
+        raise click.BadParameter(f"write one line of 1 to {REASON_LENGTH} letters.")
     return given
 
 
@@ -108,11 +110,7 @@ def devices(
     """
     from toolkit.cli.printed.fleet_table import show_devices
 
-    page = _client(federation).devices(start, most, kind, state, search)
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(page), indent=1))
-    else:
-        show_devices(page)
+    _show(_client(federation).devices(start, most, kind, state, search), show_devices, as_json)
 
 
 @click.command()
@@ -131,8 +129,7 @@ def status(watch: bool, federation: Path | None, as_json: bool) -> None:
         now = client.status()
         if watch:
             click.clear()
-        text = json.dumps(dataclasses.asdict(now), indent=1) if as_json else "\n".join(lines(now))
-        click.echo(text)
+        _show(now, lambda now: click.echo("\n".join(lines(now))), as_json)
         if not watch:
             return
         time.sleep(WATCH_S)
@@ -150,11 +147,7 @@ def device(name: str, federation: Path | None, as_json: bool) -> None:
     """
     from toolkit.cli.printed.fleet_table import show_device
 
-    detail = _client(federation).device(name)
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(detail), indent=1))
-    else:
-        show_device(detail)
+    _show(_client(federation).device(name), show_device, as_json)
 
 
 @click.command()
@@ -170,11 +163,7 @@ def audit(after: int, federation: Path | None, as_json: bool) -> None:
     """
     from toolkit.cli.printed.fleet_table import show_audit
 
-    page = _client(federation).audit(after)
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(page), indent=1))
-    else:
-        show_audit(page)
+    _show(_client(federation).audit(after), show_audit, as_json)
 
 
 @click.command()
@@ -257,13 +246,17 @@ COMMANDS: tuple[click.Command, ...] = (
 
 def _client(federation: Path | None) -> "OperatorClient":
     """The client of the federation that is given, or of the saved login."""
+    from toolkit.coordinator.local_coordinator import local_login
     from toolkit.coordinator.operation.operator_client import OperatorClient
     from toolkit.coordinator.operation.saved_login import saved_login
 
-    if federation is None:
-        login = saved_login()
-        return OperatorClient(login.url, login.token, login.certificate)
-    from toolkit.coordinator.local_coordinator import local_login
-
-    login = local_login(federation)
+    login = saved_login() if federation is None else local_login(federation)
     return OperatorClient(login.url, login.token, login.certificate)
+
+
+def _show(document: Answer, show: Callable[[Answer], None], as_json: bool) -> None:
+    """Print an answer of the coordinator: as one JSON object, or by `show`."""
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(document), indent=1))  # type: ignore[call-overload]
+    else:
+        show(document)

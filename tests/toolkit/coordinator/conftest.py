@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.coordinator.server import Server
-from vector_fleet import configured, running
+from vector_fleet import Fleet, configured, enrol, running
 
 
 @pytest.fixture
@@ -14,3 +14,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
     """A coordinator without devices."""
     with running(configured(tmp_path / "coordinator")) as started:
         yield started
+
+
+@pytest.fixture
+def new_fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """A federation in round 1 with three devices, for one test alone."""
+    folder = tmp_path / "fleet"
+    with running(configured(folder)) as server:
+        yield server, enrol(server, folder)

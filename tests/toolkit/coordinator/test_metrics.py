@@ -2,22 +2,14 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
 from toolkit.coordinator.http.server_socket import answer_preparing, bind, url_of
 from toolkit.coordinator.server import Server
-from vector_fleet import Fleet, configured, enrol, running, send_trained, task
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with running(configured(tmp_path)) as server:
-        yield server, enrol(server, tmp_path)
+from vector_fleet import Fleet, send_trained, task
 
 
 def figures(server: Server) -> dict[str, float]:
@@ -35,8 +27,8 @@ def figures(server: Server) -> dict[str, float]:
     }
 
 
-def test_the_figures_are_those_of_the_status(fleet: Fleet, tmp_path: Path) -> None:
-    server, links = fleet
+def test_the_figures_are_those_of_the_status(new_fleet: Fleet, tmp_path: Path) -> None:
+    server, links = new_fleet
     before = figures(server)
     assert before["edgetailor_rounds_total"] == 0
     for name in ("desktop-1", "board-1"):
@@ -62,16 +54,16 @@ def test_the_figures_are_those_of_the_status(fleet: Fleet, tmp_path: Path) -> No
     assert after["edgetailor_operator_actions_total"] == 1
 
 
-def test_without_the_operators_token_there_are_no_figures(fleet: Fleet) -> None:
-    server, _ = fleet
+def test_without_the_operators_token_there_are_no_figures(new_fleet: Fleet) -> None:
+    server, _ = new_fleet
     assert urllib3.request("GET", f"{server.url}/metrics").status == 401
     headers = {"Authorization": "Bearer guess"}
     assert urllib3.request("GET", f"{server.url}/metrics", headers=headers).status == 401
 
 
-def test_health_needs_no_credentials(fleet: Fleet) -> None:
+def test_health_needs_no_credentials(new_fleet: Fleet) -> None:
     for route in ("healthz", "readyz"):
-        answer = urllib3.request("GET", f"{fleet[0].url}/{route}")
+        answer = urllib3.request("GET", f"{new_fleet[0].url}/{route}")
         assert (answer.status, answer.json()) == (200, "ok")
 
 

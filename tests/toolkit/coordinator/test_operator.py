@@ -1,11 +1,6 @@
-"""The operator's actions on devices: over HTTP, after restarts, and killed at every write."""
+"""The operator's actions on devices and rounds, over HTTP and after restarts."""
 
-import multiprocessing
-import os
-import signal
-import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +11,10 @@ from device_agent.federation import membership
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.formats.protocol.problems import NOT_AUTHORISED
 from device_agent.formats.protocol.rounds import Progress, Stopped
-from killing import Job, die_at
-from parameters import some_long
+from operators import coordinator_of, enrolled, new_key, operator
 from refusals import refused
-from toolkit.coordinator.coordinator import Coordinator, restore
-from toolkit.coordinator.database.device_registry import MOST_LEFT, Device
-from toolkit.coordinator.operation.messages import ACTIONS, Action
-from toolkit.coordinator.operation.operator_client import OperatorClient
-from toolkit.coordinator.server import Server
-from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.database.device_registry import MOST_LEFT
+from toolkit.coordinator.operation.messages import ACTIONS
 from vector_fleet import (
     MACHINE,
     Fleet,
@@ -41,19 +31,8 @@ from vector_fleet import (
 )
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    folder = tmp_path / "fleet"
-    with running(configured(folder)) as server:
-        yield server, enrol(server, folder)
-
-
-def operator(server: Server) -> OperatorClient:
-    return OperatorClient(server.url, (server.config.state / "operator.token").read_text().strip())
-
-
-def test_a_paused_device_gets_no_work_until_it_is_resumed(fleet: Fleet, tmp_path: Path) -> None:
-    server, links = fleet
+def test_a_paused_device_gets_no_work_until_it_is_resumed(new_fleet: Fleet, tmp_path: Path) -> None:
+    server, links = new_fleet
     actor = operator(server)
     board = links["board-1"]
     work, _, update = trained(board, tmp_path / "early")
@@ -78,8 +57,8 @@ def test_a_paused_device_gets_no_work_until_it_is_resumed(fleet: Fleet, tmp_path
     assert detail.machine["architecture"]
 
 
-def test_an_update_that_came_before_the_pause_counts(fleet: Fleet, tmp_path: Path) -> None:
-    server, links = fleet
+def test_an_update_that_came_before_the_pause_counts(new_fleet: Fleet, tmp_path: Path) -> None:
+    server, links = new_fleet
     send_trained(links["board-1"], 1, tmp_path / "board")
     operator(server).act("pause", "board-1", "its owner asked")
     for name in ("desktop-1", "desktop-2"):
@@ -88,8 +67,8 @@ def test_an_update_that_came_before_the_pause_counts(fleet: Fleet, tmp_path: Pat
     assert server.coordinator.status().history[-1].updates == 3
 
 
-def test_removed_banned_and_let_in_again(fleet: Fleet, tmp_path: Path) -> None:
-    server, links = fleet
+def test_removed_banned_and_let_in_again(new_fleet: Fleet, tmp_path: Path) -> None:
+    server, links = new_fleet
     actor = operator(server)
     board = links["board-1"]
     actor.act("remove", "board-1", "sold")
@@ -119,8 +98,8 @@ def test_removed_banned_and_let_in_again(fleet: Fleet, tmp_path: Path) -> None:
     assert links["board-1"].device == "board-3"  # no longer banned; a new device
 
 
-def test_repeating_an_action_changes_nothing(fleet: Fleet) -> None:
-    server, _ = fleet
+def test_repeating_an_action_changes_nothing(new_fleet: Fleet) -> None:
+    server, _ = new_fleet
     actor = operator(server)
     for name in ACTIONS:
         first = actor.act(name, "desktop-1", f"{name} it")
@@ -145,8 +124,8 @@ UNKNOWN = (
 )
 
 
-def test_what_cannot_be_done_is_refused_and_leaves_no_entry(fleet: Fleet) -> None:
-    server, links = fleet
+def test_what_cannot_be_done_is_refused_and_leaves_no_entry(new_fleet: Fleet) -> None:
+    server, links = new_fleet
     actor = operator(server)
     with refused("operator.unknown-device", answer=UNKNOWN):
         actor.act("pause", "bord-1", "x")
@@ -165,9 +144,9 @@ def test_what_cannot_be_done_is_refused_and_leaves_no_entry(fleet: Fleet) -> Non
 
 
 def test_the_open_round_closes_with_the_updates_that_have_come(
-    fleet: Fleet, tmp_path: Path
+    new_fleet: Fleet, tmp_path: Path
 ) -> None:
-    server, links = fleet
+    server, links = new_fleet
     actor = operator(server)
     assert task(links["board-1"]).round == 1
     with refused("operator.too-few-updates") as caught:
@@ -211,8 +190,8 @@ def test_a_moved_deadline_holds_after_a_restart(tmp_path: Path) -> None:
         assert_soon(lambda: board.work().round == 2)
 
 
-def test_devices_are_listed_in_parts(fleet: Fleet) -> None:
-    server, _ = fleet
+def test_devices_are_listed_in_parts(new_fleet: Fleet) -> None:
+    server, _ = new_fleet
     actor = operator(server)
     actor.act("pause", "desktop-2", "x")
     whole = actor.devices()
@@ -225,8 +204,8 @@ def test_devices_are_listed_in_parts(fleet: Fleet) -> None:
     assert actor.devices(search="none").total == 0
 
 
-def test_only_the_operators_token_opens_the_operators_routes(fleet: Fleet) -> None:
-    server, links = fleet
+def test_only_the_operators_token_opens_the_operators_routes(new_fleet: Fleet) -> None:
+    server, links = new_fleet
     document = urllib3.request("GET", f"{server.url}/openapi.json").json()
     routes = [
         (method.upper(), path.format(device="board-1", action="ban", round=1))
@@ -287,16 +266,6 @@ def test_a_restart_knows_every_decision(tmp_path: Path) -> None:
             stranger.join(lambda: key.join_request(token(config, "board"), "m", MACHINE))
 
 
-def enrolled(coordinator: Coordinator, store: Store, kind: str, key: str) -> Device:
-    device, _ = store.registry.enrol(kind, "m", key, "{}", lambda kind: None)
-    coordinator.enter(device, "has joined")
-    return device
-
-
-def new_key() -> str:
-    return DeviceKey.new().join_request("board", "m", MACHINE).public_key
-
-
 def test_a_ban_is_for_the_key_under_whatever_name_it_joined(tmp_path: Path) -> None:
     coordinator, store = coordinator_of(tmp_path)
     key = new_key()
@@ -354,9 +323,9 @@ def test_a_stopped_device_is_shown_as_stopped_after_a_pause(tmp_path: Path) -> N
 
 
 def test_a_ban_during_a_join_holds(
-    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, _ = fleet
+    server, _ = new_fleet
     coordinator = server.coordinator
     state = server.config.state.parent / "2"
     key = DeviceKey.from_pem((state / "device.key").read_bytes(), "device.key")
@@ -388,132 +357,4 @@ def test_a_banned_device_stays_listed_however_many_leave(tmp_path: Path) -> None
     assert "board-2" not in names
     coordinator.act("let-in", "board-1", "it was another", "operator")
     assert coordinator.device_detail("board-1").device.state == "enrolled"
-    store.close()
-
-
-SEQUENCE: list[tuple[Action, str]] = [
-    *(("pause", "board-1"), ("resume", "board-1"), ("ban", "board-1"), ("let-in", "board-1")),
-    *(("remove", "desktop-1"), ("pause", "desktop-2"), ("let-in", "desktop-1")),
-    *(("remove", "desktop-2"), ("ban", "desktop-2"), ("let-in", "desktop-2")),
-]
-
-
-def coordinator_of(folder: Path) -> tuple[Coordinator, Store]:
-    config = configured(folder)
-    store = Store(config.state, needs_model=False)
-    for kind in config.devices:
-        store.registry.set_token(kind.name, kind.name, kind.places, 30)
-    return restore(config, store, lambda: 1.0), store
-
-
-def act_all(
-    folder: Path,
-    job: Job | None,
-    done: int,
-    report: "multiprocessing.connection.Connection[int, None]",
-) -> None:
-    """Carry out the actions of SEQUENCE from number `done`, and report each that has returned."""
-    if job is not None:
-        die_at(job)
-    coordinator, store = coordinator_of(folder)
-    for number, (name, device) in enumerate(SEQUENCE[done:], done + 1):
-        coordinator.act(name, device, f"number {number}", "operator")
-        report.send(number)
-    store.close()
-
-
-def in_a_process(folder: Path, job: Job | None, done: int) -> tuple[int, int]:
-    """Run `act_all` in a forked process. Returns its status, and the last action that returned."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            act_all(folder, job, done, theirs)
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), flush=True)
-            os._exit(1)
-    theirs.close()
-    _, status = os.waitpid(pid, 0)
-    while ours.poll():
-        try:
-            done = ours.recv()
-        except EOFError:
-            break
-    return os.waitstatus_to_exitcode(status), done
-
-
-def replayed(entries: Iterator[tuple[str, str]]) -> dict[str, tuple[bool, str | None]]:
-    """Whether each device has left, and the decision about it, after these actions."""
-    state: dict[str, tuple[bool, str | None]] = dict.fromkeys(
-        ("desktop-1", "desktop-2", "board-1"), (False, None)
-    )
-    after = {
-        "pause": (False, "paused"),
-        "resume": (False, None),
-        "remove": (True, "removed"),
-        "ban": (True, "banned"),
-        "let-in": (False, None),
-    }
-    for action, device in entries:
-        state[device] = after[action]
-    return state
-
-
-@pytest.mark.parametrize(
-    ("before", "step"), some_long([(True, 3), (True, 1), (False, 1)], (True, 1), (False, 1))
-)
-def test_killed_at_every_write_the_log_agrees_with_the_state(
-    tmp_path: Path, before: bool, step: int, seed: int
-) -> None:
-    write, code = seed % step + 1 - step, -signal.SIGKILL
-    while code == -signal.SIGKILL:
-        write += step
-        folder = tmp_path / str(write)
-        _, store = coordinator_of(folder)
-        for number, kind in enumerate(["desktop", "desktop", "board"]):
-            store.registry.enrol(kind, f"m{number}", new_key(), "{}", lambda kind: None)
-        store.close()
-        code, done = in_a_process(folder, Job("", "", "", stop=write, before=before), 0)
-        assert code in (0, -signal.SIGKILL)
-        check(folder, done)
-        kept = len(read(folder)[0])
-        code_again, _ = in_a_process(folder, None, kept)
-        assert code_again == 0
-        check(folder, len(SEQUENCE))
-    assert write > 2 * len(SEQUENCE)
-
-
-def read(
-    folder: Path,
-) -> tuple[list[tuple[str, str]], dict[str, str], dict[str, bool]]:
-    """The audit log, the decisions and who has left, read without the program."""
-    connection = sqlite3.connect(folder / "state" / "state.sqlite3")
-    log = connection.execute("SELECT action, target FROM audit ORDER BY number").fetchall()
-    decisions = dict(connection.execute("SELECT device, outcome FROM decisions").fetchall())
-    left = dict(connection.execute("SELECT id, has_left FROM devices").fetchall())
-    connection.close()
-    return log, decisions, left
-
-
-def check(folder: Path, done: int) -> None:
-    """The log has all actions that returned, in order, and the state is what they lead to."""
-    log, decisions, left = read(folder)
-    assert log == SEQUENCE[: len(log)]
-    assert len(log) >= done
-    state = replayed(iter(log))
-    assert decisions == {name: known for name, (_, known) in state.items() if known is not None}
-    assert {name: bool(gone) for name, gone in left.items()} == {
-        name: gone for name, (gone, _) in state.items()
-    }
-
-
-def test_nothing_can_be_taken_from_the_log(tmp_path: Path) -> None:
-    coordinator, store = coordinator_of(tmp_path)
-    enrolled(coordinator, store, "board", new_key())
-    coordinator.act("pause", "board-1", "x", "operator")
-    with store._database.transaction() as db:
-        for statement in ("DELETE FROM audit", "UPDATE audit SET reason = 'y'"):
-            with pytest.raises(sqlite3.IntegrityError, match="the audit log only grows"):
-                db.execute(statement)
     store.close()

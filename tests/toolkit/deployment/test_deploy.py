@@ -344,6 +344,14 @@ def test_tflite_predicts_the_same(tmp_path: Path, trained: nn.Module) -> None:
         assert open_bundle(done.out).manifest.runtime == "litert"
 
 
+def named_tensors(file: Path) -> int:
+    """The number of tensors with a name in a TFLite file."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    graph = schema.Model.GetRootAs(file.read_bytes()).Subgraphs(0)
+    return sum(graph.Tensors(n).Name() is not None for n in range(graph.TensorsLength()))
+
+
 def operators(file: Path) -> int:
     """The number of operators in a TFLite file."""
     from ai_edge_litert import schema_py_generated as schema
@@ -432,6 +440,8 @@ def test_smaller_weights(
     assert memory > 10e6 + 2 * done.card.graph_bytes
     if (file_format, precision) == ("onnx", "int8"):
         check_integers(done.out / "predict.onnx")
+    if file_format == "tflite":
+        assert named_tensors(done.out / "model.tflite") <= 2  # the input and the output
 
 
 @pytest.mark.parametrize("file_format", ["onnx", "tflite"])
