@@ -61,9 +61,9 @@ def predict(
 ) -> None:
     """Predict with BUNDLE or this device's model.
 
-    Without BUNDLE, the model that this device has in its federation predicts: the release that it
-    took, or else the newest model that it received. Files of a folder that cannot be used are
-    named, and the exit code is then not 0.
+    Without BUNDLE, the command uses the current release of this device. If there is no release, it
+    uses the newest model that the device received. If a file in the folder DATA cannot be used, the
+    command names the file, and its exit code is not 0.
 
     \b
         edgetailor-agent predict --data picture.png
@@ -128,7 +128,7 @@ def _source(data: str, predictor: "Predictor") -> Iterator[Path]:
 
 
 def _lines(predictor: "Predictor", predictions: Sequence["Prediction"]) -> Iterator[str]:
-    """A title and a line for each prediction, at most 80 columns wide if names are not longer."""
+    """Format a title and a line for each prediction, at 80 columns unless names are longer."""
     if not predictions:
         return
     titles: tuple[str, ...] = ("file", "class", "probability")

@@ -176,7 +176,7 @@ def not_a_coordinator(url: str, answer: str) -> UnreachableError:
     """
     # Whoever answered, the coordinator may have had the request before.
     return UnreachableError(
-        f"does not answer: what comes is not from a coordinator ({answer})",
+        f"does not answer: another program answers ({answer})",
         sent=True,
         error=ClientError(
             "{url} answers, but not like an EdgeTailor coordinator ({found}). Check the URL, and "

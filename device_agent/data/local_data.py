@@ -108,8 +108,8 @@ def load_data(
         source: An .npz file with `x` and `y`, a folder with x.npy and y.npy, a function
             `module:callable` that returns x and y, or the arrays: a pair (x, y), or a mapping with
             the keys `x` and `y`. With `preprocessing` also pictures or CSV files, see `prepare`.
-            Several arrays are `x_NAME` and `y_NAME` in files, and mappings {NAME: array} in the
-            place of x or y elsewhere.
+            Several arrays are called `x_NAME` and `y_NAME` in a file. Elsewhere, x or y is then a
+            mapping {NAME: array}.
         sample_shape: Shape of one sample.
         labels: The labels that the model takes.
         dtype: Type of the samples that the model requires. If it is int64, int32 is converted.

@@ -175,8 +175,9 @@ def filters(
     """Compute the weights that scale one axis of a picture from `points` to `size` points.
 
     Only the `taken` points in the middle of the axis are used; None uses all points. The weight of
-    an old point falls linearly with its distance from the centre of the new point. It reaches 0 at
-    the distance between two new points, or if the picture grows, between two old points.
+    an old point falls linearly with its distance from the centre of the new point. If the picture
+    shrinks, the weight reaches 0 at the distance between two new points. If it grows, the weight
+    reaches 0 at the distance between two old points.
 
     Returns:
         For each new point the range of old points and their weights, whose sum is 1.

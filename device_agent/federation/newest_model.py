@@ -12,7 +12,8 @@ from profiles.errors import InputError
 def newest_model(state: Path | None = None, *, personal: bool = False) -> Path:
     """The folder of the bundle with which a device predicts.
 
-    That is the current release. Without a release it is the newest bundle of a round.
+    The device predicts with its current release. If it has no release, it predicts with the newest
+    bundle of a round.
 
     Args:
         state: The device's state folder (default: that of this user).

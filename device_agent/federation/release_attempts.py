@@ -1,4 +1,4 @@
-"""Gives up a task with a release if the system has killed the agent several times during it."""
+"""Gives up a task with a release after the system has killed the agent several times during it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,8 +21,8 @@ class ReleaseAttempts:
     def attempt(self, task: str, round_: int) -> Iterator[None]:
         """Record an attempt at `task`. The block runs the task with the model of `round_`.
 
-        The system kills an agent that uses too much memory. After the next start, the agent would
-        do the same again, and the device would never train.
+        The system kills an agent that uses too much memory. After each start, the agent would
+        repeat the task, and the device would never train.
 
         Raises:
             LimitError: The task has ended the agent MAX_FAILURES times, or memory ran out.

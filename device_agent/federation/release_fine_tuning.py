@@ -62,7 +62,7 @@ class ReleaseFineTuning:
         )
 
     def _on_batch(self, offer: ReleaseOffer, check: IntervalTimer) -> None:
-        """End the fine-tuning if another release is offered: it may have many steps."""
+        """If another release is offered, end the fine-tuning, which may have many steps."""
         self._wait_if_paused()
         if not check.due():
             return

@@ -36,7 +36,7 @@ class InstalledRelease(Struct, frozen=True, kw_only=True):
         round: The round whose model it has.
         bundle: SHA-256 of the manifest of its bundle.
         fine_tuned: SHA-256 of the manifest of the bundle with the model that this device has
-            fine-tuned. Empty if the release is better; None if it was not fine-tuned yet.
+            fine-tuned. Empty if the release is better; None if the release was not fine-tuned yet.
     """
 
     number: Count
@@ -57,8 +57,9 @@ class ReleasePointer(Struct, frozen=True, kw_only=True):
         current: The release with which the device predicts; None if there is none.
         previous: The release before it.
         refused: The last releases that were not taken.
-        issued: When the newest offer that was followed was signed, in seconds since 1970.
-        unsent: The report that the coordinator does not have yet, as JSON; empty if it has all.
+        issued: When the coordinator signed the newest offer that this device followed, in seconds
+            since 1970.
+        unsent: The report that the coordinator does not have yet, as JSON; empty if there is none.
     """
 
     version: int = 1

@@ -66,7 +66,7 @@ class Releases:
         received: The folder of the last received training bundle, with which the first release is
             compared.
         client: The coordinator.
-        key: The coordinator's public key; None if this device joined when coordinators had none.
+        key: The coordinator's public key; None if coordinators had no key when this device joined.
         trial: Compares a release with the present model.
         tune: Fine-tunes a release; None if the owner has not agreed to that.
     """
@@ -146,12 +146,15 @@ class Releases:
     def _goes_back(self, offer: ReleaseOffer) -> bool:
         """Whether this device has to go back to `offer`, because a later release was withdrawn.
 
-        False if the device does not have a later release: then `offer` is like any other.
+        False if the device does not have a later release.
         """
         return offer.back and self._pointer.runs > offer.number
 
     def _verify(self, offer: ReleaseOffer) -> bool:
-        """Whether the current release is whole. Its files are read once in a run of the agent."""
+        """Whether all files of the current release are undamaged.
+
+        Reads them once in a run of the agent.
+        """
         bundle = manifest_of(offer.files)
         if self._verified != bundle and bundle:
             if self._folder.missing(offer.files):
@@ -174,7 +177,10 @@ class Releases:
             )
 
     def _install(self, offer: ReleaseOffer) -> None:
-        """Fetch and try the offered release, and switch to it unless it is worse."""
+        """Fetch and try the offered release.
+
+        Switch to it unless it is worse than the present model.
+        """
         release, current = _release(offer), self._pointer.current
         if release is None:
             self._switch(None, offer, NOTHING)
@@ -249,7 +255,7 @@ class Releases:
         before: EvaluationCounts | None,
         tuned: FineTuned,
     ) -> None:
-        """Predict with the better of the release and its fine-tuned form: one atomic write."""
+        """Switch to the better one of the release and its fine-tuned model, in one atomic write."""
         sha256 = "" if tuned.bundle is None else self._folder.adopt(tuned.bundle)
         asked = offer.evaluation is not None
         report = ReleaseReport(
@@ -284,7 +290,7 @@ class Releases:
     ) -> ReleaseReport:
         """The report about `offer` after a trial or an error.
 
-        `refusal` is its code if the trial gives a reason not to take the release.
+        If the trial gives a reason not to take the release, `refusal` is the code of this reason.
         """
         code, reason = "", ""
         if error is not None:
@@ -306,7 +312,7 @@ class Releases:
     def _switch(
         self, release: InstalledRelease | None, offer: ReleaseOffer, report: ReleaseReport
     ) -> None:
-        """Predict with `release` from now on: one atomic write."""
+        """Switch to `release`, in one atomic write."""
         current, previous = self._pointer.current, self._pointer.previous
         if offer.back:
             previous = None
@@ -334,7 +340,7 @@ class Releases:
         log.info("Release %d was refused before: back to release %d.", offer.number, report.runs)
 
     def _refuse(self, offer: ReleaseOffer, report: ReleaseReport) -> None:
-        """Do not take the offered release, also not at the next start."""
+        """Refuse the offered release, also after the next start of the agent."""
         log.warning("Release %d was not taken: %s", offer.number, report.reason)
         release = _release(offer)
         assert release is not None
@@ -417,7 +423,10 @@ def _failure(error: OSError) -> StorageError:
 
 
 def _encoded(report: ReleaseReport) -> str:
-    """The report as JSON: commands that only read release.json need not import its type."""
+    """Encode the report as JSON.
+
+    Commands that only read release.json then need not import its type.
+    """
     return encode(report).decode()
 
 

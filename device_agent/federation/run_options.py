@@ -25,7 +25,8 @@ NUMBER_LIMIT = 2**63
 class RunOptions:
     """All options of `run`. Addresses and secrets are in the state folder instead.
 
-    The command line and the TOML file have no groups of options: `from_flat` and `to_flat` convert.
+    The command line and the TOML file have no groups of options: `from_flat` and `to_flat` convert
+    between both.
 
     Attributes:
         data: Local data: a file, a folder or `module:callable`.
@@ -57,7 +58,10 @@ class RunOptions:
         return cls(**values, training=TrainingOptions(**training), limits=OwnerLimits(**limits))
 
     def evaluation(self, asked: EvaluationRequest | None) -> EvaluationRequest | None:
-        """What the federation asks for, with counts by class only if the owner allows them."""
+        """The evaluation that the federation asks for.
+
+        Counts by class stay only if the owner allows them.
+        """
         if asked is None:
             return None
         return dataclasses.replace(asked, by_class=asked.by_class and self.report_classes)

@@ -61,7 +61,8 @@ def reported(error: EdgeTailorError) -> str:
 def without_folders(text: str, values: Iterable[object] = ()) -> str:
     """Replace each path in `text` by its file name.
 
-    Paths are the values in `values` that have a slash, and all parts of `text` that look like one.
+    Paths are the values in `values` that have a slash, and all parts of `text` that look like a
+    path.
 
     Examples:
         >>> without_folders("/home/ann/a.npz: y in my data/b.npz", ["my data/b.npz"])

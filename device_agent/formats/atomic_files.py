@@ -30,7 +30,7 @@ def fingerprint_file(path: Path) -> FileEntry:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to each OSError that the block raises, because some of them name no file."""
+    """Add `path` to each OSError that the block raises, because some errors name no file."""
     try:
         yield
     except OSError as error:

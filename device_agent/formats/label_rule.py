@@ -114,8 +114,8 @@ def output_of(labels: LabelRule) -> Output:
 def class_axis(axes: int) -> int:
     """The class axis of a model's output that has this number of axes, with the batch.
 
-    It is the second axis. Models of sequences are an exception: their output is (batch, t,
-    classes), so it is the last axis.
+    The class axis is the second axis. Only in models of sequences it is the last axis: their output
+    is (batch, t, classes).
     """
     return 2 if axes == 3 else 1
 

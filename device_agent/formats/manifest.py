@@ -95,8 +95,8 @@ class Port(Struct, frozen=True, kw_only=True):
     flattened to (batch, k), as float32 numbers side by side. Other ports leave `parts` out, because
     older agents refuse fields that they do not know.
 
-    `range` is the range of the numbers in random samples. It is left out if these are standard
-    normal, because older agents refuse fields that they do not know.
+    `range` is the range of the numbers in random samples. It is left out if the numbers are
+    standard normal, because older agents refuse fields that they do not know.
     """
 
     name: str

@@ -48,7 +48,10 @@ def invitation_text(invitation: Invitation) -> bytes:
 
 
 def _evaluation_lines(request: EvaluationRequest | None) -> list[str]:
-    """The signed line of `request`. Without one there is no line, as for earlier versions."""
+    """The signed line of `request`.
+
+    If there is no request, there is no line, as in earlier versions.
+    """
     if request is None:
         return []
     # In millionths: programs in other languages format a fraction differently.

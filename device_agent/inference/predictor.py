@@ -58,9 +58,9 @@ class Prediction:
     """The prediction for one sample of a file.
 
     Attributes:
-        file: Name of the file, and for several samples of one file also which of them.
-        values: Probabilities (classes,), or the numbers of a regression. Those of a model with
-            several outputs lie side by side in one row.
+        file: Name of the file, with the sample's number if the file has several samples.
+        values: Probabilities (classes,), or the numbers of a regression. Several outputs lie side
+            by side in one row.
         outputs: Several outputs by name; empty for a single output.
     """
 
@@ -264,7 +264,7 @@ class Predictor:
                 yield Prediction(title, own, {name: v[0] for name, v in outputs.items()})
 
     def _groups(self, files: Iterable[UnlabelledFile]) -> Iterator[list[UnlabelledFile]]:
-        """Put files together, so that graphs which open for each group open less often."""
+        """Join files to larger groups, so that graphs are opened less often."""
         most = 1 if self._keeps_open else group_of(self.bundle.manifest, self._stages)
         waiting: list[UnlabelledFile] = []
         for file in files:
@@ -393,9 +393,9 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 def group_of(manifest: Manifest, names: Sequence[str]) -> int:
     """The number of samples in a group, which passes all stages before the next group starts.
 
-    It is for stages that open again for each group. A group has at most `CHUNK` samples, and for it
-    no stage's output takes more than half of `PIECE_BYTES`. If one batch is more than that, the
-    group is one batch.
+    Stages that do not stay open are opened again for each group. A group has at most `CHUNK`
+    samples, and no stage's output for a group takes more than half of `PIECE_BYTES`. If one batch
+    already exceeds this, the group is one batch.
     """
     largest = max(size_of(manifest.signatures[name].outputs[0], 1) for name in names)
     return max(batch_of(manifest), min(CHUNK, PIECE_BYTES // 2 // max(1, largest)))

@@ -43,7 +43,7 @@ class TrialResult:
     """What a trial found.
 
     Attributes:
-        reason: Why the release is not taken; None if it is.
+        reason: Why the release is not taken; None if it is taken.
         before: Counts of the present model; None if there is none.
         after: Counts of the release; None if there were no samples.
 
@@ -173,7 +173,7 @@ def model_scores(
 def _scores_of_present(
     present: Path, local: LocalData, samples: np.ndarray, options: TrainingOptions, meaning: Output
 ) -> Scores | None:
-    """The scores of the present model; None if it cannot be used: any release is better."""
+    """The scores of the present model; None if it cannot be used, so that any release is better."""
     try:
         predictor = Predictor(present, threads=options.threads, max_memory=options.max_memory)
         return model_scores(predictor, local, samples, meaning)
@@ -221,10 +221,10 @@ def worse(before: Scores, after: Scores) -> str | None:
 
 
 def _chance(lost: np.ndarray) -> float:
-    """The probability that a sum is at least that of `lost`, if the models are equally good.
+    """The p-value of a paired randomisation test: how probable a loss like `lost` is by chance.
 
-    This is a paired randomisation test: if the models are equally good, each sample's difference
-    could as well have the other sign.
+    If the models are equally good, each sample's difference could as well have the other sign. The
+    result is the probability that the sum of such differences is at least the sum of `lost`.
     """
     lost = lost[lost != 0]
     signs = np.random.default_rng(0)

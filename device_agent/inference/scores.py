@@ -19,8 +19,9 @@ class Scores:
 
     Attributes:
         counted: How many labels of the sample count.
-        correct: How many of them are predicted correctly; None for a regression and for sequences.
-        loss: The sum of their losses.
+        correct: How many of these labels are predicted correctly; None for a regression and for
+            sequences.
+        loss: Sum of the losses of these labels.
     """
 
     counted: np.ndarray
@@ -78,7 +79,7 @@ def answer_scores(probabilities: np.ndarray, y: np.ndarray) -> Scores:
     """The scores of several yes-or-no answers for each sample (multi-label).
 
     Args:
-        probabilities: Of yes, in the shape of the labels.
+        probabilities: Probabilities of yes, in the shape of the labels.
         y: 0 or 1; IGNORED does not count.
     """
     counts = y != IGNORED

@@ -118,7 +118,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
 
 
 def varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Decode the integer at `position`. Returns it and the position after it."""
+    """Decode the integer at `position`. Returns the integer and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
         byte = data[position]

@@ -1,8 +1,8 @@
 """Tests with tiny runs whether Winograd's method makes this ONNX Runtime faster.
 
 The method needs fewer multiplications but more passes over memory. Whether it is faster depends on
-the processor. The probe is a small training step of two layers. The folder `probes` has it in both
-forms, which `exporters/runtime_probes.py` writes.
+the processor. The probe is a small training step of two layers. `exporters/runtime_probes.py`
+writes it in both forms to the folder `probes`.
 """
 
 import time

@@ -86,7 +86,7 @@ def difference(plan: ExecutionPlan, scratch: Path) -> str | None:
 def first_step(bundle: Bundle, threads: int, scratch: Path, nudged: bool = False) -> FirstStep:
     """Do all training work for one batch of random data. Returns losses and changed tensors.
 
-    With `nudged`, all weights are changed a little before.
+    With `nudged`, all weights are first changed a little.
     """
     training = training_of(bundle)
     recordings = [] if training.source == SAMPLES else [training.source]

@@ -148,7 +148,8 @@ class ScheduleRun(ResumableRun):
     def train(self, instruction: Train) -> None:
         """Run the remaining epochs of a training.
 
-        For a federated evaluation, the received model is judged before and the trained one after.
+        For a federated evaluation, the received model is evaluated before the training, and the
+        trained model after it.
         """
         request = self.options.evaluation if len(self.held_out) else None
         if request is not None and self.position.before is None:

@@ -23,8 +23,8 @@ The rule, for one or more signatures that are open together:
   ends.
 - An output that is written over the old state takes no memory of its own. It does not count as an
   output here.
-- Only one signature runs at a time. So of all signatures, only the one whose inputs (without state)
-  and outputs need most memory counts.
+- Only one signature runs at a time. So only one signature counts: the one with the largest inputs
+  (without state) and outputs.
 - Arenas and nodes are kept while their session is open.
 """
 
@@ -107,7 +107,7 @@ def training_growth(signatures: Sequence[SignatureMemory], state: int, session_b
     Args:
         signatures: The open signatures; at least one.
         state: Bytes of all state tensors in memory, each counted by `state_bytes`.
-        session_bytes: `RuntimeOverhead.session_bytes`, or a calibration's.
+        session_bytes: `session_bytes` of a RuntimeOverhead or of a calibration.
     """
     batch = max(signature.inputs - signature.state + signature.outputs for signature in signatures)
     return session_bytes + state + batch + sum(signature.kept for signature in signatures)

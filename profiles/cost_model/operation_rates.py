@@ -29,7 +29,10 @@ MOST_DOUBT = 0.5
 
 
 class Rates:
-    """Predicts rates from the timings of one kind, which all have the same number of sizes."""
+    """Predicts rates from the timings of one kind of operation.
+
+    All timings have the same number of sizes.
+    """
 
     def __init__(self, timings: Sequence[Timing]) -> None:
         self.kind = timings[0].kind
@@ -48,8 +51,8 @@ class Rates:
     def along(self, size: int) -> float:
         """Time of an operation of a kind with one size, in seconds.
 
-        Between timings it is interpolated on logarithmic axes. Above the largest timed size, the
-        rate is that of the largest timed size.
+        Between timings, the time is interpolated on logarithmic axes. Above the largest timed size,
+        the rate is that of the largest timed size.
         """
         sizes, seconds = zip(*((t.sizes[0], t.seconds) for t in self.timings), strict=True)
         if size > sizes[-1]:
@@ -61,8 +64,8 @@ class Rates:
     def doubt(self) -> float:
         """Relative error of a prediction between timings, by leave-one-out cross-validation.
 
-        It is 0 for kinds with one size: their timings are too far apart for cross-validation, and
-        their curve is simple.
+        The error is 0 for kinds with one size. Their timings are too far apart for
+        cross-validation, and their curve is simple.
         """
         if len(self.timings[0].sizes) == 1 or len(self.timings) < 3:
             return 0.0
@@ -74,8 +77,8 @@ class Rates:
         """Coordinates of an operation of these sizes, as logarithms to base 2.
 
         The first size (the number of images or matrices) is replaced by the total amount of work.
-        Its coordinate counts half, because the time for one image hardly depends on the number of
-        images.
+        The coordinate of this amount counts half, because the time for one image hardly depends on
+        the number of images.
         """
         return [0.5 * math.log2(amount(self.kind, sizes)), *map(math.log2, sizes[1:])]
 

@@ -192,14 +192,14 @@ class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     """The operations and the memory of one graph of a bundle.
 
     The graph runs `times` times for each batch. `ports` is the number of its inputs and outputs.
-    The memory is in bytes for one run: `inputs` are all inputs, `state` are the inputs that are
-    tensors of the device's state, and `arena` is the runtime arena for the tensors between inputs
-    and outputs.
+    Memory is in bytes for one run. `inputs` counts all inputs. `state` counts the inputs that are
+    tensors of the device's state. `arena` is the runtime arena for the tensors between inputs and
+    outputs.
 
-    `blocked` are the operations of the graph's blocked form, which a device with blocked
-    convolutions runs; empty if there is no such form. `nodes` and `arena` are the larger values of
-    the two forms. `winograd` is the graph's form by Winograd's method, for devices that gain from
-    it.
+    `blocked` are the operations of the graph in blocked layout, for devices whose runtime has
+    blocked convolutions. It is empty if the graph has no blocked form. `nodes` and `arena` are the
+    larger values of the two forms. `winograd` is the graph's form by Winograd's method, for devices
+    that gain from it.
     """
 
     name: str

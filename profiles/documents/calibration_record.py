@@ -1,6 +1,6 @@
 """The result of calibrating a device: the times of operations and the overhead of the runtime.
 
-It is independent of models: time and memory of any graph can be predicted from it.
+From the result, time and memory of any graph can be predicted.
 """
 
 from typing import Annotated
@@ -60,12 +60,12 @@ class MemoryOverhead(msgspec.Struct, frozen=True, kw_only=True):
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """Times and overheads of one device with one runtime and number of threads (0: all cores).
 
-    `timings` include the work of the runtime for each operation. A run takes `run_s` more, and
-    `port_s` more for each input and output. A node that computes nothing takes `node_s`. A step of
-    a loop takes `loop_step_s` more than its body. Each byte that enters or leaves a run takes
-    `byte_s`, because pages copy inputs and outputs. `memory` is None if the system does not report
-    it.
-    `timed_share` is below 1 on a device that was too slow to time all cases.
+    `timings` include the work of the runtime for each operation. A run takes `run_s` longer than
+    its operations, and `port_s` more for each input and output. A node that computes nothing takes
+    `node_s`. A step of a loop takes `loop_step_s` more than its body. Each byte that enters or
+    leaves a run takes `byte_s`, because pages copy inputs and outputs. `memory` is None if the
+    system does not report it. `timed_share` is below 1 on a device that was too slow to time all
+    cases.
     """
 
     version: int = CALIBRATION_VERSION

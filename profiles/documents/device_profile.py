@@ -153,7 +153,7 @@ def read_device(path: Path) -> DeviceProfile:
 def decoded(
     content: bytes, origin: Path | str = "The data", form: Literal["json", "toml"] = "json"
 ) -> DeviceProfile:
-    """Decode a device profile. Raises InputError if it is not one; `origin` is in the message."""
+    """Decode a device profile. Raises InputError with `origin` in its message."""
     try:
         if form == "json":
             device = decode_json(content, DeviceProfile)

@@ -175,7 +175,7 @@ class RoundResult:
     def judgement(self) -> tuple[float | None, float] | None:
         """The accuracy and loss by which rounds are compared; None if there are none yet.
 
-        They are those on held-out data, or else those on the devices.
+        Both are measured on held-out data. Without such data, they are measured on the devices.
         """
         if self.loss is not None:
             return self.accuracy, self.loss

@@ -40,14 +40,14 @@ class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         number: The release that was offered; 0 if all were withdrawn.
-        bundle: SHA-256 of the manifest of its bundle; empty if `number` is 0.
-        taken: Whether the device predicts with it now.
+        bundle: SHA-256 of the manifest of the offered bundle; empty if `number` is 0.
+        taken: Whether the device predicts with the offered release now.
         runs: The release with which the device predicts now; 0 if there is none.
         code: Error code of the reason why the release was not taken.
         reason: This reason, without folder names.
         before: Counts of the model that the device had. None if the federation does not evaluate
             on devices, or if there was no trial.
-        after: Counts of the offered release. None in the same cases.
+        after: Counts of the offered release. None in the same cases as `before`.
         fine_tuned: Counts of the release after fine-tuning on this device. None without
             fine-tuning.
         runs_fine_tuned: Whether the device predicts with the fine-tuned model.

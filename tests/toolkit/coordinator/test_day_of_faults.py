@@ -69,7 +69,7 @@ class Trouble:
         return bool(self.behind_s) or self.first_s is not None
 
 
-OTHER = r"what comes is not from a coordinator \(.*"
+OTHER = r"another program answers \(.*"
 FAULTS = {
     "clock from 1970": Trouble("clock says 1970-01-01 00:01", first_s=60),
     "portal": Trouble(OTHER + "JSON is malformed", answer("200 OK")),
