@@ -108,6 +108,18 @@ def slice_update(seed: int, samples: int = 4) -> Received:
     return record_of("slice:w", samples, table), {"w": numbers((2, 3), seed)}
 
 
+ROWS, COLUMNS = ((0, 2), (3, 4)), ((1, 3),)
+"""Channels of `c` that a narrow update holds."""
+NARROW = np.ix_([0, 1, 3], [1, 2], range(3), range(3))
+
+
+def narrow_update(seed: int, samples: int = 4) -> Received:
+    """Some channels of `c`, in two ranges along its first axis (`NARROW`), and no `w`."""
+    part = (ROWS, COLUMNS, ((0, 3),), ((0, 3),))
+    table = (entry("c", (3, 2, 3, 3), "c", part=part),)
+    return record_of("width:0.5", samples, table), {"c": numbers((3, 2, 3, 3), seed)}
+
+
 KINDS = {"full": full_update, "low-rank": low_rank_update, "cp": cp_update, "slice": slice_update}
 
 

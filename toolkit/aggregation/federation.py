@@ -27,6 +27,7 @@ from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate, aggregate_checked
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.aggregation.stale_updates import StaleUpdates, add_stale
 from toolkit.aggregation.update_bounds import Scale
 from toolkit.aggregation.update_scales import scales
 from toolkit.aggregation.update_validation import check_update, is_variance
@@ -149,6 +150,46 @@ class Federation:
     def fold_checked(self, updates: Iterable[Received]) -> None:
         """Do the same as `fold`, but without the checks: `check` has accepted `updates`."""
         self._follow(aggregate_checked(self.model, updates, self.policy, self.strategy))
+
+    def fold_stale(self, updates: Iterable[Received], stale: Iterable[StaleUpdates]) -> None:
+        """Aggregate `updates` of this model and those of earlier versions; all are checked.
+
+        `stale` has one entry for each earlier version. Its weights follow from its staleness; see
+        `stale_updates.py`. Call `keep_factors` before the first bundles are made.
+
+        Raises:
+            UpdateError: There is no update; the model then stays unchanged.
+            InputError: The federation has a `strategy`, which knows no versions.
+        """
+        if self.strategy is not None:
+            raise InputError(
+                "A `strategy` gets updates of one version, but updates of several versions came. "
+                "Remove `strategy`, or use synchronous rounds.",
+                code="option.conflict",
+                options=["strategy", "stale"],
+            )
+        aggregation = Aggregation(self.model, self.policy)
+        for record, arrays in updates:
+            aggregation.add_checked(record, arrays)
+            del arrays  # otherwise two updates are in memory while the next one is read
+        for version in stale:
+            add_stale(aggregation, version)
+        self.take(aggregation)
+
+    def keep_factors(self, specs: Iterable[str]) -> None:
+        """Keep factors for each submodel in `specs` whose family averages factors.
+
+        Otherwise a family makes the first factors anew in each round until its first update. The
+        factors of two versions could then not be compared.
+        """
+        kept = {**self.model.kept}
+        for spec in map(parse_spec, specs):
+            family = recovering_family(spec)
+            if family.averages_factors and spec.head not in kept:
+                table = self.submodel(str(spec)).program.tensors
+                factors = [entry for entry in table if entry.factor is not None]
+                kept[spec.head] = family.received(spec.head, factors, self.model)
+        self._follow(replace(self.model, kept=kept))
 
     def take(self, aggregation: Aggregation) -> None:
         """Use the result of `aggregation`, which has this model and policy, as the next model.
@@ -277,8 +318,12 @@ class Federation:
 
     def load(self, data: bytes) -> None:
         """Restore a saved global model. Raises InputError if it belongs to another model."""
+        self.model = self.saved(data)
+
+    def saved(self, data: bytes) -> GlobalModel:
+        """Read a saved global model. Raises InputError if it belongs to another model."""
         origin = "The saved global model"
-        self.model = global_model.fitted(global_model.from_bytes(data, origin), self.module, origin)
+        return global_model.fitted(global_model.from_bytes(data, origin), self.module, origin)
 
 
 def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -> None:

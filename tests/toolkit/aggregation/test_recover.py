@@ -27,20 +27,11 @@ from updates import (
     entry,
     full_update,
     low_rank_update,
+    narrow_update,
     numbers,
     record_of,
     slice_update,
 )
-
-ROWS, COLUMNS = ((0, 2), (3, 4)), ((1, 3),)
-"""Channels of `c` that a narrow update holds."""
-
-
-def narrow_update(seed: int, samples: int = 4) -> Received:
-    """Some channels of `c`, in two ranges along its first axis, and no `w`."""
-    part = (ROWS, COLUMNS, ((0, 3),), ((0, 3),))
-    table = (entry("c", (3, 2, 3, 3), "c", part=part),)
-    return record_of("width:0.5", samples, table), {"c": numbers((3, 2, 3, 3), seed)}
 
 
 def in_full(update: Received) -> tuple[dict[str, Array], dict[str, Array]]:
