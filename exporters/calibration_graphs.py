@@ -103,8 +103,8 @@ def gradient() -> bytes:
 def pointwise() -> bytes:
     """All elementwise operators, on inputs of one axis.
 
-    As in a backward pass, most binary operators read one operand that was computed just before and
-    one that is older.
+    As in a backward pass, most binary operators read one operand that was just computed and one
+    older operand.
     """
     return graph(
         "pointwise",
@@ -180,7 +180,7 @@ def images() -> bytes:
 
 
 def passed_on() -> bytes:
-    """A chain of `PASSED_ON` small nodes: each reads the result of the one before it."""
+    """A chain of `PASSED_ON` small nodes: each reads the result of the previous node."""
     row = [node(f"unary-{n}", "Neg", f"v{n}", f"v{n + 1}") for n in range(PASSED_ON)]
     row[0].input[0], row[-1].output[0] = "x", "y"
     return graph("row", row, {"x": 1}, {"y": 1})

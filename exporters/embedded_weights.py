@@ -52,7 +52,7 @@ def with_constants(
 def read_alone(program: Program) -> dict[str, list[Port]]:
     """Map each signature's name to those inputs that are frozen and read by no other signature.
 
-    In a program that only predicts, each graph holds all that it reads: there is no weights file.
+    A program that only predicts has no weights file, so each graph holds all tensors that it reads.
     """
     predicts = program.output is not None
     frozen = {entry.name for entry in program.tensors if entry.role == "frozen" and entry.stored}

@@ -278,7 +278,7 @@ def verified_graphs(
 ) -> VerifiedGraphs:
     """Compile a program and compare its graphs with PyTorch. Arguments are those of `export`.
 
-    Nothing is written to `out`. If graph and PyTorch disagree, the bundle is kept beside it.
+    Nothing is written to `out`. If graph and PyTorch disagree, the bundle is kept beside `out`.
 
     Raises:
         ExportError: A signature cannot be lowered, or the format cannot hold the program.

@@ -14,7 +14,7 @@ from profiles.errors import ExportError
 
 
 def figures_of(graph: Graph, batch: int) -> Figures:
-    """The figures of `graph` for `batch` samples: those that it has, or new ones."""
+    """Return the figures of `graph` for `batch` samples. Computes them if the graph has none."""
     if graph.figures is not None and graph.figures.batch == batch:
         return graph.figures
     if graph.runtime != "onnx":

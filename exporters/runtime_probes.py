@@ -1,8 +1,8 @@
 """Probes: graphs with which a device tests which forms its runtime supports, and how fast they are.
 
-They ship in `device_agent/runtime/probes`: one for each block size of blocked convolutions, and a
-training step in plain and in Winograd form. Run `python -m exporters.runtime_probes` to write them
-again.
+The probes ship in `device_agent/runtime/probes`: one for each block size of blocked convolutions,
+and a training step in plain and in Winograd form. Run `python -m exporters.runtime_probes` to write
+them again.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ RESULTS = ("plain", "blocked")
 def probe(block: int) -> bytes:
     """A graph with the outputs `plain` and `blocked`.
 
-    They are equal if the blocks of the runtime's layout have the size `block`.
+    Both are equal if the blocks of the runtime's layout have the size `block`.
     """
     plain, other = (model(name) for name in RESULTS)
     form = blocked(other.SerializeToString(deterministic=True), block, SHAPES["x"][0])

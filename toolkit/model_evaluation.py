@@ -86,7 +86,7 @@ def evaluate_outputs(
 ) -> Evaluation:
     """Evaluate a function from a batch of samples to outputs, as `evaluate` does for a model.
 
-    `outputs` says which outputs the function returns packed; None if it returns one.
+    `outputs` says which outputs the function returns packed; None for a single output.
     """
     shape = tuple(predict(torch.from_numpy(x[:1])).shape[1:])
     goal = objective(loss, outputs or shape)

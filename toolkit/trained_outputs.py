@@ -21,7 +21,7 @@ class OutputUse:
     Attributes:
         output: Its name; a tuple's outputs are numbered from "0", and a single tensor is "output".
         shape: Shape for one sample; None if no loss can take it.
-        use: The loss that trains it and its labels, or why none does.
+        use: The loss that trains it and its labels, or why no loss does.
     """
 
     output: str

@@ -22,7 +22,7 @@ def over_channels(x: Tensor) -> tuple[list[int], list[int]]:
 def values_per_channel(x: Tensor) -> int:
     """The number of values of each channel of `x` (N, C, ...).
 
-    It is a product of known sizes, because `numel` would add an operator to the graph.
+    This is computed from known sizes, because `numel` would add an operator to the graph.
     """
     return x.shape[0] * math.prod(x.shape[2:])
 
@@ -53,8 +53,9 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y = (x - mean) * scale + b with scale = w / sqrt(var + eps).
 
-    Returns y, the mean and 1 / sqrt(var + eps) that were used, and the new running statistics.
-    The running variance is updated with the unbiased variance, n / (n - 1) times the one used here.
+    Returns y, the mean and 1 / sqrt(var + eps) that were used, and the new running statistics. The
+    running variance is updated with the unbiased variance, n / (n - 1) times the variance used
+    here.
     """
     axes, shape = over_channels(x)
     if training:

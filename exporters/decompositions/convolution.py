@@ -155,8 +155,8 @@ def transposed_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: W
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dW as one convolution whose image is `x` or `grad`, whichever has fewer channels.
 
-    Runtimes copy the image window by window into a matrix. This matrix is larger than the image, by
-    a factor that is the number of kernel elements.
+    Runtimes copy the image window by window into a matrix. The number of kernel elements says how
+    many times larger this matrix is than the image.
     """
     plain = window.stride == window.dilation == [1, 1] and window.groups == 1
     if plain and grad.shape[1] < x.shape[1]:

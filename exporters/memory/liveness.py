@@ -52,8 +52,8 @@ class Buffer:
 class Liveness:
     """The buffers of one run, in the order of their allocation.
 
-    They include the outputs, which stay alive to the end, but not the inputs. `inputs` and
-    `outputs` are total sizes; outputs that are written over inputs do not count.
+    These include outputs, which stay alive to the end, but not inputs. `inputs` and `outputs` are
+    total sizes; outputs that are written over inputs do not count.
     """
 
     buffers: tuple[Buffer, ...]
@@ -215,7 +215,7 @@ def bodies(node: Node) -> Iterator[Graph]:
 def reads(node: Node) -> Iterator[Value]:
     """Yield the values that `node` reads.
 
-    If it has bodies (of a loop or a branch), this includes values from outside that they read.
+    If `node` has bodies (of a loop or a branch), this includes outside values that the bodies read.
     """
     yield from (value for value in node.inputs if value is not None)
     for body in bodies(node):
@@ -286,7 +286,7 @@ def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int])
 
 
 def note_in_place(model: ModelProto, outputs: Sequence[str]) -> None:
-    """Note in the metadata of `model` that `outputs` may be written over the state they replace."""
+    """Note in the metadata of `model` that `outputs` may be written over their old state."""
     if outputs:
         model.metadata_props.add(key=METADATA, value=json.dumps(list(outputs)))
 

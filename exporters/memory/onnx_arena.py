@@ -1,11 +1,11 @@
 """The memory that the arena of ONNX Runtime requests from the system for the buffers of a run.
 
-The arena requests regions, each twice as large as the one before, divides them into blocks and
-keeps them until the session ends. The total depends on the order of all requests, so this module
-replays them block by block. A block goes into the smallest gap that is large enough. The rest of
-the gap becomes a new gap only if it is at least as large as the block. Of equal gaps, the arena
-uses the one at the lowest address. On Linux, small regions lie below large ones, and each large
-region lies below the previous large one. All sizes are in bytes.
+The arena requests regions, each twice as large as the previous region. It divides regions into
+blocks, and keeps them until the session ends. The total depends on the order of all requests, so
+this module replays them block by block. A block goes into the smallest gap that is large enough.
+The rest of the gap becomes a new gap only if it is at least as large as the block. Of equal gaps,
+the arena uses the one at the lowest address. On Linux, small regions lie below large ones, and each
+large region lies below the previous large one. All sizes are in bytes.
 """
 
 from bisect import insort
@@ -52,9 +52,9 @@ class Arena:
     """The regions of an arena.
 
     `used` maps the number of a region to how many of its bytes, counted from its start, were ever
-    used. The system provides no memory for the pages behind them, because those are never written.
-    `tables` is the size of all tables, which are written completely. `gaps` has the keys of free
-    blocks, sorted.
+    used. The system provides no memory for the pages behind these bytes, because nothing is written
+    there. `tables` is the size of all tables, which are written completely. `gaps` has the keys of
+    free blocks, sorted.
     """
 
     next_region: int = FIRST_REGION

@@ -44,7 +44,7 @@ class SizedGraph:
     """A serialized ONNX graph at one batch size.
 
     The shapes of its tensors are inferred once, when they are first needed. The footprints of the
-    graph and of its other forms share them.
+    graph and of its other forms share these shapes.
     """
 
     graph: bytes = field(repr=False)
@@ -73,8 +73,8 @@ class SizedGraph:
         """Predict the memory that the graph needs on one thread.
 
         The agent owns the arrays of inputs and outputs. If the new value of a state cannot be
-        written over the old one, both are in memory during a run. The result's `process` follows
-        the rule in `profiles.cost_model.memory_rule`.
+        written over the old value, both values are in memory during a run. The result's `process`
+        follows the rule in `profiles.cost_model.memory_rule`.
 
         Args:
             rewrite: Changes the graph before it runs, as the agent does.

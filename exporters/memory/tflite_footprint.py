@@ -1,8 +1,8 @@
 """The peak memory of a TFLite signature, from the sizes of its tensors and the order of its calls.
 
 A TFLite file says which sizes are open, but not how they depend on the batch size. A memory plan
-has each size as an expression of the batch size. It consists of numbers and words, so the graph
-cache can store it.
+has each size as an expression of the batch size. The plan consists of numbers and words, so the
+graph cache can store it.
 """
 
 from collections.abc import Callable, Iterable

@@ -46,9 +46,9 @@ def of_one_output(name: str, loss: BuiltIn, outputs: Parts) -> Objective:
 def sum_of_heads(heads: Sequence[Head], outputs: Parts) -> Objective:
     """The objective that minimises the weighted sum of the losses of several outputs.
 
-    The labels are an array for each output, with its name, packed into one. The loss of each
-    output, the accuracy of one with classes and the mean absolute error of a regression are
-    metrics.
+    The labels are an array for each output, with its name, packed into one. Metrics are the loss of
+    each output, the accuracy of each output with classes, and the mean absolute error of each
+    regression.
     """
     goals = {head.output: _goal(head, outputs) for head in heads}
     labels = [labels_part(name, goal.labels) for name, goal in goals.items()]
@@ -107,7 +107,7 @@ def with_meaning(outputs: Parts, labels: Mapping[str, LabelRule]) -> tuple[Part,
 
 
 def _numbers_of(names: Collection[str], outputs: Parts) -> frozenset[int]:
-    """The places of named outputs among several."""
+    """The indices of the outputs `names` among `outputs`."""
     return frozenset(number for number, part in enumerate(outputs) if part.name in names)
 
 

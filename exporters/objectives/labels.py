@@ -18,7 +18,7 @@ def classes(count: int, *shape: int) -> Part:
 
     Args:
         count: Number of classes, or of other ids.
-        shape: Shape of the labels of one sample; nothing for one class a sample. With a shape,
+        shape: Shape of the labels of one sample; no sizes if a sample has one class. With a shape,
             labels of -100 are passed to the loss, for positions without a label.
 
     Raises:
@@ -42,7 +42,7 @@ def numbers(*shape: int) -> Part:
     """Declare labels that are float32 numbers, for `loss`.
 
     Args:
-        shape: Shape of the labels of one sample; nothing for one number a sample.
+        shape: Shape of the labels of one sample; no sizes if a sample has one number.
 
     Raises:
         InputError: A size is not allowed.
@@ -63,8 +63,8 @@ def loss(single: Part | None = None, /, **named: Part) -> Callable[[Function], F
 
     - the loss of each sample, a tensor (batch,), of which the mean is taken;
     - the loss of the batch, a tensor with one number;
-    - a pair of one of these and a dictionary of metrics by name, each a tensor (batch,). An
-      evaluation shows their means over the samples.
+    - a pair: one of the two above, and a dictionary of metrics by name, each a tensor (batch,). An
+      evaluation shows the means of the metrics over the samples.
 
     The function is recorded once, as models are, and becomes a part of the exported training step.
     It must compute with torch's operators and must not read values. It is named as

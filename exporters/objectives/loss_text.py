@@ -32,7 +32,7 @@ class Option:
     Attributes:
         fits: Whether a number is allowed.
         allowed: The allowed numbers in words.
-        default: The number without the option; None if the loss then works without it.
+        default: The number if the option is left out; None if the loss then needs no number.
         several: Whether the option is one number for each class.
     """
 
@@ -120,7 +120,7 @@ def canonical(loss: str | Sequence[Mapping[str, Any]]) -> str:
     """Convert a loss, given as text or as the list in a federation's file, to its canonical text.
 
     Raises:
-        InputError: It names no loss, or an option is wrong.
+        InputError: There is no such loss, or an option is wrong.
 
     Examples:
         >>> canonical("age = mse, weight=0.10 + kind=cross-entropy,smoothing=0")

@@ -68,7 +68,7 @@ def objective_of(loss: str, captured: Captured) -> Objective:
 
 
 def several_outputs(loss: str, parts: Sequence[Part]) -> ModelError:
-    """The error for a model with several outputs if the loss does not say which it trains."""
+    """The error for several outputs if the loss does not say which output it trains."""
     names = [part.name for part in parts]
     return ModelError(
         "The model returns several outputs: {outputs}. The loss {loss!r} does not say which of "

@@ -262,8 +262,8 @@ def of_loss(error: ModelError, function: Loss, reference: str) -> ModelError:
         line = str(error.values.get("line", "")).removeprefix(", ")
         return ModelError(
             "The loss {loss!r} draws random numbers{place}. It must return the same for the same "
-            "outputs and labels, because evaluations compare models by it. Draw them in the "
-            "model, `if self.training`, or leave them out.",
+            "outputs and labels, because evaluations compare models by this loss. Draw random "
+            "numbers in the model, under `if self.training`, or leave them out.",
             code="loss.random-numbers",
             loss=reference,
             place=source_lines.parenthesized(line) or place_of(function),
@@ -361,8 +361,8 @@ def used_outputs(
 ) -> frozenset[int] | None:
     """Indices of the outputs that a gradient of the user's own loss reaches; None for one output.
 
-    For the others PyTorch's gradient is None, so that its optimizers do not decay their parameters.
-    The arguments are those of `check_own_loss`, which has accepted them.
+    For all other outputs, PyTorch's gradient is None, so that PyTorch's optimizers do not decay
+    their parameters. The arguments are those of `check_own_loss`, which has accepted them.
     """
     parts = outputs.parts
     if len(parts) == 1:

@@ -20,9 +20,9 @@ SWAP = (1, 0, 2, 3)
 class Gradient(NamedTuple):
     """The gradient of a layer's weight, computed by another convolution.
 
-    The gradient has the shape (O, C / groups, *size). `moved` (N, O, H', W') is the kernel of that
-    convolution, and moves over `image` (N, C, H, W). Lengths are in pixels: `pads` around `image`,
-    the `strides` by which `moved` moves, and `dilations` between the elements of `moved`.
+    The gradient has the shape (O, C / groups, *size). `moved` (N, O, H', W') is the kernel of the
+    other convolution, and moves over `image` (N, C, H, W). Lengths are in pixels: `pads` around
+    `image`, the `strides` by which `moved` moves, and `dilations` between the elements of `moved`.
     """
 
     image: Value

@@ -131,7 +131,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
 def forget_origins(graph: ir.Graph) -> None:
     """Remove torch.onnx's notes on where each node of `graph` comes from.
 
-    The file does not hold them, but each copy of the graph would.
+    The file does not hold these notes, but each copy of the graph would.
     """
     for node in graph.all_nodes():
         node.metadata_props.clear()
@@ -187,8 +187,8 @@ def strip(graph: onnx.GraphProto) -> None:
     """Remove the metadata of `graph`, except the shapes that ONNX Runtime needs to save memory.
 
     ONNX Runtime lets an operator overwrite its input only if it knows that input and output have
-    the same size. Its own shape inference stops at computed shapes. So the shapes of inputs and
-    outputs of such operators stay.
+    the same size. The runtime's own shape inference stops at computed shapes. So the shapes of
+    inputs and outputs of such operators stay.
     """
     for holder in (graph, *graph.node, *graph.initializer):
         del holder.metadata_props[:]

@@ -87,7 +87,7 @@ def numel(x: onnx_ir.Value) -> onnx_ir.Value:
 def sort(
     x: onnx_ir.Value, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Sequence[onnx_ir.Value]:
-    """The largest or smallest of all elements; TopK keeps the order of equal ones."""
+    """Sort by a TopK of all elements, which keeps the order of equal elements."""
     size = onnx.Gather(onnx.Shape(x), [dim])
     found: Sequence[onnx_ir.Value] = onnx.TopK(x, size, axis=dim, largest=int(descending), sorted=1)
     return found

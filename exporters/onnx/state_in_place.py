@@ -89,8 +89,8 @@ class Order:
         """Let the nodes that compute `results` run as soon as the gradients they need are known.
 
         ONNX Runtime takes the last node of the file that no other node reads, and first runs all
-        nodes that it depends on. So the updates of the last layers, whose gradients are known
-        first, have to be last in the file. Otherwise large tensors stay in memory until small
+        nodes on which this node depends. So the updates of the last layers, whose gradients are
+        known first, have to be last in the file. Otherwise large tensors stay in memory until small
         biases are updated. For each update, this method counts the gradients that it shares with
         other updates. The larger the number, the later the update runs. Gradients are the values
         that depend on `labels`.
@@ -140,12 +140,9 @@ class Order:
                     yield from self.uses(result)
 
     def run_after(self, new: ir.Value, late: Sequence[ir.Node]) -> bool:
-        """Make the node that computes `new` depend on the nodes `late`; False if it cannot.
+        """Make the node that computes `new` depend on the nodes `late`;
 
-        An input of this node is passed through a Reshape that does not change its shape. The
-        Reshape reads the shape from a chain of Where operators, one for each node of `late`. A
-        Where chooses between two equal shapes, by the first element that the late node returns. So
-        the Reshape has to wait for all these nodes.
+        False if this is impossible.
         """
         end = new.producer()
         assert end is not None

@@ -197,7 +197,7 @@ def finish_scans(model: ir.Model) -> None:
 
 
 def set_direction(scan: ir.Node, backward: bool) -> None:
-    """Let `scan` read and write its sequences from the last step if `backward`, else the first."""
+    """Let `scan` run from the last step of its sequences if `backward`, else from the first."""
     inputs = scan.attributes["num_scan_inputs"].as_int()
     outputs = len(scan.outputs) - (len(scan.inputs) - inputs)
     for kind, count in (("input", inputs), ("output", outputs)):

@@ -1,6 +1,6 @@
 """Replaces composite operators, which the decomposition table cannot replace.
 
-The table never sees them, because autograd splits them into simpler operators before.
+The table never sees them, because autograd first splits them into simpler operators.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ def rare_collections() -> Iterator[None]:
     """Let Python look for garbage rarely. Otherwise this takes a fifth of the time of tracing.
 
     Tracing and loading libraries make millions of objects, and most of them stay. Also usable as a
-    decorator. The last context that ends, in any thread, restores the setting of the first.
+    decorator. The last context that ends, in any thread, restores the setting of the first context.
     """
     with LOCK:
         settings.append(settings[0] if settings else gc.get_threshold())

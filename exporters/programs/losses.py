@@ -46,8 +46,9 @@ class Objective:
             where no single output is a class.
         absolute: The mean absolute error of a regression by `mse`; else None.
         metrics: Further means over the samples of a batch, by name.
-        classes: Size of the output's class axis; 1 if the labels are 0 and 1 or no classes.
-        outputs: The outputs that `predict` returns packed, with what they mean; empty for one.
+        classes: Size of the output's class axis; 1 if the labels are 0 and 1, or are not classes.
+        outputs: The outputs that `predict` returns packed, with their meaning; empty for a single
+            output.
         maskable: Whether logits of absent classes can be set to zero.
         own: Whether the loss is the user's own function.
         used: Indices of the outputs that the loss takes, if they are packed; None for all.

@@ -30,7 +30,8 @@ def pack_outputs(tensors: Sequence[Tensor]) -> Tensor:
 def part_of(packed: Tensor, part: Part, parts: Sequence[Part]) -> Tensor:
     """Take one part from a packed tensor (batch, k), in its shape and type.
 
-    It is contiguous, as layers return it, so that `view` can join the batch with other axes.
+    The result is contiguous, as layers return it, so that `view` can join the batch with other
+    axes.
     """
     own = packed[:, columns(parts)[part.name]].reshape(packed.shape[0], *part.shape).contiguous()
     return own.to(torch.int64) if part.dtype == "int64" else own

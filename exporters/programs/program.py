@@ -167,7 +167,7 @@ class Program:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The inputs that are packed into a sample; empty if it is one array."""
+        """The inputs that are packed into a sample; empty if a sample is one array."""
         ports = (port for signature in self.signatures for port in signature.inputs)
         return next((p.packed for p in ports if p.kind == "samples" and p.packed), ())
 

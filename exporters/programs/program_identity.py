@@ -94,7 +94,7 @@ def loss_code(goal: Objective) -> str:
     """A text for what the user's own loss computes: the versions that recorded it, and a key.
 
     The second word changes only if the loss changes. Compare it only if the first words are equal:
-    other versions, for example of torch, may record the same loss as other operators.
+    other versions, for example of torch, may record the same loss with other operators.
     """
     assert isinstance(goal.together, GraphModule)
     recorded_by = digest([environment(), *map(sources_digest, ALWAYS)])

@@ -70,7 +70,7 @@ def widen(
     """Widen `ranges` of tensors, so that they include those of `others`.
 
     The quantizer itself takes moving averages over batches. Activations of later batches would then
-    be cut off where the first batch has smaller ones.
+    be cut off if they exceed those of the first batch.
     """
     for name, new in others.items():
         old = ranges.setdefault(name, dict(new))

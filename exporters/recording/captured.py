@@ -27,7 +27,7 @@ class Captured:
         sample_limit: int64 samples must be below this number, because they index an embedding
             with this number of rows. None if no embedding reads the samples directly.
         input_range: The range of the numbers in random samples; empty for standard normal ones.
-        parts: The inputs that are packed into a sample; empty if it is one array.
+        parts: The inputs that are packed into a sample; empty if a sample is one array.
         outputs: The outputs of the model, which the graphs return as one.
     """
 

@@ -240,7 +240,10 @@ def check_vmap(graph: GraphModule) -> None:
 
 
 def check_operators(graph: GraphModule) -> None:
-    """Raise ModelError for operators that cannot be exported, such as torch.cond. It says why."""
+    """Raise ModelError for operators that cannot be exported, such as torch.cond.
+
+    The error says why.
+    """
     for node in graph.graph.nodes:
         value, place = node.meta.get("val"), source_lines.place_of_node(node)
         if isinstance(value, Tensor) and value.is_complex():
@@ -303,7 +306,7 @@ def argument(node: Node, name: str) -> object:
 
 
 def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
-    """Raise ModelError for random numbers without a seed, and for any in a prediction.
+    """Raise ModelError for random numbers without a seed, and for all in a prediction.
 
     Dropouts and uniform numbers are seeded in a training step.
     """

@@ -89,7 +89,7 @@ def named_values(returned: object, prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _unusable(value: object, rows: int | SymInt) -> str | None:
-    """Why no loss can take `value` as an output; None if one can."""
+    """Why no loss can take `value` as an output; None if a loss can."""
     if not isinstance(value, Tensor):
         return f"it is a {type(value).__name__}"
     if not value.is_floating_point():

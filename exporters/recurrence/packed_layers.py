@@ -2,7 +2,8 @@
 
 PyTorch packs such sequences: the number of packed rows depends on the lengths, and graphs have
 fixed shapes. Here the sequences stay padded. After its last step, a sample's states do not change.
-The operators take the arguments of ATen's, and then the number of steps of each sample.
+The operators take the arguments of ATen's operators, followed by the number of steps of each
+sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ for kind in ("gru", "rnn_tanh", "rnn_relu"):
 
 
 def mask_of_steps(steps: int, lengths: Tensor) -> Tensor:
-    """Which of the `steps` the samples have, as booleans (steps, B)."""
+    """Whether each sample has each of the `steps`, as booleans (steps, B)."""
     return torch.arange(steps, device=lengths.device).unsqueeze(1) < lengths
 
 

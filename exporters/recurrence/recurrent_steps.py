@@ -1,8 +1,8 @@
 """The forward and backward steps of LSTM, GRU and plain recurrent layers.
 
 All tensors of a step are (features, batch), so that weights are the left factor of every product.
-Runtimes rearrange the right factor before they multiply, and here this is the smaller matrix. The
-gradient of each weight is computed after the loop, as one large product.
+Runtimes rearrange the right factor before they multiply. Here, the right factor is the smaller
+matrix. The gradient of each weight is computed after the loop, as one large product.
 
 In the formulas, primes mark new values, and `d_x` is the gradient of x.
 """
@@ -177,7 +177,7 @@ def run_back(
     """Run the backward step `name` in the opposite direction; its outputs are sorted by time.
 
     `d_states` and `d_read` are the gradients of the last states and of the output h', None for
-    unread ones. `read` is what the forward steps kept.
+    results that nothing reads. `read` has the values that the forward steps kept.
     """
     states = [or_zeros(d, state) for d, state in zip(d_states, loop_run.states, strict=True)]
     w_x, w_h, *_ = loop_run.constants

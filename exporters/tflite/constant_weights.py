@@ -78,7 +78,7 @@ def array(graph: Subgraph, index: int) -> np.ndarray | None:
 
 @dataclass
 class Merging:
-    """Merges operators into the operator before them, if nothing else reads its result."""
+    """Merges an operator into the one before it, if nothing else reads the earlier one's result."""
 
     graph: Subgraph
 

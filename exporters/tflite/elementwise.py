@@ -46,7 +46,7 @@ def apply(
 ) -> Value:
     """Emit the operator `code` on `values`, broadcast against each other, in one common layout.
 
-    The layout is that of the largest value; among equally large ones, the layout of images is
+    The layout is that of the largest value; if several are equally large, the layout of images is
     taken. Converting the other values costs nothing if they are vectors.
     """
     lead = max(values, key=lambda value: (elements(value), value.order == IMAGE))

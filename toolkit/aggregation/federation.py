@@ -262,7 +262,7 @@ class Federation:
     def check_weights(self) -> None:
         """Raise UpdateError if a weight of the global model is not finite.
 
-        If there are no samples, use it instead of `evaluate`. If batch norm is static, its
+        If there are no samples, use this method instead of `evaluate`. If batch norm is static, its
         statistics are computed from `statistics` first.
         """
         if self.statistics is not None:
@@ -286,7 +286,8 @@ class Federation:
     def check(self, update: Received, origin: str) -> None:
         """Raise UpdateError unless `update` fits the model; `origin` names it in the error.
 
-        It may be called while another thread aggregates, because tensors keep their shapes.
+        This method may be called while another thread aggregates, because tensors keep their
+        shapes.
         """
         check_update(*update, self.model.tensors, origin)
 

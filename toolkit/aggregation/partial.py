@@ -78,18 +78,18 @@ def read_partial(
 ) -> Aggregation:
     """Read and check the partial aggregate in `folder`.
 
-    Use it on the machine that merges the aggregations of others: `merge` all into one, and call its
-    `result`.
+    Use it on the machine that merges the aggregations of others: `merge` all of them into one
+    aggregation, and call `result` on it.
 
     Args:
         folder: The folder that `write_partial` created.
         model: The global model that the updates were trained from.
-        policy: The policy under which they were added.
+        policy: The policy under which the updates were added.
         most_bytes: The largest allowed size of `partial.safetensors`, in bytes. Default: 16 times
             the model, plus 1 MiB.
 
     Returns:
-        The aggregation. `Aggregation.merge` adds it to another one.
+        The aggregation. `Aggregation.merge` adds it to another aggregation.
 
     Raises:
         UpdateError: A file is missing, damaged or too large, or the partial aggregate does not fit
@@ -121,7 +121,7 @@ def read_partial(
 def encode_partial(aggregation: Aggregation) -> dict[str, bytes]:
     """Write a running aggregation as two files in memory; returns each name with its content.
 
-    Raises UpdateError if it has no update, or if a sum is too large.
+    Raises UpdateError if the aggregation has no update, or if a sum is too large.
     """
     if not aggregation.updates:
         raise no_update()

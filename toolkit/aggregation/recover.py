@@ -59,7 +59,7 @@ def recover(
     Args:
         update: The record and the arrays, as `read_update` returns them.
         model: The global model that the update was trained from.
-        policy: Gives the update its weight. By default this is its number of samples.
+        policy: Gives the update its weight. By default the weight is the number of samples.
 
     Returns:
         The tensors that the update holds, completely or in part, and their weights.

@@ -2,8 +2,9 @@
 
 If an operator needs all channels of an axis, they are kept, and the rest of the network becomes
 narrower. If a reshape divides an axis, for example 48 features into 3 x 4 heads x 4, one of the new
-axes is narrowed. It is the outer one, as for heads, if the operators allow it. In a channel shuffle
-it is the inner one, because narrowing the outer one would leave many more parameters.
+axes is narrowed. If the operators allow it, the outer new axis is narrowed, as for heads. In a
+channel shuffle, the inner new axis is narrowed, because narrowing the outer axis would leave many
+more parameters.
 """
 
 import math

@@ -15,8 +15,8 @@ def backup(state: Path, out: Path, force: bool) -> None:
     """Copy a federation to the new folder OUT.
 
     STATE is its state folder or its file. The copy is consistent, also while `edgetailor serve`
-    runs, and is checked once it is complete. It holds the join tokens: keep it as private as the
-    state folder.
+    runs, and is checked once it is complete. The copy holds the join tokens: keep it as private as
+    the state folder.
     """
     from toolkit.coordinator.federation_source import state_folder
     from toolkit.coordinator.storage import backup as copies

@@ -59,8 +59,9 @@ def diff(before: Path, after: Path, allowed: float, other_machine: bool, as_json
 
     BEFORE and AFTER may be folders with several profiles of the bundle; the spread between
     processes is then included. The exit code is 8 if the time or the peak memory of a phase grew by
-    more than --max-regression. A time counts only if each median is outside the other's p10 to p90.
-    The exit code is 7 if such a time is unstable: measure again.
+    more than --max-regression. A longer time counts only if each of both medians is outside the
+    range p10 to p90 of the other profile. The exit code is 7 if such a time is unstable: measure
+    again.
     """
     from profiles.documents.profile_merging import read_merged
     from toolkit.report import profile_diff as comparing

@@ -98,7 +98,7 @@ SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
 
 
 class DeviceKind(Tier):
-    """A kind of device: `count` devices that train `submodel`. AUTO plans one for each device.
+    """A kind of device: `count` devices that train `submodel`, or with AUTO a planned one.
 
     A kind with the count ANY is open: any number of devices may join. A device that reports that it
     cannot train gets the submodel `fallback` from the next round on.
@@ -378,7 +378,7 @@ class FederationConfig(Table):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The inputs that are packed into a sample; empty if it is one array."""
+        """The inputs that are packed into a sample; empty if a sample is one array."""
         return parse_inputs(self.inputs)
 
     def known_inputs(self) -> Inputs:

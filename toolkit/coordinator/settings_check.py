@@ -13,7 +13,7 @@ from toolkit.submodels.hyperparameters import TrainingConfig
 
 
 def check_judged(config: CoordinatorConfig) -> None:
-    """Raise InputError if nobody judges the models, or if devices are asked to but cannot."""
+    """Raise InputError if nobody judges the models, or if devices are asked to judge but cannot."""
     if config.held_out is None and not config.evaluation.share:
         raise InputError(
             "Nobody would judge the models: the federation's file has no `held_out`, and its "

@@ -70,7 +70,7 @@ class Matching:
     def _numbered(
         self, flow: SampleFlow, keys: dict[Key, int], seeds: Mapping[Node, int] = EMPTY
     ) -> dict[Node, int]:
-        """Number the operators. Those that compute the same from the samples get equal numbers.
+        """Number the operators. Operators that compute the same from the samples get equal numbers.
 
         `seeds` are numbers of operators that are already known.
         """
@@ -105,7 +105,7 @@ class Matching:
         return groups
 
     def _from_the_output(self, training: SampleFlow, inference: SampleFlow) -> dict[Node, Node]:
-        """Pair operators, going back from the output as far as both graphs have the same ones."""
+        """Pair operators, going back from the output as far as both graphs agree."""
         start = output_node(training.graph), output_node(inference.graph)
         pending = [(self.unchanged(start[0]), self.unchanged(start[1]))]
         matched, several = dict[Node, Node](), set[Node]()

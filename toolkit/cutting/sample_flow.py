@@ -78,7 +78,7 @@ class SampleFlow:
         self._behind: dict[Node, tuple[frozenset[Node], frozenset[Node]]] = {}
 
     def values_read(self, node: Node) -> list[Node]:
-        """The nodes whose values `node` reads, without those of which only the shape matters."""
+        """The nodes whose values `node` reads, without nodes of which only the shape matters."""
         position = shape_argument(node)
         if position is None or not self.knows_shape(node.args[position]):
             return node.all_input_nodes
@@ -114,8 +114,8 @@ class SampleFlow:
     def behind(self, node: Node) -> tuple[frozenset[Node], frozenset[Node]]:
         """The nodes from which `node` is computed: activations or samples, and constants.
 
-        The activations are the nearest ones. The constants are all nodes between them and `node`,
-        and the nodes from which these constants are computed.
+        The activations are the nearest ones. The constants are all nodes between these activations
+        and `node`, and the nodes from which these constants are computed.
         """
         if node not in self._behind:
             activations, constants = set[Node](), set[Node]()

@@ -23,8 +23,8 @@ class DeviceReport:
         capacity: Load of the submodel relative to the full model.
         bytes_down: Bytes of all HTTP bodies that it received.
         bytes_up: Bytes of all HTTP bodies that it sent.
-        evaluation: How the received model and the device's own predict the samples that it keeps
-            apart, in the last round.
+        evaluation: How the received model and the device's own model predict the samples that the
+            device keeps apart, in the last round.
         correct: How many of the new digits it predicts correctly with the deployed model.
         profile: Time and memory of one batch, measured after the last round when no agent was
             running. Devices with the same submodel share it.

@@ -130,8 +130,8 @@ class Job:
     def start_comparisons(self, processes: Processes, all_full: bool) -> list[Child]:
         """Start to train the baselines and to measure the memory of a larger model's submodels.
 
-        These processes let those of the fleet go first. Neither an accuracy nor a peak of memory
-        depends on other processes.
+        These processes have a lower priority than those of the fleet. Neither an accuracy nor a
+        peak of memory depends on other processes.
         """
         folder = self.folder
         logger.info("Training two baselines: all devices full, and each device alone")

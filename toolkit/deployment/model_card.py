@@ -65,7 +65,8 @@ class Further(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Quality(Further, frozen=True, kw_only=True):
     """Accuracy (None for a regression) and mean loss on held-out samples.
 
-    `labels` are those that count: a sample has one, or one for each position with a class.
+    `labels` is the number of labels that count: a sample has one label, or one for each position
+    with a class.
     """
 
     samples: int
@@ -89,7 +90,8 @@ class DeviceQuality(Further, frozen=True, kw_only=True):
     `accuracy` (None for a regression) and `loss` are over all labels of all devices, so a device
     with more labels counts more. `worst_accuracy` is the mean of the tenth of the devices with the
     lowest accuracy. A kind with a reduced submodel judges the reduced model. `kind` has the figures
-    of the devices that the card is for; None if none of them judged, or outside a federation.
+    of the devices that the card is for; None if none of these devices judged, or outside a
+    federation.
     """
 
     devices: int
@@ -145,13 +147,14 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         format: The format of the graph.
         precision: The precision of the weights. int8 also computes with integers.
         calibrated_on: How many samples gave the ranges of int8; None for other precisions.
-        graphs: The graphs. Each reads the output of the one before it, the first reads the samples.
+        graphs: The graphs. The first reads the samples, each later one reads the output of the
+            graph before it.
         preprocessing: How pictures or CSV files become samples; None if the model takes arrays.
         classes: Size of the class axis; 1 stands for two classes.
-        class_names: In the order of the output; empty if they are not known.
-        quality: Of this file, run by its runtime; None without held-out data.
-        global_quality: Of the whole float32 model in PyTorch, on the same data.
-        device_quality: On the devices, if they judged the model of this round; else None.
+        class_names: Names of the classes, in the order of the output; empty if not known.
+        quality: Quality of this file, run by its runtime; None without held-out data.
+        global_quality: Quality of the whole float32 model in PyTorch, on the same data.
+        device_quality: Quality on the devices, if they judged the model of this round; else None.
         graph_bytes: Size of the graphs' files.
         speed: The time relative to float32; None for float32.
         bundle_sha256: SHA-256 of the manifest, which has the hashes of all files.

@@ -33,12 +33,13 @@ def make_release(
     Args:
         config: The federation's file. `edgetailor serve` may run on its state folder.
         round_: The round, see `edgetailor rounds`.
-        kinds: The kinds of devices that get it; all if it is empty.
-        share: The share of the devices that get it first; None for all.
-        then_all: Whether all get it once this share has taken it.
+        kinds: The kinds of devices that get the release; empty for all.
+        share: The share of the devices that get the release first; None for all.
+        then_all: Whether all devices get the release once this share has taken it.
         precision: The precision of the weights.
         calibration: Samples to calibrate int8. Default: as for `from_federation`.
-        fine_tune: Number of steps for which devices may train it on their own samples; 0 for none.
+        fine_tune: Number of steps for which devices may train the release on their own samples; 0
+            for none.
 
     Raises:
         InputError: The round's model is not there, a kind is unknown, or the release before is

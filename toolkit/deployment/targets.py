@@ -59,7 +59,7 @@ class Target:
 
 
 def needed_bytes(memory: int) -> int:
-    """The memory limit that an agent needs for predictions of `memory` bytes above the idle one."""
+    """The memory limit of an agent for predictions of `memory` bytes above the idle agent."""
     return UNCALIBRATED.idle_bytes + memory + TRAINING_RESERVE_BYTES
 
 
@@ -140,7 +140,7 @@ def with_options(
     profile: DeviceProfile | None,
     force: bool,
 ) -> list[Target]:
-    """Return `targets` with these attributes. Raises InputError if one cannot be written."""
+    """Return `targets` with these attributes. Raises InputError if a bundle cannot be written."""
     for target in targets:
         check_bundle_place(target.out, force)
     return [

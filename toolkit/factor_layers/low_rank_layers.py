@@ -225,7 +225,7 @@ class FactorizedRecurrence(nn.Module):
         self._dense = (dense,)  # In a tuple, so that torch does not register its weights here.
 
     def flatten_parameters(self) -> None:
-        """Do nothing, as on a CPU; models call it before the layer."""
+        """Do nothing, as PyTorch does on a CPU. Models call this method before the layer."""
 
     def forward(self, *arguments: Tensor, **options: Tensor) -> object:
         """Run the original recurrent layer with the composed weights."""

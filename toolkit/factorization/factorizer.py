@@ -51,7 +51,7 @@ class Known(NamedTuple):
 class Factorizer:
     """Computes truncated factors of named matrices and caches them until the matrix changes.
 
-    The Frobenius error of a truncation exceeds the best possible one by at most `TOLERANCE`
+    The Frobenius error of a truncation exceeds the best possible error by at most `TOLERANCE`
     (subspace_iteration.py), as estimated by the iteration.
 
     Attributes:

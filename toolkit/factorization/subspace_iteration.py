@@ -152,7 +152,7 @@ def leading_components(matrix: Tensor, rank: int, basis: Tensor | None = None) -
 def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
     """Whether every truncation is within the tolerance of the best one, by two estimates.
 
-    The gain of a step is the energy that its basis captures in addition to the basis before.
+    The gain of a step is the energy that its basis captures, minus that of the previous basis.
 
     Without a gap in the spectrum the error falls as a power of the number of steps, for random
     matrices as the second power or faster. The last gain times half the number of steps then

@@ -129,7 +129,7 @@ def saves_numbers(layer: Layer, weight: str, rank: int) -> bool:
 
 
 def highest_ratio(layers: Sequence[Layer], layer_decisions: Sequence[LayerDecision]) -> float:
-    """The largest rank ratio that would make a layer smaller; 0 if none would.
+    """The largest rank ratio that would make a layer smaller; 0 if there is none.
 
     Considers only layers that stay dense because of their rank.
     """

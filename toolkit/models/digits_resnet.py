@@ -8,7 +8,9 @@ from toolkit.models.resnet20 import Block
 
 
 class DigitsResNet(nn.Module):
-    """A stem, a stage of four blocks of 16 channels, a stage of four of 32, and a classifier."""
+    """A stem, a stage of four blocks of 16 channels, a stage of four blocks of 32, and a
+    classifier.
+    """
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()

@@ -28,8 +28,8 @@ class Block(nn.Module):
 class ResNet20(nn.Module):
     """A stem, nine blocks of 16, 32 and 64 channels, a mean over the image, and a classifier.
 
-    The first block of each stage, also of the first one, has a projection as its shortcut. `blocks`
-    holds all nine.
+    The first block of each stage, including the first stage, has a projection as its shortcut.
+    `blocks` holds all nine blocks.
     """
 
     def __init__(self, classes: int = 10) -> None:

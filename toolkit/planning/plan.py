@@ -68,7 +68,8 @@ def plan_for(
         device: The device's profile.
         workloads: The workloads of the model's submodels.
         specs: The submodels to choose from.
-        budgets: What the submodel may use. The default for memory is a share of the device's.
+        budgets: What the submodel may use. The default for memory is a share of the device's
+            memory.
         today: The date from which the profile's age is counted; today by default.
         progress: Called with the name of each stage when it begins.
 

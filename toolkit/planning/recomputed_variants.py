@@ -1,6 +1,7 @@
 """Finds submodels that fit only if training computes activations again, and what that costs.
 
-This is tried only for submodels that are stronger than the chosen one and exceed only the memory.
+This is tried only for submodels that are stronger than the chosen one and exceed only the memory
+budget.
 """
 
 from collections.abc import Iterable, Iterator

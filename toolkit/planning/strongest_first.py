@@ -1,7 +1,7 @@
 """The search for the strongest submodel that fits: from the strongest candidate down.
 
-An export takes seconds to a minute, so the search exports only what may be chosen. It knows each
-candidate in one of three depths:
+An export takes seconds to a minute, so the search exports only what may be chosen. The search knows
+each candidate at one of three depths:
 
 - listed: the spec bounds the strength from above.
 - estimated: the strength is exact, and the needs have lower bounds.
@@ -89,8 +89,8 @@ def search(listed: Iterable[Entry], look: Look, budgets: Budgets) -> Searched:
     """Find the best of the entries `listed` that keeps all `budgets`.
 
     If only memory excludes a computed candidate, its variant with `recompute=yes` is tried before
-    weaker candidates. No equally strong candidate fits then: one that needs less memory is looked
-    at first.
+    weaker candidates. No equally strong candidate fits then, because candidates that need less
+    memory are looked at first.
     """
     waiting = [(entry.order, entry) for entry in listed]
     specs = {entry.spec for _, entry in waiting}
@@ -133,7 +133,7 @@ def unknown(submodel: str, strength: float) -> Candidate:
 
 
 def nearest_computed(excluded: list[Entry], look: Look, budgets: Budgets) -> tuple[Entry, ...]:
-    """Look at the entry of `excluded` that probably exceeds the budgets least until it is computed.
+    """Compute the entry of `excluded` that probably exceeds the budgets least.
 
     A message can then name the budgets that this entry needs. The result begins with it; the others
     follow, without those that turned out to be impossible. To compare the entries, activations

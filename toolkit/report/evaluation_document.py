@@ -26,8 +26,8 @@ class ClassFigures(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The name of the class, from `[data]` of the federation's file; None if not known.
         labels: Number of labels.
-        correct: How many of them are predicted correctly.
-        accuracy: Their share; None for a class without labels.
+        correct: How many of these labels are predicted correctly.
+        accuracy: The share of labels predicted correctly; None for a class without labels.
     """
 
     name: str | None = None
@@ -44,7 +44,7 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
         document: What this document is.
         model: The model's reference.
         weights: The name of the file with its weights; None with a federation.
-        round: The round of a federation whose model it is; None without a federation.
+        round: The round whose model was evaluated; None without a federation.
         samples: Number of samples.
         counted: Number of labels that count.
         accuracy: Share of labels predicted correctly; None for a regression and for CTC.
@@ -53,7 +53,7 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
         mae: Mean absolute error; only of a regression.
         metrics: Further means over the samples that the loss computes, by name.
         mean_class_accuracy: Mean of the accuracies of the classes with labels.
-        worst_class: The number of the class that is far below this mean; None if none is.
+        worst_class: The number of the class that is far below this mean; None if there is none.
         classes: The figures of each class; None without an accuracy, and above 1,000 classes.
         devices: How the devices judge the model of this round; None if they do not.
         confusion: For each class a row: how many of its labels are predicted as each class.

@@ -142,7 +142,7 @@ def _changes(before: Profile, after: Profile, allowed: float) -> Iterator[Change
 
 
 def _apart(times: Sequence[Duration]) -> bool:
-    """Whether each median is outside the other's p10 to p90, which is seldom so by chance."""
+    """Whether each median is outside the p10 to p90 of the other times. This is rare by chance."""
     earlier, later = times
     return not (
         earlier.p10_s <= later.median_s <= earlier.p90_s

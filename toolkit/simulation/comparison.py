@@ -99,7 +99,10 @@ class Row:
 
     @property
     def devices(self) -> list[FederatedEvaluation] | None:
-        """How the clients of the last round judge the received model; None if a run has none."""
+        """How the clients of the last round judge the received model;
+
+        None if a run has no judgement.
+        """
         judged = [own for history in self.histories if (own := history[-1].devices) is not None]
         return judged if len(judged) == len(self.histories) else None
 

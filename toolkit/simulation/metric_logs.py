@@ -1,7 +1,6 @@
 """Logs the rounds of a simulation to TensorBoard or MLflow, with the keys of `history.jsonl`.
 
-A simulation that continues also logs the earlier rounds. So no round is missing if it was killed,
-or if it began without a log.
+A simulation that continues also logs the earlier rounds, so that no round is missing.
 """
 
 import importlib.util
@@ -76,7 +75,7 @@ def metrics(result: RoundResult) -> dict[str, float]:
 
 
 def _own(figures: Measured, prefix: str) -> dict[str, float]:
-    """The metrics of a loss. Their names are the user's: with `prefix` they replace no figure."""
+    """The metrics of a loss, named with `prefix`, so that the user's names replace no figure."""
     return {f"{prefix}{name}": value for name, value in (figures.metrics or {}).items()}
 
 

@@ -48,8 +48,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         loss: Mean loss of the new global model on these samples. A loss that is not finite is null
             in the file, and is read as NaN.
         held_out: Further figures on these samples, such as those of each class; None without any.
-        devices: How the clients of this round judge the model that they received, which is that of
-            the round before; None without `[evaluation]`.
+        devices: How the clients of this round judge the model that they received, the model of the
+            round before; None without `[evaluation]`.
         local_accuracy: Accuracy of the clients' own models after training, on samples that the
             clients held out; None if they held out no samples.
         clients: Number of clients whose updates are in the model.

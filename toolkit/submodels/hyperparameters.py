@@ -53,8 +53,9 @@ class TrainingConfig:
         round_decay: Factor by which learning rates are multiplied after each round.
         milestones: If given, `round_decay` applies only after these rounds, ascending.
         batch_norm: `global` averages the statistics of batch norms over the devices. With `static`,
-            devices neither update nor send them. The server computes them from its own training
-            samples (`Federation`'s `statistics`), or if it has none, from the held-out samples.
+            devices neither update nor send statistics. The server computes them from its own
+            training samples (`Federation`'s `statistics`). Without such samples, it uses the
+            held-out samples.
         masked: Whether to set the logit of a class to zero if the device has no samples of it, as
             HeteroFL's authors do. The logit stays in the softmax. Each row of the classifier is
             averaged over the devices that have its class. Only for outputs (batch, n).
@@ -64,8 +65,8 @@ class TrainingConfig:
         optimizer: The optimizer that devices use.
         proximal: FedProx's mu, which keeps parameters close to the received parameters.
         augment: Random changes of the samples in each training step, such as `flip`, `shift:4`,
-            `noise:0.1` or `mask:10:first`. They follow from the agent's seed. Slices train on
-            recorded activations, so they do not change them.
+            `noise:0.1` or `mask:10:first`. The changes follow from the agent's seed. Slices train
+            on recorded activations, which these changes do not affect.
 
     Raises:
         InputError: If a value is not allowed.

@@ -129,10 +129,11 @@ class SpecForm:
         usage: How to write its spec, for help texts.
         summary: One line about the family and its options, for help texts.
         size: The form of the text after the colon, or None if the family takes no size.
-        options: The options of this family. The options in COMMON, which all accept, are left out.
+        options: The options of this family. The options in COMMON, which all families accept, are
+            left out.
         selects_layers: Whether a second family may follow after a plus sign. That family then
-            exchanges the layers that this one selects.
-        exchanges_layers: Whether the family can be that second family.
+            exchanges the layers that this family selects.
+        exchanges_layers: Whether the family can be such a second family.
     """
 
     family: str

@@ -19,7 +19,7 @@ def by_batch(layout: BlockedValues, image: Value, shape: Dims, full: Way, any_ba
     `full` may work only for this number of samples. For example, it may treat each channel of each
     sample as a channel of one image. If the graph accepts any number of samples, an If operator
     holds the nodes of both ways and chooses one at run time. The result has this `shape`. Both ways
-    may read blocked forms of images; these must exist before the call.
+    may read blocked forms of images; the blocked forms must exist before the call.
     """
     batch = dims_of(image)[0]
     if batch is not None:

@@ -101,10 +101,7 @@ def activation(layout: BlockedValues, node: Node) -> bool:
 
 
 def image_sum(layout: BlockedValues, node: Node) -> bool:
-    """Convert a sum of two images if the convolution that computes one can add the other.
-
-    Returns False for other sums.
-    """
+    """Convert a sum of two images if the convolution of one image can add the other image."""
     left, right = node.inputs
     if left is right or dims_of(left)[1:] != dims_of(right)[1:]:
         return False

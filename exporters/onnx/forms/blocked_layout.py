@@ -1,9 +1,9 @@
 """Rewrites a training step for ONNX Runtime's blocked convolutions, with weights as inputs.
 
 ONNX Runtime's fastest convolutions read images in a blocked layout, (N, C / b, H, W, b): b channels
-side by side, 16 with AVX-512 and 8 with AVX2. By itself, it uses them only if weights are
-constants. But a graph can contain the blocked operators. This module adds nodes that bring weights
-into the layout, and images stay blocked from layer to layer.
+side by side, 16 with AVX-512 and 8 with AVX2. By itself, the runtime uses these convolutions only
+if weights are constants. But a graph can contain the blocked operators. This module adds nodes that
+bring weights into the layout, and images stay blocked from layer to layer.
 
 In the graph, a blocked tensor has the shape (N, C, H, W). Operators on single elements read it with
 this shape. Others read it reshaped to (N, C / b, H, W, b), which costs nothing.

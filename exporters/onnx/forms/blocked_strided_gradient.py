@@ -1,6 +1,7 @@
 """Gradients of the inputs of strided convolutions, computed by blocked convolutions.
 
-ONNX Runtime's own operator for them, ConvTranspose, has no blocked form and uses one thread.
+ONNX Runtime's own operator for these gradients, ConvTranspose, has no blocked form and uses one
+thread.
 """
 
 import math
@@ -62,7 +63,7 @@ def dense_gradient(layout: BlockedValues, node: Node) -> bool:
     """Convert `node` to one blocked convolution; False if this would not be faster.
 
     The convolution computes the pixels of each remainder (position modulo stride) as separate
-    channels. These are then interleaved.
+    channels. The channels are then interleaved.
     """
     value, weight = node.inputs[:2]
     assert value is not None
@@ -104,7 +105,7 @@ def dense_gradient(layout: BlockedValues, node: Node) -> bool:
 def axes_of(node: Node) -> tuple[Axis, Axis] | None:
     """Return how rows and columns of the dense ConvTranspose `node` are computed.
 
-    Returns None if it is not worth computing by a blocked convolution.
+    Returns None if `node` is not worth computing by a blocked convolution.
     """
     window, kernel = numbers(node), sizes_of(node.inputs[1])[2:]
     image, result = sizes_of(node.inputs[0])[2:], sizes_of(node.outputs[0])[2:]

@@ -64,7 +64,7 @@ class BlockedValues(GraphRewriting):
         )
 
     def image(self, value: Value) -> Value:
-        """Return the blocked form of `value`. If there is none, a node that makes it is added."""
+        """Return the blocked form of `value`. If there is none, add a node that computes it."""
         if value not in self.images:
             self.images[value] = self.in_blocks(value)
         return self.images[value]
@@ -82,7 +82,7 @@ class BlockedValues(GraphRewriting):
         return self.made_again[value]
 
     def plain(self, value: Value) -> Value:
-        """Return the plain form of `value`. If no node computes it, such a node is added."""
+        """Return the plain form of `value`. If no node computes it, add such a node."""
         if value not in self.dropped:
             return value
         if value not in self.restored:

@@ -37,7 +37,7 @@ class Cut(NamedTuple):
     Attributes:
         halves: 2 if the channels are split into two groups with a sum for each, else 1.
         strips: Number of strips into which the rows of a sample are cut.
-        unit: Samples are added until their number is a multiple of this.
+        unit: Samples are added until their number is a multiple of `unit`.
     """
 
     halves: int
@@ -279,7 +279,7 @@ def as_filters(layout: BlockedValues, gradient: Gradient, cut: Cut) -> Value:
 
     Usually, rows of b channels are gathered in one pass, which threads share. If rows are short,
     two passes take less time. The first pass gathers whole parts (N, O / b, strips, h * W * b). In
-    the second pass, the runtime merges b of them row by row, as it merges blocks of channels. If a
+    the second pass, the runtime merges b parts row by row, as it merges blocks of channels. If a
     half has too few samples to fill its blocks, the last sample is repeated. The image has zeros in
     place of these samples, so the sums do not change.
     """

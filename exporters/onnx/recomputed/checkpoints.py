@@ -107,7 +107,7 @@ class Search:
         If the work is limited (`wanted.most_work`), the result is the set with the smallest cost.
         The cost is the peak divided by the memory of the process, plus `WORK_WEIGHT` times the
         share of the step's work that is repeated. If the work is not limited, only sets with nearly
-        the smallest peak are kept. The result is the first of these that repeats nearly the least
+        the smallest peak are kept. The result is the first such set that repeats nearly the least
         work.
         """
         nodes, alive = self.liveness(())

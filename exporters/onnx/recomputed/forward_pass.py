@@ -47,7 +47,7 @@ class ForwardPass:
         return any(node not in self.position for node in value.consumers())
 
     def last_reader(self, value: ir.Value) -> int:
-        """The index of the last node of the forward pass that reads `value`; -1 if none does."""
+        """Index of the last node of the forward pass that reads `value`; -1 without a reader."""
         numbers = (self.position.get(node, -1) for node in value.consumers())
         return max(numbers, default=-1)
 

@@ -88,8 +88,8 @@ def repeat_while_computing(graph: GraphModule) -> None:
 def multiply_in_batches(graph: GraphModule) -> None:
     """Let a product of batches of matrices keep all batch axes.
 
-    PyTorch first joins several batch axes into one. The runtime does not need this. It can also
-    avoid a transposition, but only if the product reads the transposed matrix directly.
+    PyTorch first joins several batch axes into one. The runtime does not need this. The runtime can
+    also avoid a transposition, but only if the product reads the transposed matrix directly.
     """
     for node in graph.graph.find_nodes(op="call_function", target=aten.bmm.default):
         first, second = node.args

@@ -1,8 +1,8 @@
 """Passes for tensors that are cut into parts and joined again, for example by attention.
 
 PyTorch stacks queries, keys and values along a new first axis before it cuts them apart. In the
-backward pass, it pads the gradient of each part with zeros to the size of the whole tensor, and
-adds the padded gradients. ONNX Runtime would copy the whole tensor each time.
+backward pass, PyTorch pads the gradient of each part with zeros to the size of the whole tensor,
+and adds the padded gradients. ONNX Runtime would copy the whole tensor each time.
 """
 
 from collections.abc import Sequence
@@ -163,7 +163,7 @@ def is_one(size: Size) -> bool:
 
 
 def summands(node: Node) -> list[Node]:
-    """The tensors that the sum `node` adds up, including those of inner sums that only it reads."""
+    """The tensors that `node` adds up, including those of inner sums that only `node` reads."""
     tensors: list[Node] = []
     for given in cast(tuple[Node, Node], node.args):
         tensors += summands(given) if is_sum(given) and len(given.users) == 1 else [given]

@@ -31,8 +31,8 @@ def set_input_range(
 
     Use it before `split` in two cases: the model uses numbers of its samples as ids, for example
     for an embedding, or it fails on some numbers, for example on negative ones. Recording,
-    verification and the profiles of devices run on random samples. Without a range, these are
-    standard normal.
+    verification and the profiles of devices run on random samples. Without a range, random samples
+    are standard normal.
 
     Args:
         model: The model. It keeps the range, and so do its copies.

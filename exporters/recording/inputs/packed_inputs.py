@@ -30,8 +30,8 @@ def pack_inputs(model: Model, **inputs: Sequence[int | str]) -> Model:
     """Let `model` take one tensor that holds all of its inputs, of different types.
 
     Use it before `split` if the model's `forward` takes several tensors, or a dictionary of them.
-    Data then have an array for each input: `x_NAME` in a file, or `{"NAME": array}` in Python. They
-    are packed to float32 when they are read, and cut apart again inside the model.
+    Data then have an array for each input: `x_NAME` in a file, or `{"NAME": array}` in Python. The
+    arrays are packed to float32 when they are read, and cut apart again inside the model.
 
     Args:
         model: The model. Its tensors keep their names; only its `forward` changes.
@@ -104,7 +104,7 @@ Call = Callable[[nn.Module, dict[str, Tensor]], object]
 def calling(model: type[nn.Module], parts: Sequence[Part]) -> Call:
     """How `forward` of `model` takes the inputs: by name, or as one dictionary.
 
-    Raises ModelError if it takes neither.
+    Raises ModelError if neither is possible.
     """
     parameters = list(inspect.signature(model.forward).parameters.values())[1:]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -158,7 +158,7 @@ def check_one_input(model: nn.Module) -> None:
 
 
 def with_limits(model: nn.Module, graph: GraphModule) -> None:
-    """Note for each input of ids how many there are: the rows of the tables that it indexes."""
+    """Note for each input of ids how many ids there are: the rows of the tables that it indexes."""
     parts = parts_of_model(model)
     if not any(part.dtype == "int64" and part.limit is None for part in parts):
         return

@@ -25,8 +25,8 @@ class Inputs(NamedTuple):
     """What a user says about the samples of a model.
 
     Attributes:
-        range: The range of their numbers; empty if it is not known.
-        parts: The inputs that are packed into a sample; empty if it is one array.
+        range: The range of the numbers in samples; empty if it is not known.
+        parts: The inputs that are packed into a sample; empty if a sample is one array.
     """
 
     range: InputRange = ()
@@ -103,7 +103,7 @@ def parse_input(text: str) -> Part:
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[Part, ...]:
-    """Read several inputs, see `parse_input`. Raises InputError if two have one name."""
+    """Read several inputs, see `parse_input`. Raises InputError if two have the same name."""
     parts = tuple(map(parse_input, texts))
     names = [part.name for part in parts]
     for name in names:

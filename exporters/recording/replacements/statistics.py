@@ -49,7 +49,10 @@ def corrcoef(func: Callable[..., Tensor], input: Tensor) -> Tensor:
 
 
 def far_and_near(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`x` for x >= 8 and x + 7 below, where Stirling's series is exact; near ones, else 1."""
+    """Three tensors: `x`, or `x` + 7 where x < 8; `x` where x < 8, else 1; and whether x < 8.
+
+    Stirling's series is exact for the numbers in the first tensor.
+    """
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     is_near = x < 8
     return torch.where(is_near, x + 7, x), torch.where(is_near, x, 1), is_near.to(x.dtype)

@@ -160,7 +160,7 @@ def remarks(document: "EvaluationDocument") -> Iterable[str]:
 def shown_classes(document: "EvaluationDocument") -> list[int]:
     """The classes to print where no confusion matrix is printed.
 
-    These are all, or the LOWEST least accurate ones if there are more than ROWS.
+    These are all classes. If there are more than ROWS, these are the LOWEST least accurate classes.
     """
     classes = document.classes or ()
     if len(classes) <= ROWS:
@@ -212,7 +212,7 @@ def class_table(
 
 
 def mistakes(document: "EvaluationDocument", number: int) -> str:
-    """The classes that the labels of class `number` are most often taken for, with counts."""
+    """The classes that are most often predicted for labels of class `number`, with counts."""
     row = (document.confusion or ())[number]
     # If all classes are listed, their numbers are enough.
     label = str if len(row) <= ROWS else document.class_label

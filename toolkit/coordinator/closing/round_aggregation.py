@@ -58,7 +58,7 @@ class Model(Protocol):
     def check_weights(self) -> None:
         """Raise UpdateError if a weight of the global model is not finite.
 
-        It replaces `evaluation` if the coordinator has no samples.
+        Called instead of `evaluation` if the coordinator has no samples.
         """
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
@@ -197,7 +197,7 @@ class RoundAggregation:
             self._model.check_training(*self._held_out)
 
     def _weighable_updates(self, devices: Set[str]) -> Iterator[Update]:
-        """Yield the updates of `devices`, with at most the number of samples that counts here."""
+        """Yield the updates of `devices`. Limits the number of samples that each counts."""
         for _, (record, arrays) in self._updates(devices):
             yield replace(record, samples=min(record.samples, self._most_samples)), arrays
             del arrays  # otherwise two updates are in memory while the next one is read

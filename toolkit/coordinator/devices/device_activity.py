@@ -16,7 +16,7 @@ class DeviceActivity:
     """The last known activity of a device.
 
     Attributes:
-        seen_at: When it last sent a request, in seconds of the coordinator's clock.
+        seen_at: When the device last sent a request, in seconds of the coordinator's clock.
         state: The state that it reported.
         loss: The last loss that it reported.
         note: Why it is paused or has stopped, if it said so.

@@ -42,14 +42,15 @@ def add_release(
 
     Args:
         state: The federation's state folder.
-        round_: The round whose model it has.
-        kinds: The kinds of devices that get it.
+        round_: The round whose model the release has.
+        kinds: The kinds of devices that get the release.
         write: Writes the bundles.
-        share: The share of the devices of each kind that get it, rounded up; None for all.
-        then_all: Whether the coordinator offers it to all devices once this share has taken it.
+        share: The share of the devices of each kind that get the release, rounded up; None for all.
+        then_all: Whether the coordinator offers the release to all devices once this share has
+            taken it.
         precision: The precision of the weights.
-        fine_tune: For how many steps devices may train it. `write` then also writes the bundles for
-            that.
+        fine_tune: For how many steps devices may train the release. `write` then also writes the
+            training bundles.
 
     Raises:
         InputError: The newest release is still offered to a share of the devices only, or no device
@@ -191,12 +192,12 @@ def _check_not_staged(releases: Sequence[Release]) -> None:
 
 
 def _next_time(releases: Sequence[Release]) -> int:
-    """The time of a change, later than all earlier ones: devices refuse older offers."""
+    """The time of a change, later than all earlier changes: devices refuse older offers."""
     return max([int(time.time()), *(release.changed + 1 for release in releases)])
 
 
 def _next_number(state: Path, releases: Sequence[Release]) -> int:
-    """A number above all earlier ones: devices ignore lower ones.
+    """A number above all earlier numbers: devices ignore lower numbers.
 
     If releases.json was lost, the reports of the devices have the earlier numbers.
     """

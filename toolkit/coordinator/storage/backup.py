@@ -135,7 +135,7 @@ def _copy(state: Path, temporary: Path) -> None:
 
 
 def _copy_releases(state: Path, temporary: Path) -> None:
-    """Copy the releases, then the bundles that they name. Raises InputError for a damaged one."""
+    """Copy the releases, then the bundles that they name. Raises InputError for a damaged file."""
     if not (state / RELEASES / INDEX).exists():
         return
     copy_file(state / RELEASES / INDEX, temporary / RELEASES / INDEX)
