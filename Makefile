@@ -48,6 +48,7 @@ $(RAY): $(STAMP)
 
 test-long: $(ZOO) $(RAY) ## run the tests that take minutes
 	@command -v qemu-x86_64 >/dev/null || apt-get install --yes --quiet qemu-user
+	@command -v promtool >/dev/null || apt-get install --yes --quiet prometheus
 	$(BIN)/python -m pytest -m long -W default $(ARGS)
 
 # onnxruntime 1.19.2 has wheels up to Python 3.12, and numpy 1 only. Termux has 1.23.2.

@@ -17,6 +17,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from urllib3.exceptions import LocationParseError
+from urllib3.util import parse_url
 
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.input_range import InputRange
@@ -30,6 +32,7 @@ from profiles.errors import InputError
 from profiles.text_formatting import counted
 from profiles.units import parse_bytes, parse_duration
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.coordinator.notifications import EVENTS, EventName
 from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.data_table import preprocessing_of
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -86,6 +89,16 @@ def _whole_or(*words: str) -> PlainValidator:
 def _is_one_line(text: str) -> str:
     if not text.isprintable():
         raise ValueError("it must be one line of printable characters")
+    return text
+
+
+def _is_web_address(text: str) -> str:
+    try:
+        known = parse_url(text)
+    except LocationParseError:
+        known = parse_url("")
+    if known.scheme not in ("http", "https") or not known.host or not text.isprintable():
+        raise ValueError("it must start with https:// or http://, followed by a host")
     return text
 
 
@@ -201,6 +214,19 @@ class ReleaseTable(Table):
         return 1 if self.every is None and self.when is not None else self.every
 
 
+class NotifyTable(Table):
+    """The table [notify]: whom `serve` tells what happens in the federation.
+
+    - `url`: each event is sent to it by a POST request, as one JSON object.
+    - `command`: this program is run for each event, with the same object on its standard input.
+    - `events`: the names of the events; by default all.
+    """
+
+    url: Annotated[str, AfterValidator(_is_web_address)] | None = None
+    command: tuple[str, ...] = ()
+    events: tuple[EventName, ...] = EVENTS
+
+
 PATHS = ("weights", "example", "held_out", "statistics", "state", "tls_cert", "tls_key")
 """Keys whose relative paths start from the folder of the file."""
 
@@ -265,6 +291,7 @@ class FederationConfig(Table):
     aggregation: AggregationPolicy = AggregationPolicy()
     evaluation: EvaluationTable = EvaluationTable()
     release: ReleaseTable = ReleaseTable()
+    notify: NotifyTable = NotifyTable()
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
 
     @field_validator("training", "aggregation", mode="wrap")
@@ -457,6 +484,7 @@ def _known_keys(key_path: KeyPath) -> list[str]:
         "evaluation": EvaluationTable.model_fields,
         "devices": DeviceKind.model_fields,
         "release": ReleaseTable.model_fields,
+        "notify": NotifyTable.model_fields,
         "simulation": SimulationTable.model_fields,
     }
     return list(known.get(str(table), CoordinatorConfig.model_fields))

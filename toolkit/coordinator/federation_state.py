@@ -15,6 +15,7 @@ from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.minute_log import MinuteLog
+from toolkit.coordinator.notifications import Event, EventName, Notifier
 from toolkit.coordinator.refusals import RefusalError
 from toolkit.coordinator.releases.offered_releases import OfferedReleases
 from toolkit.coordinator.rounds.round_state import Rounds
@@ -50,6 +51,8 @@ class FederationState:
         check_update: Raises UpdateError unless an update fits the global model; the round worker
             sets it.
         released: The releases that devices are offered. The round worker refreshes them.
+        missed_deadlines: How many deadlines of the open round have passed with too few updates.
+        notifier: Tells the operator's own programs what happens.
     """
 
     config: CoordinatorConfig
@@ -71,10 +74,26 @@ class FederationState:
     inputs: InputSummary | None = None
     check_update: CheckUpdate | None = None
     released: OfferedReleases = field(init=False, repr=False)
+    missed_deadlines: int = 0
+    notifier: Notifier = field(default_factory=Notifier, repr=False)
 
     def __post_init__(self) -> None:
         folder = ReleaseFolder(self.store.folder)
         self.released = OfferedReleases(folder, self.config.evaluation.request)
+
+    def notify(self, event: EventName, text: str, **values: object) -> None:
+        """Tell the operator's own programs about `event`, without waiting for them."""
+        title, round_ = self.config.title, self.rounds.round
+        self.notifier.send(
+            Event(
+                event=event,
+                text=text,
+                federation=title,
+                round=round_,
+                time=self.wall_clock(),
+                values=values,
+            )
+        )
 
     def submodel(self, device: Device) -> str:
         """The submodel of `device` in the round that is open or opens next."""

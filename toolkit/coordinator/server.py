@@ -29,6 +29,7 @@ from toolkit.coordinator.http.repeated_polls import RepeatedPolls
 from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import bind, url_of, uvicorn_server
 from toolkit.coordinator.join_links import ADDRESS
+from toolkit.coordinator.notifications import Notifier
 from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.settings_check import check_judged, check_same_loss, check_same_settings
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -119,6 +120,8 @@ class Server:
         self._planner_failure: Exception | None = None
         self.opened = OpenConnections(self.coordinator.minute_log, most_connections)
         self.coordinator.closed_connections = lambda: self.opened.closed
+        told = config.notify
+        self.coordinator.notifier = Notifier(told.url, told.command, told.events)
         polls = RepeatedPolls(self.coordinator)
         self._uvicorn = uvicorn_server(
             RequestLimits(create_app(self.coordinator, self._lifespan, page), self.coordinator),
@@ -146,6 +149,7 @@ class Server:
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        self.coordinator.notifier.start()
         self.round_worker.start()
         planning = threading.Thread(target=self._plan, name="planner")
         planning.start()
@@ -155,6 +159,7 @@ class Server:
         self._stopping.set()
         self.round_worker.stop()
         planning.join()
+        self.coordinator.notifier.stop()
 
     async def _renew(self) -> None:
         """Reload the certificate soon after its files were renewed."""

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -74,7 +73,6 @@ class RoundWorker:
         self._quality: Evaluation | None = None
         self._unmade: dict[str, str] = {}
         self._exported: set[str] = set()
-        self._reopened: Counter[int] = Counter()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
@@ -144,7 +142,11 @@ class RoundWorker:
         if self.make_release is None or self._release_considered == done:
             return
         self._release_considered = done
-        release_if_due(coordinator.store, coordinator.config.release, done, self.make_release)
+        table = coordinator.config.release
+        release = release_if_due(coordinator.store, table, done, self.make_release)
+        if release is not None:
+            text = f"Release {release.number}, the model after round {release.round}, is offered."
+            coordinator.notify("release-made", text, release=release.number)
 
     def _judge_last(self) -> None:
         """Let devices judge the model of the last round, for which no round follows."""
@@ -176,18 +178,17 @@ class RoundWorker:
             round_, received, needed = rounds.round, len(rounds.updates), rounds.needed
             rounds.reopen()
             coordinator.store.open_round.end()
-        self._reopened[round_] += 1
-        times = self._reopened[round_]
+        coordinator.missed_deadlines += 1
+        times = coordinator.missed_deadlines
         if times in OFTEN:
-            logger.warning(
-                "Round %d: %s came before its deadline, but a round needs at least %d. The round "
-                "stays open for %g s more. The updates that have come count.%s",
-                round_,
-                counted(received, "update"),
-                needed,
-                rounds.deadline_s,
-                f" It was opened again {times} times." if times > 1 else "",
+            text = (
+                f"Round {round_}: {counted(received, 'update')} came before its deadline, but a "
+                f"round needs at least {needed}. The round stays open for {rounds.deadline_s:g} s "
+                "more. The updates that have come count."
             )
+            text += f" It was opened again {times} times." if times > 1 else ""
+            logger.warning(text)
+            coordinator.notify("round-stalled", text, updates=received, needed=needed)
 
     def _load_current(self) -> None:
         """Load and publish the model that the next round starts from."""
@@ -316,6 +317,9 @@ class RoundWorker:
         with coordinator.lock:
             coordinator.rounds.folded(trusted, stops)
             coordinator.bundles = {}
+            coordinator.missed_deadlines = 0
+        if coordinator.rounds.over:
+            coordinator.notify("rounds-ended", "All rounds are done.")
 
     def _log_end(self) -> None:
         rounds = self._coordinator.rounds
@@ -369,11 +373,24 @@ class RoundWorker:
         which = round_of(result.round, self._coordinator.rounds.total).capitalize()
         source = counted(result.updates, "update")
         quality = f"{result.quality()}{further_text(result.held_out)}"
-        logger.info("%s: %s, from %s", which, quality, source)
+        text = f"{which}: {quality}, from {source}"
+        logger.info(text)
         if received is not None:
             logger.info("%s: received model: %s", which, received.text())
-        if (warning := falling(store.history())) is not None:
+        if result.round:
+            self._coordinator.notify(
+                "round-closed",
+                text,
+                accuracy=result.accuracy,
+                loss=result.loss,
+                updates=result.updates,
+                left_out=result.left_out,
+            )
+        history = store.history()
+        if (warning := falling(history)) is not None:
             logger.warning(warning)
+            if falling(history[:-1]) is None:
+                self._coordinator.notify("quality-falling", warning)
 
     def _when_room(self, write: Callable[[], None]) -> None:
         when_room(write, self._coordinator.store, self._stopping)

@@ -61,6 +61,9 @@ def go_back(coordinator: Coordinator) -> bool:
     store.rollback(target, suspect)
     store.suspicions.note_spoilt(rounds.done, text)
     logger.warning(text)
+    coordinator.notify("model-taken-back", text, target=target)
+    if suspect is not None:
+        coordinator.notify("device-left-out", text, device=suspect.device)
     return True
 
 

@@ -102,6 +102,8 @@ class DeviceActions(Membership, DeviceTroubles):
         note = self.store.operator_log.decisions[device.id].text()
         self.activity[device.id] = DeviceActivity(self.clock(), LEFT, note=note)
         self._log(device, f"was {note}")
+        if outcome == BANNED:
+            self.notify("device-banned", f"{label(device)} was {note}", device=device.id)
 
     def _let_in(self, device: Device, reason: str, who: str) -> None:
         """Lift the decision about `device`, and every ban of its key.

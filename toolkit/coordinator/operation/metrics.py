@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from toolkit.coordinator.federation_state import FederationState
+from toolkit.coordinator.rounds.falling_quality import falling
 
 PREFIX = "edgetailor_"
 
@@ -19,6 +20,7 @@ class Metrics(FederationState):
         """All figures, in Prometheus' text format."""
         registry = CollectorRegistry()
         registry.register(_Figures(self))
+        ProcessCollector(registry=registry)  # memory and processor time of the coordinator
         return generate_latest(registry)
 
 
@@ -50,6 +52,9 @@ class _Figures(Collector):
             yield _gauge("round_updates_needed", "Updates that it needs.", rounds.needed)
             yield _gauge("round_late_devices", "Devices it waits for.", len(rounds.late()))
             yield _gauge("round_remaining_seconds", "Seconds to its deadline.", remaining)
+        missed = self._state.missed_deadlines
+        text = "Deadlines of the open round that passed with too few updates."
+        yield _gauge("round_missed_deadlines", text, missed)
 
     def _devices(self) -> Iterator[Metric]:
         devices, activity = self._state.store.registry.devices(), self._state.activity
@@ -67,14 +72,16 @@ class _Figures(Collector):
 
     def _quality(self) -> Iterator[Metric]:
         current = self._state.store.current_round()
-        history = [r for r in self._state.store.history() if r.round == current]
+        history = self._state.store.history()
+        falls = falling(history) is not None
+        yield _gauge("quality_falling", "Whether the quality fell 3 rounds in a row (1).", falls)
         accuracy = GaugeMetricFamily(
             f"{PREFIX}model_accuracy", "Accuracy of the global model.", labels=["data"]
         )
         loss = GaugeMetricFamily(
             f"{PREFIX}model_loss", "Loss of the global model.", labels=["data"]
         )
-        for result in history:
+        for result in (r for r in history if r.round == current):
             for data, judged in (("held_out", result), ("devices", result.devices)):
                 if judged is not None and judged.accuracy is not None:
                     accuracy.add_metric([data], judged.accuracy)

@@ -16,8 +16,13 @@ MakeRelease = Callable[[int], Release]
 """Makes a release of the model of a round."""
 
 
-def release_if_due(store: Store, table: ReleaseTable, done: int, make: MakeRelease) -> None:
-    """Make the release that is due after round `done`, if any. An error is only logged."""
+def release_if_due(
+    store: Store, table: ReleaseTable, done: int, make: MakeRelease
+) -> Release | None:
+    """Make and return the release that is due after round `done`, if any.
+
+    An error is only logged.
+    """
     current = store.current_round()
     assert current is not None
     try:
@@ -25,7 +30,7 @@ def release_if_due(store: Store, table: ReleaseTable, done: int, make: MakeRelea
         history, kept = store.history(), store.kept_rounds()
         round_ = round_to_release(table, done, current, history, releases, kept)
         if round_ is None:
-            return
+            return None
         release = make(round_)
     except Exception as error:
         # A release takes more memory than a round, which may go on without it.
@@ -33,9 +38,10 @@ def release_if_due(store: Store, table: ReleaseTable, done: int, make: MakeRelea
             raise
         reason = str(error) or "memory ran out"
         logger.warning("No release was made after round %d: %s", done, reason)
-        return
+        return None
     text = "Release %d, the model after round %d, is offered to all devices."
     logger.info(text, release.number, round_)
+    return release
 
 
 def round_to_release(

@@ -49,8 +49,9 @@ class ReleaseAnswers(FederationState):
             raise unusable_because(error) from None
         kept = _short(report)
         if not kept.taken and self.minute_log.begins(f"{device.id} release {number}", REFUSED):
-            text = "%s did not take release %d: %s (%s)"
-            logger.warning(text, label(device), number, kept.reason, kept.code)
+            text = f"{label(device)} did not take release {number}: {kept.reason} ({kept.code})"
+            logger.warning(text)
+            self.notify("release-refused", text, device=device.id, release=number)
         self.store.release_reports.note(device.id, kept)
         self.changed.set()
 
