@@ -32,7 +32,7 @@ from profiles.errors import InputError
 from profiles.text_formatting import counted
 from profiles.units import parse_bytes, parse_duration
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.coordinator.notifications import EVENTS, EventName
+from toolkit.coordinator.notifications import EventName
 from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.data_table import preprocessing_of
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -224,7 +224,7 @@ class NotifyTable(Table):
 
     url: Annotated[str, AfterValidator(_is_web_address)] | None = None
     command: tuple[str, ...] = ()
-    events: tuple[EventName, ...] = EVENTS
+    events: tuple[EventName, ...] | None = None
 
 
 PATHS = ("weights", "example", "held_out", "statistics", "state", "tls_cert", "tls_key")

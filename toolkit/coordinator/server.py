@@ -29,7 +29,7 @@ from toolkit.coordinator.http.repeated_polls import RepeatedPolls
 from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import bind, url_of, uvicorn_server
 from toolkit.coordinator.join_links import ADDRESS
-from toolkit.coordinator.notifications import Notifier
+from toolkit.coordinator.notifications import EVENTS, Notifier
 from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.settings_check import check_judged, check_same_loss, check_same_settings
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -121,7 +121,9 @@ class Server:
         self.opened = OpenConnections(self.coordinator.minute_log, most_connections)
         self.coordinator.closed_connections = lambda: self.opened.closed
         told = config.notify
-        self.coordinator.notifier = Notifier(told.url, told.command, told.events)
+        self.coordinator.notifier = Notifier(
+            told.url, told.command, EVENTS if told.events is None else told.events
+        )
         polls = RepeatedPolls(self.coordinator)
         self._uvicorn = uvicorn_server(
             RequestLimits(create_app(self.coordinator, self._lifespan, page), self.coordinator),

@@ -16,6 +16,7 @@ from toolkit.coordinator.federation_config import (
     CoordinatorConfig,
     DeviceKind,
     EvaluationTable,
+    NotifyTable,
     ReleaseTable,
     load_config,
 )
@@ -36,6 +37,7 @@ TABLES: dict[str, type] = {
     "[aggregation]": AggregationPolicy,
     "[evaluation]": EvaluationTable,
     "[release]": ReleaseTable,
+    "[notify]": NotifyTable,
     "[simulation]": SimulationTable,
     "[[devices]]": DeviceKind,
 }
@@ -72,9 +74,7 @@ def test_every_key_is_there_with_its_default(heading: str) -> None:
             assert written == "required"
         elif default is None:
             assert written == "none"
-        elif isinstance(
-            default, TrainingConfig | AggregationPolicy | EvaluationTable | ReleaseTable
-        ):
+        elif isinstance(default, Table | TrainingConfig | AggregationPolicy):
             assert written == "all defaults"
         else:
             read = tomllib.loads(f"x = {written.strip('`')}")["x"]
