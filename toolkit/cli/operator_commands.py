@@ -1,31 +1,28 @@
 """Commands of the operator of a running federation: see devices and act on them."""
 
-import dataclasses
-import json
 import time
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from profiles.text_formatting import counted
+from toolkit.cli.operator_options import (
+    client_of,
+    federation_option,
+    json_option,
+    print_json,
+    reason_option,
+    say_done,
+    show_answer,
+)
 
 if TYPE_CHECKING:
     from toolkit.coordinator.operation.messages import Action
-    from toolkit.coordinator.operation.operator_client import OperatorClient
 
-Answer = TypeVar("Answer")
 MOST = click.IntRange(1, 1000)
 WATCH_S = 2.0
-
-_federation = click.option(
-    "--federation",
-    type=click.Path(path_type=Path),
-    help="File or state folder of a federation that `edgetailor serve` runs on this machine. "
-    "Default: the coordinator of `edgetailor login`.",
-)
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:
@@ -33,23 +30,6 @@ def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:
     if "" in (given if isinstance(given, tuple) else (given,)):
         raise click.BadParameter("a device's id is not empty; `edgetailor devices` lists all.")
     return given
-
-
-def _text(context: click.Context, option: click.Parameter, given: str) -> str:
-    """Check that a reason is one line of text."""
-    from toolkit.coordinator.operation.messages import REASON_LENGTH
-
-    if not given.isprintable() or not 0 < len(given) <= REASON_LENGTH:
-        raise click.BadParameter(f"write one line of 1 to {REASON_LENGTH} letters.")
-    return given
-
-
-_reason = click.option(
-    "--reason",
-    required=True,
-    callback=_text,
-    help="Reason for the action. It stays in the audit log.",
-)
 
 
 @click.command()
@@ -93,8 +73,8 @@ def login(url: str, token_file: Path, certificate: str | None) -> None:
 @click.option(
     "--most", default=50, type=MOST, show_default=True, help="Largest number of devices to list."
 )
-@_federation
-@_as_json
+@federation_option
+@json_option
 def devices(
     kind: str | None,
     state: str | None,
@@ -110,13 +90,15 @@ def devices(
     """
     from toolkit.cli.printed.fleet_table import show_devices
 
-    _show(_client(federation).devices(start, most, kind, state, search), show_devices, as_json)
+    show_answer(
+        client_of(federation).devices(start, most, kind, state, search), show_devices, as_json
+    )
 
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Print it again every two seconds, until Ctrl-C.")
-@_federation
-@_as_json
+@federation_option
+@json_option
 def status(watch: bool, federation: Path | None, as_json: bool) -> None:
     """Show the round, the model and the devices.
 
@@ -124,12 +106,12 @@ def status(watch: bool, federation: Path | None, as_json: bool) -> None:
     """
     from device_agent.federation.fleet_status import lines
 
-    client = _client(federation)
+    client = client_of(federation)
     while True:
         now = client.status()
         if watch:
             click.clear()
-        _show(now, lambda now: click.echo("\n".join(lines(now))), as_json)
+        show_answer(now, lambda now: click.echo("\n".join(lines(now))), as_json)
         if not watch:
             return
         time.sleep(WATCH_S)
@@ -137,8 +119,8 @@ def status(watch: bool, federation: Path | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("name", callback=_named)
-@_federation
-@_as_json
+@federation_option
+@json_option
 def device(name: str, federation: Path | None, as_json: bool) -> None:
     """Show the device NAME of a running federation.
 
@@ -147,15 +129,15 @@ def device(name: str, federation: Path | None, as_json: bool) -> None:
     """
     from toolkit.cli.printed.fleet_table import show_device
 
-    _show(_client(federation).device(name), show_device, as_json)
+    show_answer(client_of(federation).device(name), show_device, as_json)
 
 
 @click.command()
 @click.option(
     "--after", default=0, type=click.IntRange(min=0), help="Print the entries after this number."
 )
-@_federation
-@_as_json
+@federation_option
+@json_option
 def audit(after: int, federation: Path | None, as_json: bool) -> None:
     """Print every action of the operator, with its reason.
 
@@ -163,37 +145,40 @@ def audit(after: int, federation: Path | None, as_json: bool) -> None:
     """
     from toolkit.cli.printed.fleet_table import show_audit
 
-    _show(_client(federation).audit(after), show_audit, as_json)
+    show_answer(client_of(federation).audit(after), show_audit, as_json)
 
 
 @click.command()
-@_reason
-@_federation
-def close_round(reason: str, federation: Path | None) -> None:
-    """Close the open round now, with the updates that have come.
+@reason_option
+@federation_option
+@json_option
+def close_round(reason: str, federation: Path | None, as_json: bool) -> None:
+    """Close the open round with the updates so far.
 
     This is refused if fewer updates have come than `min_updates` and `quorum` require.
     """
-    client = _client(federation)
+    client = client_of(federation)
     round_ = client.status().round
     client.close_round(round_, reason)
-    click.echo(f"Round {round_} closes with the updates that have come.", err=True)
+    say_done(f"Round {round_} closes with the updates that have come.", as_json, round=round_)
 
 
 @click.command()
 @click.argument("seconds", type=click.IntRange(0, 30 * 86400))
-@_reason
-@_federation
-def extend_round(seconds: int, reason: str, federation: Path | None) -> None:
+@reason_option
+@federation_option
+@json_option
+def extend_round(seconds: int, reason: str, federation: Path | None, as_json: bool) -> None:
     """Let the open round end SECONDS from now.
 
     It ends earlier if all updates have come. Later rounds have the deadline of the federation's
     file again.
     """
-    client = _client(federation)
+    client = client_of(federation)
     round_ = client.status().round
     client.end_round_after(round_, seconds, reason)
-    click.echo(f"Round {round_} ends in {seconds} s at the latest.", err=True)
+    sentence = f"Round {round_} ends in {seconds} s at the latest."
+    say_done(sentence, as_json, round=round_, seconds=seconds)
 
 
 def _action(name: "Action", text: str) -> click.Command:
@@ -201,15 +186,19 @@ def _action(name: "Action", text: str) -> click.Command:
 
     @click.command(name, help=text)
     @click.argument("names", metavar="NAME...", nargs=-1, required=True, callback=_named)
-    @_reason
-    @_federation
-    def act(names: tuple[str, ...], reason: str, federation: Path | None) -> None:
+    @reason_option
+    @federation_option
+    @json_option
+    def act(names: tuple[str, ...], reason: str, federation: Path | None, as_json: bool) -> None:
         from toolkit.cli.printed.fleet_table import state_text
 
-        client = _client(federation)
+        client, after = client_of(federation), []
         for identifier in names:
-            detail = client.act(name, identifier, reason)
-            click.echo(f"{identifier}: {state_text(detail.device)}")
+            after.append(client.act(name, identifier, reason).device)
+            if not as_json:
+                click.echo(f"{identifier}: {state_text(after[-1])}")
+        if as_json:
+            print_json({"version": 1, "devices": [asdict(device) for device in after]})
 
     return act
 
@@ -219,7 +208,7 @@ pause = _action(
     "Give devices no more work.\n\n"
     "They keep their places. An update that has come for the open round counts.",
 )
-resume = _action("resume", "Let paused devices take part again, also in the open round.")
+resume = _action("resume", "Let paused devices take part again.\n\nThis includes the open round.")
 remove = _action(
     "remove",
     "End the membership of devices: their places are free.\n\n"
@@ -242,21 +231,3 @@ COMMANDS: tuple[click.Command, ...] = (
     *(close_round, extend_round),
     *(pause, resume, remove, ban, let_in),
 )
-
-
-def _client(federation: Path | None) -> "OperatorClient":
-    """The client of the federation that is given, or of the saved login."""
-    from toolkit.coordinator.local_coordinator import local_login
-    from toolkit.coordinator.operation.operator_client import OperatorClient
-    from toolkit.coordinator.operation.saved_login import saved_login
-
-    login = saved_login() if federation is None else local_login(federation)
-    return OperatorClient(login.url, login.token, login.certificate)
-
-
-def _show(document: Answer, show: Callable[[Answer], None], as_json: bool) -> None:
-    """Print an answer of the coordinator: as one JSON object, or by `show`."""
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(document), indent=1))  # type: ignore[call-overload]
-    else:
-        show(document)

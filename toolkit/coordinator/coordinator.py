@@ -31,6 +31,7 @@ from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.operation.device_actions import DeviceActions
 from toolkit.coordinator.operation.device_list import DeviceList
 from toolkit.coordinator.operation.metrics import Metrics
+from toolkit.coordinator.operation.operator_access import OperatorAccess
 from toolkit.coordinator.operation.round_actions import RoundActions
 from toolkit.coordinator.refusals import RefusalError
 from toolkit.coordinator.requests.release_reports import ReleaseAnswers
@@ -57,7 +58,9 @@ class _Offer:
 
 
 @dataclass
-class Coordinator(DeviceActions, DeviceList, RoundActions, Metrics, Uploads, ReleaseAnswers):
+class Coordinator(
+    DeviceActions, DeviceList, RoundActions, OperatorAccess, Metrics, Uploads, ReleaseAnswers
+):
     """One federation: the work of its devices, and its status.
 
     Attributes:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from device_agent.formats.protocol.fleet import Preparation
 from device_agent.formats.protocol.rounds import InputSummary
 from profiles.text_formatting import did_you_mean
-from toolkit.coordinator.database.device_registry import Device
+from toolkit.coordinator.database.device_registry import Device, hashed
+from toolkit.coordinator.database.operator_tokens import OPERATOR, Operator
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
@@ -35,7 +36,7 @@ class FederationState:
         clock: Seconds of a clock that never jumps.
         wall_clock: Seconds since 1970.
         planner: Assigns submodels to devices of `auto` kinds. None until it is ready.
-        operator_token: Gives the operator access to `status`.
+        operator_token: The token in operator.token, which allows all actions.
         key: Signs the work of devices.
         bundles: The bundles of the next or open round, by submodel.
         bundles_made: Submodels of the next round whose bundle is ready. Used while other bundles
@@ -106,6 +107,12 @@ class FederationState:
         if replaced and kind.fallback is not None:
             return kind.fallback
         return planned or kind.submodel
+
+    def operator_with(self, token: str) -> Operator | None:
+        """Who operates the federation with this token; None if it is no operator's token."""
+        if secrets.compare_digest(hashed(token), hashed(self.operator_token)):
+            return Operator(name=OPERATOR, role=OPERATOR, made=0.0)
+        return self.store.operators.holder(token)
 
     def known_device(self, identifier: str) -> Device:
         """The device with this id. Raises RefusalError (404) if there is none."""

@@ -132,6 +132,49 @@ def test_log_in_from_elsewhere(served: Served, tmp_path: Path) -> None:
     assert "Run `edgetailor login` again." in refusal(run(away, "devices"))
 
 
+def test_operators_have_tokens_of_their_own(served: Served) -> None:
+    server, folder = served
+    here = ("--federation", "state")
+    add = ("add-operator", "anna", "--role", "read-only", "--reason", "plots", "--out")
+    assert lines(folder, "operators", *here) == [
+        "No tokens were made; operator.token is the only one."
+    ]
+    done = run(folder, *add, "anna.token", *here)
+    assert (done.code, done.stdout, done.stderr) == (0, "", "anna.token has the token of anna.\n")
+    token = folder / "anna.token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    run(folder, "login", server.url, "--token-file", token)
+    assert lines(folder, "devices", "--kind", "board")[-1].startswith("1 device")
+    sentence = refusal(run(folder, "pause", "board-1", "--reason", "x"), 6)
+    assert sentence.startswith("The token of anna has the role read-only")
+    before = token.read_text()
+    assert "exists already" in refusal(run(folder, *add, "anna.token", *here))
+    assert "was given before" in refusal(run(folder, *add, "anna.token", "--force", *here))
+    assert token.read_text() == before
+    done = run(folder, "revoke-operator", "anna", "--reason", "left", "--json", *here)
+    assert json.loads(done.stdout) == {"version": 1, "name": "anna"}
+    table = [
+        re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE", t) for t in lines(folder, "operators", *here)
+    ]
+    assert [line.split() for line in table] == [
+        ["operator", "role", "made", "revoked"],
+        ["anna", "read-only", "DATE", "DATE"],
+    ]
+
+
+def test_actions_as_json(served: Served) -> None:
+    _, folder = served
+    here = ("--reason", "x", "--json", "--federation", "state")
+    document = json.loads(run(folder, "pause", "board-1", "desktop-1", *here).stdout)
+    assert [(d["device"], d["state"]) for d in document["devices"]] == [
+        ("board-1", "paused"),
+        ("desktop-1", "paused"),
+    ]
+    done = run(folder, "extend-round", "60", *here)
+    assert json.loads(done.stdout) == {"version": 1, "round": 2, "seconds": 60}
+    assert done.stderr == ""
+
+
 def test_a_refused_action_is_one_sentence(served: Served) -> None:
     _, folder = served
     here = ("--federation", "state")

@@ -1,15 +1,12 @@
 """The audit log of the operator's actions: killed at every write, it agrees with the state."""
 
-import multiprocessing
-import os
-import signal
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from killing import Job, die_at
+from killed_actions import Step, audit, kill_at_every_write
 from operators import coordinator_of, enrolled, new_key
 from parameters import some_long
 from toolkit.coordinator.operation.messages import Action
@@ -21,41 +18,11 @@ SEQUENCE: list[tuple[Action, str]] = [
 ]
 
 
-def act_all(
-    folder: Path,
-    job: Job | None,
-    done: int,
-    report: "multiprocessing.connection.Connection[int, None]",
-) -> None:
-    """Carry out the actions of SEQUENCE from number `done`, and report each that has returned."""
-    if job is not None:
-        die_at(job)
-    coordinator, store = coordinator_of(folder)
-    for number, (name, device) in enumerate(SEQUENCE[done:], done + 1):
-        coordinator.act(name, device, f"number {number}", "operator")
-        report.send(number)
-    store.close()
+def step(number: int, name: Action, device: str) -> Step:
+    return lambda coordinator: coordinator.act(name, device, f"number {number}", "operator")
 
 
-def in_a_process(folder: Path, job: Job | None, done: int) -> tuple[int, int]:
-    """Run `act_all` in a forked process. Returns its status, and the last action that returned."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            act_all(folder, job, done, theirs)
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), flush=True)
-            os._exit(1)
-    theirs.close()
-    _, status = os.waitpid(pid, 0)
-    while ours.poll():
-        try:
-            done = ours.recv()
-        except EOFError:
-            break
-    return os.waitstatus_to_exitcode(status), done
+STEPS = [step(number, *action) for number, action in enumerate(SEQUENCE)]
 
 
 def replayed(entries: Iterator[tuple[str, str]]) -> dict[str, tuple[bool, str | None]]:
@@ -81,39 +48,29 @@ def replayed(entries: Iterator[tuple[str, str]]) -> dict[str, tuple[bool, str | 
 def test_killed_at_every_write_the_log_agrees_with_the_state(
     tmp_path: Path, before: bool, step: int, seed: int
 ) -> None:
-    write, code = seed % step + 1 - step, -signal.SIGKILL
-    while code == -signal.SIGKILL:
-        write += step
-        folder = tmp_path / str(write)
-        _, store = coordinator_of(folder)
-        for number, kind in enumerate(["desktop", "desktop", "board"]):
-            store.registry.enrol(kind, f"m{number}", new_key(), "{}", lambda kind: None)
-        store.close()
-        code, done = in_a_process(folder, Job("", "", "", stop=write, before=before), 0)
-        assert code in (0, -signal.SIGKILL)
-        check(folder, done)
-        kept = len(read(folder)[0])
-        code_again, _ = in_a_process(folder, None, kept)
-        assert code_again == 0
-        check(folder, len(SEQUENCE))
-    assert write > 2 * len(SEQUENCE)
+    writes = kill_at_every_write(tmp_path, STEPS, prepare, check, before, seed % step + 1, step)
+    assert writes > 2 * len(SEQUENCE)
 
 
-def read(
-    folder: Path,
-) -> tuple[list[tuple[str, str]], dict[str, str], dict[str, bool]]:
-    """The audit log, the decisions and who has left, read without the program."""
+def prepare(folder: Path) -> None:
+    _, store = coordinator_of(folder)
+    for number, kind in enumerate(["desktop", "desktop", "board"]):
+        store.registry.enrol(kind, f"m{number}", new_key(), "{}", lambda kind: None)
+    store.close()
+
+
+def read(folder: Path) -> tuple[dict[str, str], dict[str, bool]]:
+    """The decisions and who has left, read without the program."""
     connection = sqlite3.connect(folder / "state" / "state.sqlite3")
-    log = connection.execute("SELECT action, target FROM audit ORDER BY number").fetchall()
     decisions = dict(connection.execute("SELECT device, outcome FROM decisions").fetchall())
     left = dict(connection.execute("SELECT id, has_left FROM devices").fetchall())
     connection.close()
-    return log, decisions, left
+    return decisions, left
 
 
 def check(folder: Path, done: int) -> None:
     """The log has all actions that returned, in order, and the state is what they lead to."""
-    log, decisions, left = read(folder)
+    log, (decisions, left) = audit(folder), read(folder)
     assert log == SEQUENCE[: len(log)]
     assert len(log) >= done
     state = replayed(iter(log))

@@ -13,6 +13,7 @@ from toolkit.coordinator.operation.messages import (
     DeviceDetail,
     DevicePage,
     FleetDevice,
+    OperatorList,
 )
 from toolkit.terminal_output import filled, print_table, table
 
@@ -80,6 +81,20 @@ def show_audit(page: AuditPage) -> None:
         click.echo(f"{page.last} entries in all; continue with --after {page.entries[-1].number}.")
 
 
+def show_operators(shown: OperatorList) -> None:
+    """Print who has a token."""
+    rows = table("operator", "role", "made", "revoked")
+    for column in rows.columns:
+        column.justify = "left"
+    for known in shown.operators:
+        revoked = "" if known.revoked is None else _time(known.revoked)
+        rows.add_row(known.name, known.role, _time(known.made), revoked)
+    if shown.operators:
+        print_table(rows)
+    else:
+        click.echo("No tokens were made; operator.token is the only one.")
+
+
 def state_text(device: FleetDevice) -> str:
     """The state of a device with its note.
 
@@ -103,9 +118,13 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _entry(entry: AuditEntry) -> str:
-    at = f"{datetime.fromtimestamp(entry.at, UTC):%Y-%m-%d %H:%M}"
-    text = f"{entry.number:>4}  {at}  {entry.who}: {entry.action} {entry.target}: {entry.reason}"
-    return filled(text, WIDTH, " " * 6)
+    head = f"{entry.number:>4}  {_time(entry.at)}  {entry.who}"
+    return filled(f"{head}: {entry.action} {entry.target}: {entry.reason}", WIDTH, " " * 6)
+
+
+def _time(at: float) -> str:
+    """A time in seconds since 1970, in UTC to the minute."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
 
 
 def _age(seconds: float) -> str:

@@ -4,7 +4,7 @@ import sqlite3
 
 from toolkit.coordinator.database import content_digest
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES, and add the
 change of existing databases to `schema_upgrade.py`."""
 UPDATES = """CREATE TABLE updates (
@@ -47,7 +47,7 @@ HISTORY_6 = """CREATE TABLE history (
     started_from INTEGER,  -- the round whose model was trained
     kept INTEGER NOT NULL DEFAULT 1);"""
 """The table `history` up to version 6."""
-OPERATION = (
+_OPERATION = (
     """CREATE TABLE decisions (
     device TEXT PRIMARY KEY, outcome TEXT NOT NULL, reason TEXT NOT NULL,
     public_key TEXT NOT NULL,
@@ -64,7 +64,16 @@ BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END""",
     """CREATE TRIGGER audit_is_not_cut BEFORE DELETE ON audit
 BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END""",
 )
-"""The operator's decisions and actions, since version 9."""
+_OPERATORS = (
+    """CREATE TABLE operators (
+    name TEXT PRIMARY KEY, hash TEXT NOT NULL, role TEXT NOT NULL,
+    made REAL NOT NULL,  -- seconds since 1970
+    revoked REAL)""",
+)
+ADDED = {9: _OPERATION, 10: _OPERATORS}
+"""The statements that a version has added to those before."""
+NEW_TABLES = {9: ("decisions", "audit"), 10: ("operators",)}
+"""The tables that a version has added."""
 TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE tokens (
@@ -117,7 +126,8 @@ ORDER BY round DESC LIMIT 1"""
 
 def create(connection: sqlite3.Connection, version: int = SCHEMA_VERSION) -> None:
     """Make all tables in one transaction: a process that is killed here leaves none or all."""
-    wanted = TABLES + "".join(f"{s};\n" for s in OPERATION if version >= 9)
+    added = [statement for since, all_ in ADDED.items() if since <= version for statement in all_]
+    wanted = TABLES + "".join(f"{statement};\n" for statement in added)
     if version < 8:
         wanted = wanted.replace(f"{HISTORY};", HISTORY_7 if version == 7 else HISTORY_6)
     if version < 6:

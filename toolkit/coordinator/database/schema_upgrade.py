@@ -10,7 +10,7 @@ from device_agent.formats.manifest import encode
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.database import content_digest, schema
 
-READABLE = (5, 6, 7, 8, schema.SCHEMA_VERSION)
+READABLE = (5, 6, 7, 8, 9, schema.SCHEMA_VERSION)
 """The versions that this program reads. `edgetailor serve` upgrades them to the current one."""
 
 
@@ -24,7 +24,7 @@ def upgrade(db: sqlite3.Connection) -> None:
         _count_updates_in_columns(db)
     if version < 8:
         _extend_history(db, version)
-    _add_operation(db)
+    _add_tables(db, version)
     content_digest.renew(db)
     db.execute(f"PRAGMA user_version={schema.SCHEMA_VERSION}")
 
@@ -44,13 +44,14 @@ def _extend_history(db: sqlite3.Connection, version: int) -> None:
     db.execute("CREATE INDEX history_by_file ON history (model)")
 
 
-def _add_operation(db: sqlite3.Connection) -> None:
-    """Upgrade to version 9: the operator's decisions and actions."""
-    for statement in schema.OPERATION:
-        db.execute(statement)
-    for table in ("decisions", "audit"):
-        for trigger in content_digest.triggers(db, table):
-            db.execute(trigger)
+def _add_tables(db: sqlite3.Connection, version: int) -> None:
+    """Add the tables of the versions after `version`."""
+    for since in (since for since in schema.ADDED if since > version):
+        for statement in schema.ADDED[since]:
+            db.execute(statement)
+        for table in schema.NEW_TABLES[since]:
+            for trigger in content_digest.triggers(db, table):
+                db.execute(trigger)
 
 
 @contextmanager

@@ -10,16 +10,20 @@ from starlette.types import Receive, Scope
 
 from device_agent.formats.protocol.problems import API, NOT_AUTHORISED
 from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.database.operator_tokens import READ_ONLY, Operator
 from toolkit.coordinator.http.connection_limits import CONNECTION, Connection
-from toolkit.coordinator.refusals import RefusalError
+from toolkit.coordinator.refusals import RefusalError, forbidden
 
 CALLER = "caller"
-"""The key of the caller in the state of an admitted request's scope: its device or its token."""
+"""The key of the caller in the state of an admitted request's scope: its device, its operator or
+its join token."""
 FOR_JOIN_TOKENS = (f"{API}/invitation", f"{API}/devices")
 OPERATOR_ROUTES = f"{API}/operator/"
-"""Only the operator's token opens the routes under this path."""
+"""Only an operator's token opens the routes under this path."""
 METRICS = "/metrics"
 CREDENTIALS = "A join token, device secret or operator token."
+READING = ("GET", "HEAD")
+"""The methods that a token with the role `read-only` allows."""
 NOT_OPERATOR = "operator.other-token"
 DISCARDED = 64 << 10
 DISCARDED_S = 2.0
@@ -45,14 +49,16 @@ async def admit(scope: Scope, coordinator: Coordinator) -> bool:
         )
     # A member's secret is found without waiting. Everything else may wait for the database.
     device = coordinator.member_with(secret)
+    operator = coordinator.operator_with(secret) if device is None else None
     if path.startswith(OPERATOR_ROUTES) or path == METRICS:
-        if not coordinator.is_operator(secret):
+        if operator is None:
             raise _not_the_operator(device is not None)
+        _check_role(operator, scope["method"])
     elif path in FOR_JOIN_TOKENS:
         await run_in_threadpool(coordinator.check_join_token, secret)
-    elif device is None and not (path == f"{API}/status" and coordinator.is_operator(secret)):
+    elif device is None and not (path == f"{API}/status" and operator is not None):
         device = await run_in_threadpool(coordinator.authenticate, secret)
-    scope["state"][CALLER] = secret if device is None else device
+    scope["state"][CALLER] = device or operator or secret
     connection = scope["state"].get(CONNECTION)
     if isinstance(connection, Connection):
         connection.authenticated(None if device is None else device.id)
@@ -63,10 +69,21 @@ def _not_the_operator(is_member: bool) -> RefusalError:
     """The refusal of a device's secret or of another token on the operator's routes."""
     return RefusalError(
         "Only the operator may do this: give the token in operator.token of the coordinator's "
-        "state folder.",
+        "state folder, or one that `edgetailor add-operator` has made.",
         status=403 if is_member else 401,
         code=NOT_OPERATOR if is_member else NOT_AUTHORISED,
     )
+
+
+def _check_role(operator: Operator, method: str) -> None:
+    """Raise RefusalError (403) if the operator's role does not allow requests of this method."""
+    if operator.role == READ_ONLY and method not in READING:
+        raise forbidden(
+            "The token of {name} has the role read-only, so it shows the federation and changes "
+            "nothing. Use a token with the role operator.",
+            code="operator.read-only",
+            name=operator.name,
+        )
 
 
 def has_body(scope: Scope) -> bool:

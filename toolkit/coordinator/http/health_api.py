@@ -48,7 +48,7 @@ def ready(request: Request) -> Literal["ok"]:
     METRICS,
     dependencies=[Depends(_bearer)],
     summary="Figures for Prometheus",
-    description="The rounds, devices, traffic and quality, in Prometheus' text format. Needs the "
+    description="The rounds, devices, traffic and quality, in Prometheus' text format. Needs an "
     "operator's token.",
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}},

@@ -7,21 +7,23 @@ from fastapi.security import HTTPBearer
 
 from device_agent.formats.protocol.problems import Problem
 from toolkit.coordinator.coordinator import Coordinator
-from toolkit.coordinator.http.admission import CREDENTIALS, OPERATOR_ROUTES
+from toolkit.coordinator.database.operator_tokens import Operator
+from toolkit.coordinator.http.admission import CALLER, CREDENTIALS, OPERATOR_ROUTES
 from toolkit.coordinator.http.strict_json import body_of, described
 from toolkit.coordinator.operation.messages import (
     Action,
     AuditPage,
     DeviceDetail,
     DevicePage,
+    MadeOperator,
     NewDeadline,
+    NewOperator,
+    OperatorList,
     Order,
 )
 
 MOST = 1000
 """The most devices or entries of one answer."""
-OPERATOR = "operator"
-"""Who acted, in the audit log: the holder of the operator's token."""
 
 _bearer = HTTPBearer(auto_error=False, description=CREDENTIALS)
 router = APIRouter(
@@ -29,8 +31,8 @@ router = APIRouter(
     dependencies=[Depends(_bearer)],
     responses={
         401: {"model": Problem, "description": "This token is unknown"},
-        403: {"model": Problem, "description": "This is not the operator's token"},
-        404: {"model": Problem, "description": "There is no such device"},
+        403: {"model": Problem, "description": "This is no operator's token, or only reads"},
+        404: {"model": Problem, "description": "There is no such device or operator"},
         422: {"model": Problem, "description": "The content of the request cannot be used"},
     },
 )
@@ -45,7 +47,14 @@ def _coordinator(request: Request) -> Coordinator:
     return coordinator
 
 
+def _who(request: Request) -> str:
+    operator: Operator = request.scope["state"][CALLER]
+    return operator.name
+
+
 Service = Annotated[Coordinator, Depends(_coordinator)]
+Who = Annotated[str, Depends(_who)]
+"""The name of the operator, for the audit log."""
 Start = Annotated[int, Query(ge=0, lt=2**53)]
 Most = Annotated[int, Query(ge=1, le=MOST)]
 Text = Annotated[str | None, Query(max_length=100)]
@@ -94,9 +103,10 @@ def act(
     action: Action,
     order: Annotated[Order, Depends(body_of(Order))],
     service: Service,
+    who: Who,
 ) -> DeviceDetail:
     """Act on a device, and show it."""
-    service.act(action, device, order.reason, OPERATOR)
+    service.act(action, device, order.reason, who)
     return service.device_detail(device)
 
 
@@ -109,10 +119,10 @@ def act(
     openapi_extra=described(Order),
 )
 def close_round(
-    round: int, order: Annotated[Order, Depends(body_of(Order))], service: Service
+    round: int, order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
 ) -> None:
     """Close the open round."""
-    service.close_now(round, order.reason, OPERATOR)
+    service.close_now(round, order.reason, who)
 
 
 @router.post(
@@ -124,10 +134,13 @@ def close_round(
     openapi_extra=described(NewDeadline),
 )
 def move_deadline(
-    round: int, order: Annotated[NewDeadline, Depends(body_of(NewDeadline))], service: Service
+    round: int,
+    order: Annotated[NewDeadline, Depends(body_of(NewDeadline))],
+    service: Service,
+    who: Who,
 ) -> None:
     """Move the deadline of the open round."""
-    service.end_after(round, order.seconds, order.reason, OPERATOR)
+    service.end_after(round, order.seconds, order.reason, who)
 
 
 @router.get(
@@ -138,3 +151,43 @@ def move_deadline(
 def audit(service: Service, after: Start = 0, most: Most = 100) -> AuditPage:
     """Read the audit log."""
     return service.audit_page(after, most)
+
+
+@router.get(
+    "/operators",
+    summary="List operators",
+    description="The names and roles of all tokens that were made, also of revoked ones. The token "
+    "in operator.token, whose name is `operator`, is not among them.",
+)
+def operators(service: Service) -> OperatorList:
+    """List operators."""
+    return service.operator_list()
+
+
+@router.post(
+    "/operators",
+    summary="Make a token",
+    description="For a person or program called `name`. With the role `read-only` it opens the "
+    "routes that only show something. The answer has the token, once.",
+    responses={409: {"model": Problem, "description": "The name was given before"}},
+    openapi_extra=described(NewOperator),
+)
+def add_operator(
+    order: Annotated[NewOperator, Depends(body_of(NewOperator))], service: Service, who: Who
+) -> MadeOperator:
+    """Make a token."""
+    return service.add_operator(order.name, order.role, order.reason, who)
+
+
+@router.post(
+    "/operators/{name}/revoke",
+    summary="Revoke a token",
+    description="It opens nothing from now on. Its name is not used again.",
+    responses={409: {"model": Problem, "description": "This is the token in operator.token"}},
+    openapi_extra=described(Order),
+)
+def revoke_operator(
+    name: str, order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
+) -> Operator:
+    """Revoke a token."""
+    return service.revoke_operator(name, order.reason, who)

@@ -8,6 +8,7 @@ from msgspec import Meta
 from device_agent.formats.manifest import Struct
 from device_agent.formats.protocol.fleet import DeviceStatus
 from toolkit.coordinator.database.operator_log import AuditEntry
+from toolkit.coordinator.database.operator_tokens import Operator, Role
 
 REASON_LENGTH = 200
 """The most characters of a reason."""
@@ -17,8 +18,10 @@ ONE_LINE = "^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]*$"
 MOST_SECONDS = 30 * 86400
 """The longest time to the end of a round."""
 
+NAME = "^[A-Za-z0-9][A-Za-z0-9._@-]{0,39}$"
+"""The name of an operator."""
+
 Action = Literal["pause", "resume", "remove", "ban", "let-in"]
-ACTIONS: tuple[Action, ...] = ("pause", "resume", "remove", "ban", "let-in")
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -31,6 +34,31 @@ class NewDeadline(Order, frozen=True, kw_only=True):
     """A new deadline of the open round, in seconds from now."""
 
     seconds: Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
+
+
+class NewOperator(Order, frozen=True, kw_only=True):
+    """A person or program that gets a token. A token with the role `read-only` changes nothing."""
+
+    name: Annotated[str, Meta(pattern=NAME)]
+    role: Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeOperator:
+    """A new token. No other answer has it."""
+
+    version: int = 1
+    name: str
+    role: Role
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorList:
+    """The tokens that operators have made, without the tokens themselves."""
+
+    version: int = 1
+    operators: list[Operator]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,16 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from device_agent.client.coordinator_client import CoordinatorClient
+from toolkit.coordinator.database.operator_tokens import Operator, Role
 from toolkit.coordinator.operation.messages import (
     Action,
     AuditPage,
     DeviceDetail,
     DevicePage,
+    MadeOperator,
     NewDeadline,
+    NewOperator,
+    OperatorList,
     Order,
 )
 
@@ -72,6 +76,22 @@ class OperatorClient(CoordinatorClient):
         """Read up to `most` entries of the audit log after number `after`."""
         path = _with_query("/operator/audit", {"after": after, "most": most})
         return self._with_retries(lambda: self._ask("GET", path, AuditPage))
+
+    def operators(self) -> OperatorList:
+        """List the tokens that operators have made."""
+        return self._with_retries(lambda: self._ask("GET", "/operator/operators", OperatorList))
+
+    def add_operator(self, name: str, role: Role, reason: str) -> MadeOperator:
+        """Make a token for `name`. Raises RefusedError if the name was given before."""
+        body = msgspec.json.encode(NewOperator(name=name, role=role, reason=reason))
+        path = "/operator/operators"
+        return self._with_retries(lambda: self._ask("POST", path, MadeOperator, body))
+
+    def revoke_operator(self, name: str, reason: str) -> Operator:
+        """Revoke the token of `name`. Raises RefusedError if there is none."""
+        body = msgspec.json.encode(Order(reason=reason))
+        path = f"/operator/operators/{quote(name, safe='')}/revoke"
+        return self._with_retries(lambda: self._ask("POST", path, Operator, body))
 
 
 def _with_query(path: str, given: Mapping[str, str | int | None]) -> str:

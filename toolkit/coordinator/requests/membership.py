@@ -1,7 +1,6 @@
 """Devices join, come back, leave, and lose their membership if they are absent for long."""
 
 import logging
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +19,6 @@ from toolkit.coordinator.database.device_registry import (
     USED_UP,
     Device,
     Registry,
-    hashed,
     label,
 )
 from toolkit.coordinator.devices.device_activity import DeviceActivity
@@ -42,7 +40,7 @@ class Membership(FederationState):
 
     def check_join_token(self, token: str) -> None:
         """Raise RefusalError (403) unless `token` is one of this federation's join tokens."""
-        if self.is_operator(token):
+        if self.operator_with(token) is not None:
             raise _operator_joins(self.config.devices)
         self.store.registry.check_token(token)
 
@@ -265,16 +263,12 @@ class Membership(FederationState):
         of = counted(taken, "place") if places is None else f"{taken} of {counted(places, 'place')}"
         logger.info("%s %s: %s taken.", label(device), what, of)
 
-    def is_operator(self, token: str) -> bool:
-        """Whether `token` is the operator's token, which gives access to `status`."""
-        return secrets.compare_digest(hashed(token), hashed(self.operator_token))
-
 
 def _operator_joins(kinds: Sequence[DeviceKind]) -> RefusalError:
     """The refusal of the operator's token at a join. It names the tokens of `kinds`."""
     tokens = " or ".join(f"tokens/{kind.name}.token" for kind in kinds)
     return forbidden(
-        "This is the operator's token, which no device may use. Join with a join token: "
+        "This is an operator's token, which no device may use. Join with a join token: "
         "{tokens} in the coordinator's state folder.",
         code="join.operator-token",
         tokens=tokens,

@@ -28,6 +28,7 @@ from toolkit.coordinator.database.final_evaluation import FinalEvaluation
 from toolkit.coordinator.database.joins import UsedJoins
 from toolkit.coordinator.database.open_round import OpenRound, StoppedDevices
 from toolkit.coordinator.database.operator_log import OperatorLog
+from toolkit.coordinator.database.operator_tokens import OperatorTokens
 from toolkit.coordinator.database.release_reports import ReleaseReports
 from toolkit.coordinator.database.schema_upgrade import columns
 from toolkit.coordinator.database.suspicions import Suspect, Suspicions
@@ -93,6 +94,7 @@ class Store:
         self.stopped = StoppedDevices(self._database)
         self.suspicions = Suspicions(self._database)
         self.operator_log = OperatorLog(self._database)
+        self.operators = OperatorTokens(self._database)
         self.used_joins = UsedJoins(self._database)
         self.release_reports = ReleaseReports(self._database)
         self._held: list[str] = []

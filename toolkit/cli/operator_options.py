@@ -1,0 +1,69 @@
+"""What the operator's commands have in common: their options, their client, their output."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from toolkit.coordinator.operation.operator_client import OperatorClient
+
+Answer = TypeVar("Answer")
+federation_option = click.option(
+    "--federation",
+    type=click.Path(path_type=Path),
+    help="File or state folder of a federation that `edgetailor serve` runs on this machine. "
+    "Default: the coordinator of `edgetailor login`.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def _text(context: click.Context, option: click.Parameter, given: str) -> str:
+    """Check that a reason is one line of text."""
+    from toolkit.coordinator.operation.messages import REASON_LENGTH
+
+    if not given.isprintable() or not 0 < len(given) <= REASON_LENGTH:
+        raise click.BadParameter(f"write one line of 1 to {REASON_LENGTH} letters.")
+    return given
+
+
+reason_option = click.option(
+    "--reason",
+    required=True,
+    callback=_text,
+    help="Reason for the action. It stays in the audit log.",
+)
+
+
+def client_of(federation: Path | None) -> "OperatorClient":
+    """The client of the federation that is given, or of the saved login."""
+    from toolkit.coordinator.local_coordinator import local_login
+    from toolkit.coordinator.operation.operator_client import OperatorClient
+    from toolkit.coordinator.operation.saved_login import saved_login
+
+    login = saved_login() if federation is None else local_login(federation)
+    return OperatorClient(login.url, login.token, login.certificate)
+
+
+def show_answer(document: Answer, show: Callable[[Answer], object], as_json: bool) -> None:
+    """Print an answer of the coordinator: as one JSON object, or by `show`."""
+    if as_json:
+        print_json(dataclasses.asdict(document))  # type: ignore[call-overload]
+    else:
+        show(document)
+
+
+def say_done(sentence: str, as_json: bool, **values: object) -> None:
+    """Say on stderr what an action did. As JSON, `values` go to stdout instead."""
+    if as_json:
+        print_json({"version": 1, **values})
+    else:
+        click.echo(sentence, err=True)
+
+
+def print_json(document: Mapping[str, object]) -> None:
+    """Print `document` as one JSON object."""
+    click.echo(json.dumps(document, indent=1))
