@@ -20,9 +20,9 @@ from device_agent.cli.options import json_option, threads_option
 def calibrate(out: Path | None, name: str | None, force: bool, threads: int, as_json: bool) -> None:
     """Measure the speed of this device, in about a minute.
 
-    It times small graphs of the operators that training steps consist of. It needs no bundle, and
-    the result is valid for any model: `edgetailor plan --profile FILE` uses it. While it runs, do
-    not use the device for anything else.
+    The command times small graphs of the operators that training steps consist of. No bundle is
+    needed, and the result is valid for any model: `edgetailor plan --profile FILE` uses it. While
+    the command runs, do not use the device for anything else.
     """
     import msgspec
 

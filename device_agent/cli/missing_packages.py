@@ -1,4 +1,7 @@
-"""The error for a Python package that is not installed. It names the extra that installs it."""
+"""The error for a Python package that is not installed.
+
+The error names the extra that installs the package.
+"""
 
 from profiles.errors import InputError
 

@@ -287,8 +287,8 @@ class CoordinatorClient:
     ) -> T:
         """Repeat `attempt` until the coordinator answers, or for `patience_s` seconds.
 
-        `done` counts the bytes of a transfer that need not be sent again. Whenever it grows, the
-        next wait is the shortest again.
+        `done` counts the bytes of a transfer that need not be sent again. Whenever this number
+        grows, the next wait is the shortest again.
         """
         most, ended = done(), f"Coordinator at {self.url} answers again"
         patience_s = self._patience_s if patience_s is None else min(patience_s, self._patience_s)

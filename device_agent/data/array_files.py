@@ -167,7 +167,7 @@ def _read_folder(path: Path, names: Sequence[str]) -> dict[str, MappedArray]:
 
 @contextmanager
 def _open_archive(path: Path, wanted: Sequence[str]) -> Iterator[zipfile.ZipFile]:
-    """Open the archive at `path`. Raises DataError if it lacks an array of `wanted`."""
+    """Open the archive at `path`. Raises DataError if an array of `wanted` is missing."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         missing = [name for name in wanted if f"{name}.npy" not in names]
@@ -206,7 +206,7 @@ def _member_header(archive: zipfile.ZipFile, name: str) -> Header:
 def _read_array(
     path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | None
 ) -> FileArray:
-    """Read the array `name` of the archive. If it is damaged, raises ValueError with its name."""
+    """Read the array `name` of the archive. Raises ValueError with `name` for a damaged array."""
     try:
         return _read_member(path, archive, f"{name}.npy", unpack_to)
     except ValueError as error:

@@ -247,7 +247,7 @@ def named_arrays(prefix: str, given: object, parts: Sequence[Part]) -> dict[str,
 
 
 def _numpy_array(name: str, array: object) -> np.ndarray:
-    """Return `array`. Raises DataError if it is no numpy array."""
+    """Return `array`. Raises DataError if `array` is no numpy array."""
     # numpy drops the mask of a masked array without a warning.
     if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):
         return array

@@ -82,7 +82,7 @@ def lines(status: Status) -> list[str]:
 
 
 def _worst_class(status: Status) -> list[str]:
-    """Lines that name the class far below the mean; empty if none is."""
+    """Lines that name the class far below the mean; empty if there is no such class."""
     current = [result for result in status.history if result.round == status.model_round]
     texts = []
     for result in current:

@@ -75,9 +75,9 @@ def join(
 ) -> Identity:
     """Enrol this device with a coordinator.
 
-    If the device has already joined this coordinator with this token, usually nothing changes. It
-    joins again, with the same device key, in two cases: the coordinator no longer knows it, or the
-    token names a coordinator key that differs from the one that the device trusts.
+    If the device has already joined this coordinator with this token, usually nothing changes. The
+    device joins again, with the same device key, in two cases: the coordinator no longer knows it,
+    or the token names a coordinator key that differs from the one that the device trusts.
 
     Args:
         url: The coordinator's URL.
@@ -92,7 +92,7 @@ def join(
         patience_s: How long requests are repeated if the coordinator does not answer, in seconds.
         measure: Measures the device, for a coordinator that plans submodels.
         sleep: Waits for a number of seconds.
-        clock: The device's clock. A join waits until it is believable.
+        clock: The device's clock. A join waits until its time is believable.
 
     Returns:
         The device's identity.
@@ -290,7 +290,8 @@ def _enrol(
     """Send the join request, and the profile if the coordinator asks for it.
 
     The key is stored on the disk before it is sent. If the answer is lost, the device joins again
-    with this key. The coordinator then recognises it, so it takes no second place of the token.
+    with this key. The coordinator then recognises the device, which takes no second place of the
+    token.
     """
     machine = msgspec.to_builtins(this_machine(_runtime()))
     request = partial(held.key.join_request, token, name, machine, clock=clock)

@@ -72,8 +72,9 @@ class OwnerLimits:
 
         Args:
             now: The local time.
-            paused: Whether the agent is paused already. Then it stays paused until the device is
-                `HYSTERESIS_C` below the temperature limit, so that it does not pause every minute.
+            paused: Whether the agent is paused already. Then the agent stays paused until the
+                device is `HYSTERESIS_C` below the temperature limit. Otherwise it might pause every
+                minute.
             root: Root of sysfs.
 
         Returns:

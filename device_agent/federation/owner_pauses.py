@@ -22,7 +22,7 @@ treat it as gone."""
 
 
 class Pauses:
-    """Waits while the owner's limits require it, and reports that to the log and the coordinator.
+    """Waits while the owner's limits require a pause, and reports it to log and coordinator.
 
     Args:
         limits: The owner's limits.

@@ -3,8 +3,9 @@
 release.json       the current release, the one before, and what was refused
 releases/HASH/     the bundle whose manifest has this SHA-256
 
-A switch is one atomic write of release.json. Bundles are complete before it, and folders that it no
-longer names are removed after it. So a device that is killed at any moment has a whole model.
+A switch is one atomic write of release.json. Bundles are complete before the switch. Folders that
+release.json no longer names are removed after the switch. So a device that is killed at any moment
+has a whole model.
 """
 
 import os
@@ -32,9 +33,9 @@ class InstalledRelease(Struct, frozen=True, kw_only=True):
     """A release on this device.
 
     Attributes:
-        number: Its number.
-        round: The round whose model it has.
-        bundle: SHA-256 of the manifest of its bundle.
+        number: The number of the release.
+        round: The round whose model the release has.
+        bundle: SHA-256 of the manifest of the release's bundle.
         fine_tuned: SHA-256 of the manifest of the bundle with the model that this device has
             fine-tuned. Empty if the release is better; None if the release was not fine-tuned yet.
     """

@@ -439,5 +439,5 @@ class _Rounds:
 
 
 def _manifest(work: Work) -> str:
-    """The hash of the manifest that `work` offers; empty if it offers none."""
+    """The hash of the manifest that `work` offers; empty if there is no offer."""
     return next((offer.sha256 for offer in work.files if offer.name == MANIFEST), "")

@@ -111,7 +111,7 @@ class Attempts:
         """Find out whether the process of the last training was killed.
 
         Raises:
-            TrainingFailedError: It was killed.
+            TrainingFailedError: The process was killed.
         """
         record = self._read()
         if record is None or record.boot is None:

@@ -175,7 +175,7 @@ def write_folder(
 def exchange(first: Path, second: Path) -> bool:
     """Exchange two folders of one file system atomically.
 
-    Returns False if the system cannot do it: only Linux can, with most file systems.
+    Returns False if the system cannot do this. Only Linux can, with most file systems.
     """
     try:
         rename = ctypes.CDLL(None).renameat2

@@ -67,7 +67,10 @@ def worst_class(counts: ClassCounts) -> int | None:
 
 
 def worst_class_text(counts: ClassCounts) -> str | None:
-    """A few words that name the class with an accuracy far below the mean; None if none is."""
+    """A few words that name the class with an accuracy far below the mean;
+
+    None without such a class.
+    """
     worst = worst_class(counts)
     if worst is None:
         return None

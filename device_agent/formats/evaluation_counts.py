@@ -72,10 +72,10 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
             mean squared error.
         absolute_sum: Sum over the samples of a regression of their mean absolute error. None for
             other models, and for bundles of version 0.2 and before.
-        classes: For each class, its number of labels and how many of them are predicted correctly.
+        classes: For each class, its number of labels and how many labels are predicted correctly.
             None unless the federation asks for it and the owner agrees.
-        metrics: Sums over the samples of the metrics that the loss computes, by name. None if it
-            computes none.
+        metrics: Sums over the samples of the metrics that the loss computes, by name. None if the
+            loss computes no metrics.
     """
 
     samples: Count

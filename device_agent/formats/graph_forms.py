@@ -4,8 +4,8 @@ In addition to a graph, `train.onnx`, a bundle may have other forms of it with t
 
 - `train.nchwc16.onnx`, for ONNX Runtime's blocked convolutions, which store images in blocks of 16
   channels. A device can only run it if its runtime uses blocks of the same size.
-- `train.winograd.onnx`, for runtimes without blocked convolutions: it needs fewer multiplications
-  and more memory.
+- `train.winograd.onnx`, for runtimes without blocked convolutions. This form needs fewer
+  multiplications and more memory.
 
 A device does not need or download the forms that it does not run.
 """

@@ -68,7 +68,7 @@ def label_rule(manifest: Manifest) -> LabelRule:
 def predicted_labels(manifest: Manifest, output: Output) -> LabelRule:
     """The rule for labels that fit the predictions of an inference bundle.
 
-    It follows from `output`, the shape of the model's output and the number of classes.
+    The rule follows from `output`, the shape of the model's output and the number of classes.
     """
     shape = tuple(n for n in manifest.signatures[PREDICT].outputs[0].shape[1:] if n is not None)
     if output in ("numbers", "outputs"):

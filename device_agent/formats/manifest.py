@@ -2,7 +2,8 @@
 
 A bundle is a folder of plain files: `manifest.json`, graphs and `weights.safetensors`. The agent
 knows *signatures* (graphs with named inputs and outputs), *tensors* (the state that they read and
-write) and a *schedule* (which signature runs on which data). It does not know submodel families.
+write) and a *schedule* (which signature runs on which data). The agent does not know submodel
+families.
 """
 
 from typing import Annotated, Literal
@@ -119,7 +120,7 @@ class Signature(Struct, frozen=True, kw_only=True):
 
     `graph` is the file with the graph. A TFLite file has all signatures of a bundle, by name.
     `peak_bytes` is the predicted process peak of one run on one batch, above the idle agent:
-    session, tensors, inputs and outputs. It is None if there is no prediction.
+    session, tensors, inputs and outputs. `peak_bytes` is None if there is no prediction.
     `winograd_peak_bytes` is the same prediction for the graph's form for Winograd's method, if the
     bundle has this form. `in_place` names the outputs that may overwrite the input of the same
     tensor, so that the tensor is in memory only once.
@@ -151,8 +152,8 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     - `buffer`: updated by the forward pass and uploaded.
     - `optimizer`: exists for one round.
     - `personal`: stays on the device from round to round and is never uploaded.
-    - `frozen`: only read. If a single graph reads it, it may be a constant of this graph instead;
-      then it is neither in the table nor a port.
+    - `frozen`: only read. If a single graph reads the tensor, it may be a constant of this graph
+      instead of a port. It is then not in the table.
 
     `stands_for` names the global parameter to which this tensor belongs. If the tensor is a factor
     of this parameter, `factor` names the factor; otherwise the tensor is the parameter itself. If

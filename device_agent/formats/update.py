@@ -94,9 +94,9 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
 
 
 def decode_record(data: bytes, origin: str) -> UpdateRecord:
-    """Decode the content of an `update.json`. Errors name it by `origin`.
+    """Decode the content of an `update.json`.
 
-    Raises UpdateError if it is malformed or has another version.
+    Raises UpdateError, which names `origin`, if the content is malformed or has another version.
     """
     try:
         record = decode_strictly(data, UpdateRecord)

@@ -47,7 +47,8 @@ class TrialResult:
         before: Counts of the present model; None if there is none.
         after: Counts of the release; None if there were no samples.
 
-    Counts are also None for a model whose predictions are not finite: no report can hold them.
+    Counts are also None for a model whose predictions are not finite, because no report can hold
+    such counts.
     """
 
     reason: str | None = None
@@ -76,8 +77,8 @@ def try_release(
 
     Raises:
         BundleError: The release cannot be used.
-        LimitError: It needs more memory than the limits of this process allow.
-        DataError: The local data do not fit it.
+        LimitError: The release needs more memory than the limits of this process allow.
+        DataError: The local data do not fit the release.
     """
     predictor = Predictor(offered, threads=options.threads, max_memory=options.max_memory)
     manifest, meaning = predictor.bundle.manifest, predictor.meaning
@@ -183,13 +184,16 @@ def _scores_of_present(
 
 
 def counts_of(scores: Scores | None) -> EvaluationCounts | None:
-    """The counts for a report; None if no report can hold them."""
+    """The counts for a report;
+
+    None if the counts are not finite, so that no report can hold them.
+    """
     usable = scores is not None and len(scores.loss) and unusable(scores) is None
     return scores.counts() if scores is not None and usable else None
 
 
 def unusable(scores: Scores) -> str | None:
-    """Why the model with these scores cannot be used at all; None if it can."""
+    """Why the model with these scores cannot be used at all; None if it can be used."""
     finite = np.isfinite(scores.loss).all()
     return None if finite else "its predictions are not finite numbers"
 

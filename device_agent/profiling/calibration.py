@@ -1,7 +1,7 @@
 """Calibrates a device: measures how fast single operations are, in about a minute.
 
-No part of a model runs. Child processes take all measurements: their memory is free again when
-they end, and this process needs little memory while they measure.
+No part of a model runs. Child processes take all measurements. Their memory is free again when they
+end, and this process needs little memory meanwhile.
 """
 
 import datetime

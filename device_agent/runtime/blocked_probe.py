@@ -51,7 +51,7 @@ def runs(probe: Path) -> bool:
 def best_form(graph: Path) -> Path:
     """Choose the file to open: the blocked form of `graph` for this runtime if it exists.
 
-    Otherwise it is `graph` itself.
+    Without such a form, the file is `graph` itself.
     """
     block = block_size()
     if block is None:

@@ -31,7 +31,8 @@ class Session(Protocol):
         Args:
             feeds: All inputs by name.
             over: Maps the name of an output to the input that it may overwrite. The runtime decides
-                whether it does. If the run fails, such an input may have any content.
+                whether the output overwrites this input. If the run fails, such an input may have
+                any content.
 
         Returns:
             All outputs by name. The arrays are new, except that an output in `over` may be the

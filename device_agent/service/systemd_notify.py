@@ -9,7 +9,10 @@ SIGNALS_PER_TIMEOUT = 4
 
 
 class Notifier:
-    """Sends messages to the service manager at NOTIFY_SOCKET. If it is not set, it does nothing."""
+    """Sends messages to the service manager at NOTIFY_SOCKET.
+
+    Does nothing if NOTIFY_SOCKET is not set.
+    """
 
     def __init__(self) -> None:
         # An address that starts with @ is in the abstract namespace: @ stands for a null byte.

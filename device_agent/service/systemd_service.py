@@ -201,7 +201,7 @@ def systemd_version() -> int:
 
 
 def has_memory_cgroup(cgroup: Path = CGROUP, old: Path = OLD_CGROUPS) -> bool:
-    """Whether the kernel can limit a service's memory. On a Raspberry Pi it usually cannot."""
+    """Whether the kernel can limit a service's memory. Most Raspberry Pi kernels cannot."""
     try:
         return "memory" in (cgroup / "cgroup.controllers").read_text().split()
     except OSError:

@@ -41,8 +41,8 @@ class Clock:
     def is_believable(self, newest: float = 0) -> bool:
         """Whether a time service has set the clock, or its time is late enough to be right.
 
-        It is late enough if it is not before `newest`, in seconds since 1970, and not before the
-        release of this version.
+        The time is late enough if it is not before `newest`, in seconds since 1970, and not before
+        the release of this version.
         """
         return self.synchronised() or self.now() >= max(newest, RELEASED_S)
 

@@ -80,9 +80,9 @@ def kilobytes(file: Path, name: str) -> int | None:
 def map_large_blocks() -> None:
     """Make glibc return large blocks of memory to the system as soon as they are freed.
 
-    By default, glibc does this only for blocks above a threshold. It raises the threshold to the
+    By default, glibc does this only for blocks above a threshold. Glibc raises the threshold to the
     size of the largest freed block (up to 32 MB), and keeps smaller free blocks that lie between
-    used blocks. How much memory it keeps then depends on chance.
+    used blocks. How much memory glibc keeps then depends on chance.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

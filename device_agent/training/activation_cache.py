@@ -56,7 +56,7 @@ class Recording:
     Call `append` for the samples in order, then `close`, then `read`.
 
     Attributes:
-        path: The .npy file. It does not exist if the recording is in memory.
+        path: The .npy file. The file does not exist if the recording is in memory.
     """
 
     def __init__(

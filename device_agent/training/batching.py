@@ -48,7 +48,7 @@ def held_out(samples: int, share: float) -> np.ndarray:
 def held_out_for(samples: int, options: TrainingOptions) -> np.ndarray:
     """Choose the samples that a training with `options` does not train on, see `held_out`.
 
-    A device with too few samples for a federated evaluation trains on all of them instead.
+    A device with too few samples for a federated evaluation trains on all its samples instead.
 
     Raises:
         DataError: The owner asks for a validation, and there are too few samples.

@@ -99,8 +99,8 @@ def train_bundle(
     Raises:
         BundleError: The bundle cannot be used.
         DataError: The data do not fit the bundle.
-        LimitError: The training needs too much memory. If the need can be predicted, this is raised
-            before the training starts, otherwise when memory runs out.
+        LimitError: The training needs too much memory. If the need can be predicted, the error is
+            raised before the training starts, otherwise when memory runs out.
         UpdateError: The training diverged. `out` is not written.
     """
     out = Path(out)
@@ -237,7 +237,7 @@ def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
 
 
 def _say_if_few(bundle: Bundle, samples: int) -> None:
-    """Warn if `samples` are fewer than a batch: every step then trains on all of them."""
+    """Warn if `samples` are fewer than a batch. Every step then trains on all samples."""
     sizes = [step.batch_size for step in bundle.manifest.schedule if isinstance(step, Train)]
     if samples < max(sizes, default=0):
         log.warning(

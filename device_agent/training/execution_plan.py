@@ -42,7 +42,10 @@ class ExecutionPlan:
         return next((form for graph in graphs if (form := form_of(graph.name))), None)
 
     def in_plain_form(self) -> Self:
-        """Copy the plan with the plain graphs. They need no more memory than the other forms."""
+        """Copy the plan with the plain graphs.
+
+        Plain graphs need no more memory than other forms.
+        """
         return replace(self, bundle=self.plain)
 
     @property

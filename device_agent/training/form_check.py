@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 def with_checked_form(
     plan: ExecutionPlan, file: Path, scratch: Path, wait: Callable[[], object] = lambda: None
 ) -> ExecutionPlan:
-    """Check the form of `plan`. Returns `plan`, or the plan with plain graphs if they differ.
+    """Check the form of `plan`. Returns `plan`, or a plan with plain graphs if the results differ.
 
-    The check compares the results of the first training step. It has no result if there is too
-    little memory for it, or if numbers are not finite. Then the form is used, and checked again
-    before the next training.
+    The check compares the results of the first training step. The check has no result if memory is
+    too small for it, or if numbers are not finite. Then the form is used, and checked again before
+    the next training.
 
     Args:
         plan: How the device would train the bundle.

@@ -15,7 +15,8 @@ def in_device_form(bundle: Bundle) -> Bundle:
     """Return `bundle` with its graphs in the form that this device runs fastest.
 
     Graphs in ONNX format run in blocked form if the runtime has blocked convolutions. Otherwise
-    they run in Winograd's form if it is faster; it may need more memory than the plain graphs.
+    they run in Winograd's form if this form is faster. Winograd's form may need more memory than
+    the plain graphs.
     """
     if bundle.manifest.runtime != "onnx":
         return bundle

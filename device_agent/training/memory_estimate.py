@@ -76,8 +76,8 @@ def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, s
 
     Args:
         manifest: The manifest of the bundle.
-        validating: Whether each epoch ends with a run of the signature `evaluate`. For it, the
-            agent closes the training signatures but keeps their state.
+        validating: Whether each epoch ends with a run of the signature `evaluate`. For `evaluate`,
+            the agent closes the training signatures but keeps their state.
 
     Returns:
         The peak in bytes and the signatures that are open then. None if the manifest predicts no

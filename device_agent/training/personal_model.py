@@ -1,7 +1,7 @@
 """The file with the personal model, which stays on the device from round to round.
 
-It also holds the statistics of the device's last update, such as those of batch norms. The model
-predicts with them, because statistics of the global model do not fit it.
+The file also holds the statistics of the device's last update, such as those of batch norms. The
+personal model predicts with these statistics, because those of the global model do not fit.
 """
 
 import hashlib

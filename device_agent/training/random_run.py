@@ -85,7 +85,7 @@ def range_of_source(manifest: Manifest, source: str) -> InputRange:
 def drawn(
     input_range: InputRange, shape: tuple[int, ...], generator: np.random.Generator
 ) -> np.ndarray:
-    """Random numbers of `shape` in `input_range`, or standard normal ones if it is empty."""
+    """Random numbers of `shape` in `input_range`; standard normal numbers for an empty range."""
     if not input_range:
         return generator.standard_normal(shape, dtype=np.float32)
     return draw_samples(input_range, shape, generator.random, generator.standard_normal)
@@ -101,8 +101,8 @@ def random_run(
 
     Args:
         bundle: The bundle.
-        recordings: Names of the recordings that the signatures read. Their numbers depend only on
-            the order of the names, so they are the same in every process.
+        recordings: Names of the recordings that the signatures read. The random numbers depend only
+            on the order of the names, so they are the same in every process.
         scratch: Folder for the recordings.
         threads: Threads of the runtime; 0 for one per core.
 

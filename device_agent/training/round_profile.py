@@ -40,7 +40,8 @@ class RoundProfile:
             bundle: The bundle that was trained.
             threads: Threads of the runtime; 0 for one per core.
             seconds: Durations of the training batches. The first includes the runtime's warm-up, so
-                it is reported separately. The median includes it only if it is the only batch.
+                it is reported separately. The median includes the first batch only if there is no
+                other.
 
         Returns:
             The profile; None if this process trained no batch.

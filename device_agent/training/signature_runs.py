@@ -131,7 +131,7 @@ class SignatureRuns:
     def unstored(self, entry: TensorEntry) -> np.ndarray:
         """The initial value of a tensor that is not in the bundle.
 
-        It is the value from an earlier round if the device has one, otherwise zeros.
+        This is the value from an earlier round, or zeros if the device has no such value.
         """
         kept = self.personal.get(entry.name)
         return np.zeros(entry.shape, np.dtype(entry.dtype)) if kept is None else kept

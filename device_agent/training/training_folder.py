@@ -1,7 +1,7 @@
 """The folder for the temporary files of a training.
 
-For the update NAME it is the folder `.NAME.training` next to it. It has the checkpoint, recorded
-activations and unpacked data. It is deleted when the update is complete.
+The folder of the update NAME is `.NAME.training`, next to the update. The folder has the
+checkpoint, recorded activations and unpacked data. It is deleted when the update is complete.
 """
 
 import fcntl
@@ -29,8 +29,8 @@ def training_folder(out: Path) -> Path:
 def working_folder(out: Path) -> Iterator[Path]:
     """Create and lock the training folder of an update for the duration of a training.
 
-    The folder is deleted at the end. After a failure it stays if it has a checkpoint and a later
-    start from this checkpoint could succeed.
+    The folder is deleted at the end. After a failure the folder stays if it has a checkpoint from
+    which a later start could succeed.
 
     Args:
         out: The update to train.

@@ -31,7 +31,7 @@ class TrainingOptions:
     def held_out(self) -> float:
         """The share of the samples on which this device does not train.
 
-        It is the larger of two shares: the owner's `validation`, and the share of a federated
+        This is the larger of two shares: the owner's `validation`, and the share of a federated
         evaluation. A larger share includes all samples of a smaller one. So the samples of a
         federated evaluation are never trained.
         """

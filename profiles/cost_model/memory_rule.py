@@ -21,8 +21,8 @@ The rule, for one or more signatures that are open together:
 - The state (weights, optimizer state, buffers) is shared: each tensor counts once. A personal model
   counts twice, because the device keeps a copy of the model from before the round until the round
   ends.
-- An output that is written over the old state takes no memory of its own. It does not count as an
-  output here.
+- An output that is written over the old state takes no memory of its own. Such an output does not
+  count here.
 - Only one signature runs at a time. So only one signature counts: the one with the largest inputs
   (without state) and outputs.
 - Arenas and nodes are kept while their session is open.

@@ -3,7 +3,7 @@
 For kinds with one size, rates are interpolated between the timings. For other kinds, the logarithm
 of the rate (seconds for each unit of work) is a plane over the logarithms of the sizes plus a
 Gaussian process. Near a timed size, the prediction is close to the timing. Far from all timed
-sizes, it is on the plane.
+sizes, the prediction is on the plane.
 """
 
 import math

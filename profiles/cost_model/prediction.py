@@ -137,9 +137,10 @@ class TimeModel:
     def batch(self, signatures: Sequence[SignatureWork]) -> Figure:
         """Predict the time of one batch in seconds.
 
-        Errors of the rates of one kind are fully correlated, so they add up. Errors of different
-        kinds are independent, so the root of the sum of their squares bounds the total. If the
-        device was too slow to time all cases, TIME_ERROR is divided by the share that was timed.
+        Errors of the rates of one kind are fully correlated, so these errors add up. Errors of
+        different kinds are independent, so the root of the sum of their squares bounds the total.
+        If the device was too slow to time all cases, TIME_ERROR is divided by the share that was
+        timed.
         """
         kinds: dict[str, float] = defaultdict(float)
         total = 0.0
@@ -162,7 +163,7 @@ class TimeModel:
         return Figure(total, total + doubt)
 
     def fastest(self, work: Workload) -> Workload:
-        """Return `work` with the graphs in Winograd's form if that is faster, otherwise `work`."""
+        """Return `work`, with the graphs in Winograd's form if this form is faster."""
         if self.has_blocks:
             return work
         other = in_winograd_form(work)

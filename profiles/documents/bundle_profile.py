@@ -118,7 +118,7 @@ class Phase(Struct, frozen=True, kw_only=True):
     - `stage`: records activations (EmbracingFL's multi-step forward pass).
     - `initialise`: fills personal tensors once.
     - `forward`: predicts with the trained part.
-    - `step`: one run of one of several training signatures.
+    - `step`: a single run of a training signature, if there are several.
     - `train`: all training work for one batch.
     - `evaluate`: evaluates one batch.
 

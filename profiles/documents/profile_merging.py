@@ -128,5 +128,5 @@ def _duration(same: Sequence[Duration]) -> Duration:
 
 
 def _highest(known: Sequence[Memory]) -> Memory | None:
-    """The memory figures of the run with the highest peak. All of them are from this one run."""
+    """The memory figures of the run with the highest peak. All figures are from this run."""
     return max(known, key=lambda memory: memory.peak_bytes or 0, default=None)

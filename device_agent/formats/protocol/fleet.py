@@ -214,12 +214,12 @@ class Status:
 
     `round` counts from 1; it is 0 while devices enrol. With `rounds` = 0 there is no last round.
 
-    `kinds` is the number of kinds of devices. For `kinds_ready` of them the bundle of the next or
-    present round is ready. In the state `judging` the rounds are over, and devices judge the last
-    model. `preparing` lists the coordinator's present preparations. `warnings` are sentences for
-    the operator, for example that the model gets worse. `model_round` is the round that produced
-    the global model: after a rollback it is not the last of `history`. `history` has the last 1,000
-    rounds.
+    `kinds` is the number of kinds of devices. For `kinds_ready` of these kinds, the bundle of the
+    next or present round is ready. In the state `judging` the rounds are over, and devices judge
+    the last model. `preparing` lists the coordinator's present preparations. `warnings` are
+    sentences for the operator, for example that the model gets worse. `model_round` is the round
+    that produced the global model: after a rollback it is not the last of `history`. `history` has
+    the last 1,000 rounds.
 
     `closed_connections` counts connections that the coordinator has closed since its start because
     there were too many. `key` is the public key of the coordinator's signatures; earlier versions
