@@ -1,9 +1,9 @@
 """The graphs that a device runs to calibrate itself.
 
-They ship in `device_agent/profiling/calibration_graphs`. Each graph holds operators of training
-steps. Its sizes are symbolic; the agent chooses them. The name of a node says which kind of work it
-is (`profiles/cost_model/workload.py`), followed by a number if the kind occurs several times. Run
-`python -m exporters.calibration_graphs` to write the files again.
+These graphs ship in `device_agent/profiling/calibration_graphs`. Each graph holds operators of
+training steps. Its sizes are symbolic; the agent chooses them. The name of a node says which kind
+of work it is (`profiles/cost_model/workload.py`), followed by a number if the kind occurs several
+times. Run `python -m exporters.calibration_graphs` to write the files again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,7 +94,7 @@ def blocked(kind: str, groups: int = 1) -> bytes:
 def gradient() -> bytes:
     """A graph of one matrix product.
 
-    It computes the gradient of a dense layer's weights, plus 0.9 times the momentum.
+    The product is the gradient of a dense layer's weights. The graph adds 0.9 times the momentum.
     """
     product = node("accumulated", "Gemm", "x w c", "y", transA=1, beta=0.9)
     return graph("accumulated", [product], {"x": 2, "w": 2, "c": 2}, {"y": 2})

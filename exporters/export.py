@@ -59,7 +59,7 @@ class ExportedBundle:
 class GraphUnit:
     """Signatures that are lowered together because they share files, and their graphs.
 
-    `key` identifies them in the cache; it is None if they cannot be cached. `reused` says whether
+    `key` identifies the graphs in the cache; None if they cannot be cached. `reused` says whether
     `graphs` came from the cache.
     """
 
@@ -329,7 +329,7 @@ def verified_graphs(
 def with_forms(
     program: Program, graphs: Graphs, store: GraphCache | None = None
 ) -> dict[str, Graph]:
-    """Add the other forms of each ONNX graph (blocked layouts, Winograd's method), and its figures.
+    """Add to each ONNX graph its other forms (blocked layouts, Winograd's method) and its figures.
 
     Graphs that will hold constants get no other forms, so that no weight is sent twice. Their
     figures come from `with_constants`.

@@ -103,7 +103,7 @@ class GraphCache:
     def with_figures(self, graph: Graph, batch: int) -> Graph | None:
         """Return the ONNX `graph` with its stored forms and figures for `batch` samples.
 
-        Returns None if no figures are stored for it.
+        Returns None if no figures are stored for this graph.
         """
         stored = self.read(figures_key(graph.data, batch) + FIGURES, StoredFigures)
         if stored is None:

@@ -1,4 +1,7 @@
-"""The graph of a signature (such as `train`) for one runtime. Writers make it, bundles hold it."""
+"""The graph of a signature (such as `train`) for one runtime.
+
+Writers make graphs, and bundles hold them.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -51,7 +54,7 @@ class Graph:
         data: Content of the file.
         operators: Number of operators of this signature alone.
         size: Bytes of this signature alone.
-        footprint: A function from the number of samples to the memory of a run. It raises
+        footprint: A function from the number of samples to the memory of a run. The function raises
             ExportError if shapes depend on the data.
         held: Inputs of the signature that are constants in the file, so that the graph does not
             take them; see `embedded_weights.py`.

@@ -22,9 +22,9 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """O = P V with P = softmax(s Q K^T + mask), and s = 1 / sqrt(width) unless `scale` is given.
 
-    `query` is (N, heads, L, width); `key` and `value` are (N, heads, S, width). They may have fewer
-    heads, which several heads of `query` share. The second result, log sum exp (N, heads, L), is
-    part of the operator's schema; the backward pass here does not read it.
+    `query` is (N, heads, L, width); `key` and `value` are (N, heads, S, width). `key` and `value`
+    may have fewer heads, which several heads of `query` share. The second result, log sum exp (N,
+    heads, L), is part of the operator's schema; the backward pass here does not read it.
     """
     scores = masked_scores(query, repeat_heads(key, query), is_causal, attn_mask, scale)
     output = weights(scores, attn_mask) @ repeat_heads(value, query)

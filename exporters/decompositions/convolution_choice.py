@@ -23,10 +23,10 @@ def cheaper_convolution(
 
     A plain convolution copies its input window by window into a matrix, which is larger by the
     number of kernel elements, and multiplies once. A transposed convolution multiplies first and
-    then adds up the overlapping windows of its output. Therefore it is faster for layers with at
-    most half as many output channels as input channels (measured on x86: 1.5 times as fast for 64
-    input and 16 output channels). Returns NotImplemented if the convolution already is the faster
-    one.
+    then adds up the overlapping windows of its output. Therefore a transposed convolution is faster
+    for layers with at most half as many output channels as input channels (measured on x86: 1.5
+    times as fast for 64 input and 16 output channels). Returns NotImplemented if the given kind of
+    convolution is the faster one.
     """
     more = output_padding or [0] * len(window.stride)
     # Checked first, because ONNX Runtime cannot run such a convolution at all.

@@ -24,7 +24,7 @@ def max_pool(
 ) -> tuple[Tensor, Tensor]:
     """Max pooling in ceil mode: plain pooling of an image that is padded to fit the last windows.
 
-    Runtimes disagree on the last window: PyTorch drops it if it starts outside of the image.
+    Runtimes disagree on the last window: PyTorch drops a window that starts outside of the image.
     Returns NotImplemented for pooling without ceil mode, which runtimes compute themselves.
     """
     if not ceil_mode:

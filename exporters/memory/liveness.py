@@ -39,7 +39,7 @@ SEGMENT = 128 * 128
 class Buffer:
     """Memory that a tensor shares with its views, or that an operator needs while it runs.
 
-    It is needed from the node at position `birth` to the node at `death`, both included.
+    The memory is needed from the node at position `birth` to the node at `death`, both included.
     """
 
     name: str

@@ -20,7 +20,10 @@ Parts = Sequence[Part]
 
 
 def of_one_output(name: str, loss: BuiltIn, outputs: Parts) -> Objective:
-    """The objective that trains one of several outputs. It takes labels for this output alone."""
+    """The objective that trains one of several outputs.
+
+    The objective takes labels for this output alone.
+    """
     part = _output(name, outputs)
     goal = built_in(loss, part.shape)
     if len(outputs) == 1:

@@ -59,7 +59,7 @@ def loss(single: Part | None = None, /, **named: Part) -> Callable[[Function], F
 
     Use it for any loss that is not built in. The function gets what the model returns (a tensor, a
     tuple or a dictionary) and the labels of a batch (a tensor, or a dictionary of several arrays).
-    It returns one of these:
+    The function returns one of these:
 
     - the loss of each sample, a tensor (batch,), of which the mean is taken;
     - the loss of the batch, a tensor with one number;
@@ -67,7 +67,7 @@ def loss(single: Part | None = None, /, **named: Part) -> Callable[[Function], F
       evaluation shows the means of the metrics over the samples.
 
     The function is recorded once, as models are, and becomes a part of the exported training step.
-    It must compute with torch's operators and must not read values. It is named as
+    The function must compute with torch's operators and must not read values. Name it as
     `module:function` wherever a loss is expected.
 
     Args:

@@ -55,7 +55,7 @@ def load_loss(reference: str) -> Loss:
         reference: `module:function`.
 
     Raises:
-        ModelError: There is no such function, or it does not declare its labels.
+        ModelError: There is no such function, or the function does not declare its labels.
     """
     module_name, _, name = reference.partition(":")
     if os.getcwd() not in sys.path:
@@ -141,8 +141,8 @@ def _recorded_objective(function: Loss, reference: str, outputs: tuple[Part, ...
 class Reduced(nn.Module):
     """The user's loss as a model of two inputs: the packed outputs and the packed labels.
 
-    `report` is called with the names of the results: the loss and the metrics. They cannot be kept
-    in an attribute, because recording resets attributes.
+    `report` is called with the names of the results: the loss and the metrics. An attribute cannot
+    keep these names, because recording resets attributes.
     """
 
     def __init__(
@@ -288,8 +288,8 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
         output: What the model computes for random samples, packed.
 
     Raises:
-        ModelError: The loss or its gradient is not finite, it does not depend on the outputs, or
-            the recording differs.
+        ModelError: The loss or its gradient is not finite, the loss does not depend on the outputs,
+            or the recording differs.
     """
     function = load_loss(reference)
     parts = goal.labels.parts

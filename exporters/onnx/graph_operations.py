@@ -33,7 +33,10 @@ def operations(graph: Graph) -> tuple[Operation, ...]:
 
 
 def effort(node: Node) -> int:
-    """Estimate the time of `node`, in multiply-accumulates. It serves only to compare nodes."""
+    """Estimate the time of `node`, in multiply-accumulates.
+
+    The estimate serves only to compare nodes.
+    """
     return sum(
         amount(kind, sizes) * (1 if kind in PRODUCTS else PASS)
         for kind, sizes in of_node(node)

@@ -140,7 +140,8 @@ def is_all(value: Value | None, number: float) -> bool:
 def gradient_of(node: Node) -> Gradient | None:
     """Return the gradient that `node` computes.
 
-    Returns None if `node` is not a gradient as `exporters/decompositions/convolution.py` writes it.
+    Returns None unless `node` is a gradient as `exporters/decompositions/convolution.py` writes
+    gradients.
     """
     if node.op_type != "Conv" or node.domain or len(dims_of(node.outputs[0])) != 4:
         return None

@@ -41,8 +41,8 @@ from profiles.errors import ExportError
 def translated(graph: GraphModule, signature: ProgramSignature) -> ONNXProgram:
     """Translate the traced `graph` of `signature`. Changes `graph`.
 
-    It does not run torch.onnx's optimizer, which takes longer than everything else. Raises
-    ExportError if an operator has no ONNX form.
+    Does not run torch.onnx's optimizer, which takes longer than everything else. Raises ExportError
+    if an operator has no ONNX form.
     """
     try:
         with warnings.catch_warnings(), shortcuts():
@@ -111,7 +111,7 @@ def exported(graph: GraphModule) -> ExportedProgram:
     """Turn a traced graph into an exported program for any batch.
 
     Args:
-        graph: A traced graph from `exporters.programs.tracing.trace`. It is changed.
+        graph: A traced graph from `exporters.programs.tracing.trace`. The graph is changed.
 
     Returns:
         A program whose inputs and outputs are those of the graph, in order. Decomposing it does

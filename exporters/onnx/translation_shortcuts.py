@@ -1,6 +1,6 @@
 """Keeps torch.onnx from computing what is known before it translates a traced graph.
 
-The replaced functions are private to torch. If a version of torch does not have them, it computes
+The replaced functions are private to torch. A version of torch without these functions computes
 everything as usual.
 """
 

@@ -37,7 +37,7 @@ class Augmentation:
 def parse_augmentation(text: str) -> Augmentation:
     """Read an augmentation like flip, shift:4, noise:0.1 or mask:10:last.
 
-    Raises InputError if it is something else.
+    Raises InputError if `text` is something else.
     """
     kind, *rest = text.split(":")
     axis: Literal["first", "last"] | None = None
@@ -74,13 +74,13 @@ def fitting(
         texts: The augmentations.
         shape: Shape of one sample.
         plain: Whether the samples are one float32 array: neither ids nor several inputs.
-        whole: Whether some of their numbers are known to be whole, as ids in a table are.
+        whole: Whether some numbers of the samples are known to be whole, as ids in a table are.
 
     Returns:
         The augmentations. For a series, each has its `axis`.
 
     Raises:
-        InputError: One of them does not fit such samples.
+        InputError: An augmentation does not fit such samples.
     """
     augmentations = tuple(map(parse_augmentation, texts))
     for text, given in zip(texts, augmentations, strict=True):

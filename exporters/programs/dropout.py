@@ -78,7 +78,7 @@ def random_integers(shape: Any, seed: Tensor, site: int) -> Tensor:
 def uniform_numbers(shape: Any, seed: Tensor, site: int) -> Tensor:
     """Numbers of `shape` between 0 and 1, for random draw number `site` of the model.
 
-    They have 24 bits, so that float32 holds them exactly.
+    The numbers have 24 bits, so that float32 holds them exactly.
     """
     z = random_integers(shape, seed, site)
     return (z - z % 256 + 128) / (PRIME + 1)
@@ -100,7 +100,7 @@ def has_dropout(graph: GraphModule) -> bool:
 
 
 def dropout_rate(operator: Any, args: tuple[Any, ...]) -> float:
-    """The dropout probability in the arguments of `operator`; 0 if it runs in inference mode."""
+    """The dropout probability in the arguments of `operator`; 0 in inference mode."""
     position = SEEDED[operator]
     rate = float(args[position]) if len(args) > position else 0.0
     if operator is DRAW:

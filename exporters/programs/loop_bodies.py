@@ -50,7 +50,8 @@ def to_scans(module: GraphModule, decompositions: Decompositions | None = None) 
 
     Args:
         module: A traced graph.
-        decompositions: The writer's own decompositions. They take precedence over the shared table.
+        decompositions: The writer's own decompositions. These take precedence over the shared
+            table.
     """
     # Otherwise unused nodes would count as readers of a loop's outputs.
     module.graph.eliminate_dead_code()
@@ -91,7 +92,7 @@ def replace_loop(
 def trace_body(
     step: Step, values: Sequence[FakeTensor], kept: Sequence[int], decompositions: Decompositions
 ) -> GraphModule:
-    """Trace `step` for arguments like `values`; it returns the results at the indices `kept`."""
+    """Trace `step` for arguments like `values`, as a graph of the results at the indices `kept`."""
     mode = values[0].fake_mode
 
     def chosen(*arguments: Tensor) -> list[Tensor]:

@@ -104,8 +104,8 @@ def along_classes(values: Tensor, axes: int) -> Tensor:
 def mean_of_counted(losses: Tensor, labels: Tensor) -> Tensor:
     """Mean of `losses` over the positions whose label is not IGNORED; 0 if there is none.
 
-    Both have the shape (batch, ...). Labels of the shape (batch,) are never IGNORED, because a
-    sample without a label is left out of the data.
+    `losses` and `labels` have the shape (batch, ...). Labels of the shape (batch,) are never
+    IGNORED, because a sample without a label is left out of the data.
     """
     if labels.dim() == 1:
         return losses.mean()
@@ -180,7 +180,7 @@ def independent_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def huber(output: Tensor, labels: Tensor, delta: float = 1.0) -> Tensor:
     """Mean over all numbers of Huber's loss of e = output - label; both (batch, ...).
 
-    It is e^2 / 2 where |e| is at most delta, and delta * (|e| - delta / 2) elsewhere.
+    The loss is e^2 / 2 where |e| is at most delta, and delta * (|e| - delta / 2) elsewhere.
     """
     error = output - labels
     size = functional.relu(error) + functional.relu(-error)
@@ -198,8 +198,8 @@ def dice(logits: Tensor, labels: Tensor) -> Tensor:
     """1 - the soft Dice coefficient of each class (Milletari et al. 2016), a mean over samples.
 
     The coefficient of a sample's class is (2 * sum p * g + 1) / (sum p + sum g + 1), where p are
-    the probabilities of the class at all positions that are not IGNORED, and g is 1 where it is
-    the label. With one logit for two classes, only class 1 counts.
+    the probabilities of the class at all positions that are not IGNORED, and g is 1 where the label
+    is this class, else 0. With one logit for two classes, only class 1 counts.
 
     Args:
         logits: (batch, n, h, w), (batch, t, n) or more axes.

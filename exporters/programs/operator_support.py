@@ -24,7 +24,7 @@ class UnsupportedGroup:
     Attributes:
         name: Name of the group.
         prefixes: Prefixes of the ATen names of its operators.
-        reason: Why they cannot be exported.
+        reason: Why the operators cannot be exported.
         alternative: What to use instead, as text after "use".
     """
 
@@ -233,8 +233,9 @@ OPERATORS_VERSION = 1
 def as_json() -> dict[str, object]:
     """The document that `export --list-operators --json` prints.
 
-    Every group in `operators` exports as ONNX and as TFLite, gradients included. Those in
-    `not_covered` export in neither format; their ATen names begin with one of `aten_prefixes`.
+    Every group in `operators` exports as ONNX and as TFLite, gradients included. Groups in
+    `not_covered` export in neither format; the ATen names of their operators begin with one of
+    `aten_prefixes`.
     """
     return {
         "version": OPERATORS_VERSION,

@@ -1,7 +1,7 @@
 """Optimizers as pure functions of named tensors, with PyTorch's definitions.
 
-An optimizer lists the state that it keeps for given parameters. It computes new parameters and
-state from the gradients. The learning rate is an input of every step.
+An optimizer lists the state that it keeps for given parameters. From the gradients, it computes new
+parameters and state. The learning rate is an input of every step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -166,8 +166,8 @@ class Adam:
 class Proximal:
     """FedProx (Li et al., eq. 2): `optimizer` minimises the loss plus strength / 2 * ||p - p_0||^2.
 
-    p_0 are the parameters that the device received. They are not kept: the state holds p - p_0
-    (`moved`) instead, which starts as zeros in every round like all optimizer state.
+    p_0 are the parameters that the device received. These are not kept. Instead, the state holds p
+    - p_0 (`moved`), which starts as zeros in every round, like all optimizer state.
 
     Attributes:
         optimizer: The inner optimizer.

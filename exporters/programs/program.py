@@ -78,8 +78,8 @@ class ProgramSignature:
         name: Name of the signature in the bundle.
         inputs: Ports that the function reads, by name.
         outputs: Ports that the function returns, by name.
-        function: Maps inputs to outputs. It may use `torch.func` transforms, which tracing turns
-            into forward operators. It must not keep state between calls.
+        function: Maps inputs to outputs. The function may use `torch.func` transforms, which
+            tracing turns into forward operators. The function must not keep state between calls.
         source: The recorded model that the function runs, if any. Error messages use it to name
             the user's line that an operator comes from.
         recompute: How the backward pass computes activations again instead of keeping those of the
@@ -180,9 +180,9 @@ class Program:
 def with_recomputation(program: Program, most_work: float | None) -> Program:
     """Return `program` with training steps that compute activations again; see `Recomputation`.
 
-    The activations are chosen for the schedule's largest batch. If `most_work` is given, they are
-    chosen for `COMMON_BATCH` samples instead, so that one graph serves schedules with different
-    batch sizes.
+    The activations are chosen for the schedule's largest batch. If `most_work` is given, the
+    activations are chosen for `COMMON_BATCH` samples instead, so that one graph serves schedules
+    with different batch sizes.
     """
     batch = program.largest_batch if most_work is None else COMMON_BATCH
     again = Recomputation(batch, most_work)
@@ -193,7 +193,8 @@ def with_recomputation(program: Program, most_work: float | None) -> Program:
 def inference_program(program: Program) -> Program:
     """Return the program that only predicts, with frozen weights.
 
-    It has the signature `predict`, and before it the stages that record what `predict` reads.
+    The result has the signature `predict`, and before that the stages that record what `predict`
+    reads.
     """
     stages = tuple(i for i in program.schedule if isinstance(i, Record))
     names = {*(stage.signature for stage in stages), PREDICT}
@@ -241,7 +242,8 @@ def samples_port(
 ) -> Port:
     """Port for a batch of samples of `shape`.
 
-    Their numbers are in `input_range` if it is given. They hold `parts` if there are any.
+    The samples' numbers are in `input_range` if it is given. The samples hold `parts` if there are
+    any.
     """
     return Port(
         name=name,

@@ -93,8 +93,9 @@ def figures_key(graph: bytes, batch: int) -> str:
 def loss_code(goal: Objective) -> str:
     """A text for what the user's own loss computes: the versions that recorded it, and a key.
 
-    The second word changes only if the loss changes. Compare it only if the first words are equal:
-    other versions, for example of torch, may record the same loss with other operators.
+    The second word changes only if the loss changes. Compare the second words only if the first
+    words are equal: other versions, for example of torch, may record the same loss with other
+    operators.
     """
     assert isinstance(goal.together, GraphModule)
     recorded_by = digest([environment(), *map(sources_digest, ALWAYS)])
@@ -122,7 +123,7 @@ class Walk:
         yield from self.parts(signature.function)
 
     def parts(self, value: Any) -> Iterator[str]:
-        """Yield the description of `value`. Raises UnknownObjectError if it has none."""
+        """Yield the description of `value`. Raises UnknownObjectError if there is none."""
         if isinstance(value, VALUES):
             yield f"{type(value).__name__} {value!r}"
             return

@@ -65,8 +65,8 @@ def attributes_with_gradient(graph: GraphModule, outputs: frozenset[int] | None 
     """The parameters and buffers, by name, that get a gradient from the output of `graph`.
 
     If the output packs several outputs, `outputs` has the indices of those that a loss takes; None
-    means all. A tensor gets no gradient (None in PyTorch, not zero) if it is not used, or if its
-    values reach the output only through `detach`, `torch.no_grad` or integers.
+    means all. A tensor that is not used gets no gradient (None in PyTorch, not zero). The same
+    holds if its values reach the output only through `detach`, `torch.no_grad` or integers.
     """
     last = output_node(graph)
     reached, ahead = set[Node](), [last]
@@ -154,7 +154,7 @@ def written_inputs(node: Node) -> Iterator[object]:
 def is_impure(node: Node) -> bool:
     """Whether `node` must stay in the graph even if no node reads it.
 
-    This holds for inputs, for the output, and for operators that change a tensor in place.
+    Such nodes are the inputs, the output, and operators that change a tensor in place.
     """
     if node.op in ("placeholder", "output"):
         return True

@@ -66,8 +66,9 @@ class TracedGraph:
         places: Maps the name of a node of `module` to the runtime's tensor that holds the node's
             value. Nodes that the writer merged with others are missing.
         forms: The decompositions that the graph was traced with.
-        values: A function that runs a TFLite file. It takes the file's content, the inputs and the
-            names of the wanted values, and returns these values by name. None for ONNX.
+        values: A function that runs a TFLite file. The function takes the file's content, the
+            inputs and the names of the wanted values. It returns these values by name. None for
+            ONNX.
     """
 
     module: GraphModule
@@ -81,14 +82,15 @@ def trace(signature: ProgramSignature, decompositions: Decompositions | None = N
 
     Args:
         signature: The function to trace.
-        decompositions: The writer's own decompositions. They take precedence over the shared table.
+        decompositions: The writer's own decompositions. These take precedence over the shared
+            table.
 
     Returns:
         A graph of forward operators, for any batch of at least two samples.
 
     Raises:
         ExportError: An operator has no forward form, the code depends on the values of its inputs,
-            or it fixes the batch size.
+            or the code fixes the batch size.
     """
     graph = flat_graph(signature, {**table(), **(decompositions or {})})
     check_forward_only(graph, signature)

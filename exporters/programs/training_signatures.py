@@ -242,9 +242,9 @@ def prediction_signatures(
 ) -> tuple[ProgramSignature, ProgramSignature]:
     """Build a prediction and an evaluation: (x, y, state) -> the loss and other measures, float32.
 
-    The prediction is that of `forward_signature`. Both are traced at once. The loss is the mean
-    over the labels that are not IGNORED; `correct` is the number of correct predictions among
-    them. Other measures are those of `Objective.measures`.
+    The prediction is that of `forward_signature`. Both signatures are traced at once. The loss is
+    the mean over the labels that are not IGNORED; `correct` is the number of these labels that are
+    predicted correctly. Other measures are those of `Objective.measures`.
 
     Args:
         graph: The recorded inference graph.

@@ -1,6 +1,6 @@
 """ONNX inference graphs with float16 weights, or with 8-bit integers by ONNX Runtime's quantizer.
 
-ONNX Runtime first optimizes the graph: it folds batch norms into convolutions. Weights near zero,
+First, ONNX Runtime optimizes the graph by folding batch norms into convolutions. Weights near zero,
 such as variances, are then gone, and a convolution is one operator to quantize.
 """
 
@@ -24,7 +24,8 @@ BATCH = 32
 def with_float16_weights(graph: bytes) -> bytes:
     """Return the ONNX `graph` with its weights as float16, and a cast to float32 for each.
 
-    ONNX Runtime computes the casts once, when it opens the graph. It then computes in float32.
+    ONNX Runtime computes the casts once, when it opens the graph. The runtime then computes in
+    float32.
     """
     model = optimized(graph)
     casts = []

@@ -21,7 +21,7 @@ BATCH = 32
 def with_float16_weights(graph: bytes) -> bytes:
     """Return the TFLite `graph` with its weights as float16.
 
-    XNNPACK (LiteRT's fast library) converts them to float32 when it opens the graph.
+    XNNPACK (LiteRT's fast library) converts the weights to float32 when it opens the graph.
     """
     half = qtyping.TensorQuantizationConfig(num_bits=16, dtype=qtyping.TensorDataType.FLOAT)
     run = quantizer.Quantizer(graph)

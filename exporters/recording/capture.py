@@ -120,7 +120,8 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
 def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     """Record and check `model`. Raises ModelError like `capture`.
 
-    If the gradients differ, it records the model again with the own gradients of its functions.
+    If the gradients differ, the model is recorded again with the gradients that its own functions
+    define.
     """
     check_one_input(model)
     try:
@@ -195,7 +196,7 @@ def output_in_both(in_training: OutputForm, in_inference: OutputForm) -> str:
     """Choose the training output of a model that returns a single tensor in inference.
 
     Networks with auxiliary outputs return several in training. The chosen output is `logits`, or
-    else the first one.
+    else the first output.
 
     Raises:
         ModelError: This output does not have the shape of the output in inference.

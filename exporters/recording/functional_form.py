@@ -48,7 +48,8 @@ def make_functional(module: GraphModule) -> None:
     """Replace the in-place writes of `module`, except those into its own tensors.
 
     Args:
-        module: A recorded graph. It stays unchanged if one of its writes has no functional form.
+        module: A recorded graph. The graph stays unchanged if one of its writes has no functional
+            form.
     """
     copied, twins = Graph(), dict[Node, Node]()
     copied.output(copied.graph_copy(module.graph, twins))

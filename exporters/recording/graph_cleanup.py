@@ -83,7 +83,7 @@ def fill_with_zeros(graph: GraphModule) -> None:
     """Replace memory that the model reserves, to fill it later, by tensors of zeros.
 
     In the graph, filling makes a copy, which would read the reserved memory. Random draws do not
-    read it, so their memory stays as it is.
+    read the reserved memory, which stays as it is for them.
     """
     for node in graph.graph.nodes:
         if node.target not in FILLED or all("bernoulli" in str(u.target) for u in node.users):
@@ -177,7 +177,8 @@ def fix_eps(norm: Node) -> None:
 def add_bias_of_vector(graph: GraphModule, linear: Node) -> None:
     """Add the bias of the layer `linear` in a separate node if its input is a vector (n,).
 
-    PyTorch adds it in place to a view of the product. The gradient of this needs `as_strided`.
+    PyTorch adds the bias in place to a view of the product. The gradient of such an addition needs
+    `as_strided`.
     """
     value, weight, *bias = linear.args
     if not isinstance(value, Node) or value.meta["val"].dim() != 1 or not bias:

@@ -40,8 +40,8 @@ WRONG_ID = ("out of range", "out of bounds", "Class values must be")
 def check_recording(model: nn.Module, captured: Captured) -> None:
     """Compare outputs and gradients of `model` with those of its recording, on random samples.
 
-    Recording follows operators. It does not see code outside of operators, for example a custom
-    backward pass.
+    Recording follows operators. Recording does not see code outside of operators, for example a
+    custom backward pass.
 
     Raises:
         ModelError: The results differ, or the model itself fails or is not finite.
@@ -274,7 +274,10 @@ def run_original(model: nn.Module, x: Tensor, outputs: OutputForm) -> Tensor:
 
 
 def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> list[Tensor]:
-    """The gradients of the model itself. Raises ModelError if they fail or are not finite."""
+    """The gradients of the model itself.
+
+    Raises ModelError if PyTorch fails, or if a gradient is not finite.
+    """
     try:
         own = gradients(output, weight, leaves)
     except RuntimeError as error:

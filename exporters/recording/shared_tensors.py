@@ -50,8 +50,8 @@ def tensors_by_all_names(model: nn.Module) -> dict[str, Tensor]:
 def twin_of(model: nn.Module) -> nn.Module:
     """Copy `model`, but share the numbers of its parameters.
 
-    Running the copy changes no parameters, because models that write into them are refused. It may
-    change buffers, such as the statistics of batch norms, so these are copied.
+    Running the copy changes no parameters, because models that write into them are refused. Running
+    the copy may change buffers, such as the statistics of batch norms, so buffers are copied.
     """
     parameters = {
         id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad)

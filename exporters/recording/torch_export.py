@@ -1,4 +1,4 @@
-"""Runs `torch.export` on a user's code, a model or a loss. Errors name what stops it."""
+"""Runs `torch.export` on a user's code, a model or a loss. Errors name what stops the recording."""
 
 import logging
 import re

@@ -20,7 +20,7 @@ def split_at_dropouts(graph: GraphModule) -> None:
     """Replace the recurrent operators of `graph` that have dropout between layers.
 
     Args:
-        graph: A recorded graph. It is edited.
+        graph: A recorded graph. The graph is edited.
     """
     for node in list(graph.graph.nodes):
         # Dropout follows each layer except the last.

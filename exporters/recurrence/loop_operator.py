@@ -1,8 +1,8 @@
 """Defines an operator for loops over time, so that a recurrence of any length is one node.
 
 `edgetailor::loop` runs a named step along the first axis of its inputs. The step is a plain
-function of tensors, written once. Here it runs in a Python loop; writers turn it into the body of
-their runtime's loop. `Step` lists the requirements for such a function.
+function of tensors, written once. Here the step runs in a Python loop; writers turn it into the
+body of their runtime's loop. `Step` lists the requirements for such a function.
 """
 
 from collections.abc import Callable, Sequence

@@ -198,7 +198,7 @@ def run_back(
 def masked(step: Step) -> Step:
     """Build a step whose first input is a mask (1, B) of ones and zeros.
 
-    For samples with 0, it keeps the states, and its first output is 0.
+    For samples with 0, the step keeps the states, and its first output is 0.
     """
 
     def function(*arguments: Tensor) -> Results:

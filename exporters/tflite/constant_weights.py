@@ -1,8 +1,8 @@
 """TFLite graphs that hold their weights: what depends only on constants is computed in advance.
 
 A convolution with constant weights is a single operator, which XNNPACK (LiteRT's fast library) runs
-fastest. The scale and shift of a batch norm become part of its weights, and a ReLU becomes part of
-the operator before it.
+fastest. The scale and shift of a batch norm become part of the convolution's weights. A ReLU
+becomes part of the operator before it.
 """
 
 from collections import Counter
@@ -78,7 +78,7 @@ def array(graph: Subgraph, index: int) -> np.ndarray | None:
 
 @dataclass
 class Merging:
-    """Merges an operator into the one before it, if nothing else reads the earlier one's result."""
+    """Merges an operator into its predecessor, if nothing else reads the predecessor's result."""
 
     graph: Subgraph
 

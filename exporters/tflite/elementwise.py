@@ -103,7 +103,7 @@ def broadcast(shapes: Sequence[Sequence[Size]], rank: int) -> tuple[Size, ...]:
 def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
     """Make the function that lowers an operator with two operands, which are values or numbers.
 
-    If the operator has a factor `alpha`, it scales the second operand.
+    If the operator has a factor `alpha`, the second operand is multiplied by `alpha`.
     """
 
     def form(lowering: Lowering, a: Any, b: Any, *, alpha: Number = 1) -> Value:
@@ -154,7 +154,7 @@ def unary(code: str, options: str | None = None) -> Single:
 
 
 def sign(lowering: Lowering, x: Value) -> Value:
-    """-1, 0 or 1; LiteRT computes it for floats alone."""
+    """-1, 0 or 1; LiteRT computes the sign for floats alone."""
     if x.tensor.dtype == "float32":
         return apply(lowering, "SIGN", [x])
     kind = x.tensor.dtype
@@ -262,8 +262,8 @@ def greater(lowering: Lowering, a: Any, b: Any) -> Value:
 def cast(lowering: Lowering, x: Value, **options: object) -> Value:
     """Cast `x` to the node's type. Other options, such as a device, do not apply to a graph.
 
-    XNNPACK (LiteRT's fast library) has no comparisons. So if a comparison a > b is cast to float32,
-    it is computed as ceil(min(relu(a - b), 1)).
+    XNNPACK (LiteRT's fast library) has no comparisons. So a comparison a > b that is cast to
+    float32 is computed as ceil(min(relu(a - b), 1)).
     """
     if x.tensor.dtype == lowering.dtype:
         return x

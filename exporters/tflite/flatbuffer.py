@@ -57,7 +57,7 @@ class Subgraph:
     def tensor(
         self, dtype: str, shape: Sequence[Size], data: bytes | None = None, name: str = ""
     ) -> Tensor:
-        """Add a tensor. It is a constant if it has `data`."""
+        """Add a tensor, which is a constant if it has `data`."""
         table = schema.TensorT()
         table.type = TYPES[dtype]
         # Runtimes read open sizes from `shapeSignature`; `shape` needs any size for them.

@@ -76,7 +76,8 @@ def index_put(
 ) -> Value:
     """`x` with `values` added at the positions `indices` of adjacent axes.
 
-    SCATTER_ND adds up values at equal positions. It needs int32 positions, and starts from zeros.
+    SCATTER_ND adds up values at equal positions. SCATTER_ND needs int32 positions, and starts from
+    zeros.
     """
     axes = [axis for axis, given in enumerate(indices) if given is not None]
     if not accumulate or axes != list(range(axes[0], axes[-1] + 1)):

@@ -232,7 +232,7 @@ def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
 def as_float(lowering: Lowering, number: Any) -> Tensor:
     """Return `number` as a float32 tensor without axes.
 
-    It may be a constant, a computed number or a polynomial of the batch size.
+    `number` may be a constant, a computed number or a polynomial of the batch size.
     """
     if isinstance(number, Value):
         return number.tensor

@@ -24,8 +24,8 @@ def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
     """Product of matrices or batches of matrices; factors may stay transposed.
 
     A product that sums over the positions of all samples, such as a weight gradient, is faster as
-    one product per sample and a sum over samples. This applies only if the positions of a sample
-    are adjacent in memory; after a loop over time they are not.
+    one product per sample and a sum over samples. This form needs the positions of a sample to be
+    adjacent in memory; after a loop over time they are not.
     """
     a, b = lowering.materialized(a), lowering.materialized(b)
     if len(b.shape) == 2 and lowering.is_constant(b):
@@ -97,9 +97,9 @@ def convolution(
 ) -> Value:
     """A convolution with one or two spatial dimensions.
 
-    It has one group, or one group per input channel: `grouped_convolutions.py` rewrites others.
-    Padding is a separate operator, unless TFLite's SAME is the same padding and the weights are
-    constants.
+    The convolution has one group, or one group per input channel: `grouped_convolutions.py`
+    rewrites others. Padding is a separate operator, unless TFLite's SAME is the same padding and
+    the weights are constants.
     """
     if transposed or len(x.shape) not in (3, 4):
         raise UnsupportedError("a transposed or three-dimensional convolution")
@@ -138,7 +138,8 @@ def convolution(
 def is_same(size: int, kernel: int, stride: int, dilation: int, padding: int) -> bool:
     """Whether `padding` on both sides of an axis of `size` pixels gives what TFLite's SAME gives.
 
-    SAME gives ceil(size / stride) results. It pads only as much as they need, half of it in front.
+    SAME gives ceil(size / stride) results. SAME pads only as much as these results need, half of
+    the padding in front.
     """
     span = (kernel - 1) * dilation + 1
     count = -(-size // stride)
@@ -209,8 +210,8 @@ def convolution_by_rows(
 
     `image` is (N, H, W, I), `filters` (kh, kw, I, O). The kw slices of the image that one kernel
     row reads are concatenated along the channels. TFLite's own convolution is several times slower
-    if the weights are not constants, because XNNPACK (LiteRT's fast library) then rejects it.
-    XNNPACK runs the products of this function instead.
+    if the weights are not constants, because XNNPACK (LiteRT's fast library) then rejects this
+    convolution. XNNPACK runs the products of this function instead.
     """
     batch, high, wide = result
     rows, columns, _, outputs = filters.shape

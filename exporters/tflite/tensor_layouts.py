@@ -201,8 +201,8 @@ class Layouts:
     def reshaped(self, value: Value, shape: Sequence[Size]) -> Value:
         """ATen's reshape to `shape`.
 
-        Axes that are stored in another order may stay so. This is possible if the tensor stores the
-        axes of each block (see `matching`) side by side.
+        Axes that are stored in another order may stay so. The condition is that the tensor stores
+        the axes of each block (see `matching`) side by side.
         """
         if all(size == 1 for size in value.stored_shape):  # one repeated number
             small = self.reshape(value.tensor, [1] * len(shape))

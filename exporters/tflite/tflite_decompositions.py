@@ -1,7 +1,7 @@
 """Decompositions that only the TFLite writer uses.
 
 Some use operators that XNNPACK (LiteRT's fast library) has; others replace operators that TFLite
-does not have. They override the table that all writers share.
+does not have. All of them override the table that all writers share.
 """
 
 import math
@@ -85,7 +85,7 @@ def average_pool(
     *,
     axes: int,
 ) -> Tensor:
-    """The mean of each window: the sum of shifted slices, divided by `corrected`'s divisors."""
+    """The mean of each window: the sum of shifted slices / the divisors of `corrected`."""
     along = windows(x, kernel, list(stride), list(padding), ceil_mode, axes)
     total: Tensor = aten.constant_pad_nd(
         x, [n for w in reversed(along) for n in (w.front, w.behind)]
@@ -243,7 +243,7 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 def bucketize(
     x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
-    """The number of `boundaries` below each number of `x`; with `right` also of equal ones."""
+    """The number of `boundaries` below each number of `x`; with `right`, equal ones count too."""
     values = x.unsqueeze(-1)
     below = boundaries <= values if right else boundaries < values
     # float32 counts exactly, and every runtime adds it.

@@ -1,7 +1,7 @@
 """Lowers traced signatures to one TFLite file with a named signature for each.
 
-The file has only TFLite's own operators, without Flex. This package writes them itself, because
-litert-torch cannot leave the batch size open. Weights are inputs, as in the ONNX graphs.
+The file has only TFLite's own operators, without Flex. This package writes these operators itself,
+because litert-torch cannot leave the batch size open. Weights are inputs, as in the ONNX graphs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,9 +96,9 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
 def inference_graphs(
     program: Program, values: Mapping[str, Tensor], report: Report
 ) -> dict[str, Graph]:
-    """Lower each signature of `program` to a file that holds those of `values` that it reads.
+    """Lower each signature of `program` to a file that holds the tensors of `values` that it reads.
 
-    Stages have files of their own, so that one of them is in memory at a time.
+    Each stage has its own file, so that one stage is in memory at a time.
     """
     graphs = {}
     for signature in program.signatures:

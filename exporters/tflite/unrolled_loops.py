@@ -1,8 +1,8 @@
 """Writes loops over time in the form that LiteRT runs fastest: calls of several steps each.
 
 A WHILE copies everything that it carries in every pass, including the outputs of all steps. A call
-works on the tensors of its caller. So each step reads and writes separate tensors. They are packed
-into one tensor only if an operator other than a loop reads them.
+works on the tensors of its caller. So each step reads and writes separate tensors. These tensors
+are packed into one only if an operator other than a loop reads them.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ Tensors = Sequence[Tensor]
 class Part:
     """A subgraph of several steps. Its inputs are states, the inputs of each step, and constants.
 
-    `states` are the indices of the last states, and `rows` those of each step's outputs. Both index
-    a list that has the subgraph's outputs first, then its inputs: a step may return one of its
+    `states` are the indices of the last states, and `rows` are the indices of each step's outputs.
+    The indexed list has the subgraph's outputs first, then its inputs: a step may return one of its
     inputs.
     """
 

@@ -66,7 +66,7 @@ def norm(value: Tensor) -> float:
 def norm_of_difference(left: Tensor, right: Tensor) -> float:
     """The norm of `left` - `right` in float64, computed in parts to save memory.
 
-    It is infinite if the number of elements differs.
+    The norm is infinite if the numbers of elements differ.
     """
     if left.numel() != right.numel():
         return float("inf")

@@ -34,7 +34,7 @@ class Cone:
 
     Attributes:
         nodes: The operators in the order of the graph. The last one is the node.
-        leaves: The nodes whose values they read.
+        leaves: The nodes whose values the operators read.
     """
 
     nodes: tuple[Node, ...]

@@ -138,8 +138,8 @@ class ComparedFile:
     def _aligned(self, piece: Piece, cone: Cone) -> Piece:
         """Return `piece` so that it reads the same nodes as `cone`, as far as possible.
 
-        The file may compute the same value for two nodes. If one of them is a leaf of `cone` and
-        `piece` reads the other, the returned piece reads the leaf.
+        The file may compute the same value for two nodes. If one of these nodes is a leaf of `cone`
+        and `piece` reads the other node, the returned piece reads the leaf.
         """
         numbers = {number: leaf for leaf in cone.leaves for number in self._numbers(leaf)}
         reads = {
@@ -192,9 +192,9 @@ class FullBatch:
 
     To get a full batch, the samples of each value are repeated along their axis. A piece and the
     same operators in float64 may read the same value in two shapes, and after the repetition both
-    shapes must hold the same numbers. They do not if samples share an axis with something else: in
-    (1, C * N, H, W), samples and channels would be mixed up. So only values whose samples have an
-    axis of their own are read.
+    shapes must hold the same numbers. The numbers would differ if samples shared an axis with
+    something else: in (1, C * N, H, W), samples and channels would be mixed up. So only values
+    whose samples have an axis of their own are read.
 
     Attributes:
         samples: The number of samples.
@@ -284,8 +284,8 @@ class OnnxComparison:
     ) -> None:
         """Compare a part of `file`, unless an equal one is known to be right.
 
-        If a piece reads other nodes than the operators in float64, a good result is not remembered:
-        it depends on the values of these nodes, which may differ in another graph.
+        If a piece reads other nodes than the operators in float64, a good result is not remembered.
+        The result depends on the values of these nodes, which may differ in another graph.
         """
         key = file.key(self._module, part, leaves)
         if key not in self._compared:

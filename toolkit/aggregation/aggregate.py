@@ -55,8 +55,8 @@ def aggregate(
         updates: Records and arrays, as `read_update` returns them.
         policy: The weights of updates, and for the default strategy how factors are averaged and
             how far the model moves.
-        strategy: Replaces the weighted mean. It gets every update recovered to full shapes and
-            returns new tensors. Default: the weighted mean.
+        strategy: Replaces the weighted mean. The strategy gets every update recovered to full
+            shapes, and returns new tensors. Default: the weighted mean.
         progress: Called with the name of each stage when it begins.
 
     Returns:

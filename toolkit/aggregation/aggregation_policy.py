@@ -33,8 +33,8 @@ class AggregationPolicy:
         factors: How families that keep factors are averaged. `afm` averages the factors, then
             composes the tensor from them; `act` composes the tensor of every update, then averages
             these tensors.
-        beta: The new model is (1 - beta) * old + beta * mean, as in TDPFed. With beta above 1 it
-            moves beyond the mean.
+        beta: The new model is (1 - beta) * old + beta * mean, as in TDPFed. With beta above 1, the
+            model moves beyond the mean.
 
     Raises:
         InputError: If a value cannot be used.

@@ -194,7 +194,7 @@ class Federation:
     def take(self, aggregation: Aggregation) -> None:
         """Use the result of `aggregation`, which has this model and policy, as the next model.
 
-        Raises UpdateError if it has no update; the model then stays unchanged.
+        Raises UpdateError if `aggregation` has no update; the model then stays unchanged.
         """
         self._follow(aggregation.result())
 

@@ -203,7 +203,7 @@ class Aggregation:
 
 
 def check_finite(name: str, new: Tensor) -> Tensor:
-    """`new`, the next value of the global tensor `name`. Raises UpdateError if it overflowed."""
+    """`new`, the next value of the global tensor `name`. Raises UpdateError on overflow."""
     # One sum instead of isfinite on every element: no temporary of the tensor's size.
     if not np.isfinite(new.numpy().sum(dtype=np.float64)):
         raise UpdateError(

@@ -56,9 +56,9 @@ def channel_window(units: Units, ratio: Fraction, first: int = 0) -> Kept:
     Args:
         units: The channels.
         ratio: Share of the channels to keep.
-        first: The window begins at channel `first` mod n. At the end of the group it continues at
-            channel 0 (FedRolex, eq. 1). By default it holds the leading channels (HeteroFL,
-            section 3).
+        first: The window begins at channel `first` mod n. At the end of the group, the window
+            continues at channel 0 (FedRolex, eq. 1). By default the window holds the leading
+            channels (HeteroFL, section 3).
     """
     dropped: set[int] = set()
     for group in units.groups():

@@ -51,7 +51,10 @@ def reduction(step: Step) -> Value:
 
 
 def total(step: Step) -> Value:
-    """A sum over some axes. They are kept whole, because later operators may rely on their size."""
+    """A sum over some axes.
+
+    These axes are kept whole, because later operators may rely on their size.
+    """
     (x,) = step.inputs()
     over = step.argument("dim") if step.takes("dim") else None
     for dim in over or range(len(x)):

@@ -31,7 +31,7 @@ def compare(runs: Sequence[Path], by: str | None, curves: Path | None, as_json: 
     accuracy of the clients' own models after training, on the samples that `validation` holds out.
     `sent` counts the bytes in both directions. `time` is how long the simulation took, `simulated`
     how long the rounds would take on devices with a `profile`. For a regression the table also
-    shows `RMSE` and `MAE` of the last round. If the loss has metrics, it shows them too.
+    shows `RMSE` and `MAE` of the last round. If the loss has metrics, the table shows them too.
 
     --by device shows how the clients of the last round judge the global model that they received,
     the result of the round before. This needs a table [evaluation] in the federation's file.

@@ -221,7 +221,7 @@ def referenced_model(
 
 
 def calibrated_device(options: DeployOptions) -> "DeviceProfile":
-    """The profile of the device whose time is predicted. Raises InputError without calibration."""
+    """The profile of the device whose time is predicted. Raises InputError if not calibrated."""
     from profiles.documents.device_profile import load_device
 
     if options.format != "onnx" or options.precision == "int8":

@@ -155,7 +155,7 @@ def audit(after: int, federation: Path | None, as_json: bool) -> None:
 def close_round(reason: str, federation: Path | None, as_json: bool) -> None:
     """Close the open round with the updates so far.
 
-    This is refused if fewer updates have come than `min_updates` and `quorum` require.
+    The command is refused if fewer updates have come than `min_updates` and `quorum` require.
     """
     client = client_of(federation)
     round_ = client.status().round
@@ -171,8 +171,8 @@ def close_round(reason: str, federation: Path | None, as_json: bool) -> None:
 def extend_round(seconds: int, reason: str, federation: Path | None, as_json: bool) -> None:
     """Let the open round end SECONDS from now.
 
-    It ends earlier if all updates have come. Later rounds have the deadline of the federation's
-    file again.
+    The round ends earlier if all updates have come. Later rounds have the deadline of the
+    federation's file again.
     """
     client = client_of(federation)
     round_ = client.status().round

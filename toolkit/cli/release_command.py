@@ -82,7 +82,7 @@ def release(options: ReleaseOptions) -> None:
     is the number of a round, or best. Without ROUND, show the releases and what each device runs.
 
     A device fetches the release when it has nothing to train, tries it on its own samples, and then
-    predicts with it. It keeps its present model if the release is worse.
+    predicts with it. The device keeps its present model if the release is worse.
 
     \b
         edgetailor release federation.toml best --share 10%

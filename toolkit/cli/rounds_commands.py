@@ -35,9 +35,9 @@ def rounds(state: Path, round_: int | None, as_json: bool) -> None:
     that model is kept (`keep` in the federation's file). Round 0 is the model before training.
 
     If devices judge the models, there are three more figures: `devices` of all devices, `worst` of
-    the worst tenth of them, and `trained` after the local training of the next round. They are
-    accuracies, or losses of a regression. With --round they are listed by kind and by device, too.
-    Figures by device are known for the last three rounds.
+    the worst tenth of them, and `trained` after the local training of the next round. These figures
+    are accuracies, or losses of a regression. With --round the figures are listed by kind and by
+    device, too. Figures by device are known for the last three rounds.
     """
     from toolkit.cli.printed.round_details import worst_classes
     from toolkit.coordinator.federation_source import state_folder

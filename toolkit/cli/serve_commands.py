@@ -38,9 +38,9 @@ ALL = "*"
 def serve(config: Path, check_models: bool, new_key: bool) -> None:
     """Run the coordinator of the federation in CONFIG (TOML).
 
-    Runs until interrupted. Writes a join token for each kind of device to the state folder. Copy it
-    to the device and run there: edgetailor-agent join URL --token-file FILE. The HTTP interface is
-    documented at URL/docs.
+    Runs until interrupted. Writes a join token for each kind of device to the state folder. Copy
+    the token to the device and run there: edgetailor-agent join URL --token-file FILE. The HTTP
+    interface is documented at URL/docs.
     """
     from toolkit.coordinator.federation_config import load_config
 
@@ -85,8 +85,8 @@ def tls() -> None:
 def new(folder: Path, names: tuple[str, ...]) -> None:
     """Write a self-signed certificate to FOLDER.
 
-    Agents accept it because they learn its fingerprint when they join. Browsers warn about it, so
-    phones need a certificate of an authority.
+    Agents accept the certificate because they learn its fingerprint when they join. Browsers warn
+    about it, so phones need a certificate of an authority.
     """
     from toolkit.coordinator.http.certificates import CERTIFICATE, KEY, new_certificate
 

@@ -87,7 +87,7 @@ class Coordinator(
     def work_at_once(self, device: Device) -> bytes | None:
         """Return what `device` should do now, as JSON; None if the caller would have to wait.
 
-        It is called for every poll of a large fleet, in the thread that all requests share.
+        Every poll of a large fleet calls this method, in the thread that all requests share.
         """
         if not self.lock.acquire(blocking=False):
             return None
@@ -104,8 +104,8 @@ class Coordinator(
     def _offer(self, device: Device, task: Literal["train", "judge"]) -> "_Offer":
         """The work of a `device` that has to train or judge. The caller holds the lock.
 
-        It is signed once a second for all devices of a submodel: their work is the same, and the
-        signature is the most expensive part of a poll.
+        The work is signed once a second for all devices of a submodel. Their work is the same, and
+        the signature is the most expensive part of a poll.
         """
         submodel, round_, now = self.submodel(device), self.rounds.round, self.wall_clock()
         bundle, offer = self.bundles[submodel], self._offers.get(submodel)

@@ -44,7 +44,7 @@ class FederationSecrets:
 
 
 def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> FederationSecrets:
-    """Read the secrets of the federation, and make those that are missing. It writes nothing.
+    """Read the secrets of the federation, and make those that are missing. Writes nothing.
 
     With `new_key`, a new key replaces one that is lost.
 

@@ -50,7 +50,7 @@ class KeptUpdate:
 
 @dataclass(frozen=True)
 class WithoutDevice:
-    """The round without one update: the update, and how good the model would be."""
+    """An update of a round, and how good the round's model would be without this update."""
 
     left_out: KeptUpdate
     evaluation: "Evaluation"

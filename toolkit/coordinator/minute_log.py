@@ -44,7 +44,7 @@ class MinuteLog:
         Args:
             who: Who caused the event, such as an address.
             more: The line that is logged for counted events, with the fields `{more}` ("3 more")
-                and `{who}`. It identifies the kind of event.
+                and `{who}`. This line identifies the kind of event.
         """
         with self._lock:
             self._flush()

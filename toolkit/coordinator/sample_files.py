@@ -31,8 +31,9 @@ def read_samples(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read the coordinator's samples of `shape` and their labels, which must fit `labels`.
 
-    With `preprocessing` they may be pictures or CSV files, like those of devices. `key` is their
-    key in the federation's file, for messages. `parts` are the arrays that are packed into samples.
+    With `preprocessing` the samples may be pictures or CSV files, like those of devices. `key` is
+    their key in the federation's file, for messages. `parts` are the arrays that are packed into
+    samples.
 
     Raises:
         DataError: The file has no such samples.

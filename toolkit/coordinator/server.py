@@ -53,10 +53,11 @@ class Server:
         origin: The path of the file, for error messages.
         planner: Assigns submodels to devices of `auto` kinds.
         page: The page for phones, if it was built.
-        listening: The server's socket. By default it is created from `config`.
+        listening: The server's socket. By default the socket is created from `config`.
         store: The state folder, if the caller has opened it already.
         lock: The lock of the state folder, if the caller holds it but has not opened the folder.
-        certificate: For https. By default it is read from the files that `config` names.
+        certificate: For https. By default the certificate is read from the files that `config`
+            names.
         ready: Whether the next round may begin.
         new_key: Replace the coordinator's key, which is lost, by a new one.
         loss_code: What the user's own loss computes; None for other losses.
@@ -141,7 +142,7 @@ class Server:
             raise failure
 
     def close(self) -> None:
-        """Close the socket and the state folder. `run` calls it at its end."""
+        """Close the socket and the state folder. `run` calls this at its end."""
         self._socket.close()
         self._store.close()
 

@@ -22,12 +22,12 @@ class SimulationTable(Table):
     the concentration of the Dirichlet distribution. With `shards`, the samples are sorted by label,
     and each client gets this number of pieces.
 
-    Each client of a round fails with the probability `failure_rate`: it receives its submodel and
-    sends nothing.
+    Each client of a round fails with the probability `failure_rate`: a failing client receives its
+    submodel and sends nothing.
 
     With dynamic `capacities`, each client of a round gets the submodel of a random client. With
-    `up-to-own`, it gets a random submodel of the file that is no larger than its own. With a
-    `baseline`, clients train alone, or one client has the samples of all. Each client keeps the
+    `up-to-own`, each client gets a random submodel of the file that is no larger than its own. With
+    a `baseline`, clients train alone, or one client has the samples of all. Each client keeps the
     share `validation` of its samples to evaluate its own model.
     """
 

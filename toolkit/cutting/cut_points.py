@@ -102,7 +102,10 @@ class Cutter:
         return frozenset(map(self._match.unchanged, nodes))
 
     def _find_points(self) -> Iterator[CutPoint]:
-        """Yield the useful cut points. They have parameters on both sides, and values to record."""
+        """Yield the useful cut points.
+
+        These have parameters on both sides, and values to record.
+        """
         before: frozenset[Node] = frozenset()
         for position in range(self.end):
             nodes, twin = self.crossing(position), self._position_in_prediction(position)
@@ -234,7 +237,8 @@ class Cutter:
     def _stage_ends(self, upto: int, limit: int, batch: int) -> Iterator[int]:
         """The positions where a stage may end, up to `upto`.
 
-        A stage ends at a point with several tensors only if it would exceed the limit otherwise.
+        A stage ends at a point with several tensors only if the stage would otherwise exceed the
+        limit.
         """
         points = [point for point in self.points if point.position < upto]
         previous = -1

@@ -2,7 +2,7 @@
 
 Position ids, rotary tables and causal masks depend at most on the samples' shape. They count as
 constants: both sides of a cut compute them. Integers and booleans never cross a cut: if they depend
-on samples or activations, they are computed again after it.
+on samples or activations, they are computed again after the cut.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ class SampleFlow:
         position: The index of each operator in `operators`; -1 for the samples.
         of_samples: The samples, and operators that read only samples and constants.
         ids: Those of `of_samples` whose numbers become integers, such as ids.
-        updates: Operators that change a tensor of the model. They stay even if nothing reads their
+        updates: Operators that change a tensor of the model. These stay even if nothing reads their
             result.
     """
 

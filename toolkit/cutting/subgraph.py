@@ -1,9 +1,9 @@
 """Builds a graph with one input and one output from the operators between two positions.
 
-If only one float tensor crosses a cut and its first axis counts the samples, it is recorded as it
-is. Otherwise the recording of a sample is one row (batch, k): all crossing tensors one after the
-other. The part before the cut concatenates them, and the part after it splits the row again. The
-numbers of the row represent token ids exactly.
+If a single float tensor crosses a cut, and its first axis counts the samples, this tensor is
+recorded unchanged. Otherwise the recording of a sample is one row (batch, k): all crossing tensors
+one after the other. The part before the cut concatenates them, and the part after it splits the row
+again. The numbers of the row represent token ids exactly.
 """
 
 import operator

@@ -54,7 +54,7 @@ class TensorReads:
                 self._readers.append((position, module_of(node) or min(own), own))
 
     def read_before(self, position: int, twin: int) -> set[str]:
-        """The trained parameters that are read up to `position`; a slice after it keeps them fixed.
+        """The trained parameters that are read up to `position`; a later slice keeps them fixed.
 
         `twin` is the same position in the inference graph.
         """
@@ -63,9 +63,9 @@ class TensorReads:
     def are_apart(self, position: int, twin: int) -> bool:
         """Whether a slice may begin after `position`, which is `twin` in the inference graph.
 
-        The slice must train something. It must not begin with a layer whose weights the part before
-        `position` also uses. These weights stay fixed, so it is better to record the layer's output
-        once than to compute it in every step.
+        The slice must train something. The slice must not begin with a layer whose weights the part
+        before `position` also uses. These weights stay fixed, so it is better to record the layer's
+        output once than to compute it in every step.
         """
         if any(tensor.forbids(position, twin) for tensor in self._tensors.values()):
             return False

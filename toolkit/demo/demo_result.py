@@ -25,7 +25,7 @@ class DeviceReport:
         bytes_up: Bytes of all HTTP bodies that it sent.
         evaluation: How the received model and the device's own model predict the samples that the
             device keeps apart, in the last round.
-        correct: How many of the new digits it predicts correctly with the deployed model.
+        correct: How many of the new digits the device predicts correctly with the deployed model.
         profile: Time and memory of one batch, measured after the last round when no agent was
             running. Devices with the same submodel share it.
     """

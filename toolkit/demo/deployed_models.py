@@ -25,7 +25,7 @@ class DeployedModel:
     """A model as a file for devices.
 
     Attributes:
-        kind: The kind of devices that get it.
+        kind: The kind of devices that get the model.
         submodel: The submodel in the file.
         precision: `float32` or `int8`.
         bytes: Size of the graph, with the weights inside.

@@ -20,7 +20,7 @@ PROFILE_S = 120.0
 def keep_bundles(folder: DemoFolder, members: Iterable[Member]) -> None:
     """Copy one bundle for each kind of device to bundles/KIND.
 
-    It is the last bundle that the first device of this kind received.
+    The copy is the last bundle that the first device of the kind received.
     """
     for member in members:
         to = folder.bundles / member.kind.name

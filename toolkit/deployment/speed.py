@@ -14,9 +14,10 @@ RUNS = 200
 def medians(
     first: Callable[[np.ndarray], object], second: Callable[[np.ndarray], object], x: np.ndarray
 ) -> tuple[float, float]:
-    """The median times of two functions in seconds. They run in turns, after a first run of each.
+    """The median times of two functions in seconds.
 
-    So both are slowed down equally if other programs use the machine.
+    The functions run in turns, after a first run of each. So other programs on the machine slow
+    down both equally.
     """
     times: tuple[list[float], list[float]] = ([], [])
     first(x), second(x)

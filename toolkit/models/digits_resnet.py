@@ -8,9 +8,7 @@ from toolkit.models.resnet20 import Block
 
 
 class DigitsResNet(nn.Module):
-    """A stem, a stage of four blocks of 16 channels, a stage of four blocks of 32, and a
-    classifier.
-    """
+    """A stem, two stages of four blocks of 16 and of 32 channels, and a classifier."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()

@@ -29,5 +29,5 @@ class FemnistCNN(nn.Module):
 
 
 def femnist_cnn() -> FemnistCNN:
-    """62 classes of handwritten characters (1 x 28 x 28): 6,603,710 parameters."""
+    """The network for 62 classes of handwritten characters (1 x 28 x 28): 6,603,710 parameters."""
     return FemnistCNN()

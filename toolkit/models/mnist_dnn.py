@@ -6,7 +6,7 @@ from torch import nn
 
 
 def mnist_dnn() -> nn.Sequential:
-    """(N, 1, 28, 28) or (N, 784) -> (N, 10): 79,510 parameters."""
+    """Two dense layers, (N, 1, 28, 28) or (N, 784) -> (N, 10): 79,510 parameters."""
     return nn.Sequential(
         OrderedDict(
             flat=nn.Flatten(),

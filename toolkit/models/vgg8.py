@@ -32,5 +32,5 @@ class VGG8(nn.Module):
 
 
 def vgg8() -> VGG8:
-    """Ten classes of 3 x 32 x 32 images: 1,112,650 parameters."""
+    """The network for ten classes of 3 x 32 x 32 images: 1,112,650 parameters."""
     return VGG8()

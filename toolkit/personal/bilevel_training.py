@@ -74,8 +74,8 @@ class BiLevelSettings:
 def personal_optimizer(training: TrainingConfig) -> Optimizer:
     """The optimizer of the personal model: Nesterov's momentum in place of SGD's (TDPFed eq. 15).
 
-    It has no proximal term, because the penalty with lambda replaces it. It counts its steps
-    separately from the local model's optimizer.
+    This optimizer has no proximal term, because the penalty with lambda replaces that term. It
+    counts its steps separately from the local model's optimizer.
     """
     own = replace(training, proximal=0.0)
     if own.optimizer == "sgd" and own.momentum > 0:

@@ -12,8 +12,8 @@ from profiles.text_formatting import format_bytes, format_seconds
 def runtime_notes(device: DeviceProfile) -> list[str]:
     """A line for each submodel that was measured in both formats on the device.
 
-    The device's owner chose which bundles to measure. Usually they are not bundles of this plan, so
-    the line only says what was measured.
+    The device's owner chose which bundles to measure. Usually these bundles are not part of this
+    plan, so the line only says what was measured.
     """
     trainings = () if device.trainings is UNSET else device.trainings
     same = defaultdict[object, list[Profile]](list)

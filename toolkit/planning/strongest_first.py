@@ -9,8 +9,8 @@ each candidate at one of three depths:
 
 The search takes the best candidate by these figures and looks one step deeper. It leaves a
 candidate out as soon as its figures exceed a budget. The first computed candidate that fits is
-chosen: figures only become worse from depth to depth, so no other candidate can be better. This is
-the candidate that `submodel_choice.plan` would choose among all of them, computed.
+chosen: figures only become worse from depth to depth, so no other candidate can be better. If all
+candidates were computed, `submodel_choice.plan` would choose the same candidate.
 """
 
 import heapq
@@ -47,9 +47,9 @@ class Entry:
 
     Attributes:
         spec: The submodel.
-        depth: How much is known about it: see `Depth`.
-        candidate: Its figures. Unknown needs are 0.
-        recomputes: Whether it is the variant of another candidate with `recompute=yes`.
+        depth: How much is known about the submodel: see `Depth`.
+        candidate: The submodel's figures. Unknown needs are 0.
+        recomputes: Whether the entry is the variant of another candidate with `recompute=yes`.
         activations: Bytes of activations that the estimated memory leaves out, because it is not
             certain that a step keeps them.
     """
@@ -135,9 +135,9 @@ def unknown(submodel: str, strength: float) -> Candidate:
 def nearest_computed(excluded: list[Entry], look: Look, budgets: Budgets) -> tuple[Entry, ...]:
     """Compute the entry of `excluded` that probably exceeds the budgets least.
 
-    A message can then name the budgets that this entry needs. The result begins with it; the others
-    follow, without those that turned out to be impossible. To compare the entries, activations
-    count as memory, although a step may not keep all of them.
+    A message can then name the budgets that this entry needs. The result begins with this entry;
+    the other entries follow, without those that turned out to be impossible. To compare the
+    entries, activations count as memory, although a step may not keep all of them.
     """
 
     def distance(entry: Entry) -> float:

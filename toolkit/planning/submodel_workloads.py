@@ -180,7 +180,7 @@ class Workloads:
     def known(
         self, submodel: Submodel, work: Callable[[ProgramSignature, int], SignatureWork]
     ) -> Known:
-        """The strength and the workload of `submodel`; `work` computes that of a signature."""
+        """The strength and workload of `submodel`; `work` computes the work of a signature."""
         program = submodel.program
         signatures = {signature.name: signature for signature in program.signatures}
         stages, steps = stages_of(program), steps_of(program)

@@ -43,7 +43,7 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
         version: Format version.
         document: What this document is.
         model: The model's reference.
-        weights: The name of the file with its weights; None with a federation.
+        weights: The name of the file with the model's weights; None with a federation.
         round: The round whose model was evaluated; None without a federation.
         samples: Number of samples.
         counted: Number of labels that count.

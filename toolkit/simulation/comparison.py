@@ -73,7 +73,7 @@ class Row:
     def classes(self) -> list[tuple[int, int]] | None:
         """Labels and correct predictions of each class after the last round, summed over the runs.
 
-        They are counted on held-out samples; None if a run has no such counts.
+        Both are counted on held-out samples; None if a run has no such counts.
         """
         counts = [
             history[-1].held_out.classes

@@ -145,7 +145,7 @@ class SpecForm:
     exchanges_layers: bool = False
 
     def check(self, spec: Spec) -> None:
-        """Raise SpecError if `spec` has a wrong size or option. Ignores its inner spec."""
+        """Raise SpecError if `spec` has a wrong size or option. Ignores the inner spec."""
         if self.size is not None:
             self.size.read(spec)
         elif spec.size is not None:

@@ -18,7 +18,7 @@ def depthwise_gradient(layout: BlockedValues, gradient: Gradient, result: Dims) 
 
     `exporters/decompositions/convolution.py` writes this gradient as a convolution, whose kernel is
     the gradient of the layer's output. The convolution has one input channel for each channel of
-    each sample. Returns None if it has no blocked form.
+    each sample. Returns None if the convolution has no blocked form.
     """
     image, grad, channels = gradient.image, gradient.moved, gradient.groups
     for value in (image, grad):
@@ -39,8 +39,8 @@ def depthwise_gradient(layout: BlockedValues, gradient: Gradient, result: Dims) 
 def by_samples(layout: BlockedValues, gradient: Gradient) -> Value:
     """Return the gradient (1, C, *size) of a full batch: the sum of the gradients of its samples.
 
-    One convolution computes the gradients of all samples. It treats each channel of each sample as
-    a channel of one image, so nothing is copied.
+    One convolution computes the gradients of all samples. This convolution treats each channel of
+    each sample as a channel of one image, so nothing is copied.
     """
     samples, channels = layout.batch, gradient.groups
     groups, count = samples * channels, channels * math.prod(gradient.size)

@@ -47,9 +47,10 @@ from profiles.errors import ExportError
 def blocked(graph: bytes, block: int, batch: int) -> bytes | None:
     """Rewrite the serialized ONNX `graph` with blocked convolutions; None if no convolution fits.
 
-    The result has the inputs and outputs of `graph`, and may write the same outputs in place. It
-    needs a runtime whose blocks have `block` channels: with other blocks, a runtime computes wrong
-    numbers. It accepts batches of any size, and is made to be fast for `batch` samples.
+    The result has the inputs and outputs of `graph`, and may write the same outputs in place. The
+    result needs a runtime whose blocks have `block` channels: with other blocks, a runtime computes
+    wrong numbers. The result accepts batches of any size, and is made to be fast for `batch`
+    samples.
     """
     return rewritten(graph, way_to_rewrite(SizedGraph(graph, batch), block))
 

@@ -167,7 +167,7 @@ def phase_filters(layout: BlockedValues, weight: Value, rows: Axis, columns: Axi
 
 
 def depthwise_gradient(layout: BlockedValues, node: Node) -> bool:
-    """Convert the gradient of a strided depthwise layer's input; False if it has no blocked form.
+    """Convert the gradient of a strided depthwise layer's input; False without a blocked form.
 
     A convolution of an image with zeros between its pixels is faster than the runtime's operator.
     """

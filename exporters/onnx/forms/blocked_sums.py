@@ -48,9 +48,9 @@ def sum_of_products(layout: BlockedValues, value: Value) -> Value | None:
     """Return the sum over pixels (N, C, 1, 1) of `value`, if it is a large product of two images.
 
     One image becomes the kernel of a depthwise convolution of the other image. The convolution
-    reads each image once and does not write the product. For a full batch, it has one group for
-    each channel of each sample. Returns None if the product is small, or if it is computed anyway
-    because other nodes read it.
+    reads each image once and does not write the product. For a full batch, the convolution has one
+    group for each channel of each sample. Returns None if the product is small, or if other nodes
+    read the product, which is then computed anyway.
     """
     product = layout.images[value].producer()
     if product is None or product.op_type != "Mul" or len(value.uses()) != 1:

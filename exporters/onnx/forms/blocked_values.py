@@ -141,7 +141,8 @@ class BlockedValues(GraphRewriting):
     def by_channel(self, value: Value, image: Value, *vectors: Value | None) -> Value:
         """Compute image * scale + shift for vectors (C,), as a depthwise convolution of one pixel.
 
-        It takes one pass. A product and a sum that repeat vectors take two slower passes.
+        The convolution takes one pass. A product and a sum that repeat vectors take two slower
+        passes.
         """
         channels = sizes_of(value)[1]
         scale, *shift = vectors

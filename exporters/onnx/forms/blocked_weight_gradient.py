@@ -31,8 +31,8 @@ LONG_ROW = 16
 class Cut(NamedTuple):
     """How the input channels are formed for a convolution that computes a gradient.
 
-    The convolution sums over its input channels. Each of them is a sample, or a strip of rows of a
-    sample.
+    The convolution sums over its input channels. Each input channel is a sample, or a strip of rows
+    of a sample.
 
     Attributes:
         halves: 2 if the channels are split into two groups with a sum for each, else 1.
@@ -60,7 +60,7 @@ def weight_gradient(layout: BlockedValues, node: Node, gradient: Gradient) -> bo
 def dense_gradient(layout: BlockedValues, gradient: Gradient) -> Value | None:
     """Return the gradient (1, O, H, W * C) of the weight of a convolution with one group.
 
-    Returns None if it has no blocked form, or if the plain convolution is faster.
+    Returns None if there is no blocked form, or if the plain convolution is faster.
     """
     image, moved = gradient.image, gradient.moved
     point = gradient.size == (1, 1) and dims_of(image)[2:] == dims_of(moved)[2:]
@@ -234,7 +234,7 @@ def in_strips(layout: BlockedValues, rows: Value, gradient: Gradient, strips: in
     """Cut the `rows` (C / c, N, H, W * c) into strips, (C / c, N * strips, h, W * c).
 
     `gradient.moved` is cut into strips as well. While such a strip moves over the image, it covers
-    more rows than it has itself. A strip of `rows` has all rows that are covered, so strips of
+    more rows than the strip has. A strip of `rows` has all rows that are covered, so strips of
     `rows` overlap.
     """
     if strips == 1:

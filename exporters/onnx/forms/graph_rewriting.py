@@ -43,7 +43,8 @@ def keeps_order(model: ir.Model) -> bool:
 def typed_attribute(name: str, value: object) -> object:
     """Return `value` as an attribute if it is a sequence of integers, and otherwise unchanged.
 
-    onnx_ir infers the type of a sequence slowly: it compares it with protocols first.
+    onnx_ir infers the type of a sequence slowly, because it first compares the sequence with
+    protocols.
     """
     integers = isinstance(value, Sequence) and all(isinstance(item, int) for item in value)
     return ir.AttrInt64s(name, value) if integers else value  # type: ignore[arg-type]

@@ -23,9 +23,9 @@ class RecomputeActivations(InPlacePass):
     After: nodes after the loss read a second copy of a value if at most LIMIT cheap nodes compute
     it from values that the backward pass reads anyway.
 
-    In the file, a copy's node stands directly behind the original. It still runs late, because ONNX
-    Runtime does not follow the order of the file: it starts from the outputs, and visits the last
-    inputs of each node first.
+    In the file, a copy's node stands directly behind the original. The copy still runs late,
+    because ONNX Runtime does not follow the order of the file. The runtime starts from the outputs,
+    and visits the last inputs of each node first.
     """
 
     def __init__(self, loss: str) -> None:
@@ -64,8 +64,8 @@ def cost(value: ir.Value, kept: set[ir.Value], most: float) -> float:
     """Return how many nodes compute `value` from `kept` values.
 
     The result is infinite if it exceeds `most`, or if a node is not cheap. The search stops there.
-    Otherwise it could take very long: in a chain of sums y + y, each sum doubles the number of
-    paths.
+    Otherwise the search could take very long: in a chain of sums y + y, each sum doubles the number
+    of paths.
     """
     node = value.producer()
     if node is None or value in kept:

@@ -44,9 +44,9 @@ class KeepCheckpoints(InPlacePass):
     After: nodes behind the forward pass read second copies of the chosen values. Results do not
     change, because a copy computes the same value from the same inputs.
 
-    In the file, a copy's node stands directly behind the original. It still runs late, when a
-    gradient has reached it, because ONNX Runtime does not follow the order of the file: it starts
-    from the outputs, and visits the last inputs of each node first.
+    In the file, a copy's node stands directly behind the original. The copy still runs late, when a
+    gradient has reached it, because ONNX Runtime does not follow the order of the file. The runtime
+    starts from the outputs, and visits the last inputs of each node first.
 
     If no copy saves enough memory for its work, or if a size is not known, the graph does not
     change.
@@ -80,8 +80,8 @@ class Search:
     """The search for the values of a training step to compute twice.
 
     In this class, a peak is a number of bytes: the planned tensors (see
-    `exporters/memory/liveness.py`) plus what a session holds for each node. It applies to batches
-    of `wanted.batch` samples.
+    `exporters/memory/liveness.py`) plus what a session holds for each node. A peak applies to
+    batches of `wanted.batch` samples.
     """
 
     def __init__(

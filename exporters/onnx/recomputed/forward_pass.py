@@ -127,8 +127,8 @@ def repeat(forward: ForwardPass, names: Collection[str]) -> None:
 def repeated_share(sized: SizedGraph) -> float | None:
     """The share of the work of an ONNX graph that is done a second time.
 
-    It is the work of the nodes that `repeat` added, divided by the work of all other nodes. Returns
-    None if sizes depend on the data.
+    This is the work of the nodes that `repeat` added, divided by the work of all other nodes.
+    Returns None if sizes depend on the data.
     """
     if REPEATED.encode() not in sized.graph:
         return 0.0

@@ -180,7 +180,7 @@ def is_like(node: object, other: Node) -> bool:
 def is_scaled(node: object) -> bool:
     """Whether `node` is a tensor times a number and has one reader.
 
-    A second reader would need the product itself, so fusing it would save nothing.
+    A second reader would need the product itself, so fusing the product would save nothing.
     """
     return (
         isinstance(node, Node)

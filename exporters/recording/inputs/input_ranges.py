@@ -35,12 +35,12 @@ def set_input_range(
     are standard normal.
 
     Args:
-        model: The model. It keeps the range, and so do its copies.
+        model: The model. The model and its copies keep the range.
         low: The smallest number.
         high: The largest number. If both are integers, all numbers are whole.
         examples: Real samples (n, *sample shape), at least 2, instead of `low` and `high`. Each
-            number of a sample gets the range that this number has in the examples. It is whole
-            if it is whole in all examples.
+            number of a sample gets the range that this number has in the examples. The number is
+            whole if it is whole in all examples.
 
     Returns:
         `model` itself.

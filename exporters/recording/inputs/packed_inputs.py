@@ -37,7 +37,7 @@ def pack_inputs(model: Model, **inputs: Sequence[int | str]) -> Model:
         model: The model. Its tensors keep their names; only its `forward` changes.
         inputs: The shape of each input in one sample, without the batch, by its name in `forward`.
             Write "int64" before the sizes of ids: `word=("int64", 20)`, or `("int64",)` for one id
-            a sample. If `forward` has no argument of these names, it gets a dictionary.
+            a sample. If `forward` has no argument of these names, `forward` gets a dictionary.
 
     Returns:
         `model` itself. Its input shape is `(packed_size,)`, the count of all numbers in a sample.
@@ -93,7 +93,7 @@ def with_packed_inputs(model: Model, parts: Sequence[Part]) -> Model:
 
 
 def parts_of_model(model: nn.Module) -> tuple[Part, ...]:
-    """The inputs that are packed into the samples of `model`; empty if it takes one tensor."""
+    """The inputs that are packed into the samples of `model`; empty for a single tensor."""
     known: tuple[Part, ...] = getattr(model, ATTRIBUTE, ())
     return known
 

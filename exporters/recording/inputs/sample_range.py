@@ -81,7 +81,7 @@ def range_between(low: float, high: float) -> InputRange:
 def parse_input(text: str) -> Part:
     """Read an input like image:3,32,32 or word:20:int64 or user:int64 (one id for each sample).
 
-    Raises InputError if it is something else.
+    Raises InputError if `text` is something else.
     """
     name, *rest = text.split(":")
     dtype: Dtype = "float32"

@@ -236,7 +236,10 @@ def numpy_array(*_: Any, **__: Any) -> NoReturn:
 
 
 def formatted(func: Any, x: Tensor, spec: str) -> str:
-    """`format` of a tensor. Raises ModelError if it writes the value, as in `f"{x:.2f}"`."""
+    """`format` of a tensor.
+
+    Raises ModelError if the text would have the value, as in `f"{x:.2f}"`.
+    """
     if not spec or x.dim():
         return str(func(x, spec))
     raise ModelError(

@@ -1,8 +1,8 @@
-"""Computes all random numbers of a model from uniform ones: a training step draws no others.
+"""Computes all random numbers of a model from uniform numbers. A training step draws no others.
 
 `aten.rand` is seeded in a training step like a dropout. All other random numbers, such as normal
-ones and integers, are computed from it. This is done both when the model is recorded and when the
-recording is compared with the model.
+ones and integers, are computed from `aten.rand`. This is done both when the model is recorded and
+when the recording is compared with the model.
 """
 
 import math

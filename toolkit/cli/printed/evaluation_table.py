@@ -223,7 +223,7 @@ def mistakes(document: "EvaluationDocument", number: int) -> str:
 
 
 def clipped(text: str, columns: int) -> str:
-    """`text` shortened to at most `columns` columns of a terminal; some letters take two."""
+    """`text` cut to at most `columns` terminal columns; some letters take two columns."""
     if cell_len(text) <= columns:
         return text
     return f"{set_cell_size(text, columns - 1).rstrip()}\N{HORIZONTAL ELLIPSIS}"

@@ -43,7 +43,7 @@ class Model(Protocol):
     def check(self, update: Update, origin: str) -> None:
         """Raise UpdateError unless `update` fits the model; `origin` names it in the error.
 
-        It may be called from any thread, while the rounds use the model.
+        Any thread may call this method while the rounds use the model.
         """
 
     def scales(self, update: Update) -> Scales:
@@ -74,9 +74,9 @@ class Model(Protocol):
 class RoundAggregation:
     """Aggregates the updates of `round_` into `model`. Each update was checked when it arrived.
 
-    An update is left out if it is damaged or far beyond its bounds. It is also left out if the
-    aggregated model cannot predict or train with it. If every update is left out, the model stays
-    as it was.
+    An update is left out if it is damaged or far beyond its bounds. An update is also left out if
+    the aggregated model cannot predict or train with this update. If every update is left out, the
+    model stays as it was.
 
     Attributes:
         left_out: Maps a device to the reason why its update was left out.

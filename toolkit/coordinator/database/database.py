@@ -27,8 +27,9 @@ def raise_if_full(error: sqlite3.OperationalError, path: Path) -> None:
 class Database:
     """The file at `path`, which has passed `check_database`. It is created if it does not exist.
 
-    It uses a rollback journal instead of a write-ahead log: after a commit everything is in this
-    file, and no other can be lost. `on_milestone` is called after the commit of each `milestone`.
+    The database uses a rollback journal instead of a write-ahead log. After a commit, everything is
+    in this file, and no other file can be lost. `on_milestone` is called after the commit of each
+    `milestone`.
     """
 
     def __init__(self, path: Path) -> None:

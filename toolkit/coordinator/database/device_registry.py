@@ -89,7 +89,7 @@ class Registry:
     def set_token(self, kind: str, token: str, count: int | None, days: float) -> None:
         """Let `token` enrol `count` devices of `kind` for `days` after it was first set.
 
-        With `count` None it enrols any number of devices.
+        With `count` None, the token enrols any number of devices.
         """
         with self._database.transaction() as db:
             db.execute(

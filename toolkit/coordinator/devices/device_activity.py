@@ -17,10 +17,10 @@ class DeviceActivity:
 
     Attributes:
         seen_at: When the device last sent a request, in seconds of the coordinator's clock.
-        state: The state that it reported.
-        loss: The last loss that it reported.
-        note: Why it is paused or has stopped, if it said so.
-        round: The last round for which it got work.
+        state: The state that the device reported.
+        loss: The last loss that the device reported.
+        note: Why the device is paused or has stopped, if it said so.
+        round: The last round for which the device got work.
         missed: The round that closed before its update came. None once a later update
             or report of a failure has come.
         inputs: How the inputs of the last update differ from the coordinator's samples. Set only

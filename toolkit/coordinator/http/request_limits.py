@@ -128,7 +128,7 @@ def _then(body: bytes, receive: Receive) -> Receive:
 def _with_timeout(receive: Receive) -> Receive:
     """Return a `receive` that reports a client as disconnected if it stops within its body.
 
-    It does the same if the client is slower than LEAST_RATE over the whole body.
+    The same holds for a client that is slower than LEAST_RATE over the whole body.
     """
     whole, received, begun = False, 0, asyncio.get_running_loop().time()
 

@@ -54,8 +54,8 @@ def round_to_release(
 ) -> int | None:
     """The round whose model should be released now; None if there is none.
 
-    It depends only on what is stored, so that a restart neither forgets nor repeats a release. A
-    model that the operator has withdrawn is not released again.
+    The result depends only on what is stored, so that a restart neither forgets nor repeats a
+    release. A model that the operator has withdrawn is not released again.
 
     Args:
         table: The table [release].

@@ -118,7 +118,7 @@ class Membership(FederationState):
     def _plan_ahead(self, token: str, request: JoinRequest) -> dict[str, str | None]:
         """Map the kind of a new device to the submodel planned for it; empty for a known device.
 
-        It is called without the lock, because a plan may take long while other devices poll.
+        Called without the lock, because a plan may take long while other devices poll.
         """
         kind = self.store.registry.kind_if_new(token, request.public_key)
         return {} if kind is None else {kind: self._plan(kind, request)}

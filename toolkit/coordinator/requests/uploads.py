@@ -99,7 +99,7 @@ class Uploads(FederationState):
         return Receipt(round=round_)
 
     def take_judgement(self, device: Device, round_: int, judgement: Judgement) -> Receipt:
-        """Take the counts by which `device` judges the last round's model. It may repeat this.
+        """Take the counts by which `device` judges the last round's model. May be repeated.
 
         Raises:
             RefusalError: 409 for another round or bundle, or a device that is not asked. 422 for

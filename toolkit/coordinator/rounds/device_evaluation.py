@@ -16,8 +16,8 @@ class DeviceCounts:
 
     Attributes:
         kind: The name of its kind.
-        before: The counts of the model that it received.
-        after: The counts of its own model after local training. None if it did not train.
+        before: The counts of the model that the device received.
+        after: The counts of its own model after local training. None if the device did not train.
     """
 
     kind: str

@@ -51,7 +51,10 @@ def note_early_end(store: Store, config: FederationConfig, round_: int) -> None:
 
 
 def ended_early(store: Store, config: FederationConfig, done: int) -> bool:
-    """Whether the rounds ended early after `done`. If `early_stopping` was changed, they go on."""
+    """Whether the rounds ended early after `done`.
+
+    If `early_stopping` was changed, rounds go on.
+    """
     return store.value(EARLY_STOP) == _end(config, done)
 
 

@@ -14,7 +14,7 @@ def falling(results: Sequence[RoundResult]) -> str | None:
     """Return a warning if the quality on held-out samples fell in each of the last FALLS rounds.
 
     Otherwise return None. The quality is the accuracy. In a regression, the quality falls if the
-    loss rises. Without held-out samples it is the quality on the devices, which is not known yet
+    loss rises. Without held-out samples, it is the quality on the devices, which is not known yet
     for the last result.
     """
     last = compared(results)[-FALLS - 1 :]

@@ -30,10 +30,10 @@ def fewest_updates(
     Args:
         waited_for: Devices that have sent an update or are still waited for.
         members: The devices that were members when the round opened and still are.
-        min_updates: The value in the federation's file. By default it is half of `waited_for`, and
-            at least two if more than two devices are members.
+        min_updates: The value in the federation's file. The default is half of `waited_for`, and at
+            least two if more than two devices are members.
         quorum: The number of updates that closes the round early. The default of `min_updates` is
-            never above it.
+            never above `quorum`.
     """
     if min_updates is not None:
         return min_updates
@@ -47,8 +47,9 @@ class Rounds:
     The last round is number `total`; with None the rounds go on until they are `stopped_early`.
 
     A round closes when every device that it was opened for has sent its update or left, or when
-    `quorum` updates have come. It also closes `deadline_s` seconds after it opened. With fewer than
-    `needed` updates it never closes: at its deadline it opens again, and old updates still count.
+    `quorum` updates have come. A round also closes `deadline_s` seconds after it opened. With fewer
+    than `needed` updates, a round never closes: at its deadline it opens again, and old updates
+    still count.
     """
 
     def __init__(
@@ -192,8 +193,8 @@ class Rounds:
         """Start the next round, or continue one that was open before a restart.
 
         Args:
-            offers: For every device that is present, the hash of its bundle's manifest. It is empty
-                for a device without a bundle, which the caller then excuses.
+            offers: For every device that is present, the hash of its bundle's manifest. The hash is
+                empty for a device without a bundle, which the caller then excuses.
             now: The current time.
             remaining_s: Seconds to the deadline; by default all of `deadline_s`.
         """

@@ -165,7 +165,10 @@ def _copy_releases(state: Path, temporary: Path) -> None:
 
 
 def _copy_blob(state: Path, temporary: Path, sha256: str) -> None:
-    """Copy one of the files that the database names. Raises InputError if it is damaged or lost."""
+    """Copy one of the files that the database names.
+
+    Raises InputError for a damaged or lost file.
+    """
     source, target = state / FILES / sha256, temporary / FILES / sha256
     try:
         copy_file(source, target)
@@ -192,7 +195,10 @@ def _write_contents(temporary: Path) -> None:
 
 
 def _contents(copy: Path) -> dict[str, str]:
-    """The files of the backup `copy` with their SHA-256. Raises InputError if it is not one."""
+    """The files of the backup `copy` with their SHA-256.
+
+    Raises InputError if `copy` is no backup.
+    """
     try:
         document = json.loads((copy / CONTENTS).read_bytes())
         files = {str(name): str(sha256) for name, sha256 in document["files"].items()}

@@ -44,7 +44,7 @@ class Blobs:
         return data if hashlib.sha256(data).hexdigest() == sha256 else None
 
     def put(self, data: bytes) -> FileEntry:
-        """Keep `data`. Repeating it changes nothing."""
+        """Keep `data`. Repeating the call changes nothing."""
         entry = FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
         if not self.is_whole(entry.sha256):
             write_file(self.path(entry.sha256), data)

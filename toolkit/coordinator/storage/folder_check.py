@@ -34,8 +34,8 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
     `needs_model`: the model that the next round starts from has to be there.
 
     Raises:
-        InputError: If it held a federation that cannot be continued, or one of another version.
-            Also if releases.json is damaged.
+        InputError: If the folder held a federation that cannot be continued, or that has another
+            version. Also if releases.json is damaged.
     """
     if (folder / CONTENTS).exists():
         raise InputError(

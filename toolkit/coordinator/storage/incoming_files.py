@@ -56,7 +56,7 @@ class IncomingFile:
         """Flush the file to disk under a unique name. Returns its size and its SHA-256.
 
         Raises RefusalError (409) if another request has taken over, or if the content does not have
-        the expected hash; then it is discarded.
+        the expected hash. Such content is discarded.
         """
         with self._lock:
             self._check_open()

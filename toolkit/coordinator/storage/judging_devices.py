@@ -40,8 +40,8 @@ def judging_devices(folder: Path, round_: int) -> list[JudgingDevice]:
     """How the devices judge the model of `round_`, those with the worst figure first.
 
     The counts came with the updates of the next round that started from this model. Their records
-    are kept for three rounds; later the list is empty. Devices whose update was left out are not
-    in it.
+    are kept for three rounds; later the list is empty. Devices whose update was left out are not in
+    the list.
 
     Raises InputError if `folder` is not a state folder.
     """

@@ -20,9 +20,9 @@ OF_FILE_SYSTEMS = {"lost+found"}
 def new_folder(out: Path, last: str) -> Iterator[Path]:
     """Yield a temporary folder to fill. At the end of the block `out` gets its content.
 
-    After an error `out` is unchanged. If `out` is not empty, it is replaced by a rename. If it is
-    empty, it stays and is filled, because it may be a mounted volume. Its file `last` is written
-    last: a folder without this file is incomplete.
+    After an error `out` is unchanged. An `out` that is not empty is replaced by a rename. An empty
+    `out` stays and is filled, because it may be a mounted volume. Its file `last` is written last:
+    a folder without this file is incomplete.
     """
     out = out.resolve()
     filled = out.is_dir() and is_empty(out)

@@ -34,7 +34,7 @@ def drop_models(db: sqlite3.Connection, keep: Keep) -> None:
     """Mark the models that `keep` excludes as not kept. The next cleanup removes their files.
 
     The best round has the highest accuracy, or the lowest loss if there is no accuracy. Among equal
-    rounds it is the last.
+    rounds, the last is the best.
     """
     if keep == "all":
         return

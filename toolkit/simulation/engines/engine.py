@@ -28,7 +28,7 @@ class Engine(Protocol):
         Args:
             round_: Number of the round.
             model: The global model that the round starts from, as bytes of `Federation.save`.
-            chunks: The chunks. They are taken one by one, so that few are in memory.
+            chunks: The chunks. The engine takes chunks one by one, so that few are in memory.
 
         Raises:
             LimitError: A worker has ended.

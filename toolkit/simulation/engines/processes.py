@@ -20,7 +20,7 @@ _worker: Worker
 class Processes:
     """The engine with `workers` processes, which start with the first round.
 
-    They end when `close` is called or when this process ends for any reason.
+    These processes end when `close` is called or when this process ends for any reason.
     """
 
     def __init__(self, setup: WorkerSetup, workers: int) -> None:
