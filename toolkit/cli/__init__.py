@@ -11,7 +11,7 @@ import click
 from device_agent import __version__
 from device_agent.cli.console import EXIT_CODES, run
 from device_agent.log_format import quieten_others
-from toolkit.cli.access_commands import add_operator, operators, revoke_operator
+from toolkit.cli.access_commands import COMMANDS as ACCESS_COMMANDS
 from toolkit.cli.aggregate_command import aggregate
 from toolkit.cli.backup_commands import backup, restore
 from toolkit.cli.compare_command import compare
@@ -63,7 +63,7 @@ for command in (
     *(tls, tokens),
     *(backup, restore, rounds, export_model, rollback),
     *OPERATOR_COMMANDS,
-    *(operators, add_operator, revoke_operator),
+    *ACCESS_COMMANDS,
 ):
     main_group.add_command(command)
 

@@ -1,5 +1,6 @@
-"""Commands that say who may operate a running federation."""
+"""Commands that say who may operate a running federation, and who may join it."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from toolkit.cli.operator_options import (
     client_of,
     federation_option,
     json_option,
+    print_json,
     reason_option,
     say_done,
     show_answer,
@@ -83,3 +85,73 @@ def revoke_operator(name: str, reason: str, federation: Path | None, as_json: bo
     """
     client_of(federation).revoke_operator(name, reason)
     say_done(f"The token of {name} is revoked.", as_json, name=name)
+
+
+@click.command()
+@click.argument("kind")
+@click.option("--count", type=click.IntRange(1, 2**31 - 1), help="How many devices may join.")
+@click.option(
+    "--days",
+    type=click.FloatRange(0, 36500, min_open=True),
+    help="Lifetime in days. Default: token_days of the federation's file.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="File for the token, for agents.")
+@click.option("--force", is_flag=True, help="Replace the file of --out.")
+@click.option("--qr", is_flag=True, help="Show the link as a QR code.")
+@reason_option
+@federation_option
+@json_option
+def make_token(
+    kind: str,
+    count: int | None,
+    days: float | None,
+    out: Path | None,
+    force: bool,
+    qr: bool,
+    reason: str,
+    federation: Path | None,
+    as_json: bool,
+) -> None:
+    """Make a join token for devices of KIND.
+
+    Prints the link by which phones join. The coordinator keeps only the token's hash, so the link
+    is not shown again.
+    """
+    from device_agent.formats.atomic_files import check_file_place, write_file
+    from toolkit.cli.printed.tokens_text import show_link, show_states
+    from toolkit.coordinator.join_links import join_link
+
+    if qr and as_json:
+        raise click.UsageError("--qr and --json exclude each other.")
+    if out is not None:
+        check_file_place(out, force)
+    client = client_of(federation)
+    made = client.make_join_token(kind, reason, count, days)
+    link = join_link(client.url, made.token)
+    if out is not None:
+        write_file(out, f"{made.token}\n".encode(), mode=0o600)
+    if as_json:
+        print_json({**asdict(made), "link": link, "file": None if out is None else str(out)})
+        return
+    show_states([made.state])
+    show_link(link, qr)
+
+
+@click.command()
+@click.argument("number", type=click.IntRange(min=1))
+@reason_option
+@federation_option
+@json_option
+def revoke_token(number: int, reason: str, federation: Path | None, as_json: bool) -> None:
+    """Revoke a join token that was made.
+
+    `edgetailor tokens` lists the numbers. Devices that have joined with it stay.
+    """
+    client_of(federation).revoke_join_token(number, reason)
+    say_done(f"Join token {number} is revoked.", as_json, number=number)
+
+
+COMMANDS: tuple[click.Command, ...] = (
+    *(operators, add_operator, revoke_operator),
+    *(make_token, revoke_token),
+)

@@ -11,6 +11,7 @@ import click
 
 from profiles.text_formatting import did_you_mean
 from toolkit.cli.early_checks import check_model
+from toolkit.cli.operator_options import client_of, show_answer
 
 if TYPE_CHECKING:
     from toolkit.coordinator.federation_config import CoordinatorConfig
@@ -100,7 +101,7 @@ def new(folder: Path, names: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("federation", type=click.Path(path_type=Path))
+@click.argument("federation", type=click.Path(path_type=Path), required=False)
 @click.option("--url", help="Address of the coordinator for phones, such as that of a proxy.")
 @click.option(
     "--qr",
@@ -110,15 +111,19 @@ def new(folder: Path, names: tuple[str, ...]) -> None:
     help="Show the link as a QR code: of KIND, or of every kind.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def tokens(federation: Path, url: str | None, qr: str | None, as_json: bool) -> None:
+def tokens(federation: Path | None, url: str | None, qr: str | None, as_json: bool) -> None:
     """Show join tokens and the links by which phones join.
 
     FEDERATION is the federation's file or its state folder; `edgetailor serve` may run on it.
-    Anyone with a link can enrol a device, so keep links private.
+    Anyone with a link can enrol a device, so keep links private. Without FEDERATION, lists the
+    tokens of the coordinator of `edgetailor login`, without links.
     """
+    if federation is None:
+        _remote_tokens(url, qr, as_json)
+        return
     from device_agent.client.addresses import check_url
     from toolkit.coordinator.federation_source import state_folder
-    from toolkit.coordinator.join_links import address, join_tokens, notes
+    from toolkit.coordinator.join_links import address, join_tokens, made_tokens, notes
 
     if qr and as_json:
         raise click.UsageError("--qr and --json exclude each other.")
@@ -138,13 +143,26 @@ def tokens(federation: Path, url: str | None, qr: str | None, as_json: bool) -> 
             "url": url,
             "notes": notes(url),
             "tokens": [asdict(token) for token in shown],
+            "made": [asdict(token) for token in made_tokens(state)],
         }
         click.echo(json.dumps(document, indent=1, default=str))
         return
-    from toolkit.cli.printed.tokens_text import show_tokens
+    from toolkit.cli.printed.tokens_text import show_states, show_tokens
 
     show_tokens(
         shown if qr in (None, ALL) else [token for token in shown if token.kind == qr], bool(qr)
     )
+    if qr is None:
+        show_states(made_tokens(state))
     for note in notes(url):
         click.echo(note, err=True)
+
+
+def _remote_tokens(url: str | None, qr: str | None, as_json: bool) -> None:
+    """List the join tokens of the saved login."""
+    from toolkit.cli.printed.tokens_text import show_states
+
+    if url or qr:
+        raise click.UsageError("--url and --qr need FEDERATION: only its folder has the tokens.")
+    answer = client_of(None).join_tokens()
+    show_answer(answer, lambda answer: show_states(answer.tokens), as_json)

@@ -30,6 +30,7 @@ from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.operation.device_actions import DeviceActions
 from toolkit.coordinator.operation.device_list import DeviceList
+from toolkit.coordinator.operation.join_access import JoinAccess
 from toolkit.coordinator.operation.metrics import Metrics
 from toolkit.coordinator.operation.operator_access import OperatorAccess
 from toolkit.coordinator.operation.round_actions import RoundActions
@@ -59,7 +60,14 @@ class _Offer:
 
 @dataclass
 class Coordinator(
-    DeviceActions, DeviceList, RoundActions, OperatorAccess, Metrics, Uploads, ReleaseAnswers
+    DeviceActions,
+    DeviceList,
+    RoundActions,
+    JoinAccess,
+    OperatorAccess,
+    Metrics,
+    Uploads,
+    ReleaseAnswers,
 ):
     """One federation: the work of its devices, and its status.
 

@@ -10,11 +10,14 @@ from urllib.parse import quote, urlsplit
 from device_agent.formats.signed_work import split_token
 from profiles.errors import InputError
 from toolkit.coordinator.database.device_registry import DAY_S, hashed
+from toolkit.coordinator.database.join_tokens import JoinTokenState, listed
 from toolkit.coordinator.storage.saved_rounds import reading
 from toolkit.web.built_page import is_built
 
 ADDRESS = "address"
 """The file of the state folder with the URL of the coordinator."""
+MADE_SINCE = 10
+"""The version of the database since which operators make join tokens."""
 NEEDS_HTTPS = "Phones need https for keys and storage: set tls_cert, or put a proxy in front."
 NEEDS_AUTHORITY = "Browsers warn of this certificate: phones need one of an authority."
 NO_PAGE = "No page for phones: /join/ says how to get it (`make web`, or a release)."
@@ -110,6 +113,13 @@ def join_tokens(state: Path, url: str) -> list[JoinToken]:
             )
         )
     return tokens
+
+
+def made_tokens(state: Path) -> list[JoinTokenState]:
+    """The join tokens that operators have made. Their text is not kept."""
+    with reading(state) as db:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        return [known for known in listed(db) if known.number] if version >= MADE_SINCE else []
 
 
 def _token(path: Path, digest: str) -> str:

@@ -162,6 +162,33 @@ def test_operators_have_tokens_of_their_own(served: Served) -> None:
     ]
 
 
+def test_join_tokens_are_made_and_revoked(served: Served) -> None:
+    server, folder = served
+    here = ("--reason", "x", "--federation", "state")
+    done = run(folder, "make-token", "board", "--count", "5", "--out", "new.token", *here)
+    token = (folder / "new.token").read_text().strip()
+    head, link = done.stdout.splitlines()
+    assert head.startswith("join token 1: board, 0 of 5 joined, until 20")
+    assert link == f"  {server.url}/join/#{token}"
+    document = json.loads(run(folder, "make-token", "board", "--json", *here).stdout)
+    assert document["link"] == f"{server.url}/join/#{document['token']}"
+    assert "did you mean 'board'? The kinds are" in refusal(
+        run(folder, "make-token", "bord", *here)
+    )
+    assert run(folder, "revoke-token", "2", *here).stderr == "Join token 2 is revoked.\n"
+    run(folder, "login", server.url, "--token-file", folder / "state" / "operator.token")
+    shown = [line.partition(", until")[0] for line in lines(folder, "tokens")]
+    assert shown == [
+        "desktop: 2 of 2 places taken",
+        "board: 1 of 1 place taken",
+        "join token 1: board, 0 of 5 joined",
+        "join token 2: board, 0 joined, revoked",
+    ]
+    assert (
+        edgetailor("tokens", "state", cwd=folder).stdout.splitlines()[-2].startswith("join token 1")
+    )
+
+
 def test_actions_as_json(served: Served) -> None:
     _, folder = served
     here = ("--reason", "x", "--json", "--federation", "state")

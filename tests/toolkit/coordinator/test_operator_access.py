@@ -94,12 +94,12 @@ def test_every_route_of_operators_is_closed_to_others(new_fleet: Fleet) -> None:
     }
     document = urllib3.request("GET", f"{server.url}/openapi.json").json()
     routes = [
-        (method.upper(), path.format(device="board-1", action="ban", round=1, name="bob"))
+        (method.upper(), path.format(device="board-1", action="ban", round=1, name="bob", number=1))
         for path, methods in document["paths"].items()
         for method in methods
         if path.startswith("/v1/operator/") or path == "/metrics"
     ]
-    assert len(routes) == 10
+    assert len(routes) == 13
     for method, path in routes:
         for secret, status in given.items():
             assert ask(server, method, path, secret) == status, (method, path, secret)
@@ -125,9 +125,12 @@ STEPS: list[Step] = [
     lambda coordinator: coordinator.add_operator("anna", "operator", "x", "operator"),
     lambda coordinator: coordinator.add_operator("bob", "read-only", "x", "anna"),
     lambda coordinator: coordinator.revoke_operator("anna", "x", "bob"),
+    lambda coordinator: coordinator.make_join_token("board", 2, None, "x", "bob"),
+    lambda coordinator: coordinator.revoke_join_token(1, "x", "bob"),
 ]
 LOG = [("add operator", "operator anna"), ("add read-only", "operator bob")]
 LOG += [("revoke", "operator anna")]
+LOG += [("make for board", "join token 1"), ("revoke", "join token 1")]
 
 
 def prepare(folder: Path) -> None:
@@ -140,10 +143,19 @@ def check(folder: Path, done: int) -> None:
     assert len(log) >= done
     connection = sqlite3.connect(folder / "state" / "state.sqlite3")
     rows = connection.execute("SELECT name, role, revoked IS NOT NULL FROM operators").fetchall()
+    made = connection.execute(
+        "SELECT number, kind, revoked IS NOT NULL FROM join_tokens"
+    ).fetchall()
     connection.close()
+    assert made == [(1, "board", len(log) > 4)][: max(0, len(log) - 3)]
     assert rows == [("anna", "operator", len(log) > 2), ("bob", "read-only", False)][: len(log)]
 
 
-@pytest.mark.parametrize("before", some_long([True, False], False))
-def test_killed_at_every_write_tokens_agree_with_the_log(tmp_path: Path, before: bool) -> None:
-    assert kill_at_every_write(tmp_path, STEPS, prepare, check, before) > 2 * len(STEPS)
+@pytest.mark.parametrize(
+    ("before", "step"), some_long([(True, 3), (True, 1), (False, 1)], (True, 1), (False, 1))
+)
+def test_killed_at_every_write_tokens_agree_with_the_log(
+    tmp_path: Path, before: bool, step: int, seed: int
+) -> None:
+    writes = kill_at_every_write(tmp_path, STEPS, prepare, check, before, seed % step + 1, step)
+    assert writes > 2 * len(STEPS)

@@ -153,6 +153,10 @@ class Registry:
                             device.submodel,
                         ),
                     )
+                    db.execute(
+                        "UPDATE join_tokens SET joined = joined + 1 WHERE number = ?",
+                        (allowed.number,),
+                    )
                 else:
                     device = replace(
                         self._devices[known],
@@ -197,7 +201,7 @@ class Registry:
         taken = self._taken(allowed.kind)
         allowed.check_age(self._now())
         allowed.check_free(taken)
-        return allowed.kind, None if allowed.count is None else allowed.count - taken
+        return allowed.kind, allowed.free(taken)
 
     def devices(self) -> list[Device]:
         """All devices that ever enrolled, the oldest first."""
@@ -358,4 +362,16 @@ def _token(db: sqlite3.Connection, token: str) -> Token:
     ):
         if hmac.compare_digest(known, given):
             return Token(kind, count, made + days * DAY_S)
+    row = db.execute(
+        "SELECT kind, tokens.count, expires, number, join_tokens.count, joined, revoked "
+        "FROM join_tokens JOIN tokens USING (kind) WHERE join_tokens.hash = ?",
+        (given,),
+    ).fetchone()
+    if row is not None and row[-1] is None:
+        return Token(*row[:-1])
+    if row is not None:
+        raise forbidden(
+            "This join token was revoked. Ask the operator for another one.",
+            code="join.revoked-token",
+        )
     raise forbidden(UNKNOWN_TOKEN, code="join.unknown-token")

@@ -14,17 +14,33 @@ _PREFIX = "join:"
 
 @dataclass(frozen=True)
 class Token:
-    """A join token for `count` devices of `kind`. If `count` is None, any number may join.
+    """A join token of a federation with `count` places of `kind`; None for any number.
 
-    `expires` is in seconds since 1970.
+    `expires` is in seconds since 1970. A token that an operator has made has a `number`. At most
+    `most` devices join with it, and `joined` have done so.
     """
 
     kind: str
     count: int | None
     expires: float
+    number: int | None = None
+    most: int | None = None
+    joined: int = 0
+
+    def free(self, taken: int) -> int | None:
+        """How many more devices may join if `taken` places of the kind are taken; None: any."""
+        left = [self.count and self.count - taken, self.most and self.most - self.joined]
+        return min((n for n in left if n is not None), default=None)
 
     def check_age(self, now: float) -> None:
         """Raise RefusalError (403) if the token has expired by `now`."""
+        if now > self.expires and self.number is not None:
+            raise forbidden(
+                "This join token expired on {date}. Ask the operator for another one.",
+                code="join.expired-token",
+                kind=self.kind,
+                date=f"{datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d}",
+            )
         if now > self.expires:
             raise forbidden(
                 "This join token expired on {date}. To make a new one, the operator removes "
@@ -36,7 +52,19 @@ class Token:
             )
 
     def check_free(self, used: int) -> None:
-        """Raise RefusalError (403) if `used` devices have taken all places."""
+        """Raise RefusalError (403) if `used` devices have taken all places of the kind.
+
+        Also if so many devices have joined with this token as may.
+        """
+        if self.most is not None and self.joined >= self.most:
+            raise forbidden(
+                "This join token is used up: it was for {counted}. Ask the operator for another "
+                "one.",
+                code="join.used-up-token",
+                kind=self.kind,
+                devices=self.most,
+                counted=counted(self.most, "device"),
+            )
         if self.count is not None and used >= self.count:
             raise forbidden(
                 "This join token is used up: it is for {counted} of kind {kind!r}. Use the token "

@@ -64,15 +64,20 @@ BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END""",
     """CREATE TRIGGER audit_is_not_cut BEFORE DELETE ON audit
 BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END""",
 )
-_OPERATORS = (
+_TOKENS = (
     """CREATE TABLE operators (
     name TEXT PRIMARY KEY, hash TEXT NOT NULL, role TEXT NOT NULL,
     made REAL NOT NULL,  -- seconds since 1970
     revoked REAL)""",
+    """CREATE TABLE join_tokens (
+    number INTEGER PRIMARY KEY, hash TEXT NOT NULL, kind TEXT NOT NULL,
+    count INTEGER,  -- NULL: any number of devices
+    joined INTEGER NOT NULL,  -- how many have joined with it
+    expires REAL NOT NULL, revoked REAL)""",
 )
-ADDED = {9: _OPERATION, 10: _OPERATORS}
+ADDED = {9: _OPERATION, 10: _TOKENS}
 """The statements that a version has added to those before."""
-NEW_TABLES = {9: ("decisions", "audit"), 10: ("operators",)}
+NEW_TABLES = {9: ("decisions", "audit"), 10: ("operators", "join_tokens")}
 """The tables that a version has added."""
 TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);

@@ -34,7 +34,12 @@ from toolkit.coordinator.http.admission import CALLER, CREDENTIALS
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
 from toolkit.coordinator.http.problem_answers import answer_problems
 from toolkit.coordinator.http.strict_json import body_of, described, schemas
-from toolkit.coordinator.operation.messages import NewDeadline, NewOperator, Order
+from toolkit.coordinator.operation.messages import (
+    NewDeadline,
+    NewJoinToken,
+    NewOperator,
+    Order,
+)
 from toolkit.coordinator.refusals import RefusalError, cut_off
 from toolkit.coordinator.rounds.upload_validation import too_large
 from toolkit.web.built_page import Page
@@ -42,7 +47,7 @@ from toolkit.web.static_files import join_routes
 
 MESSAGES = [
     *(JoinRequest, Judgement, Progress, ReleaseReport, Stopped, SubmodelFailure, UpdateRecord),
-    *(NewDeadline, NewOperator, Order),
+    *(NewDeadline, NewJoinToken, NewOperator, Order),
 ]
 """The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.security import HTTPBearer
 
 from device_agent.formats.protocol.problems import Problem
 from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.database.join_tokens import JoinTokenState
 from toolkit.coordinator.database.operator_tokens import Operator
 from toolkit.coordinator.http.admission import CALLER, CREDENTIALS, OPERATOR_ROUTES
 from toolkit.coordinator.http.strict_json import body_of, described
@@ -15,8 +16,11 @@ from toolkit.coordinator.operation.messages import (
     AuditPage,
     DeviceDetail,
     DevicePage,
+    JoinTokenList,
+    MadeJoinToken,
     MadeOperator,
     NewDeadline,
+    NewJoinToken,
     NewOperator,
     OperatorList,
     Order,
@@ -32,7 +36,7 @@ router = APIRouter(
     responses={
         401: {"model": Problem, "description": "This token is unknown"},
         403: {"model": Problem, "description": "This is no operator's token, or only reads"},
-        404: {"model": Problem, "description": "There is no such device or operator"},
+        404: {"model": Problem, "description": "There is no such device, token or kind"},
         422: {"model": Problem, "description": "The content of the request cannot be used"},
     },
 )
@@ -57,6 +61,7 @@ Who = Annotated[str, Depends(_who)]
 """The name of the operator, for the audit log."""
 Start = Annotated[int, Query(ge=0, lt=2**53)]
 Most = Annotated[int, Query(ge=1, le=MOST)]
+Number = Annotated[int, Path(ge=1, lt=2**53)]
 Text = Annotated[str | None, Query(max_length=100)]
 
 
@@ -191,3 +196,41 @@ def revoke_operator(
 ) -> Operator:
     """Revoke a token."""
     return service.revoke_operator(name, order.reason, who)
+
+
+@router.get(
+    "/join-tokens",
+    summary="List join tokens",
+    description="The token of each kind, without a number, and the tokens that operators have "
+    "made. The answer does not have the tokens themselves.",
+)
+def join_tokens(service: Service) -> JoinTokenList:
+    """List join tokens."""
+    return service.join_token_list()
+
+
+@router.post(
+    "/join-tokens",
+    summary="Make a join token",
+    description="For at most `count` devices of a kind, for `days`. Their kind needs free places, "
+    "too. The answer has the token, once; the link by which a phone joins is `/join/#TOKEN`.",
+    openapi_extra=described(NewJoinToken),
+)
+def make_join_token(
+    order: Annotated[NewJoinToken, Depends(body_of(NewJoinToken))], service: Service, who: Who
+) -> MadeJoinToken:
+    """Make a join token."""
+    return service.make_join_token(order.kind, order.count, order.days, order.reason, who)
+
+
+@router.post(
+    "/join-tokens/{number}/revoke",
+    summary="Revoke a join token",
+    description="No device joins with it from now on. Devices that have joined with it stay.",
+    openapi_extra=described(Order),
+)
+def revoke_join_token(
+    number: Number, order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
+) -> JoinTokenState:
+    """Revoke a join token."""
+    return service.revoke_join_token(number, order.reason, who)

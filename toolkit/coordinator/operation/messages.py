@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from device_agent.formats.manifest import Struct
 from device_agent.formats.protocol.fleet import DeviceStatus
+from toolkit.coordinator.database.join_tokens import JoinTokenState
 from toolkit.coordinator.database.operator_log import AuditEntry
 from toolkit.coordinator.database.operator_tokens import Operator, Role
 
@@ -18,6 +19,8 @@ ONE_LINE = "^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]*$"
 MOST_SECONDS = 30 * 86400
 """The longest time to the end of a round."""
 
+MOST_DAYS = 36500
+"""The longest lifetime of a join token, in days."""
 NAME = "^[A-Za-z0-9][A-Za-z0-9._@-]{0,39}$"
 """The name of an operator."""
 
@@ -51,6 +54,34 @@ class MadeOperator:
     name: str
     role: Role
     token: str
+
+
+class NewJoinToken(Order, frozen=True, kw_only=True):
+    """A join token for at most `count` devices of `kind`, or for any number of them.
+
+    `days` is its lifetime. Without it, the lifetime is `token_days` of the federation's file.
+    """
+
+    kind: Annotated[str, Meta(max_length=100)]
+    count: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    days: Annotated[float, Meta(gt=0, le=MOST_DAYS)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeJoinToken:
+    """A new join token, with the fingerprint of the coordinator's key. No other answer has it."""
+
+    version: int = 1
+    state: JoinTokenState
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinTokenList:
+    """All join tokens, without the tokens themselves."""
+
+    version: int = 1
+    tokens: list[JoinTokenState]
 
 
 @dataclass(frozen=True, kw_only=True)

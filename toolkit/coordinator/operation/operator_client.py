@@ -6,14 +6,18 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from device_agent.client.coordinator_client import CoordinatorClient
+from toolkit.coordinator.database.join_tokens import JoinTokenState
 from toolkit.coordinator.database.operator_tokens import Operator, Role
 from toolkit.coordinator.operation.messages import (
     Action,
     AuditPage,
     DeviceDetail,
     DevicePage,
+    JoinTokenList,
+    MadeJoinToken,
     MadeOperator,
     NewDeadline,
+    NewJoinToken,
     NewOperator,
     OperatorList,
     Order,
@@ -92,6 +96,27 @@ class OperatorClient(CoordinatorClient):
         body = msgspec.json.encode(Order(reason=reason))
         path = f"/operator/operators/{quote(name, safe='')}/revoke"
         return self._with_retries(lambda: self._ask("POST", path, Operator, body))
+
+    def join_tokens(self) -> JoinTokenList:
+        """List the join tokens."""
+        return self._with_retries(lambda: self._ask("GET", "/operator/join-tokens", JoinTokenList))
+
+    def make_join_token(
+        self, kind: str, reason: str, count: int | None = None, days: float | None = None
+    ) -> MadeJoinToken:
+        """Make a join token for `count` devices of `kind`, valid for `days`.
+
+        Raises RefusedError if there is no such kind.
+        """
+        body = msgspec.json.encode(NewJoinToken(kind=kind, count=count, days=days, reason=reason))
+        path = "/operator/join-tokens"
+        return self._with_retries(lambda: self._ask("POST", path, MadeJoinToken, body))
+
+    def revoke_join_token(self, number: int, reason: str) -> JoinTokenState:
+        """Revoke a join token that was made. Raises RefusedError if there is none."""
+        body = msgspec.json.encode(Order(reason=reason))
+        path = f"/operator/join-tokens/{number}/revoke"
+        return self._with_retries(lambda: self._ask("POST", path, JoinTokenState, body))
 
 
 def _with_query(path: str, given: Mapping[str, str | int | None]) -> str:

@@ -25,6 +25,7 @@ from toolkit.coordinator.database import final_evaluation, open_round, schema
 from toolkit.coordinator.database.database import Database
 from toolkit.coordinator.database.device_registry import Registry
 from toolkit.coordinator.database.final_evaluation import FinalEvaluation
+from toolkit.coordinator.database.join_tokens import JoinTokens
 from toolkit.coordinator.database.joins import UsedJoins
 from toolkit.coordinator.database.open_round import OpenRound, StoppedDevices
 from toolkit.coordinator.database.operator_log import OperatorLog
@@ -95,6 +96,7 @@ class Store:
         self.suspicions = Suspicions(self._database)
         self.operator_log = OperatorLog(self._database)
         self.operators = OperatorTokens(self._database)
+        self.join_tokens = JoinTokens(self._database)
         self.used_joins = UsedJoins(self._database)
         self.release_reports = ReleaseReports(self._database)
         self._held: list[str] = []

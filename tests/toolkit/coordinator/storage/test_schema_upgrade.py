@@ -65,7 +65,7 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
         del before[changing], after[changing]
     # No device has judged, and there are no figures of classes.
     before["history"] = [(*row, None, None) for row in before["history"]]
-    for new in ("decisions", "audit", "operators"):
+    for new in ("decisions", "audit", "operators", "join_tokens"):
         assert after.pop(new) == []
     assert after == before
     marker = check_database(config.state / "state.sqlite3")  # the digest of all rows, among others
