@@ -37,7 +37,7 @@ VERIFIED = set[bytes]()
 class ExportedBundle:
     """A bundle that was written to `out`.
 
-    `export` returns one. Look at `verdict` to see how far the graphs are from PyTorch.
+    `export` returns such a bundle. Look at `verdict` to see how far the graphs are from PyTorch.
 
     Attributes:
         out: The bundle's folder.
@@ -101,9 +101,9 @@ def compile_graphs(
 def compile_units(
     program: Program, report: Report, file_format: Format, store: GraphCache | None
 ) -> list[GraphUnit]:
-    """Compile the signatures of `program`: each ONNX signature alone, all TFLite ones as one unit.
+    """Compile the signatures of `program`:
 
-    Each unit has its own cache entry, so submodels with equal signatures share entries.
+    ONNX signatures one by one, TFLite signatures together.
     """
     if program.int8 and file_format != "onnx":
         raise ExportError(

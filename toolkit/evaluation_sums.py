@@ -19,8 +19,8 @@ class Evaluation:
 
     Attributes:
         samples: How many samples were evaluated.
-        counted: How many labels count for the accuracy and the loss. A sample has one, or one for
-            each position with a class.
+        counted: How many labels count for the accuracy and the loss. A sample has one label, or one
+            for each position with a class.
         accuracy: Share of labels predicted correctly, from 0 to 1; None for a regression and for
             label sequences (CTC).
         loss: Mean loss of the labels that count.

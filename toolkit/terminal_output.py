@@ -30,7 +30,7 @@ def show_stages() -> Console:
     """Print the server side's log on stderr as stages, for the rest of this process.
 
     The new handler replaces the packages' other handlers, which would print every line again.
-    Returns its console. A live display on this console does not mix with the log lines.
+    Returns the handler's console. A live display on this console does not mix with the log lines.
     """
     handler = StageHandler()
     for package in PACKAGES:

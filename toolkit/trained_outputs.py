@@ -97,7 +97,7 @@ def meaning(loss: BuiltIn, part: Part) -> str:
 
 
 def _is_logit(part: Part) -> bool:
-    """Whether an output has a single number where classes are."""
+    """Whether the last axis of an output has size 1, or there is no axis: a single logit."""
     return part.shape[-1:] in ((1,), ())
 
 

@@ -1,4 +1,4 @@
-"""`edgetailor-agent bench`."""
+"""The command `edgetailor-agent bench`."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""`edgetailor-agent calibrate`."""
+"""The command `edgetailor-agent calibrate`."""
 
 import platform
 from pathlib import Path

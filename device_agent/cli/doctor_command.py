@@ -1,4 +1,4 @@
-"""`edgetailor-agent doctor`."""
+"""The command `edgetailor-agent doctor`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`edgetailor-agent install-service`."""
+"""The command `edgetailor-agent install-service`."""
 
 from typing import Any
 

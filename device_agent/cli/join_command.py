@@ -1,4 +1,4 @@
-"""`edgetailor-agent join`."""
+"""The command `edgetailor-agent join`."""
 
 import platform
 import re

@@ -1,4 +1,4 @@
-"""`edgetailor-agent leave`."""
+"""The command `edgetailor-agent leave`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`edgetailor-agent predict`."""
+"""The command `edgetailor-agent predict`."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""`edgetailor-agent profile`."""
+"""The command `edgetailor-agent profile`."""
 
 import logging
 import sys

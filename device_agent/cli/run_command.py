@@ -1,4 +1,4 @@
-"""`edgetailor-agent run`."""
+"""The command `edgetailor-agent run`."""
 
 import logging
 import os

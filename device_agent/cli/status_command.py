@@ -1,4 +1,4 @@
-"""`edgetailor-agent status`."""
+"""The command `edgetailor-agent status`."""
 
 from pathlib import Path
 

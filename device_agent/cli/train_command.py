@@ -1,4 +1,4 @@
-"""`edgetailor-agent train`."""
+"""The command `edgetailor-agent train`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`edgetailor-agent uninstall-service`."""
+"""The command `edgetailor-agent uninstall-service`."""
 
 import click
 

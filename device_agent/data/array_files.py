@@ -235,7 +235,7 @@ def _read_member(
 
 
 def _unpack(path: Path, member: IO[bytes], name: str, size: int, to: Path | None) -> FileArray:
-    """Unpack the array of `size` bytes in `member`: small ones to memory, others to disk."""
+    """Unpack the array of `size` bytes in `member`: small arrays to memory, others to disk."""
     if to is None or size <= IN_MEMORY_BYTES:
         shape, fortran, dtype = read_header(member)
         data, count = member.read(), math.prod(shape)

@@ -158,7 +158,7 @@ def _windows(
 def suffix_of(head: bytes, preprocessing: Preprocessing | None) -> str:
     """The suffix that fits a file with the first bytes `head`.
 
-    A file that is not an array is taken for the kind that `preprocessing` reads.
+    Any other file gets the suffix of the kind that `preprocessing` reads.
     """
     if head.startswith(b"\x93NUMPY"):
         return ".npy"

@@ -413,7 +413,7 @@ def _release(offer: ReleaseOffer) -> InstalledRelease | None:
 
 
 def _failure(error: OSError) -> StorageError:
-    """`error` as an error of the state folder."""
+    """Turn `error` into an error of the state folder."""
     return storage_error(error) or StorageError(
         "{file}: {reason}. Check the state folder of this device.",
         code="storage.unusable-releases",

@@ -11,10 +11,10 @@ VALID_S = 24 * 3600
 def check_age(work: Work, newest: int, clock: Clock) -> int:
     """Check that `work`, whose signature is valid, was signed recently.
 
-    If `work` seems to be from the future, one of the two clocks is wrong. If a time service has set
-    this device's clock, the work is refused. Otherwise the work is accepted if this clock is
-    believable (see `Clock`). Then `newest` stays as it is, because the coordinator's clock may be
-    the wrong one.
+    If `work` seems to be from the future, the clock of the device or of the coordinator is wrong.
+    If a time service has set this device's clock, the work is refused. Otherwise the work is
+    accepted if this clock is believable (see `Clock`). Then `newest` stays as it is, because the
+    coordinator's clock may be wrong.
 
     Args:
         work: The work.

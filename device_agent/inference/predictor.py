@@ -323,7 +323,7 @@ class Predictor:
         return read_personal_model(file, self.bundle.manifest)
 
     def _open(self, name: str) -> OpenStage:
-        """Open the stage `name` with the tensors that it reads, or return the open one."""
+        """Open the stage `name` with the tensors that it reads, or return the open stage."""
         if name in self._opened:
             return self._opened[name]
         signature = self.bundle.manifest.signatures[name]

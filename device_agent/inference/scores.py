@@ -110,7 +110,7 @@ def sequence_scores(probabilities: np.ndarray, y: np.ndarray) -> Scores:
 
 
 def _ctc(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """-log p(labels), by the forward recursion of Graves et al. 2006, equations 6 to 8."""
+    """Compute -log p(labels) by the forward recursion of Graves et al. 2006, equations 6 to 8."""
     logs = np.log(np.maximum(probabilities.astype(np.float64), LEAST))
     spread = np.zeros(2 * len(labels) + 1, np.int64)
     spread[1::2] = labels

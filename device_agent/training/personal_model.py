@@ -79,7 +79,8 @@ def read_personal_model(path: Path, manifest: Manifest) -> Personal:
 def _checked(tensors: Personal, manifest: Manifest) -> Personal:
     """The tensors that belong to a personal model.
 
-    Raises SafetensorError if one is missing, or has another shape or type than in the manifest.
+    Raises SafetensorError if a tensor is missing, or has another shape or type than in the
+    manifest.
     """
     personal = personal_entries(manifest)
     buffers = [entry for entry in manifest.tensors if entry.role == "buffer"]

@@ -125,7 +125,7 @@ class ScheduleRun(ResumableRun):
     def record_batch(self) -> int:
         """The batch size for recordings: the largest of the training batches.
 
-        A graph takes any batch size, but the memory is predicted for the largest one.
+        A graph takes any batch size, but the memory is predicted for the largest batch.
         """
         sizes = [s.batch_size for s in self.bundle.manifest.schedule if isinstance(s, Train)]
         return max(sizes, default=1)

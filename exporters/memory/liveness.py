@@ -179,8 +179,8 @@ def execution_order(
 
     `read` has the values that each node `reads`, if they are known.
 
-    The order comes from a depth-first search that starts at the final nodes, the last one first.
-    Of the nodes that produce a node's inputs, the search visits the last one in the file first.
+    The order comes from a depth-first search that starts at the final nodes, the last one first. Of
+    the nodes that produce a node's inputs, the search first visits the last node in the file.
     """
     # ONNX Runtime turns Constant nodes into initializers before it orders the other nodes.
     read = read or {node: tuple(reads(node)) for node in graph}

@@ -195,7 +195,7 @@ def cosine_distance(output: Tensor, labels: Tensor) -> Tensor:
 
 
 def dice(logits: Tensor, labels: Tensor) -> Tensor:
-    """1 - the soft Dice coefficient of each class (Milletari et al. 2016), a mean over samples.
+    """One minus the soft Dice coefficient (Milletari et al. 2016), a mean over samples and classes.
 
     The coefficient of a sample's class is (2 * sum p * g + 1) / (sum p + sum g + 1), where p are
     the probabilities of the class at all positions that are not IGNORED, and g is 1 where the label

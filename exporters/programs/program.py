@@ -263,7 +263,7 @@ def labels_port(labels: LabelRule) -> Port:
 
 
 def packed_port(port: Port, parts: tuple[Part, ...]) -> Port:
-    """`port` as one that holds `parts` side by side."""
+    """Return `port`, packed so that it holds `parts` side by side."""
     return msgspec.structs.replace(port, parts=parts)
 
 

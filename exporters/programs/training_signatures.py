@@ -75,7 +75,7 @@ def run(graph: GraphModule, tensors: Tensors, x: Tensor, names: Names = same_nam
 
     Args:
         graph: A recorded graph.
-        tensors: The device's state. The graph's own tensors replace missing ones.
+        tensors: The device's state. The graph's own tensors replace missing tensors.
         x: A batch of samples.
         names: Maps the graph's names to those in `tensors`.
 

@@ -28,7 +28,7 @@ class Captured:
             with this number of rows. None if no embedding reads the samples directly.
         input_range: The range of the numbers in random samples; empty for standard normal ones.
         parts: The inputs that are packed into a sample; empty if a sample is one array.
-        outputs: The outputs of the model, which the graphs return as one.
+        outputs: The outputs of the model, which the graphs return as one tensor.
     """
 
     training: GraphModule

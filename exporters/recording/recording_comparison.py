@@ -254,7 +254,7 @@ def wrong_ids(error: Exception, ranged: bool) -> ModelError:
 
 
 def run_original(model: nn.Module, x: Tensor, outputs: OutputForm) -> Tensor:
-    """The outputs of `model` for `x` as one. Raises ModelError unless they are finite float32."""
+    """The outputs of `model` for `x` as one tensor. Raises ModelError unless finite float32."""
     try:
         with SeededBernoulli(0), uniform_draws(), as_on_devices():
             output = outputs.pack(model(x))

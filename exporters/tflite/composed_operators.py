@@ -20,7 +20,7 @@ HALF_PI = (1.5703125, 4.837512969970703e-4, 7.549789948768648e-8)
 
 
 def tan(x: Tensor) -> Tensor:
-    """sin(r) / cos(r), or -cos(r) / sin(r) if n is odd, with r = x - n pi / 2 closest to zero.
+    """tan(x) = sin(r) / cos(r), or -cos(r) / sin(r) for odd n, with r = x - n pi / 2 closest to 0.
 
     cos(x) has an absolute error of about float32's rounding of 1. Near a zero of cos, this is a
     large relative error, so that sin(x) / cos(x) is inaccurate there.

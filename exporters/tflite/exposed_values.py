@@ -42,7 +42,7 @@ def with_outputs(data: bytes, subgraph: schema.SubGraph, indices: Sequence[int])
     """Return the file `data`, changed so that `subgraph` also returns the tensors at `indices`.
 
     The longer list of outputs is appended to the file. The reference to the old list is changed so
-    that it points to the new one. Parsing and writing the whole file would take seconds.
+    that it points to the new list. Parsing and writing the whole file would take seconds.
     """
     outputs = dict.fromkeys([*subgraph.OutputsAsNumpy().tolist(), *indices])
     field = subgraph._tab.Pos + subgraph._tab.Offset(OUTPUTS)

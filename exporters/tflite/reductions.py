@@ -49,7 +49,7 @@ def reduction(code: str) -> Single:
 
 
 def reduce_singly(lowering: Lowering, code: str, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-    """Reduce one axis after the other, the last axis first; each one keeps size one.
+    """Reduce one axis after the other, the last axis first; each reduced axis keeps size 1.
 
     XNNPACK (LiteRT's fast library) adds all numbers of a sum to one total and rounds it after each
     addition. For a sum over all positions of a batch, this error is not negligible: in a ResNet-20,

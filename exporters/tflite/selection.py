@@ -64,7 +64,7 @@ def sort(
     descending: bool = False,
     stable: bool | None = None,
 ) -> tuple[Value, Value]:
-    """All elements along an axis, sorted, and their indices; equal ones keep their order."""
+    """All elements along an axis, sorted, and their indices; equal elements keep their order."""
     return top(lowering, x, int(x.shape[dim]), dim, descending)
 
 

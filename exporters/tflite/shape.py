@@ -143,8 +143,8 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
 def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]) -> Tensor:
     """Slice axes of `tensor`; `ends` maps an axis to (first, last), and `last` is not included.
 
-    If `tensor` has more than MAX_AXES axes and only one is sliced, the axes before it are merged,
-    and so are the axes after it.
+    If `tensor` has more than MAX_AXES axes and only one axis is sliced, the axes before it are
+    merged, and so are the axes after it.
     """
     rank = len(tensor.shape)
     if rank > MAX_AXES and len(ends) == 1:
@@ -176,7 +176,7 @@ def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
 
 
 def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
-    """Concatenate `values` along `axis`, in the layout of the first one.
+    """Concatenate `values` along `axis`, in the layout of the first value.
 
     XNNPACK (LiteRT's fast library) accepts at most MAX_PARTS values, so more values are first
     concatenated in groups.

@@ -33,7 +33,7 @@ class Cone:
     """The operators that compute the value of one node from the values of other nodes.
 
     Attributes:
-        nodes: The operators in the order of the graph. The last one is the node.
+        nodes: The operators in the order of the graph. The last operator is the node.
         leaves: The nodes whose values the operators read.
     """
 
@@ -126,7 +126,7 @@ class LazyOutputs:
 
     Attributes:
         nodes: The nodes in the order in which they are computed.
-        steps: `nodes`, and the index of each output after the last node that this output needs.
+        steps: The nodes, and after the last node that an output needs, the index of this output.
     """
 
     def __init__(self, module: GraphModule, outputs: Sequence[int]) -> None:

@@ -183,7 +183,7 @@ class ComparedFile:
 
 
 def leaves_of(part: Part) -> list[Node]:
-    """The nodes whose values the piece of `part`, or the same operators, read."""
+    """The nodes whose values `part` reads: in its piece, or in its operators in float64."""
     return list(dict.fromkeys((*part.cone.leaves, *part.piece.reads.values())))
 
 
@@ -282,7 +282,7 @@ class OnnxComparison:
     def _compare(
         self, file: ComparedFile, part: Part, leaves: Mapping[Node, Tensor], batch: int
     ) -> None:
-        """Compare a part of `file`, unless an equal one is known to be right.
+        """Compare a part of `file`, unless an equal part is known to be right.
 
         If a piece reads other nodes than the operators in float64, a good result is not remembered.
         The result depends on the values of these nodes, which may differ in another graph.
@@ -318,7 +318,7 @@ def repeated(value: Tensor, shape: torch.Size) -> Tensor:
 
 
 def single(value: Tensor) -> Tensor:
-    """`value` in float32, if it is in float64."""
+    """Convert `value` from float64 to float32; return other values unchanged."""
     return value.float() if value.dtype == torch.float64 else value
 
 

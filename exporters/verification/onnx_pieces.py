@@ -156,7 +156,7 @@ class OnnxFile:
 def without_outputs(node: NodeProto, names: Container[str]) -> NodeProto:
     """Return `node` with new names for those of its outputs that are in `names`.
 
-    A piece may need one output of a node and read another one as a known value.
+    A piece may need one output of a node and read another output as a known value.
     """
     if not any(name in names for name in node.output):
         return node

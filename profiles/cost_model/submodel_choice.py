@@ -83,7 +83,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """All candidates, best first, and the best one that fits."""
+    """All candidates, best first, and the best candidate that fits."""
 
     rows: tuple[Row, ...]
     chosen: Candidate | None

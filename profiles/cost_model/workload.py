@@ -112,7 +112,7 @@ def sizes_of(kind: str, inputs: Shapes, outputs: Shapes) -> tuple[int, ...]:
 
 
 def product_sizes(left: Shape, right: Shape, result: Shape) -> tuple[int, ...]:
-    """(matrices, rows, columns, length) of a matrix product."""
+    """The sizes (matrices, rows, columns, length) of a matrix product."""
     columns = result[-1] if len(right) > 1 else 1
     rows = result[-2] if len(result) > 1 else 1
     matrices = math.prod(result[:-2])

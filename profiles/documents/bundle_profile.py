@@ -74,7 +74,7 @@ class Duration(Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """(p90 - p10) / median."""
+        """The spread of the times, relative to the median: (p90 - p10) / median."""
         return (self.p90_s - self.p10_s) / self.median_s if self.median_s else 0.0
 
 

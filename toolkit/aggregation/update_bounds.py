@@ -35,8 +35,9 @@ class Scale(NamedTuple):
     """How large the numbers of one tensor are.
 
     `held` is the largest absolute number in the update. `received` is the largest absolute number
-    in the model that the update was trained from. For a variance, both are square roots. `loose`
-    means that the tensor is a statistic or a factor, so the model alone gives no scale for it.
+    in the model that the update was trained from. For a variance, both numbers are square roots.
+    `loose` means that the tensor is a statistic or a factor, so the model alone gives no scale for
+    it.
     """
 
     held: float
@@ -62,7 +63,7 @@ class Excess(NamedTuple):
 
     @property
     def times(self) -> float:
-        """`held` relative to `reference` and `room`; more than LIMIT is too much."""
+        """`held` divided by `reference` and `room`. A result above LIMIT is too much."""
         # The reference may be inf, too, if several updates overflow.
         return self.held / self.reference / self.room if math.isfinite(self.held) else math.inf
 
@@ -77,8 +78,8 @@ def excesses(round_: Mapping[str, Scales]) -> dict[str, Excess]:
     """Return, for each device, how far the worst tensor of its update exceeds its reference.
 
     The reference of a tensor is the largest of three numbers: what the device received, UNIT, and
-    the upper median of the other updates. As long as most updates are honest, the dishonest ones
-    cannot raise the median to hide, nor lower it to make an honest update look large.
+    the upper median of the other updates. As long as most updates are honest, dishonest updates can
+    neither raise the median to hide, nor lower the median to make an honest update look large.
     """
     held: dict[str, list[float]] = {}
     for own in round_.values():

@@ -2,8 +2,8 @@
 
 Every index of every axis has a *unit*, a number. If two indices must be kept or dropped together,
 they have the same unit: for example the same channel of both operands of an addition, or of the
-output of a convolution and the input of the next one. Flattening repeats units, concatenation
-appends them.
+output of a convolution and the input of the next convolution. Flattening repeats units,
+concatenation appends them.
 """
 
 from collections.abc import Iterable, Set

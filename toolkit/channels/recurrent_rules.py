@@ -38,7 +38,7 @@ def recurrent(step: Step) -> Value:
 
 
 def initial_states(step: Step) -> list[object]:
-    """The initial states: a list of two for an LSTM, of one for other layers."""
+    """The initial states, as a list: two for an LSTM, one for other layers."""
     given = step.argument("hx")
     return list(given) if isinstance(given, list | tuple) else [given]
 

@@ -37,7 +37,8 @@ def reshape(step: Step) -> Value:
 def squeeze(step: Step) -> Value:
     """Drop axes of size 1.
 
-    A longer axis must keep two channels; with only one it would have size 1 and be dropped too.
+    A longer axis must keep two channels; with a single channel, it would have size 1 and be dropped
+    too.
     """
     x = step.axes("self")
     dims = step.argument("dim") if step.takes("dim") else range(len(x))

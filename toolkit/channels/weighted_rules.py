@@ -19,7 +19,7 @@ def join_bias(step: Step, channels: Axis) -> None:
 
 
 def linear(step: Step) -> Value:
-    """(..., i) and weight (o, i) -> (..., o)."""
+    """A linear layer: (..., i) and weight (o, i) -> (..., o)."""
     x, (outputs, inputs) = step.axes("input"), step.axes("weight")
     step.units.join(x[-1], inputs)
     step.units.add_computed(outputs)
@@ -29,7 +29,7 @@ def linear(step: Step) -> Value:
 
 
 def convolution(step: Step) -> Value:
-    """(N, i, ...) and weight (o, i / groups, ...), transposed (i, o / groups, ...)."""
+    """Convolution: (N, i, ...) and weight (o, i / groups, ...), transposed (i, o / groups, ...)."""
     transposed = "transpose" in step.name or (
         step.takes("transposed") and step.argument("transposed")
     )
@@ -137,7 +137,7 @@ def group_norm(step: Step) -> Value:
 
 
 def weight_norm(step: Step) -> Value:
-    """g * v / ||v||, with one norm for each index of the axis `dim`."""
+    """Weight norm: g * v / ||v||, with one norm for each index of the axis `dim`."""
     v, g = step.axes("v"), step.axes("g")
     dim = step.argument("dim")
     if len(g[dim]) > 1:

@@ -1,4 +1,4 @@
-"""`python -m toolkit.cli`."""
+"""Runs `edgetailor` as `python -m toolkit.cli`."""
 
 from toolkit.cli import main
 

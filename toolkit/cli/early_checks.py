@@ -41,7 +41,7 @@ def check_data(source: str) -> None:
 
 
 def check_specs(specs: Iterable[str]) -> list[str]:
-    """Return the specs in canonical form. Raises SpecError for the first one that is wrong."""
+    """Return the specs in canonical form. Raises SpecError for the first wrong spec."""
     return [str(check_spec(spec)) for spec in specs]
 
 

@@ -118,7 +118,7 @@ class SiteModel:
         return self._federation.bundle(submodel, round_ if task is None else task.round)
 
     def _begin(self) -> None:
-        """Make the next model the open one, if one has come."""
+        """If the next model has come, make it the model of the open round."""
         if self._has_next():
             shutil.rmtree(self._folder / OPEN, ignore_errors=True)
             os.replace(self._folder / NEXT, self._folder / OPEN)

@@ -61,7 +61,7 @@ def read_samples(
 
 
 def _with_shapes(labels: LabelRule, arrays: Mapping[str, FileArray]) -> LabelRule:
-    """`labels` with the shapes of the arrays: those of the model are not known yet."""
+    """Return `labels` with the shapes of `arrays`: the model's shapes are not known yet."""
     parts = tuple(
         struct_replace(part, shape=as_array(arrays[array_name(LABELS, part)]).shape[1:])
         for part in labels.parts

@@ -95,7 +95,7 @@ class SampleFlow:
         )
 
     def samples_times(self, size: object) -> int | None:
-        """n if `size` is n times the batch size of the recording, else None."""
+        """The number n if `size` is n times the batch size of the recording, else None."""
         if not isinstance(size, torch.SymInt):
             return None
         # Expressions are compared: comparing sizes would add guards to the recording.
@@ -114,8 +114,8 @@ class SampleFlow:
     def behind(self, node: Node) -> tuple[frozenset[Node], frozenset[Node]]:
         """The nodes from which `node` is computed: activations or samples, and constants.
 
-        The activations are the nearest ones. The constants are all nodes between these activations
-        and `node`, and the nodes from which these constants are computed.
+        Only the nearest activations are returned. The constants are all nodes between these
+        activations and `node`, and the nodes from which these constants are computed.
         """
         if node not in self._behind:
             activations, constants = set[Node](), set[Node]()

@@ -87,7 +87,7 @@ def percent(share: float | None) -> str:
 
 
 def _mark(*measured: Duration) -> str:
-    """`UNSTEADY` if one of the measured times varies too much."""
+    """The mark `UNSTEADY` if a measured time varies too much; else empty."""
     return UNSTEADY if any(d.p90_s > SPREAD * d.median_s for d in measured) else ""
 
 

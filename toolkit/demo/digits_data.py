@@ -28,7 +28,7 @@ def write_data(folder: DemoFolder, devices: Sequence[str], seed: int) -> tuple[i
 def split_samples(
     labels: np.ndarray, devices: int, held_out: float, alpha: float, seed: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Split samples into held-out ones and a part for each device.
+    """Split samples into held-out samples and a part for each device.
 
     Args:
         labels: The labels of all samples (n,).

@@ -121,8 +121,8 @@ def products_by_mode(target: Tensor, factors: Sequence[Tensor]) -> Iterator[Tens
     """Yield X_(n) K_n (I_n, R) for each mode n in turn, with X = `target` and K_n as in `als`.
 
     The product of X and the factors before n, component by component, is kept from mode to mode (a
-    chain of the dimension tree). All modes together then need only two large matrix products.
-    The caller may replace the factor of a mode after it was yielded; later modes use the new one.
+    chain of the dimension tree). All modes together then need only two large matrix products. The
+    caller may replace the factor of a mode after it was yielded; later modes use the new factor.
     """
     unfolded = target.reshape(target.shape[0], -1)
     yield unfolded @ khatri_rao(factors[1:])

@@ -150,7 +150,7 @@ def leading_components(matrix: Tensor, rank: int, basis: Tensor | None = None) -
 
 
 def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
-    """Whether every truncation is within the tolerance of the best one, by two estimates.
+    """Whether every truncation is within the tolerance of the best truncation, by two estimates.
 
     The gain of a step is the energy that its basis captures, minus that of the previous basis.
 
@@ -186,7 +186,10 @@ def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
 
 
 def gram_matrix(block: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """block^T block (k, k). Squaring in float32 could lose directions with little energy."""
+    """The Gram matrix block^T block (k, k).
+
+    Squaring in float32 could lose directions of little energy.
+    """
     block = block.to(dtype)
     return block.T @ block
 

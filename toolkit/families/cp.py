@@ -193,7 +193,10 @@ class CP(Family):
         )
 
     def strength(self, spec: Spec) -> float:
-        """1 / compression rate, at most 1: factors with more values than the tensor add nothing."""
+        """The strength: 1 / compression rate, and at most 1.
+
+        Factors with more values than the tensor add nothing.
+        """
         return 1 / max(1.0, forms.CP.size_as_number(spec))
 
     def recover(

@@ -199,7 +199,7 @@ def origin_of(layer: str, own: str) -> Origin:
 
 
 class FrobeniusDecay:
-    """strength / 2 * sum of ||U V^T||_F^2 over pairs of factors.
+    """The penalty strength / 2 * sum of ||U V^T||_F^2 over pairs of factors.
 
     Each norm is computed as trace((U^T U)(V^T V)), which needs r x r matrices only.
     """

@@ -1,7 +1,7 @@
 """`width`: the leading channels of every layer (HeteroFL, FjORD's ordered dropout).
 
-The smaller networks are nested: a narrow submodel has a subset of the channels of a wider one. Each
-number is averaged over the devices that have it.
+The smaller networks are nested: a narrow submodel has a subset of the channels of a wider submodel.
+Each number is averaged over the devices that have it.
 
 `scaler=on` divides the outputs of narrowed layers by the ratio while a device trains. HeteroFL's
 authors do so with static batch norms. Batch norms that track statistics would not fit: devices

@@ -1,7 +1,7 @@
 """Rounds in which sites answer with whole models, so that Flower's privacy methods can be used.
 
 The next global model is the plain mean of the sites' models, computed by Flower's FedAvg. Sites
-count equally, because a clipped change must not weigh more than another one.
+count equally, because a clipped change must not weigh more than another change.
 """
 
 import json

@@ -93,7 +93,7 @@ class Tensorized:
         return {**self.composed(tensors), **factors}
 
     def gaps(self, tensors: Tensors) -> dict[str, Tensor]:
-        """[[A]] - theta of every parameter, by the global parameter's name."""
+        """The difference [[A]] - theta of every parameter, by the global parameter's name."""
         centres = self.composed(tensors)
         return {name: centre - tensors[personal_name(name)] for name, centre in centres.items()}
 
@@ -122,7 +122,7 @@ class Tensorized:
 
 
 def distance(gaps: Mapping[str, Tensor]) -> Tensor:
-    """||theta - [[A]]||^2, summed over all parameters."""
+    """The squared distance ||theta - [[A]]||^2, summed over all parameters."""
     return torch.stack([gap.square().sum() for gap in gaps.values()]).sum()
 
 

@@ -117,7 +117,8 @@ def find_workloads(
 ) -> tuple[list[Known], tuple[Impossible, ...]]:
     """The workloads of `specs`, and the specs that are impossible.
 
-    Exports the submodels that are not in the cache. Each export takes seconds and is a stage.
+    Exports the submodels that are not in the cache. Each export takes seconds, and is reported as a
+    stage.
     """
     results = {spec: workloads.remembered(spec) for spec in specs}
     new = [spec for spec, result in results.items() if result is None]

@@ -154,7 +154,7 @@ def as_json(document: EvaluationDocument) -> str:
 
 
 def read_evaluation(path: Path) -> EvaluationDocument | None:
-    """Read the document at `path`; None if it is another one, such as a profile.
+    """Read the document at `path`; None for another document, such as a profile.
 
     Raises InputError if it is damaged, or of a newer version.
     """

@@ -110,7 +110,7 @@ def class_sections(documents: Sequence[EvaluationDocument]) -> Iterable[str]:
 
 
 def legend(documents: Sequence[EvaluationDocument]) -> str:
-    """The colour of each evaluation; empty for a single one."""
+    """The colour of each evaluation; empty for a single evaluation."""
     if len(documents) == 1:
         return ""
     items = (

@@ -82,7 +82,7 @@ def simulate(
         workers: Number of processes that train the clients of a round. With 1 and the engine
             `local`, this process trains them.
         engine: `local` starts the workers on this machine, `ray` as Ray actors.
-        threads: Threads of PyTorch in each worker. Small models are fastest with one.
+        threads: Threads of PyTorch in each worker. Small models are fastest with one thread.
         device: The PyTorch device on which clients are trained, such as `"cuda"`.
         seed: Replaces both seeds of the file.
         rounds: Replaces the number of rounds in the file.
@@ -291,7 +291,8 @@ def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
 def refuse_personal_models(model: Federation, specs: Iterable[str]) -> None:
     """Raise InputError if a submodel in `specs` keeps a personal model.
 
-    A client with a personal model cannot change its submodel, because the model fits only one.
+    A client with a personal model cannot change its submodel, because its personal model fits only
+    this submodel.
     """
     for spec in dict.fromkeys(specs):
         if any(entry.role == "personal" for entry in model.submodel(spec).program.tensors):

@@ -54,7 +54,7 @@ class Counts:
     exchanged: int
 
     def capacity(self, full: "Counts") -> float:
-        """(p + a) / (P + A), relative to the counts of the full model."""
+        """The capacity (p + a) / (P + A), relative to the counts of the full model."""
         return (self.params + self.activations) / (full.params + full.activations)
 
 

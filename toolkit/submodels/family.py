@@ -107,7 +107,7 @@ class Family(ABC):
 
 
 class ExchangesLayers(Family):
-    """A family that only replaces layers. So another family can select which ones.
+    """A family that only replaces layers. So another family can select which layers.
 
     Its form says `exchanges_layers=True`. `slice` uses it for specs such as
     `slice:0.42+low-rank:0.25`.

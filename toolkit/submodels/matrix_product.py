@@ -36,7 +36,10 @@ class Product:
             raise ValueError(f"factors that make {sizes}, not {self.shape}")
 
     def matrices(self) -> tuple[Tensor, Tensor]:
-        """u as (p, r) and v as (r, q). They are copied only if their memory layout requires it."""
+        """The factors as matrices: u (p, r) and v (r, q).
+
+        They are copied only if their memory layout requires it.
+        """
         rank = self.v.shape[0]
         return self.u.reshape(-1, rank), self.v.reshape(rank, -1)
 

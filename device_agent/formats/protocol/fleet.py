@@ -124,12 +124,7 @@ def further_figures(figures: Measured | None) -> dict[str, float]:
 
 
 def further_text(figures: Measured | None) -> str:
-    """`further_figures` as text, each after a comma.
-
-    Examples:
-        >>> further_text(HeldOutFigures(metrics={"iou": 0.5})), further_text(None)
-        (', iou 0.5', '')
-    """
+    """Write `further_figures` as text, with a comma before each figure."""
     return "".join(f", {name} {value:.4g}" for name, value in further_figures(figures).items())
 
 

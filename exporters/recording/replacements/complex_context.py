@@ -51,7 +51,7 @@ def in_recorder() -> bool:
 
 
 def flat(values: Iterable[Any]) -> Iterator[Any]:
-    """The values, also those in tuples and lists."""
+    """Yield `values`, including those inside tuples and lists."""
     for value in values:
         if isinstance(value, tuple | list):
             yield from flat(value)

@@ -213,7 +213,7 @@ def compute(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def multilinear(func: Callable[..., Any], operands: Iterable[Any]) -> Pair:
-    """`func`, which is linear in each operand: the sum over all choices of parts."""
+    """Compute `func`, which is linear in each operand, as the sum over all choices of parts."""
     given = [
         each
         for operand in operands
@@ -296,19 +296,19 @@ def view_as_real(z: Pair) -> Tensor:
 
 
 def added(a: Any, b: Any, alpha: float = 1) -> Pair:
-    """`torch.add`."""
+    """`torch.add` of pairs."""
     total: Pair = paired(a) + b * alpha
     return total
 
 
 def subtracted(a: Any, b: Any, alpha: float = 1) -> Pair:
-    """`torch.sub`."""
+    """`torch.sub` of pairs."""
     difference: Pair = paired(a) - b * alpha
     return difference
 
 
 def divided(a: Any, b: Any) -> Pair:
-    """`torch.div`."""
+    """`torch.div` of pairs."""
     quotient: Pair = paired(a) / b
     return quotient
 
@@ -329,13 +329,13 @@ def power(z: Any, exponent: Any) -> Pair:
 
 
 def chosen(condition: Tensor, a: Any, b: Any) -> Pair:
-    """`torch.where`."""
+    """`torch.where` of pairs."""
     a, b = paired(a), paired(b)
     return Pair(torch.where(condition, a.real, b.real), torch.where(condition, a.imag, b.imag))
 
 
 def filled(z: Pair, mask: Tensor, value: Any) -> Pair:
-    """`torch.masked_fill`."""
+    """`torch.masked_fill` of a pair."""
     value = paired(value)
     return Pair(z.real.masked_fill(mask, value.real), z.imag.masked_fill(mask, value.imag))
 
@@ -364,13 +364,13 @@ def multiplied(z: Pair, dim: int, keepdim: bool = False) -> Pair:
 
 
 def mixed(a: Any, b: Any, weight: Any) -> Pair:
-    """`torch.lerp`."""
+    """`torch.lerp` of pairs."""
     between: Pair = paired(a) + (paired(b) - a) * weight
     return between
 
 
 def created(name: str) -> Callable[..., Pair]:
-    """`torch.zeros`, `Tensor.new_zeros` and others named `name`, of a complex type or number."""
+    """A replacement of `torch.zeros`, `Tensor.new_zeros` or similar, for complex results."""
     make = getattr(torch, name, None) or getattr(Tensor, name)
 
     def create(*given: Any, dtype: torch.dtype | None = None, **more: Any) -> Pair:
@@ -384,7 +384,7 @@ def created(name: str) -> Callable[..., Pair]:
 
 
 def padded(z: Pair, pad: Any, mode: str = "constant", value: Any = None) -> Pair:
-    """`torch.nn.functional.pad`."""
+    """`torch.nn.functional.pad` of a pair."""
     if mode != "constant":
         return Pair(*(functional.pad(part, pad, mode) for part in (z.real, z.imag)))
     filled = complex(value or 0)
@@ -395,7 +395,7 @@ def padded(z: Pair, pad: Any, mode: str = "constant", value: Any = None) -> Pair
 
 
 def converted(z: Any, *to: Any, **more: Any) -> Any:
-    """`Tensor.to` and others: of a real type, the real part; of a complex one, a pair."""
+    """`Tensor.to` and similar: the real part for a real type, a pair for a complex type."""
     for kind in (*to, *more.values()):
         kind = kind.dtype if isinstance(kind, Tensor) else kind
         if isinstance(kind, torch.dtype) and not kind.is_complex:
@@ -404,7 +404,7 @@ def converted(z: Any, *to: Any, **more: Any) -> Any:
 
 
 def to_type(kind: torch.dtype) -> Callable[..., Any]:
-    """`Tensor.float` and others."""
+    """A method such as `Tensor.float`, which converts a pair to the type `kind`."""
     return lambda z: converted(z, kind)
 
 

@@ -165,7 +165,7 @@ def padded_sequences() -> Iterator[None]:
 def sorted_packing(longer: bool = False) -> Iterator[None]:
     """Context in which models pack samples in any order.
 
-    With `longer`, they pad packed sequences to more steps than the longest one has.
+    With `longer`, models pad packed sequences to more steps than the longest sequence has.
     """
     with (
         code_of(PACK, sorting_pack),

@@ -103,7 +103,7 @@ def bernoulli_(func: Computes, x: Tensor, p: Any = 0.5, **more: Any) -> Tensor:
 
 
 def bounds(given: Sequence[int], low: int | None = None, high: int | None = None) -> list[int]:
-    """The two bounds of `torch.randint`. If only one is given, the first bound is 0."""
+    """The two bounds of `torch.randint`. If a single bound is given, the first bound is 0."""
     both = [bound for bound in (low, *given, high) if bound is not None]
     return both if len(both) == 2 else [0, *both]
 

@@ -108,7 +108,7 @@ class Registry:
     def enrol(
         self, token: str, name: str, public_key: str, machine: str, plan: Plan
     ) -> tuple[Device, str]:
-        """Enrol a device of the token's kind, or give an enrolled one a new secret.
+        """Enrol a device of the token's kind, or give an enrolled device a new secret.
 
         Args:
             token: A join token.

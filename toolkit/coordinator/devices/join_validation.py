@@ -31,7 +31,7 @@ def check_name(name: str) -> str:
 
 
 def check_machine(fields: dict[str, str | int | None]) -> str:
-    """Encode the device's machine as JSON. Raises RefusalError (422) for an invalid or long one."""
+    """Encode the device's machine as JSON. Raises RefusalError (422) if invalid or long."""
     try:
         machine = msgspec.json.encode(msgspec.convert(fields, Machine)).decode()
     except msgspec.ValidationError as error:

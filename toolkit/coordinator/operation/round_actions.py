@@ -26,8 +26,8 @@ class RoundActions(FederationState):
             if updates < needed:
                 raise conflict(
                     "Round {round} has {counted}, and needs {needed} (`min_updates`, `quorum`). "
-                    "Wait for more. Unless `min_updates` asks for them, you can also pause devices "
-                    "that do not come.",
+                    "Wait for more updates. If `min_updates` is not set, you can also pause "
+                    "devices that send none: fewer updates are then needed.",
                     code="operator.too-few-updates",
                     round=round_,
                     counted=counted(updates, "update"),

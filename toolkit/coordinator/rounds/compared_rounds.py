@@ -39,7 +39,7 @@ def best_of(figures: Sequence[tuple[int, Figure]]) -> int:
 
 
 def last_improvement(figures: Sequence[tuple[int, Figure]]) -> int:
-    """The first round that no later one improves on. `figures` has at least one round."""
+    """The first round that no later round improves on. `figures` has at least one round."""
     best, figure = figures[0]
     for round_, later in figures:
         if is_better(later, figure):

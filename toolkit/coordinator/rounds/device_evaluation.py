@@ -127,7 +127,7 @@ Figure = Callable[[EvaluationCounts], float | None]
 
 
 def _of_devices(given: Counts, figure: Figure) -> list[float]:
-    """`figure` of each device, ascending; empty if a device has none."""
+    """The `figure` of each device, ascending; empty if a device has no such figure."""
     values = [value for counts in given if (value := figure(counts)) is not None]
     return sorted(values) if len(values) == len(given) else []
 

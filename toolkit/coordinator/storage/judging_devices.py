@@ -20,10 +20,10 @@ class JudgingDevice:
         name: Its name.
         kind: The name of its kind.
         labels: How many of its labels count.
-        accuracy: With the received model; None for a regression.
-        loss: With the received model.
-        trained_accuracy: With its own model after local training.
-        trained_loss: With its own model after local training.
+        accuracy: Accuracy with the received model; None for a regression.
+        loss: Loss with the received model.
+        trained_accuracy: Accuracy with its own model after local training.
+        trained_loss: Loss with its own model after local training.
     """
 
     device: str

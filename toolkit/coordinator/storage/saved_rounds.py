@@ -26,14 +26,14 @@ class SavedRound:
 
     Attributes:
         round: Its number; 0 is the model before training.
-        accuracy: On held-out data; None for a regression.
-        loss: On held-out data; None without such data.
+        accuracy: Accuracy on held-out data; None for a regression.
+        loss: Loss on held-out data; None without such data.
         updates: How many updates were aggregated.
         model: SHA-256 of the global model after the round.
         kept: Whether this model is kept. `keep` in the federation's file decides this.
         lost: Whether the model is kept, but its file is missing.
         started_from: The round whose model was trained; None for round 0.
-        best: Whether it is the best round so far.
+        best: Whether this is the best round so far.
         current: Whether the next round starts from its model.
         devices: How the devices that received this model judge it; None if they did not.
         held_out: Further figures on held-out data, such as those of each class; None without any.
