@@ -190,7 +190,7 @@ def files_digest(graphs: Graphs) -> str:
 
 
 def cache_folder() -> Path:
-    """The cache folder: $EDGETAILOR_CACHE, or $XDG_CACHE_HOME/edgetailor, or ~/.cache/edgetailor."""
+    """The folder $EDGETAILOR_CACHE, or $XDG_CACHE_HOME/edgetailor, or ~/.cache/edgetailor."""
     chosen, base = os.environ.get(VARIABLE), os.environ.get("XDG_CACHE_HOME")
     if chosen:
         return Path(chosen)
