@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     type=Choice(["class", "device"]),
     help="Also compare the last rounds: the accuracy of each class, or the figures on devices.",
 )
-@click.option("--curves", type=click.Path(path_type=Path), help="Write the curves to this PNG.")
+@click.option(
+    "--curves",
+    type=click.Path(path_type=Path),
+    help="Write the curves, by round and by simulated time, to this PNG.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(runs: Sequence[Path], by: str | None, curves: Path | None, as_json: bool) -> None:
     """Compare simulations by their folders RUN.

@@ -40,6 +40,8 @@ from toolkit.toml_files import KeyPath, Table, Tier, checked_spec, read_table, r
 
 Positive = Annotated[int, Field(ge=1)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MAX_STALENESS, MOST_STALENESS = 10, 100
+"""The default of `max_staleness` and the largest: the models of so many rounds are kept."""
 MOST_KEPT_UPDATES = 3
 """The highest `keep_updates`: older rounds have no records of their updates."""
 AUTO = "auto"
@@ -253,6 +255,10 @@ class FederationConfig(Table):
     - `min_devices`: the first round opens when this many have joined.
     - `quorum`: a round closes early when this many updates have come.
     - `min_updates`: a round never closes with fewer updates.
+    - `mode`: in asynchronous rounds, updates count in the round in which they come, with less
+      weight the more rounds have closed since their model.
+    - `buffer_size`: an asynchronous round closes when this many updates have come.
+    - `max_staleness`: updates of a model that is older than this many rounds are refused.
     - `forget_after`: a device that was not seen for these seconds loses its membership.
     """
 
@@ -276,6 +282,9 @@ class FederationConfig(Table):
     min_devices: Positive | None = None
     quorum: Positive | None = None
     min_updates: Positive | None = None
+    mode: Literal["sync", "async"] = "sync"
+    buffer_size: Positive | None = None
+    max_staleness: Annotated[int, Field(ge=0, le=MOST_STALENESS)] | None = None
     forget_after: Span | None = None
     keep: Annotated[int | Literal["all", "best"], _whole_or("all", "best")] = 10
     keep_updates: Annotated[int, Field(ge=0, le=MOST_KEPT_UPDATES)] = 0
@@ -348,7 +357,7 @@ class FederationConfig(Table):
     @model_validator(mode="after")
     def _places_suffice(self) -> Self:
         most = self.places
-        for key in ("min_devices", "quorum", "min_updates"):
+        for key in ("min_devices", "quorum", "min_updates", "buffer_size"):
             number = getattr(self, key)
             if most is not None and number is not None and number > most:
                 raise ValueError(
@@ -363,6 +372,28 @@ class FederationConfig(Table):
             raise ValueError(
                 f"`quorum` is {self.quorum}, but a round needs `min_updates` = "
                 f"{self.min_updates} updates to close: raise `quorum`, or lower `min_updates`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mode_has_its_keys(self) -> Self:
+        if self.mode == "sync":
+            for key in ("buffer_size", "max_staleness"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f'`{key}` needs mode = "async": set `mode`, or remove `{key}`')
+            return self
+        if self.buffer_size is None:
+            raise ValueError('mode = "async" needs `buffer_size`: the updates that make a round')
+        if self.quorum is not None:
+            raise ValueError('with mode = "async", `buffer_size` is the quorum: remove `quorum`')
+        if self.buffer_size < (self.min_updates or 0):
+            raise ValueError(
+                f"`buffer_size` is {self.buffer_size}, but a round needs `min_updates` = "
+                f"{self.min_updates} updates: raise `buffer_size`, or lower `min_updates`"
+            )
+        if self.site:
+            raise ValueError(
+                'a site needs mode = "sync": the updates of its aggregate are of one model'
             )
         return self
 
@@ -453,6 +484,15 @@ class CoordinatorConfig(FederationConfig):
 
     held_out: Path | None = None
     simulation: SimulationTable | None = None
+
+    @model_validator(mode="after")
+    def _rounds_are_synchronous(self) -> Self:
+        if self.mode == "async":
+            raise ValueError(
+                'only `simulate` has mode = "async" so far: remove `mode`, `buffer_size` and '
+                "`max_staleness`, and set `quorum` so that no round waits for slow devices"
+            )
+        return self
 
 
 Config = TypeVar("Config", bound=FederationConfig)

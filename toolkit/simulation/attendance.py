@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +28,25 @@ class Turnout(NamedTuple):
 
     Clients in `present` deliver an update; those in `failed` and `late` only receive submodels.
     `simulated_s` is the simulated time of the round in seconds, or None if no time is simulated.
+    `versions` has the version of the model that each client of an asynchronous round trains from;
+    without an entry, a client trains from the newest.
     """
 
     present: Chosen
     failed: Chosen = ()
     late: Chosen = ()
     simulated_s: float | None = None
+    versions: Mapping[int, int] = MappingProxyType({})
+
+    def by_version(self, newest: int) -> list[tuple[int, Chosen]]:
+        """The clients in `present` by the version that they train from, in ascending order.
+
+        `newest` is the newest version.
+        """
+        groups: dict[int, list[tuple[int, str]]] = {}
+        for entry in self.present:
+            groups.setdefault(self.versions.get(entry[0], newest), []).append(entry)
+        return sorted(groups.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +76,7 @@ class Attendance:
 
         Whether a client fails depends only on the seed, the round and the client's number.
         """
-        # The third number separates these draws from those of the sampling.
-        luck = np.random.default_rng([self.seed, round_, 1]).random(self.clients)
+        luck = self.luck(round_)
         failed = [entry for entry in chosen if luck[entry[0]] < self.failure_rate]
         working = [entry for entry in chosen if luck[entry[0]] >= self.failure_rate]
         if self.seconds is None:
@@ -80,6 +93,11 @@ class Attendance:
             late=[entry for entry in working if entry[0] not in in_time],
             simulated_s=closed,
         )
+
+    def luck(self, round_: int) -> np.ndarray:
+        """A random number for each client of `round_`; below `failure_rate` the client fails."""
+        # The third number separates these draws from those of the sampling.
+        return np.random.default_rng([self.seed, round_, 1]).random(self.clients)
 
 
 def taken(

@@ -48,22 +48,43 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
 
 
 def draw_comparison(rows: Sequence[Row], to: Path) -> None:
-    """Write a PNG with a curve for each row: the mean of its runs, and their range."""
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    axes = figure.subplots()
+    """Write a PNG with a curve for each row: the mean of its runs, and their range.
+
+    If every round has a simulated time, a second panel has a curve for each run over this time.
+    """
+    timed = all(row.simulated_s is not None for row in rows)
+    figure = Figure(figsize=(8, 9.0 if timed else 4.5), dpi=120, layout="constrained")
+    panels = figure.subplots(2 if timed else 1, squeeze=False)[:, 0]
+    spans = [[span for _, span in over_time(row)] for row in rows] if timed else []
+    unit, name = _unit(max((times[-1] for row in spans for times in row), default=0))
     for number, row in enumerate(rows):
         style = ("-", "--", ":")[number // len(COLOURS) % 3]
         curves = [row.scores(history) for history in row.histories]
-        colour = COLOURS[number % len(COLOURS)]
-        draw_range(axes, curves, 1, color=colour, linestyle=style, label=row.name)
+        line = {"color": COLOURS[number % len(COLOURS)], "linestyle": style}
+        draw_range(panels[0], curves, 1, label=row.name, **line)
+        for scores, times in over_time(row) if timed else ():
+            panels[1].plot([time / unit for time in times], scores, **line)
     by_loss = any(row.judged_by_loss for row in rows)
-    axes.set(xlabel="round", title=f"{'Loss' if by_loss else 'Accuracy'} on held-out samples")
-    if not by_loss:
-        in_percent(axes)
-    by_round(axes)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    panels[0].set(xlabel="round", title=f"{'Loss' if by_loss else 'Accuracy'} on held-out samples")
+    panels[-1].set(xlabel=f"simulated time in {name}" if timed else "round")
+    for panel in panels:
+        if not by_loss:
+            in_percent(panel)
+        panel.grid(alpha=0.3)
+    by_round(panels[0])
+    panels[0].legend(fontsize="small")
     stream_file(to, lambda file: figure.savefig(file, format="png"))
+
+
+def over_time(row: Row) -> list[tuple[list[float], list[float]]]:
+    """For each run, the scores and the simulated seconds from the start to the end of each round.
+
+    Every round has a simulated time.
+    """
+    return [
+        (row.scores(history), [*accumulate(result.simulated_s or 0.0 for result in history)])
+        for history in row.histories
+    ]
 
 
 def draw_range(axes: Axes, curves: Sequence[Sequence[float]], first: int, **style: Any) -> None:

@@ -60,6 +60,9 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         failed: Number of clients that failed.
         late: Number of clients that were late in simulated time.
         simulated_s: Time that the round would take on the devices; None if they have no profiles.
+        mean_staleness: Mean staleness of the updates of an asynchronous round: how many versions
+            were made since the one that an update was trained from. None in synchronous rounds.
+        max_staleness: The largest staleness.
     """
 
     round: int
@@ -76,6 +79,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     late: int = 0
     simulated_s: float | None = None
+    mean_staleness: float | None = None
+    max_staleness: int | None = None
 
 
 class RunFolder:
@@ -83,10 +88,12 @@ class RunFolder:
 
     Attributes:
         history: The finished rounds.
+        kept_models: How many models stay. In asynchronous rounds clients train from earlier ones.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.kept_models = 1
         self.history: list[RoundResult] = []
         self._newest: dict[str, int] = {}
         self._written: list[str] = []
@@ -154,7 +161,16 @@ class RunFolder:
 
     def model(self) -> bytes | None:
         """The global model after the last finished round; None before the first."""
-        return self._file("model", len(self.history)).read_bytes() if self.history else None
+        return self.model_of(len(self.history)) if self.history else None
+
+    def model_of(self, round_: int) -> bytes:
+        """The global model after `round_`, one of the last `kept_models` rounds."""
+        return self._file("model", round_).read_bytes()
+
+    def keep_first_model(self, model: bytes) -> None:
+        """Keep `model` as that of round 0, unless a round is finished."""
+        if not self.history:
+            write(self._file("model", 0), model)
 
     def finish_round(self, result: RoundResult, model: bytes) -> None:
         """Write the global model of a round, then its line."""
@@ -202,7 +218,9 @@ class RunFolder:
 
     def _replace(self, owner: str, round_: int) -> None:
         """Remember the newest file of `owner`, and delete the file before it."""
-        if owner in self._newest:
+        if owner == "model":
+            self._file(owner, round_ - self.kept_models).unlink(missing_ok=True)
+        elif owner in self._newest:
             self._file(owner, self._newest[owner]).unlink()
         self._newest[owner] = round_
 
@@ -223,8 +241,8 @@ class RunFolder:
         return all(path.name.startswith(f".{SETTINGS}.") for path in self.root.iterdir())
 
     def _check_same(self, settings: Mapping[str, object]) -> None:
-        # A simulation of an earlier version has no table [evaluation].
-        before = {"evaluation": EvaluationTable().model_dump(), **self.settings()}
+        # Simulations of earlier versions lack these.
+        before = {"evaluation": EvaluationTable().model_dump(), "mode": "sync", **self.settings()}
         for key in settings:
             if key not in CHANGEABLE and before.get(key) != settings[key]:
                 raise InputError(

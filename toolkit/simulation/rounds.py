@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import decode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.aggregation.stale_updates import merge_stale
 from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.coordinator.simulation_table import SimulationTable
@@ -25,6 +27,7 @@ from toolkit.simulation.engines.engine import Engine
 from toolkit.simulation.partition import Parts
 from toolkit.simulation.results import RoundResult, RunFolder
 from toolkit.simulation.simulation_config import SimulationConfig
+from toolkit.simulation.timetable import Timetable
 
 logger = logging.getLogger(__name__)
 Choices = Mapping[str, Sequence[str]]
@@ -46,6 +49,7 @@ class Simulation:
         choices: Maps a client's submodel to the submodels from which it draws one in each round.
         parts: The rows of each client in `samples`.
         attendance: Which of a round's clients deliver an update; None for all.
+        timetable: The clients of each round, if rounds are asynchronous.
         kinds: The name of the kind of each client, for a federated evaluation.
         observers: Called with the result of each finished round.
     """
@@ -59,12 +63,15 @@ class Simulation:
     choices: Choices
     parts: Parts
     attendance: Attendance | None = None
+    timetable: Timetable | None = None
     kinds: Sequence[str] = ()
     observers: Sequence[Callable[[RoundResult], None]] = ()
 
     def run(self, engine: Engine) -> None:
         """Run the rounds that are not finished yet."""
         done = len(self.folder.history)
+        if self.timetable is not None:
+            self.folder.keep_first_model(self.federation.save())
         last = self.config.last_round
         assert last is not None  # load_simulation refuses others
         if done >= last or self._stops_early():
@@ -101,11 +108,10 @@ class Simulation:
         # other state in memory, such as subspaces of factorizations, must not matter.
         model = self.federation.save()
         self.federation.load(model)
-        chosen = sampled(self.config.simulation, self.specs, round_, self.choices)
-        turnout = self.attendance.turnout(round_, chosen) if self.attendance else Turnout(chosen)
+        turnout = self.turnout(round_)
         trained = _Round(self, round_)
-        for chunk in engine.map(round_, model, self.chunks(turnout.present)):
-            trained.keep(chunk)
+        for version, clients in turnout.by_version(round_ - 1):
+            trained.train(engine, version, model, clients)
         if trained.diverged and len(trained.diverged) == len(turnout.present):
             raise UpdateError(DIVERGED, code="update.diverged")
         lost = (*turnout.failed, *turnout.late)
@@ -123,6 +129,7 @@ class Simulation:
             failed=len(turnout.failed),
             late=len(turnout.late),
             simulated_s=turnout.simulated_s,
+            **self.staleness(trained.staleness),
             bytes_down=trained.bytes_down,
             bytes_up=trained.bytes_up,
             seconds=time.monotonic() - begun,
@@ -130,6 +137,19 @@ class Simulation:
         self.folder.finish_round(result, self.federation.save())
         for observe in self.observers:
             observe(result)
+
+    def turnout(self, round_: int) -> Turnout:
+        """The clients of `round_`."""
+        if self.timetable is not None:
+            return self.timetable.turnout(round_)
+        chosen = sampled(self.config.simulation, self.specs, round_, self.choices)
+        return self.attendance.turnout(round_, chosen) if self.attendance else Turnout(chosen)
+
+    def staleness(self, values: Sequence[int]) -> dict[str, Any]:
+        """Fields of the result: mean and largest staleness of the updates; none if synchronous."""
+        if self.timetable is None or not values:
+            return {}
+        return {"mean_staleness": sum(values) / len(values), "max_staleness": max(values)}
 
     def chunks(self, chosen: Sequence[tuple[int, str]]) -> Iterator[Chunk]:
         """Divide the clients `chosen` into chunks of the same submodel, and yield the chunks.
@@ -165,10 +185,34 @@ class _Round(TrainedChunk):
         federation = simulation.federation
         self.aggregation = Aggregation(federation.model, federation.policy)
         self.alone: list[Evaluation] = []
+        self.staleness: list[int] = []
 
-    def keep(self, chunk: TrainedChunk) -> None:
-        """Add a chunk, and write the tensors and models that its clients keep."""
-        folder, aggregation = self.simulation.folder, self.aggregation
+    def train(
+        self, engine: Engine, version: int, newest: bytes, clients: Sequence[tuple[int, str]]
+    ) -> None:
+        """Let `engine` train `clients` from the model of round `version`, and add their updates.
+
+        `newest` is the model of the round before this one.
+        """
+        simulation, staleness = self.simulation, self.number - 1 - version
+        federation, chunks = simulation.federation, simulation.chunks(clients)
+        self.staleness += [staleness] * len(clients)
+        if not staleness:
+            for chunk in engine.map(self.number, newest, chunks):
+                self.keep(chunk, self.aggregation)
+                self.evaluations |= chunk.evaluations
+            return
+        model = simulation.folder.model_of(version)
+        federation.load(model)
+        stale = Aggregation(federation.model, federation.policy)
+        for chunk in engine.map(version + 1, model, chunks):
+            self.keep(chunk, stale)
+        federation.model = self.aggregation.model
+        merge_stale(self.aggregation, stale, staleness)
+
+    def keep(self, chunk: TrainedChunk, aggregation: Aggregation) -> None:
+        """Add a chunk to `aggregation`, and write the tensors and models that its clients keep."""
+        folder = self.simulation.folder
         for client, reason in chunk.diverged.items():
             logger.warning("Client %d is left out of round %d: %s", client, self.number, reason)
         for client, tensors in chunk.personal.items():
@@ -184,10 +228,12 @@ class _Round(TrainedChunk):
         self.bytes_up += chunk.bytes_up
         self.judged += chunk.judged
         self.correct += chunk.correct
-        self.evaluations |= chunk.evaluations
 
     def federated_evaluation(self) -> FederatedEvaluation | None:
-        """How the round's clients judge the model that they received; None if not asked."""
+        """How the round's clients judge the newest model; None if not asked.
+
+        Clients that received an earlier model are not counted.
+        """
         kinds = self.simulation.kinds
         counts = [
             DeviceCounts(kinds[client], evaluation.before, evaluation.after)

@@ -39,6 +39,7 @@ from toolkit.simulation.partition import (
 from toolkit.simulation.results import CURVES, LOSS_CODE, MODEL, RoundResult, RunFolder
 from toolkit.simulation.rounds import Choices, Simulation
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
+from toolkit.simulation.timetable import timetable_of
 from toolkit.simulation.torch_executor import check_device
 
 CENTRALISED = "full"
@@ -221,6 +222,12 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
         if table.capacities == "up-to-own":
             choices = up_to_own(model, specs)
     attendance = None if table.baseline else attendance_of(config, parts, works)
+    timetable = None
+    if config.mode == "async":
+        assert attendance is not None  # the file refuses a baseline
+        timetable = timetable_of(config, attendance)
+        folder.kept_models = timetable.max_staleness + 1
+        model.keep_factors(dict.fromkeys(specs))
     return Simulation(
         config,
         folder,
@@ -231,6 +238,7 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
         choices,
         parts,
         attendance,
+        timetable,
         kinds=[kind.name for kind in config.kinds()],
     )
 

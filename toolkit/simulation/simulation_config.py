@@ -60,6 +60,20 @@ class SimulationConfig(FederationConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _asynchronous_clients_have_times(self) -> Self:
+        if self.mode == "sync":
+            return self
+        if self.devices[0].profile is None:
+            raise ValueError(
+                'mode = "async" needs simulated time: give every kind of devices a `profile`'
+            )
+        table = self.simulation
+        if table.baseline is not None or table.capacities != "fixed":
+            key = "capacities" if table.baseline is None else "baseline"
+            raise ValueError(f'mode = "async" does not go with `{key}`: remove it')
+        return self
+
     def kinds(self) -> list[DeviceKind]:
         """The kind of each client. Clients of the same kind follow one another.
 

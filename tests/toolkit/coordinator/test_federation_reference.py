@@ -27,8 +27,8 @@ from toolkit.toml_files import Table
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 REFERENCE = (DOCS / "reference" / "federation-file.md").read_text()
 SERIES = "[data] for CSV files"
-ALTERNATIVES = {"steps", "inputs", "example"}
-"""Keys in place of `epochs`, `input_shape` and `input_range`."""
+ALTERNATIVES = {"steps", "inputs", "example", "mode", "buffer_size", "max_staleness"}
+"""Keys in place of `epochs`, `input_shape`, `input_range` and `quorum`."""
 TABLES: dict[str, type] = {
     "The federation": CoordinatorConfig,
     "[data] for pictures": Images,

@@ -13,6 +13,7 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigu
 from profiles.text_formatting import format_duration
 from refusals import refused
 from toolkit.simulation.comparison import compare
+from toolkit.simulation.curves import over_time
 from toolkit.simulation.results import RoundResult, RunFolder, read_run
 
 ROUNDS = 5
@@ -100,6 +101,14 @@ def test_a_regression_is_judged_by_its_loss(seed: int, tmp_path: Path) -> None:
     assert (row.own_models, row.simulated_s) == (None, None)
 
 
+def test_scores_by_simulated_time(seed: int, tmp_path: Path) -> None:
+    history = random_history(np.random.default_rng(seed))
+    (row,) = compare([write_run(tmp_path / "run", settings(0), history)])
+    ((scores, times),) = over_time(row)
+    assert scores == [result.accuracy for result in history]
+    np.testing.assert_allclose(times, np.cumsum([result.simulated_s for result in history]))
+
+
 @pytest.mark.parametrize(
     ("missing", "column"), [("simulated_s", "own"), ("local_accuracy", "simulated")]
 )
@@ -116,7 +125,10 @@ def test_the_command(seed: int, tmp_path: Path, missing: str, column: str) -> No
     assert head.split() == columns
     assert row.startswith("a-long-name-of-a-run ")
     assert max(len(head), len(row)) <= 80
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    picture = (tmp_path / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    panels = 1 if missing == "simulated_s" else 2
+    assert int.from_bytes(picture[20:24], "big") == panels * 540  # 4.5 inches of 120 dots
     printed = json.loads(edgetailor("compare", *runs, "--json", cwd=tmp_path).stdout)
     (expected,) = compare([tmp_path / result for result in runs])
     assert printed["runs"][0]["final_accuracy"] == expected.final._asdict()

@@ -29,7 +29,8 @@ def shown_rounds(console: Console, rounds: int) -> Iterator["Observer"]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield lambda result: logger.info(
             f"Round {result.round} of {rounds}: {_scores(result)}, "
-            f"{counted(result.clients, 'client')}{_lost(result)}, {result.seconds:.2f} s"
+            f"{counted(result.clients, 'client')}{_lost(result)}{_staleness(result)}, "
+            f"{result.seconds:.2f} s"
         )
         return
     columns = (
@@ -50,6 +51,12 @@ def _lost(result: "RoundResult") -> str:
     numbers = {"failed": result.failed, "late": result.late, "diverged": result.diverged}
     text = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
     return f" ({text})" if text else ""
+
+
+def _staleness(result: "RoundResult") -> str:
+    if result.mean_staleness is None:
+        return ""
+    return f", staleness {result.mean_staleness:.1f} (at most {result.max_staleness})"
 
 
 def _scores(result: "RoundResult") -> str:
