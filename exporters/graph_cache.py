@@ -23,13 +23,13 @@ import msgspec
 
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Runtime
+from exporters.cache_folder import cache_folder
 from exporters.memory import onnx_footprint, tflite_footprint
 from exporters.memory.tflite_footprint import MemoryPlan
 from exporters.programs.program_identity import digest, figures_key
 from exporters.runtime_graph import Figures, Form, Graph, Graphs
 from exporters.verification.verdict import Verdict
 
-VARIABLE = "EDGETAILOR_CACHE"
 LIMIT_BYTES = 1_000_000_000
 HASH_BYTES = 32
 T = TypeVar("T")
@@ -187,14 +187,6 @@ def files_digest(graphs: Graphs) -> str:
     return digest(
         text for file in sorted(files) for text in (file, hashlib.sha256(files[file]).hexdigest())
     )
-
-
-def cache_folder() -> Path:
-    """The folder $EDGETAILOR_CACHE, or $XDG_CACHE_HOME/edgetailor, or ~/.cache/edgetailor."""
-    chosen, base = os.environ.get(VARIABLE), os.environ.get("XDG_CACHE_HOME")
-    if chosen:
-        return Path(chosen)
-    return (Path(base) if base else Path.home() / ".cache") / "edgetailor"
 
 
 def default_cache() -> GraphCache:

@@ -3,17 +3,21 @@
 This module is imported before the arguments are parsed, so it imports little.
 """
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from device_agent.cli.missing_packages import missing_package
-from device_agent.log_format import PlainFormatter, show_logs
+from device_agent.log_format import JsonFormatter, PlainFormatter, Write, fields, show_logs
 from profiles.errors import EdgeTailorError, InputError, LimitError
 from profiles.project_urls import issues_url
 
+log = logging.getLogger(__name__)
 EXIT_CODES = """\b
 Exit codes:
   0    done
@@ -94,6 +98,26 @@ def run(command: click.Command, name: str) -> NoReturn:
         say(f"Error: {known}")
         code = _finish(known)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def log_lines(
+    as_json: bool, formatter: logging.Formatter | None = None, write: Write = say
+) -> Iterator[None]:
+    """Write the log as one JSON object per line while the block runs, if `as_json`.
+
+    An error is then a line of the log, too, because a program that reads the log looks for it
+    there. Otherwise the log is written by `formatter`.
+    """
+    formatter = JsonFormatter() if as_json else formatter or PlainFormatter()
+    with show_logs(write, formatter):
+        try:
+            yield
+        except EdgeTailorError as error:
+            if not as_json:
+                raise
+            log.error("%s", error, extra=fields(code=error.code))
+            raise click.exceptions.Exit(error.exit_code) from None
 
 
 def _finish(error: EdgeTailorError) -> int:

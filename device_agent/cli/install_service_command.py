@@ -20,15 +20,16 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     ~/.config/edgetailor-agent.toml with --user.
     """
     from device_agent.federation.run_options import RunOptions
-    from device_agent.service import systemd_service
+    from device_agent.service import systemd_service, systemd_units
 
     options = systemd_service.with_absolute_paths(RunOptions.from_flat(**given))
     assert options.state is not None
     note = systemd_service.missing_data_note(options)
     if dry_run:
-        files = systemd_service.service_place(user)
-        unit = systemd_service.unit_text(options, files, systemd_service.systemd_version())
-        click.echo(f"# {files.options}\n{options.toml()}\n# {files.unit}\n{unit}", nl=False)
+        service = systemd_service.agent_service(user)
+        version = systemd_units.systemd_version(service.start)
+        unit = systemd_service.unit_text(options, service, version)
+        click.echo(f"# {service.options}\n{options.toml()}\n# {service.unit}\n{unit}", nl=False)
         if note is not None:
             say(note)
         return

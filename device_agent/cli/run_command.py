@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from device_agent.cli.console import say
+from device_agent.cli.console import log_lines, say
 from device_agent.cli.options import run_options
-from device_agent.log_format import JsonFormatter, PlainFormatter, fields, show_logs
-from profiles.errors import EdgeTailorError, InputError
+from device_agent.log_format import PlainFormatter
+from profiles.errors import InputError
 from profiles.text_formatting import counted
 
 if TYPE_CHECKING:
@@ -60,17 +60,9 @@ def run(**given: Any) -> None:
         say(line)
         notifier.status(line)
 
-    formatter = JsonFormatter() if options.log_json else PlainFormatter(stamped=True)
-    with show_logs(write, formatter):
-        try:
-            taken = _run(options, notifier)
-            _say_what_is_next(options.state)
-        except EdgeTailorError as error:
-            # A program that reads the log must find the error there, in its format.
-            if not options.log_json:
-                raise
-            log.error("%s", error, extra=fields(code=error.code))
-            raise click.exceptions.Exit(error.exit_code) from None
+    with log_lines(options.log_json, PlainFormatter(stamped=True), write):
+        taken = _run(options, notifier)
+        _say_what_is_next(options.state)
     click.echo(f"{counted(taken, 'update')} sent")
 
 

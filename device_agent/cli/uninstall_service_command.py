@@ -14,7 +14,7 @@ def uninstall_service(user: bool) -> None:
     """
     from device_agent.service import systemd_service
 
-    removed = systemd_service.uninstall(user)
+    removed = systemd_service.agent_service(user).uninstall()
     if not removed:
         click.echo(f"There is no service {systemd_service.NAME} here.")
         return

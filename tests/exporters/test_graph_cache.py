@@ -19,8 +19,9 @@ from commands import evaluate_there, forked
 from device_agent.formats.manifest import MANIFEST
 from edgetailor import TrainingConfig, split
 from exporters import export as exporting
+from exporters.cache_folder import cache_folder
 from exporters.export import Format, compile_graphs, export, with_forms
-from exporters.graph_cache import GraphCache, cache_folder, default_cache
+from exporters.graph_cache import GraphCache, default_cache
 from exporters.memory.onnx_footprint import Footprint
 from exporters.programs import program_identity
 from exporters.programs.program import Program, ProgramSignature, Tensors, samples_port

@@ -26,6 +26,7 @@ from toolkit.cli.release_command import release
 from toolkit.cli.report_command import report
 from toolkit.cli.rounds_commands import export_model, rollback, rounds
 from toolkit.cli.serve_commands import serve, tls, tokens
+from toolkit.cli.service_commands import COMMANDS as SERVICE_COMMANDS
 from toolkit.cli.simulate_command import simulate
 
 
@@ -64,6 +65,7 @@ for command in (
     *(backup, restore, rounds, export_model, rollback),
     *OPERATOR_COMMANDS,
     *ACCESS_COMMANDS,
+    *SERVICE_COMMANDS,
 ):
     main_group.add_command(command)
 

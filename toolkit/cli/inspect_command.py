@@ -31,7 +31,7 @@ class InspectOptions(ModelOptions):
 @click.command()
 @takes(InspectOptions)
 def inspect(options: InspectOptions) -> None:
-    """Show sizes of submodels and the layers that they change.
+    """Show sizes of submodels, and which layers they change.
 
     Capacity is as in EmbracingFL: trained parameters plus activations of one batch, divided by
     those of the full model.

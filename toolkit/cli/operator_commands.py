@@ -46,7 +46,7 @@ def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:
     "it.",
 )
 def login(url: str, token_file: Path, certificate: str | None) -> None:
-    """Save the coordinator at URL for the operator's commands.
+    """Save the coordinator at URL for other commands.
 
     The token is saved in login.json below ~/.config/edgetailor, which only you can read.
     """

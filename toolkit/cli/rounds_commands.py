@@ -125,7 +125,7 @@ def _notes(saved: "SavedRound") -> list[str]:
 @click.argument("out", type=FOLDER)
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def export_model(state: Path, round_: int, out: Path, force: bool) -> None:
-    """Write the global model after ROUND to OUT (.safetensors).
+    """Write the model after ROUND to OUT (.safetensors).
 
     STATE is the state folder of the federation or its file; `edgetailor serve` may run on it.
     """

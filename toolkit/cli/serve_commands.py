@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from device_agent.cli.console import log_lines
 from profiles.text_formatting import did_you_mean
 from toolkit.cli.early_checks import check_model
 from toolkit.cli.operator_options import client_of, show_answer
@@ -36,7 +37,8 @@ ALL = "*"
     help="Make a new key because the coordinator's key is lost or damaged. Every device has to "
     "join again.",
 )
-def serve(config: Path, check_models: bool, new_key: bool) -> None:
+@click.option("--log-json", is_flag=True, help="Write the log as one JSON object per line.")
+def serve(config: Path, check_models: bool, new_key: bool, log_json: bool) -> None:
     """Run the coordinator of the federation in CONFIG (TOML).
 
     Runs until interrupted. Writes a join token for each kind of device to the state folder. Copy
@@ -45,12 +47,13 @@ def serve(config: Path, check_models: bool, new_key: bool) -> None:
     """
     from toolkit.coordinator.federation_config import load_config
 
-    federation = load_config(config)
-    check_model(federation.model, federation.weights)
+    with log_lines(log_json):
+        federation = load_config(config)
+        check_model(federation.model, federation.weights)
 
-    from toolkit.coordinator.startup import serve as serve_config
+        from toolkit.coordinator.startup import serve as serve_config
 
-    serve_config(config, check_models, new_key, _make_release)
+        serve_config(config, check_models, new_key, _make_release)
 
 
 def _make_release(federation: "CoordinatorConfig", round_: int) -> "Release":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-from exporters.graph_cache import cache_folder
+from exporters.cache_folder import cache_folder
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.documents.device_profile import DeviceProfile, load_device
 from profiles.progress import Report, silent

@@ -13,8 +13,8 @@ from torch import nn
 import toolkit
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Record, Step, Train, uploaded
+from exporters.cache_folder import cache_folder
 from exporters.export import compile_graphs
-from exporters.graph_cache import cache_folder
 from exporters.onnx.graph_workload import signature_work
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.program_identity import digest, environment, sources_digest

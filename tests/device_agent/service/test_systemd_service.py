@@ -20,9 +20,8 @@ from device_agent.federation.run_options import RunOptions, read_options
 from device_agent.federation.state_folder import Identity
 from device_agent.service.systemd_notify import Notifier
 from device_agent.service.systemd_service import (
-    ServicePlace,
+    agent_service,
     has_memory_cgroup,
-    service_place,
     unit_text,
     with_absolute_paths,
 )
@@ -201,7 +200,7 @@ def test_a_note_for_data_that_do_not_exist_yet(tmp_path: Path) -> None:
 
 
 def test_a_service_sees_its_own_folders_among_temporary_ones() -> None:
-    places = ServicePlace(False, Path("/etc/unit"), Path("/etc/options"))
+    places = agent_service(user=False)
     for state, data in (("/tmp", "/srv/x.npz"), ("/srv", "/var/tmp/x.npz"), ("/", "/srv/x.npz")):
         text = unit_text(replace(OPTIONS, state=Path(state), data=data), places, 257)
         assert ("PrivateTmp=yes" in text) == (state == "/")
@@ -212,9 +211,9 @@ def written(folder: Path, user: bool, version: int) -> str:
     """Write the unit to `folder` and return its text."""
     state = member(folder)
     options = with_absolute_paths(replace(OPTIONS, state=state))
-    place = ServicePlace(
-        user, folder / "edgetailor-agent.service", folder / "edgetailor agent 100%.toml"
-    )
+    options_file = folder / "edgetailor agent 100%.toml"
+    unit = folder / "edgetailor-agent.service"
+    place = replace(agent_service(user), unit=unit, options=options_file)
     place.unit.write_text(unit_text(options, place, version))
     return place.unit.read_text()
 
@@ -345,8 +344,8 @@ def test_the_service_reports_before_it_loads_libraries(tmp_path: Path) -> None:
 
 def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/home/pi/.config")
-    assert str(service_place(True).unit) == "/home/pi/.config/systemd/user/edgetailor-agent.service"
-    assert str(service_place(False).options) == "/etc/edgetailor-agent.toml"
+    assert str(agent_service(True).unit) == "/home/pi/.config/systemd/user/edgetailor-agent.service"
+    assert str(agent_service(False).options) == "/etc/edgetailor-agent.toml"
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
     assert re.findall(r"^  ([a-z][\w-]+)  +[A-Z]", done.stdout, re.M) == [
         "add-operator", "aggregate", "audit", "backup", "ban", "close-round", "compare", "demo",
         "deploy", "device", "devices", "evaluate", "export", "export-model", "extend-round",
-        "inspect", "let-in", "login", "make-token", "operators", "pause", "plan", "release",
-        "remove", "report", "restore", "resume", "revoke-operator", "revoke-token", "rollback",
-        "rounds", "serve", "simulate", "status", "tls", "tokens",
+        "inspect", "install-service", "let-in", "login", "make-token", "operators", "pause", "plan",
+        "release", "remove", "report", "restore", "resume", "revoke-operator", "revoke-token",
+        "rollback", "rounds", "serve", "simulate", "status", "tls", "tokens", "uninstall-service",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)
     assert "..." not in done.stdout.replace("[ARGS]...", "")  # no summary is cut off

@@ -1,5 +1,6 @@
 """`edgetailor serve`: fleets that it refuses."""
 
+import json
 import re
 import socket
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import refused
+from commands import refused, run
 
 FLEET = """
 model = "toolkit.models:digits_cnn"
@@ -59,3 +60,11 @@ def test_no_held_out_data(tmp_path: Path) -> None:
 def test_a_fleet_that_cannot_be(tmp_path: Path, submodel: str, message: str) -> None:
     configure(tmp_path, submodel=submodel)
     assert re.search(message, refused(tmp_path, "serve", "fleet.toml"))
+
+
+def test_the_log_as_json_has_the_error(tmp_path: Path) -> None:
+    done = run("edgetailor", "serve", "fleet.toml", "--log-json", cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    told = json.loads(line)
+    assert (done.code, told["level"], told["code"]) == (2, "error", "config.not-readable")
+    assert "fleet.toml" in told["message"]
