@@ -18,7 +18,10 @@ from vector_fleet import MACHINE, SIZE, TWO_KINDS, VectorModel, configured, reco
 
 
 class LargeFleet:
-    """A coordinator with `devices` devices in its first round, without HTTP."""
+    """A coordinator with `devices` devices in its first round, without HTTP.
+
+    `keys` are more lines of the federation's file.
+    """
 
     def __init__(
         self,
@@ -26,8 +29,9 @@ class LargeFleet:
         devices: int,
         model: VectorModel | None = None,
         clock: Callable[[], float] = lambda: 1.0,
+        keys: str = "",
     ) -> None:
-        self.config = configured(folder, TWO_KINDS.format(devices - 1))
+        self.config = configured(folder, keys + TWO_KINDS.format(devices - 1))
         self.store = Store(self.config.state)
         self.connection = self.store._database._connection
         self.connection.execute("PRAGMA synchronous=OFF")
@@ -39,13 +43,19 @@ class LargeFleet:
                 key = f"key {kind} {number}"
                 _, secret = registry.enrol(kind, key, key, json.dumps(MACHINE), lambda kind: None)
                 self.secrets.append(secret)
-        self.coordinator = restore(self.config, self.store, clock)
-        held_out = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
         self.model = model or VectorModel()
-        self.worker = RoundWorker(self.coordinator, self.model, held_out, lambda: None)
-        self.worker.resume()
+        self.restart(clock)
+        for number in range(devices):
+            self.device(number)  # it is seen
         self.worker.turn()
         assert (self.coordinator.rounds.phase, self.store.value(STARTED)) == ("training", "yes")
+
+    def restart(self, clock: Callable[[], float] = lambda: 1.0) -> None:
+        """Begin again with what the store has, as after a restart."""
+        self.coordinator = restore(self.config, self.store, clock)
+        held_out = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
+        self.worker = RoundWorker(self.coordinator, self.model, held_out, lambda: None)
+        self.worker.resume()
 
     def device(self, number: int) -> Device:
         return self.coordinator.authenticate(self.secrets[number])
@@ -64,11 +74,13 @@ class LargeFleet:
     def send_tensors(self, number: int, data: bytes) -> None:
         """Send the bytes `data` as the tensors of `device(number)`."""
         device, sha256 = self.device(number), fingerprint(data).sha256
-        with self.coordinator.open_upload(device, 1, sha256, 0) as received:
+        round_ = self.coordinator.rounds.round
+        with self.coordinator.open_upload(device, round_, sha256, 0) as received:
             assert received.write(data)
-            self.coordinator.keep_upload(device, 1, received)
+            self.coordinator.keep_upload(device, round_, received)
 
     def send(self, number: int, update: Path) -> None:
         """Send an update of `device(number)`."""
         self.send_tensors(number, (update / TENSORS).read_bytes())
-        self.coordinator.take_update(self.device(number), 1, (update / RECORD).read_bytes())
+        record = (update / RECORD).read_bytes()
+        self.coordinator.take_update(self.device(number), self.coordinator.rounds.round, record)

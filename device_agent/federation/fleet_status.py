@@ -72,10 +72,11 @@ def lines(status: Status) -> list[str]:
         head += f", release {status.release}"
     warnings = (line for warning in status.warnings for line in wrapped("  ", warning))
     preparing = (f"  {preparation}" for preparation in status.preparing)
+    selected = [] if status.selected is None else wrapped("  ", status.selected.text())
     closed = counted(status.closed_connections, "connection")
     too_many = [f"  closed {closed}, because there were too many"]
     return [
-        *(head, *_worst_class(status), *_judgement(status), *warnings, *preparing),
+        *(head, *selected, *_worst_class(status), *_judgement(status), *warnings, *preparing),
         *(too_many if status.closed_connections else []),
         *_rows(status.devices),
     ]

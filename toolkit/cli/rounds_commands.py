@@ -65,7 +65,7 @@ def rounds(state: Path, round_: int | None, as_json: bool) -> None:
             str(saved.round),
             *(_central(saved).get(name, "") for name in central),
             *(_judgement(saved.devices) if judged else []),
-            str(saved.updates),
+            str(saved.updates) if saved.asked is None else f"{saved.updates} of {saved.asked}",
             "lost" if saved.lost else saved.model[:digits] if saved.kept else "not kept",
             ", ".join(_notes(saved)),
         )

@@ -44,6 +44,8 @@ from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 
+NOT_NEEDED = "not needed in round {}: enough updates had come"
+"""The note of a device whose round closed with its goal before the device's update came."""
 STARTED = "started"
 """The key in the store that says that the first round has opened."""
 MOST_HISTORY = 1000
@@ -190,13 +192,19 @@ class Coordinator(
                 activity.loss = progress.loss
 
     def close_round(self) -> list[Device]:
-        """Close the open round. Returns the devices that it still waited for: they are late."""
+        """Close the open round. Returns the devices that are late: it still waited for them.
+
+        A round that has reached its goal does not need them, so none is late.
+        """
         with self.lock:
-            late = self.rounds.late()
-            for device in late:
-                self.activity[device].missed = self.rounds.round
+            left, round_ = self.rounds.late(), self.rounds.round
+            enough = self.rounds.has_reached_goal
+            why = NOT_NEEDED if enough else "round {} closed before its update came"
+            for device in left:
+                self.activity[device].missed = why.format(round_)
+            self.not_needed = (round_, len(left) if enough else 0)
             self.rounds.close()
-        return [self.store.registry.device(device) for device in late]
+        return [] if enough else [self.store.registry.device(device) for device in left]
 
     def note_preparation(self, task: str, preparation: Preparation | None) -> None:
         """Show `preparation` of `task` in the status. None means that the preparation is done."""
@@ -229,6 +237,7 @@ class Coordinator(
                 closed_connections=self.closed_connections(),
                 key=self.key.public,
                 release=None if newest is None else newest.number,
+                selected=self.selected_devices(),
             )
 
     def is_ready(self) -> bool:

@@ -1,5 +1,6 @@
 """The configuration of one federation: the TOML file of `edgetailor serve` and `simulate`."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -20,6 +21,7 @@ from pydantic import (
 from urllib3.exceptions import LocationParseError
 from urllib3.util import parse_url
 
+from device_agent.data.data_functions import is_reference
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.input_range import InputRange
 from device_agent.formats.manifest import Part
@@ -52,6 +54,8 @@ ENDLESS = "endless"
 """The value of `rounds` if there is no last round."""
 IMPROVED = "improved"
 """The value of `when` if only a better model is released."""
+SELECTIONS = ("uniform", "data-size", "oldest")
+"""The values of `selection` that are not functions of the user."""
 
 
 def _bytes(given: object) -> int:
@@ -102,6 +106,23 @@ def _is_web_address(text: str) -> str:
     if known.scheme not in ("http", "https") or not known.host or not text.isprintable():
         raise ValueError("it must start with https:// or http://, followed by a host")
     return text
+
+
+def _is_selection(text: str) -> str:
+    if text not in SELECTIONS and not is_reference(text):
+        names = ", ".join(f'"{name}"' for name in SELECTIONS)
+        raise ValueError(f'it must be one of {names}, or a function "module:callable"')
+    return text
+
+
+def _is_number_or_share(given: object) -> int | float:
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise ValueError("it must be a whole number from 1, or a share of the members like 0.1")
+    if not (given >= 1 if isinstance(given, int) else 0 < given <= 1):
+        raise ValueError(
+            "it must be a whole number from 1, or a share of the members above 0 and up to 1.0"
+        )
+    return given
 
 
 Line = Annotated[str, Field(max_length=500), AfterValidator(_is_one_line)]
@@ -259,6 +280,9 @@ class FederationConfig(Table):
       weight the more rounds have closed since their model.
     - `buffer_size`: an asynchronous round closes when this many updates have come.
     - `max_staleness`: updates of a model that is older than this many rounds are refused.
+    - `clients_per_round`: a round closes with this number of updates, or this share of the members.
+    - `over_selection`: how many times as many devices are asked.
+    - `selection`: the policy that selects them.
     - `forget_after`: a device that was not seen for these seconds loses its membership.
     """
 
@@ -285,6 +309,9 @@ class FederationConfig(Table):
     mode: Literal["sync", "async"] = "sync"
     buffer_size: Positive | None = None
     max_staleness: Annotated[int, Field(ge=0, le=MOST_STALENESS)] | None = None
+    clients_per_round: Annotated[int | float | None, PlainValidator(_is_number_or_share)] = None
+    over_selection: Annotated[float, Field(ge=1, le=10)] = 1.3
+    selection: Annotated[str, AfterValidator(_is_selection)] = "uniform"
     forget_after: Span | None = None
     keep: Annotated[int | Literal["all", "best"], _whole_or("all", "best")] = 10
     keep_updates: Annotated[int, Field(ge=0, le=MOST_KEPT_UPDATES)] = 0
@@ -357,7 +384,7 @@ class FederationConfig(Table):
     @model_validator(mode="after")
     def _places_suffice(self) -> Self:
         most = self.places
-        for key in ("min_devices", "quorum", "min_updates", "buffer_size"):
+        for key in ("min_devices", "quorum", "min_updates", "buffer_size", "clients_per_round"):
             number = getattr(self, key)
             if most is not None and number is not None and number > most:
                 raise ValueError(
@@ -394,6 +421,30 @@ class FederationConfig(Table):
         if self.site:
             raise ValueError(
                 'a site needs mode = "sync": the updates of its aggregate are of one model'
+            )
+        if self.clients_per_round is not None:
+            raise ValueError(
+                '`clients_per_round` needs mode = "sync"; with mode = "async", `participation` in '
+                "[simulation] says how many clients train at a time"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _selection_is_whole(self) -> Self:
+        number = self.clients_per_round
+        if number is None:
+            for key in ("selection", "over_selection"):
+                if key in self.model_fields_set:
+                    raise ValueError(f"`{key}` needs `clients_per_round`; set that, too")
+        elif self.quorum is not None:
+            raise ValueError(
+                "`quorum` and `clients_per_round` both say how many updates close a round: remove "
+                "`quorum`"
+            )
+        elif isinstance(number, int) and number < (self.min_updates or 0):
+            raise ValueError(
+                f"`clients_per_round` is {number}, but a round needs `min_updates` = "
+                f"{self.min_updates} updates to close: raise it, or lower `min_updates`"
             )
         return self
 
@@ -460,6 +511,30 @@ class FederationConfig(Table):
     @property
     def _fixed_places(self) -> int:
         return sum(kind.places or 0 for kind in self.devices)
+
+    def updates_wanted(self, members: int) -> int | None:
+        """How many updates close a round of a federation with `members` devices.
+
+        None if a round asks all devices, and waits for all of them or for `quorum`.
+
+        Examples:
+            >>> FederationConfig.model_construct(clients_per_round=0.1).updates_wanted(250)
+            25
+        """
+        number = self.clients_per_round
+        if number is None:
+            return None
+        wanted = number if isinstance(number, int) else max(1, round(number * members))
+        return max(wanted, self.min_updates or 1)
+
+    def devices_asked(self, wanted: int) -> int:
+        """How many devices a round asks that needs `wanted` updates: `over_selection` times more.
+
+        Examples:
+            >>> FederationConfig.model_construct(over_selection=1.3).devices_asked(200)
+            260
+        """
+        return math.ceil(round(self.over_selection * wanted, 6))
 
     @property
     def last_round(self) -> int | None:

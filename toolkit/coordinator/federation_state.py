@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from device_agent.formats.protocol.fleet import Preparation
+from device_agent.formats.protocol.fleet import Preparation, SelectedDevices
 from device_agent.formats.protocol.rounds import InputSummary
 from profiles.text_formatting import did_you_mean
 from toolkit.coordinator.database.device_registry import Device, hashed
@@ -51,6 +51,7 @@ class FederationState:
         inputs: A summary of the held-out samples; devices compare their inputs with it.
         check_update: Raises UpdateError unless an update fits the global model; the round worker
             sets it.
+        not_needed: The last round that closed, and how many of its devices it did not need.
         released: The releases that devices are offered. The round worker refreshes them.
         missed_deadlines: How many deadlines of the open round have passed with too few updates.
         notifier: Tells the operator's own programs what happens.
@@ -74,6 +75,7 @@ class FederationState:
     minute_log: MinuteLog = field(default_factory=MinuteLog, repr=False)
     inputs: InputSummary | None = None
     check_update: CheckUpdate | None = None
+    not_needed: tuple[int, int] = (0, 0)
     released: OfferedReleases = field(init=False, repr=False)
     missed_deadlines: int = 0
     notifier: Notifier = field(default_factory=Notifier, repr=False)
@@ -113,6 +115,23 @@ class FederationState:
         if secrets.compare_digest(hashed(token), hashed(self.operator_token)):
             return Operator(name=OPERATOR, role=OPERATOR, made=0.0)
         return self.store.operators.holder(token)
+
+    def selected_devices(self) -> SelectedDevices | None:
+        """How many devices the open round has selected; None if no round is open, or it asks all.
+
+        The caller holds the lock.
+        """
+        rounds = self.rounds
+        if rounds.goal is None or rounds.phase != "training":
+            return None
+        last, not_needed = self.not_needed
+        return SelectedDevices(
+            asked=rounds.asked,
+            goal=rounds.goal,
+            came=len(rounds.updates),
+            not_needed=not_needed,
+            last_round=last,
+        )
 
     def known_device(self, identifier: str) -> Device:
         """The device with this id. Raises RefusalError (404) if there is none."""

@@ -26,7 +26,8 @@ Chosen = Sequence[tuple[int, str]]
 class Turnout(NamedTuple):
     """The clients of a round.
 
-    Clients in `present` deliver an update; those in `failed` and `late` only receive submodels.
+    Clients in `present` deliver an update; the others only receive submodels. Those in `not_needed`
+    would have delivered one after the round had reached its goal.
     `simulated_s` is the simulated time of the round in seconds, or None if no time is simulated.
     `versions` has the version of the model that each client of an asynchronous round trains from;
     without an entry, a client trains from the newest.
@@ -35,6 +36,7 @@ class Turnout(NamedTuple):
     present: Chosen
     failed: Chosen = ()
     late: Chosen = ()
+    not_needed: Chosen = ()
     simulated_s: float | None = None
     versions: Mapping[int, int] = MappingProxyType({})
 
@@ -61,6 +63,8 @@ class Attendance:
         quorum: The number of updates at which a round closes; None for all.
         seconds: Returns a client's simulated time for a submodel. None if no client is ever late.
         min_updates: A round needs at least this many updates to close; None for the default.
+        over_selects: Whether a round asks more clients than `quorum`, its goal. Without times, the
+            updates then come in a random order.
     """
 
     clients: int
@@ -70,6 +74,7 @@ class Attendance:
     quorum: int | None
     seconds: Callable[[int, str], float] | None
     min_updates: int | None = None
+    over_selects: bool = False
 
     def turnout(self, round_: int, chosen: Chosen) -> Turnout:
         """Decide which of the clients `chosen` for `round_` deliver an update.
@@ -79,19 +84,23 @@ class Attendance:
         luck = self.luck(round_)
         failed = [entry for entry in chosen if luck[entry[0]] < self.failure_rate]
         working = [entry for entry in chosen if luck[entry[0]] >= self.failure_rate]
-        if self.seconds is None:
+        if self.seconds is None and not self.over_selects:
             return Turnout(working, failed)
         # Order equal times at random: otherwise, a quorum would always take the first clients.
-        arriving = sorted((self.seconds(*entry), luck[entry[0]], *entry) for entry in working)
+        seconds = self.seconds or (lambda client, spec: 0.0)
+        arriving = sorted((seconds(*entry), luck[entry[0]], *entry) for entry in working)
         times = [time for time, *_ in arriving]
         fewest = fewest_updates(len(chosen), len(chosen), self.min_updates, self.quorum)
         count, closed = taken(times, len(failed), self.deadline_s, self.quorum, fewest)
         in_time = {client for *_, client, _ in arriving[:count]}
+        missing = [entry for entry in working if entry[0] not in in_time]
+        enough = self.over_selects and count == self.quorum
         return Turnout(
             present=[entry for entry in working if entry[0] in in_time],
             failed=failed,
-            late=[entry for entry in working if entry[0] not in in_time],
-            simulated_s=closed,
+            late=[] if enough else missing,
+            not_needed=missing if enough else [],
+            simulated_s=None if self.seconds is None else closed,
         )
 
     def luck(self, round_: int) -> np.ndarray:
@@ -179,7 +188,8 @@ def attendance_of(
         seed=table.seed,
         failure_rate=table.failure_rate,
         deadline_s=config.deadline_s,
-        quorum=config.quorum,
+        quorum=config.updates_wanted(len(kinds)) or config.quorum,
         min_updates=config.min_updates,
         seconds=seconds if works else None,
+        over_selects=config.clients_per_round is not None,
     )

@@ -20,7 +20,7 @@ from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
-from toolkit.coordinator.federation_config import EvaluationTable
+from toolkit.coordinator.federation_config import EvaluationTable, FederationConfig
 from toolkit.coordinator.settings_check import other_loss
 
 SETTINGS, HISTORY, CURVES = "config.json", "history.jsonl", "curves.png"
@@ -32,6 +32,11 @@ UNUSED = (
     "forget_after", "keep", "keep_updates", "release", "token_days",
 )  # fmt: skip
 """Settings that only a coordinator uses. Some depend on the folder of the federation's file."""
+SELECTION = {
+    key: FederationConfig.model_fields[key].default
+    for key in ("clients_per_round", "over_selection", "selection")
+}
+"""The default settings of the selection of clients."""
 LOSS_CODE = "loss_code"
 """The setting that says what the user's own loss computes."""
 CHANGEABLE = ("rounds", "early_stopping", *UNUSED)
@@ -59,6 +64,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         seconds: Time of the round on this machine.
         failed: Number of clients that failed.
         late: Number of clients that were late in simulated time.
+        not_needed: Number of clients whose updates came after the round had reached its goal.
         simulated_s: Time that the round would take on the devices; None if they have no profiles.
         mean_staleness: Mean staleness of the updates of an asynchronous round: how many versions
             were made since the one that an update was trained from. None in synchronous rounds.
@@ -78,6 +84,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     devices: FederatedEvaluation | None = None
     failed: int = 0
     late: int = 0
+    not_needed: int = 0
     simulated_s: float | None = None
     mean_staleness: float | None = None
     max_staleness: int | None = None
@@ -242,7 +249,8 @@ class RunFolder:
 
     def _check_same(self, settings: Mapping[str, object]) -> None:
         # Simulations of earlier versions lack these.
-        before = {"evaluation": EvaluationTable().model_dump(), "mode": "sync", **self.settings()}
+        evaluation = EvaluationTable().model_dump()
+        before = {"evaluation": evaluation, "mode": "sync", **SELECTION, **self.settings()}
         for key in settings:
             if key not in CHANGEABLE and before.get(key) != settings[key]:
                 raise InputError(

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,10 @@ from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import merge_stale
 from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
-from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.evaluation_sums import Evaluation, mean_evaluation
 from toolkit.simulation.attendance import Attendance, Turnout
 from toolkit.simulation.chunks import Chunk, Client, TrainedChunk, shared_out
+from toolkit.simulation.client_selection import Choices, ClientSelection
 from toolkit.simulation.engines.engine import Engine
 from toolkit.simulation.partition import Parts
 from toolkit.simulation.results import RoundResult, RunFolder
@@ -30,9 +30,6 @@ from toolkit.simulation.simulation_config import SimulationConfig
 from toolkit.simulation.timetable import Timetable
 
 logger = logging.getLogger(__name__)
-Choices = Mapping[str, Sequence[str]]
-"""Maps a client's own submodel to the submodels that the client may train in a round. Without an
-entry, the client trains only its own submodel."""
 
 
 @dataclass
@@ -52,6 +49,7 @@ class Simulation:
         timetable: The clients of each round, if rounds are asynchronous.
         kinds: The name of the kind of each client, for a federated evaluation.
         observers: Called with the result of each finished round.
+        selection: Selects the clients of each round.
     """
 
     config: SimulationConfig
@@ -66,6 +64,11 @@ class Simulation:
     timetable: Timetable | None = None
     kinds: Sequence[str] = ()
     observers: Sequence[Callable[[RoundResult], None]] = ()
+    selection: ClientSelection = field(init=False)
+
+    def __post_init__(self) -> None:
+        samples = [len(part) for part in self.parts]
+        self.selection = ClientSelection(self.config, self.specs, samples, self.choices, self.kinds)
 
     def run(self, engine: Engine) -> None:
         """Run the rounds that are not finished yet."""
@@ -114,7 +117,7 @@ class Simulation:
             trained.train(engine, version, model, clients)
         if trained.diverged and len(trained.diverged) == len(turnout.present):
             raise UpdateError(DIVERGED, code="update.diverged")
-        lost = (*turnout.failed, *turnout.late)
+        lost = (*turnout.failed, *turnout.late, *turnout.not_needed)
         trained.bytes_down += sum(self.federation.submodel(spec).bytes for _, spec in lost)
         evaluation = trained.evaluated()
         result = RoundResult(
@@ -128,6 +131,7 @@ class Simulation:
             diverged=len(trained.diverged),
             failed=len(turnout.failed),
             late=len(turnout.late),
+            not_needed=len(turnout.not_needed),
             simulated_s=turnout.simulated_s,
             **self.staleness(trained.staleness),
             bytes_down=trained.bytes_down,
@@ -152,7 +156,7 @@ class Simulation:
         return {"mean_staleness": sum(values) / len(values), "max_staleness": max(values)}
 
     def chunks(self, chosen: Sequence[tuple[int, str]]) -> Iterator[Chunk]:
-        """Divide the clients `chosen` into chunks of the same submodel, and yield the chunks.
+        chosen = self.selection.clients(round_)
 
         A client's data are loaded only when its chunk is yielded.
         """
@@ -252,25 +256,3 @@ class _Round(TrainedChunk):
                 federation.take(self.aggregation)
             return federation.evaluation(*self.simulation.held_out)
         return mean_evaluation(self.alone)
-
-
-def sampled(
-    table: SimulationTable, specs: Sequence[str], round_: int, choices: Choices
-) -> list[tuple[int, str]]:
-    """Draw the clients of `round_` at random, at least one.
-
-    If the submodel of a client has `choices`, the client trains one of them, drawn at random.
-    Returns the number and the submodel of each client, in ascending order of the numbers.
-    """
-    count = max(1, round(table.participation * len(specs)))
-    draw = np.random.default_rng([table.seed, round_])
-    clients = sorted(draw.choice(len(specs), count, replace=False).tolist())
-    # With dynamic capacities, a client gets the submodel of a randomly drawn client.
-    dynamic = table.capacities == "dynamic"
-    shown = draw.integers(len(specs), size=count).tolist() if dynamic else clients
-    own = [specs[number] for number in shown]
-    trained = [
-        choices[spec][int(draw.integers(len(choices[spec])))] if spec in choices else spec
-        for spec in own
-    ]
-    return list(zip(clients, trained, strict=True))

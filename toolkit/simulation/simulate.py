@@ -22,6 +22,7 @@ from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.simulation.attendance import attendance_of, workloads
 from toolkit.simulation.chunks import ChunkTrainer
+from toolkit.simulation.client_selection import Choices
 from toolkit.simulation.curves import draw_curves
 from toolkit.simulation.datasets import read_dataset
 from toolkit.simulation.engines.engine import Engine, WorkerSetup
@@ -37,7 +38,7 @@ from toolkit.simulation.partition import (
     writer_split,
 )
 from toolkit.simulation.results import CURVES, LOSS_CODE, MODEL, RoundResult, RunFolder
-from toolkit.simulation.rounds import Choices, Simulation
+from toolkit.simulation.rounds import Simulation
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
 from toolkit.simulation.timetable import timetable_of
 from toolkit.simulation.torch_executor import check_device

@@ -51,6 +51,16 @@ class SimulationConfig(FederationConfig):
         return self
 
     @model_validator(mode="after")
+    def _clients_are_counted_once(self) -> Self:
+        both = "participation" in self.simulation.model_fields_set
+        if self.clients_per_round is not None and both:
+            raise ValueError(
+                "`clients_per_round` and `participation` in [simulation] both say how many clients "
+                "a round has: remove `participation`"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _all_kinds_have_a_profile_or_none(self) -> Self:
         without = [kind.name for kind in self.devices if kind.profile is None]
         if without and len(without) < len(self.devices):

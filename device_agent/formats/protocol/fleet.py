@@ -156,7 +156,8 @@ class RoundResult:
     regression, and both are None without such data. `held_out` has further figures on these data,
     if there are any. `devices` is the judgement of the devices that
     received this model; None before they have answered, and if they are not asked. `left_out`
-    states why the updates of some devices were not used, by device.
+    states why the updates of some devices were not used, by device. If the round selected its
+    devices, `asked` is their number.
     """
 
     round: int
@@ -166,6 +167,7 @@ class RoundResult:
     left_out: dict[str, str] = field(default_factory=dict)
     devices: FederatedEvaluation | None = None
     held_out: HeldOutFigures | None = None
+    asked: int | None = None
 
     def judgement(self) -> tuple[float | None, float] | None:
         """The accuracy and loss by which rounds are compared; None if there are none yet.
@@ -184,6 +186,28 @@ class RoundResult:
         accuracy = "" if judged[0] is None else f"accuracy {judged[0]:.4f}, "
         where = " on the devices" if self.loss is None else ""
         return f"{accuracy}loss {judged[1]:.4f}{where}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectedDevices:
+    """The open round of a federation that selects some devices for each round.
+
+    It has asked `asked` devices and closes with `goal` updates, of which `came` have come.
+    `not_needed` devices of round `last_round`, the last that closed, were too late to be needed.
+    """
+
+    asked: int
+    goal: int
+    came: int
+    not_needed: int
+    last_round: int
+
+    def text(self) -> str:
+        """The numbers in one line."""
+        text = f"{self.asked:,} devices selected, {self.came:,} of {self.goal:,} updates came"
+        if self.last_round:
+            text += f"; {self.not_needed:,} devices were not needed in round {self.last_round}"
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +242,8 @@ class Status:
 
     `closed_connections` counts connections that the coordinator has closed since its start because
     there were too many. `key` is the public key of the coordinator's signatures; earlier versions
-    do not send it. `release` is the number of the newest release, if there is one.
+    do not send it. `release` is the number of the newest release, if there is one. `selected` is
+    None unless a round is open for some devices only.
     """
 
     version: int = 1
@@ -236,3 +261,4 @@ class Status:
     closed_connections: int = 0
     key: str = ""
     release: int | None = None
+    selected: SelectedDevices | None = None

@@ -328,3 +328,44 @@ def test_mistakes_in_the_table_of_data(tmp_path: Path, table: str, words: str) -
         configured(tmp_path, text)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ("clients_per_round = 0", "a whole number from 1, or a share"),
+        ("clients_per_round = 1.5", "up to 1.0"),
+        ("clients_per_round = true", "a share of the members like 0.1"),
+        ("clients_per_round = 4", "only 3 devices can join"),
+        ("clients_per_round = 2\nquorum = 2", "remove `quorum`"),
+        ("clients_per_round = 1\nmin_updates = 2", "lower `min_updates`"),
+        ('clients_per_round = 2\nmode = "async"\nbuffer_size = 2', "needs mode"),
+        ("clients_per_round = 2\nover_selection = 0.9", "over_selection"),
+        ('clients_per_round = 2\nselection = "fastest"', '"module:callable"'),
+        ('selection = "oldest"', "needs `clients_per_round`"),
+        ("over_selection = 1.5", "needs `clients_per_round`"),
+    ],
+)
+def test_selections_that_are_refused(tmp_path: Path, keys: str, words: str) -> None:
+    with refused("config.bad-value") as error:
+        configured(tmp_path, f"{keys}\n{CONFIG}")
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "members", "wanted", "asked"),
+    [
+        ("clients_per_round = 2", 3, 2, 3),
+        ("clients_per_round = 0.1", 250, 25, 33),
+        ("clients_per_round = 1.0\nover_selection = 1", 250, 250, 250),
+        ("clients_per_round = 0.1", 3, 1, 2),
+        ("clients_per_round = 0.1\nmin_updates = 2", 3, 2, 3),
+        ("clients_per_round = 0.5\nover_selection = 1.1", 200, 100, 110),  # not 111
+    ],
+)
+def test_how_many_devices_a_round_asks(
+    tmp_path: Path, keys: str, members: int, wanted: int, asked: int
+) -> None:
+    config = configured(tmp_path, f"{keys}\n{CONFIG}")
+    assert config.updates_wanted(members) == wanted
+    assert config.devices_asked(wanted) == asked

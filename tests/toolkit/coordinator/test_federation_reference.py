@@ -27,8 +27,8 @@ from toolkit.toml_files import Table
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 REFERENCE = (DOCS / "reference" / "federation-file.md").read_text()
 SERIES = "[data] for CSV files"
-ALTERNATIVES = {"steps", "inputs", "example", "mode", "buffer_size", "max_staleness"}
-"""Keys in place of `epochs`, `input_shape`, `input_range` and `quorum`."""
+ALTERNATIVES = {"steps", "inputs", "example", "quorum", "mode", "buffer_size", "max_staleness"}
+"""Keys in place of `epochs`, `input_shape`, `input_range` and `clients_per_round`."""
 TABLES: dict[str, type] = {
     "The federation": CoordinatorConfig,
     "[data] for pictures": Images,

@@ -268,7 +268,7 @@ def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:
         desktop, board = links["desktop-1"], links["board-1"]
         assert task(desktop).round == task(board).round == 1
         failure = SubmodelFailure(submodel="full", failures=3, reason="out\nof memory")
-        server.coordinator.activity["desktop-1"].missed = 1  # a report is newer than that
+        server.coordinator.activity["desktop-1"].missed = "late"  # a report is newer than that
         assert asdict(desktop.report(failure)) == {"submodel": "slice:0.2", "round": 2}
         assert desktop.work().state == "wait"  # nobody waits for it in this round
         note = "full failed 3 times: out of memory"

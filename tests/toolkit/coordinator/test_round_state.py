@@ -1,5 +1,7 @@
 """The state machine of the rounds, alone: whatever happens in whatever order."""
 
+import random
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -295,3 +297,106 @@ class ChangingFleet(RuleBasedStateMachine):
 
 
 TestChangingFleet = ChangingFleet.TestCase
+
+
+class SelectedRounds(RuleBasedStateMachine):
+    """Each round asks a few of the devices, and has a goal. Who is asked is kept beside."""
+
+    @initialize(
+        devices=st.integers(1, 9),
+        goal=st.integers(1, 4),
+        more=st.integers(0, 2),
+        least=st.none() | st.just(1),
+    )
+    def start(self, devices: int, goal: int, more: int, least: int | None) -> None:
+        self.machine = Rounds(None, devices, DEADLINE_S, min_updates=least)
+        self.goal, self.most, self.least = goal, goal + more, least or 0
+        self.names = [f"device-{number}" for number in range(devices)]
+        self.asked: set[str] = set()
+        self.awaited: set[str] = set()
+        self.sent: set[str] = set()
+        self.now, self.closes_at, self.done = 0.0, 0.0, 0
+        for name in self.names:
+            self.machine.enrol(name)
+
+    @precondition(lambda self: self.machine.phase == "aggregating")
+    @rule(draw=st.randoms(use_true_random=False))
+    def open(self, draw: random.Random) -> None:
+        here = sorted(self.machine.present)
+        if here:
+            self.asked = set(draw.sample(here, min(self.most, len(here))))
+            offers = {name: f"for {name}" for name in self.asked}
+            self.machine.open(offers, self.now, goal=self.goal)
+            self.awaited, self.closes_at = set(self.asked), self.now + DEADLINE_S
+
+    @rule(index=st.integers(0, 8), back=st.integers(0, 1))
+    def send(self, index: int, back: int) -> None:
+        """Any device sends: one that is asked, is not asked, was not needed, or is too late."""
+        name, before = self.names[index % len(self.names)], state(self.machine)
+        round_ = self.machine.round - back
+        if back == 0 and name in self.awaited:
+            self.machine.take(name, round_, f"for {name}", "u")
+            self.awaited.remove(name)
+            self.sent.add(name)
+        elif name not in self.sent or back:
+            with pytest.raises(RefusalError) as refusal:
+                self.machine.take(name, round_, f"for {name}", "u")
+            assert refusal.value.code == "round.closed"
+            assert state(self.machine) == before
+
+    @rule(index=st.integers(0, 8), how=st.sampled_from(["pause", "stop"]))
+    def go(self, index: int, how: str) -> None:
+        name = self.names[index % len(self.names)]
+        getattr(self.machine, how)(name)
+        self.awaited.discard(name)
+        self._reopened()
+
+    @rule(index=st.integers(0, 8), how=st.sampled_from(["unpause", "resume"]))
+    def come_back(self, index: int, how: str) -> None:
+        name = self.names[index % len(self.names)]
+        getattr(self.machine, how)(name, f"for {name}")
+        here = self.machine.phase == "training" and name in self.machine.present
+        if here and name in self.asked and name not in self.sent:
+            self.awaited.add(name)
+
+    @rule(seconds=st.floats(0, 2 * DEADLINE_S))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.machine.phase == "training")
+    @rule()
+    def turn(self) -> None:
+        late, reached = self.now >= self.closes_at, len(self.sent) >= self.goal
+        closes = reached or late or not self.awaited
+        # Half of those that it still counts on, two if three or more take part; at most the goal.
+        half = -(-len(self.sent | self.awaited) // 2)
+        alone = len(self.asked & self.machine.present) <= 2
+        enough = len(self.sent) >= (self.least or min(max(half, 1 if alone else 2), self.goal))
+        assert self.machine.due(self.now) == (closes and enough)
+        assert self.machine.has_reached_goal == reached
+        if self.machine.due(self.now):
+            self.machine.close()
+            self.machine.folded()
+            self.done += 1
+        elif self.machine.failed(self.now):
+            self.machine.reopen()
+        self._reopened()
+
+    def _reopened(self) -> None:
+        """Forget a round that has ended, or that nobody is left in."""
+        if self.machine.phase != "training":
+            self.asked, self.awaited, self.sent = set(), set(), set()
+
+    @invariant()
+    def only_the_devices_that_are_asked_and_needed_train(self) -> None:
+        training = {name for name in self.names if self.machine.task(name) == "train"}
+        assert training == self.awaited
+        assert set(self.machine.late()) == self.awaited
+        assert set(self.machine.updates) == self.sent <= self.asked
+        assert len(self.asked) <= self.most
+        assert self.machine.done == self.done
+        if self.machine.phase == "training":
+            assert self.machine.asked == len(self.asked)
+
+
+TestSelectedRounds = SelectedRounds.TestCase

@@ -13,10 +13,11 @@ from device_agent.training import batching
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan, State
 from toolkit.coordinator.simulation_table import SimulationTable
+from toolkit.simulation.client_selection import ClientSelection
 from toolkit.simulation.results import RoundResult, RunFolder
-from toolkit.simulation.rounds import Simulation, sampled
+from toolkit.simulation.rounds import Simulation
 from toolkit.simulation.simulate import prepare, simulate
-from toolkit.simulation.simulation_config import load_simulation
+from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
 
 ROUNDS, CLIENTS, SHARE = 3, 4, 0.3
 PLAN = Plan(batch_size=8, epochs=1, rate=0.05, momentum=0.9, weight_decay=0.0)
@@ -136,7 +137,7 @@ def test_dynamic_capacities(seed: int, tmp_path: Path) -> None:
     x, y = simulation.held_out
     for result in run(file):
         old, updates = oracles.state_of(model), []
-        chosen = sampled(simulation.config.simulation, simulation.specs, result.round, {})
+        chosen = simulation.selection.clients(result.round)
         for client, spec in chosen:
             data = device(simulation, client, result.round)
             update = (
@@ -154,7 +155,9 @@ def test_a_client_gets_every_capacity_as_often_as_there_are(seed: int) -> None:
     drawn: dict[str, Counter[str]] = {}
     for kind in ("fixed", "dynamic"):
         table = SimulationTable(data="", participation=0.5, capacities=kind, seed=seed)
-        rounds = [sampled(table, specs, round_, {}) for round_ in range(1, 301)]
+        config = SimulationConfig.model_construct(simulation=table)
+        selection = ClientSelection(config, specs, [1] * len(specs))
+        rounds = [selection.clients(round_) for round_ in range(1, 301)]
         assert all(len({client for client, _ in one}) == 20 for one in rounds)
         drawn[kind] = Counter(spec for one in rounds for client, spec in one if client == 35)
     assert list(drawn["fixed"]) == ["width:0.5"]
@@ -167,10 +170,10 @@ def test_a_client_trains_every_submodel_up_to_its_own_as_often(seed: int, tmp_pa
     specs = ("width:0.5", "full", "width:0.34", "slice:residual")
     file = configured(tmp_path, seed, 'capacities = "up-to-own"\nparticipation = 0.75', specs)
     simulation, _ = prepared(file)
-    table, own = simulation.config.simulation, simulation.specs
+    own = simulation.specs
     drawn: dict[str, Counter[str]] = {spec: Counter() for spec in specs}
     for round_ in range(1, 401):
-        for client, spec in sampled(table, own, round_, simulation.choices):
+        for client, spec in simulation.selection.clients(round_):
             drawn[own[client]][spec] += 1
     expected = {
         "width:0.34": ("width:0.34",),
@@ -193,8 +196,7 @@ def test_ordered_dropout(seed: int, tmp_path: Path) -> None:
     x, y = simulation.held_out
     for result in run(file):
         old, updates = oracles.state_of(model), []
-        table = simulation.config.simulation
-        for client, spec in sampled(table, simulation.specs, result.round, simulation.choices):
+        for client, spec in simulation.selection.clients(result.round):
             data = device(simulation, client, result.round)
             small = smooth_cnn(3, 4, 4, 6) if spec == "width:0.5" else smooth_cnn()
             updates.append((oracles.train_leading(model, small, data, PLAN), len(data.y)))

@@ -283,6 +283,27 @@ def test_a_folder_in_which_nothing_was_finished_is_used(file: Path, tmp_path: Pa
     assert (out / "mine.txt").read_text() == "keep"
 
 
+def test_a_selection_of_the_clients_that_an_earlier_version_drew(
+    file: Path, tmp_path: Path
+) -> None:
+    """Over-selection trains the clients that come first; the others only cost their download."""
+    share = changed(file, "participation = 0.5\n", "")
+    share.write_text("clients_per_round = 0.5\nover_selection = 1.5\n" + share.read_text())
+    result = simulation.simulate(share, tmp_path / "out")[0]
+    assert (result.clients, result.not_needed, result.late) == (2, 1, 0)
+    assert result.bytes_down == pytest.approx(1.5 * result.bytes_up, rel=0.01)
+    settings = tmp_path / "out" / "config.json"
+    written = json.loads(settings.read_text())
+    file.write_text(TEXT)
+    simulation.simulate(file, tmp_path / "old")
+    for key in ("clients_per_round", "over_selection", "selection"):
+        assert key in written
+        earlier = json.loads((tmp_path / "old" / "config.json").read_text())
+        del earlier[key]
+        (tmp_path / "old" / "config.json").write_text(json.dumps(earlier))
+    simulation.simulate(changed(file, "rounds = 3", "rounds = 4"), tmp_path / "old")
+
+
 def test_a_loss_that_is_no_number_damages_nothing(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     simulation.simulate(file, out)
@@ -305,6 +326,7 @@ def test_a_loss_that_is_no_number_damages_nothing(file: Path, tmp_path: Path) ->
             '"dirichlet"; partition is "iid"',
         ),
         ("participation = 0.5", "shards = 2", "config.bad-value", '"shards"; partition is "iid"'),
+        ("rounds = 3", "rounds = 3\nclients_per_round = 2", "config.bad-value", "remove `part"),
         ("participation = 0.5", "clients = 5", "config.bad-value", "have 4 places"),
         ("count = 4", 'count = "any"', "config.bad-value", "set `clients`"),
         ('data = "data.npz"', "", "config.missing-key", "simulation.data"),

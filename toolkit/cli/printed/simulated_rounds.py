@@ -48,7 +48,12 @@ def shown_rounds(console: Console, rounds: int) -> Iterator["Observer"]:
 
 
 def _lost(result: "RoundResult") -> str:
-    numbers = {"failed": result.failed, "late": result.late, "diverged": result.diverged}
+    numbers = {
+        "failed": result.failed,
+        "late": result.late,
+        "not needed": result.not_needed,
+        "diverged": result.diverged,
+    }
     text = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
     return f" ({text})" if text else ""
 

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,17 +16,20 @@ from device_agent.formats.protocol.fleet import (
 )
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted, round_of
+from toolkit.coordinator.closing.device_selection import DeviceSelection
 from toolkit.coordinator.closing.full_disk import plain, when_room
 from toolkit.coordinator.closing.judging import counts_of_updates, judging_is_over, last_figure
 from toolkit.coordinator.closing.round_aggregation import Model, RoundAggregation, Samples
 from toolkit.coordinator.closing.untrainable_model import go_back, is_spoilt
 from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.database.device_registry import hashed, label
+from toolkit.coordinator.database.open_round import Selected
 from toolkit.coordinator.releases.automatic_release import MakeRelease, release_if_due
 from toolkit.coordinator.rounds.device_evaluation import federated_evaluation
 from toolkit.coordinator.rounds.early_stopping import ends_early, note_early_end
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.upload_validation import is_finite
+from toolkit.coordinator.storage.coordinator_store import Bundle
 from toolkit.coordinator.storage.published_files import publish
 from toolkit.coordinator.storage.recoverable import MODEL
 
@@ -66,6 +69,7 @@ class RoundWorker:
     ) -> None:
         self.failure: Exception | None = None
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
+        self._selection = DeviceSelection(coordinator)
         self._on_failure, self._ready = on_failure, ready
         coordinator.check_update = model.check
         self.make_release: MakeRelease | None = None
@@ -113,8 +117,7 @@ class RoundWorker:
         if waiting and self._ready():
             self._when_room(self._prepare)
         if rounds.phase == "aggregating" and rounds.present and self._prepared():
-            self._when_room(self._open)
-            coordinator.store.remove_unnamed()  # last, so that no device waits for it
+            self._open_if_ready()
         if rounds.phase == "judging":
             self._judge_last()
         with coordinator.lock:
@@ -256,6 +259,13 @@ class RoundWorker:
             with coordinator.lock:
                 coordinator.bundles_made.add(submodel)
 
+    def _open_if_ready(self) -> None:
+        """Open the next round if enough devices are there."""
+        coordinator = self._coordinator
+        if self._selection.is_ready(coordinator.rounds.done + 1):
+            self._when_room(self._open)
+            coordinator.store.remove_unnamed()  # last, so that no device waits for it
+
     def _open(self) -> None:
         """Open the next round, or continue it with the updates that came before a restart."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
@@ -263,32 +273,53 @@ class RoundWorker:
         round_ = rounds.done + 1
         for damaged in store.drop_damaged(round_):
             logger.warning("The update of %s is damaged: the device sends it again.", damaged)
-        earlier = [(name, hashed(body.decode())) for name, _, body in store.updates(round_)]
+        earlier = {name: hashed(body.decode()) for name, _, body in store.updates(round_)}
         store.set_once(STARTED, "yes")
         wall, limit = coordinator.wall_clock(), rounds.deadline_s
-        remaining = store.open_round.begin(round_, wall + limit) - wall
+        asked = self._selection.asked(round_, earlier)
+        remaining = store.open_round.begin(round_, wall + limit, asked) - wall
         failures = store.open_round.failures(round_)
         with coordinator.lock:
             # Devices may have joined, left or reported that they diverge meanwhile.
-            if rounds.present and self._prepared() and not is_spoilt(coordinator):
-                counted_on = rounds.present | {name for name, _ in earlier}
-                members = [d for d in store.registry.members() if d.id in counted_on]
-                bundles = {d.id: coordinator.bundles[coordinator.submodel(d)] for d in members}
+            bundles = self._asked_bundles(asked, earlier) if self._prepared() else {}
+            if rounds.present and bundles and not is_spoilt(coordinator):
                 offers = {name: files[MANIFEST].sha256 for name, files in bundles.items() if files}
                 # A wall clock that was set while no coordinator ran must not keep the round open.
                 left = min(max(remaining, 0.0), max(limit, store.open_round.moved_by(round_)))
-                rounds.open(dict.fromkeys(bundles, "") | offers, coordinator.clock(), left)
-                for name, update in earlier:
+                everyone = dict.fromkeys(bundles, "") | offers
+                goal = None if asked is None else asked.goal
+                rounds.open(everyone, coordinator.clock(), left, goal)
+                for name, update in earlier.items():
                     if name in offers:
                         rounds.take(name, round_, offers[name], update)
                 for name in failures:
                     rounds.excuse(name)
-                for device in members:
-                    if device.id not in offers:
-                        reason = self._unmade.get(coordinator.submodel(device), "")
-                        coordinator.excuse(device, f"it has no bundle in round {round_}: {reason}")
+                for name in bundles.keys() - offers.keys():
+                    device = store.registry.device(name)
+                    reason = self._unmade.get(coordinator.submodel(device), "")
+                    coordinator.excuse(device, f"it has no bundle in round {round_}: {reason}")
         if rounds.phase == "aggregating":  # nobody is left in the round
             store.open_round.end()
+
+    def _asked_bundles(self, asked: Selected | None, earlier: Collection[str]) -> dict[str, Bundle]:
+        """The bundle of each device that a round is opened for, by device.
+
+        These are the devices that are `asked`, or all if this is None, those in `earlier`, which
+        have sent an update, and devices with an empty bundle, which are excused.
+        """
+        coordinator = self._coordinator
+        counted_on = coordinator.rounds.present | set(earlier)
+        chosen = None if asked is None else {*asked.devices, *earlier}
+        bundles = {
+            device.id: coordinator.bundles[coordinator.submodel(device)]
+            for device in coordinator.store.registry.members()
+            if device.id in counted_on
+        }
+        return {
+            name: files
+            for name, files in bundles.items()
+            if chosen is None or name in chosen or not files
+        }
 
     def _fold(self) -> None:
         coordinator = self._coordinator
@@ -351,7 +382,7 @@ class RoundWorker:
 
     def _result(self, round_: int, updates: int, left_out: Mapping[str, str]) -> RoundResult:
         """The result of `round_`, with the quality of its model."""
-        quality = self._quality
+        quality, rounds = self._quality, self._coordinator.rounds
         return RoundResult(
             round=round_,
             accuracy=None if quality is None else quality.accuracy,
@@ -359,6 +390,7 @@ class RoundWorker:
             updates=updates,
             left_out=dict(left_out),
             held_out=None if quality is None else quality.figures,
+            asked=None if rounds.goal is None else rounds.asked,
         )
 
     def _keep(self, result: RoundResult, received: FederatedEvaluation | None = None) -> None:

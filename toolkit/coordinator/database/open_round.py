@@ -1,31 +1,78 @@
-"""Stores the deadline of the open round, and the devices that it does not wait for."""
+"""Stores the open round: its deadline, whom it asked, and the devices that it does not wait for."""
 
 import sqlite3
+from collections.abc import Collection
+from typing import NamedTuple
 
 from toolkit.coordinator.database.database import Database
 
 _MOVED = "moved deadline"
 """The key in the table `meta` of the round whose deadline the operator moved, and the seconds."""
+_GOAL = "goal"
+"""The key in the table `meta` of the last round with selected devices, and the updates it needs."""
 _PREFIX = "stopped:"
 """The prefix of a device's id in the keys of the table `meta`."""
 
 
+class Selected(NamedTuple):
+    """The devices that a round asks, and the number of updates that closes it."""
+
+    devices: Collection[str]
+    goal: int
+
+
 class OpenRound:
-    """Stores the open round's deadline, and the devices that reported that they cannot train."""
+    """Stores the open round's deadline, the devices that it asked, and those that cannot train."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def begin(self, round_: int, closes_at: float) -> float:
-        """Store the deadline `closes_at` of `round_` (seconds since 1970), unless one is stored.
+    def begin(self, round_: int, closes_at: float, selected: Selected | None = None) -> float:
+        """Store that `round_` opens, with its deadline, unless it is open already.
+
+        Args:
+            round_: The round.
+            closes_at: The time of the deadline, in seconds since 1970.
+            selected: The devices that the round asks; None if it asks all.
 
         Returns:
             The time at which the round closes, in seconds since 1970.
         """
         with self._database.transaction() as db:
-            db.execute("INSERT OR IGNORE INTO openings VALUES (?, ?)", (round_, closes_at))
+            added = db.execute("INSERT OR IGNORE INTO openings VALUES (?, ?)", (round_, closes_at))
+            if added.rowcount and selected is not None:
+                _note_selected(db, round_, selected)
             row = db.execute("SELECT closes_at FROM openings WHERE round = ?", (round_,))
             return float(row.fetchone()[0])
+
+    def is_open(self, round_: int) -> bool:
+        """Whether `round_` is open: it has begun, and has not ended."""
+        with self._database.transaction() as db:
+            row = db.execute("SELECT 1 FROM openings WHERE round = ?", (round_,)).fetchone()
+        return row is not None
+
+    def selected(self, round_: int) -> Selected | None:
+        """The devices that `round_` asked when it opened last; None if it selected none."""
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "SELECT device FROM selected WHERE round = :round AND draw = "
+                "(SELECT max(draw) FROM selected WHERE round = :round)",
+                {"round": round_},
+            ).fetchall()
+            goal = db.execute("SELECT value FROM meta WHERE key = ?", (_GOAL,)).fetchone()
+        return Selected([device for (device,) in rows], int(goal[0])) if rows else None
+
+    def past_selections(self) -> dict[str, tuple[int, int | None]]:
+        """The last round that asked each device, and the samples of its last update if known."""
+        with self._database.transaction() as db:
+            rows = db.execute("SELECT device, round, samples FROM selected")
+            return {device: (round_, samples) for device, round_, samples in rows}
+
+    def draws(self, round_: int) -> int:
+        """How often devices were selected for `round_`."""
+        with self._database.transaction() as db:
+            row = db.execute("SELECT max(draw) FROM selected WHERE round = ?", (round_,))
+            return row.fetchone()[0] or 0
 
     def set_deadline(
         self, db: sqlite3.Connection, round_: int, closes_at: float, seconds: float
@@ -57,6 +104,18 @@ class OpenRound:
         """Forget the round: it is over, or it opens again from its beginning."""
         with self._database.transaction() as db:
             forget(db)
+
+
+def _note_selected(db: sqlite3.Connection, round_: int, selected: Selected) -> None:
+    """Store the devices of a new opening of `round_`, in the transaction of `db`."""
+    db.execute("DELETE FROM selected WHERE device NOT IN (SELECT id FROM devices)")
+    (draws,) = db.execute("SELECT max(draw) FROM selected WHERE round = ?", (round_,)).fetchone()
+    db.executemany(
+        "INSERT INTO selected (device, round, draw) VALUES (?, ?, ?) ON CONFLICT (device) "
+        "DO UPDATE SET round = excluded.round, draw = excluded.draw",
+        [(device, round_, (draws or 0) + 1) for device in selected.devices],
+    )
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_GOAL, str(selected.goal)))
 
 
 def forget(db: sqlite3.Connection) -> None:

@@ -4,7 +4,7 @@ import sqlite3
 
 from toolkit.coordinator.database import content_digest
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES, and add the
 change of existing databases to `schema_upgrade.py`."""
 UPDATES = """CREATE TABLE updates (
@@ -16,7 +16,7 @@ UPDATES_5 = """CREATE TABLE updates (
     round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
     PRIMARY KEY (round, device))"""
 """The table `updates` in version 5."""
-HISTORY = """CREATE TABLE history (
+HISTORY_10 = """CREATE TABLE history (
     round INTEGER PRIMARY KEY, accuracy REAL,
     loss REAL,  -- on held-out samples; NULL without them
     updates INTEGER NOT NULL, model TEXT NOT NULL,
@@ -28,6 +28,10 @@ HISTORY = """CREATE TABLE history (
     devices TEXT,
     -- JSON: further figures on held-out samples, such as those of each class
     held_out TEXT)"""
+"""The table `history` in versions 8 to 10."""
+HISTORY = f"""{HISTORY_10.removesuffix(")")},
+    -- how many devices were selected, NULL if the round asked all
+    asked INTEGER)"""
 HISTORY_7 = """CREATE TABLE history (
     round INTEGER PRIMARY KEY, accuracy REAL,
     loss REAL,  -- on held-out samples; NULL without them
@@ -75,9 +79,17 @@ _TOKENS = (
     joined INTEGER NOT NULL,  -- how many have joined with it
     expires REAL NOT NULL, revoked REAL)""",
 )
-ADDED = {9: _OPERATION, 10: _TOKENS}
+_SELECTED = (
+    """CREATE TABLE selected (
+    device TEXT PRIMARY KEY,
+    round INTEGER NOT NULL,  -- the last round that asked it
+    draw INTEGER NOT NULL,  -- counts the openings of that round, from 1
+    samples INTEGER  -- of its last update
+    )""",
+)
+ADDED = {9: _OPERATION, 10: _TOKENS, 11: _SELECTED}
 """The statements that a version has added to those before."""
-NEW_TABLES = {9: ("decisions", "audit"), 10: ("operators", "join_tokens")}
+NEW_TABLES = {9: ("decisions", "audit"), 10: ("operators", "join_tokens"), 11: ("selected",)}
 """The tables that a version has added."""
 TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -133,8 +145,9 @@ def create(connection: sqlite3.Connection, version: int = SCHEMA_VERSION) -> Non
     """Make all tables in one transaction: a process that is killed here leaves none or all."""
     added = [statement for since, all_ in ADDED.items() if since <= version for statement in all_]
     wanted = TABLES + "".join(f"{statement};\n" for statement in added)
-    if version < 8:
-        wanted = wanted.replace(f"{HISTORY};", HISTORY_7 if version == 7 else HISTORY_6)
+    if version < 11:
+        earlier = {6: HISTORY_6, 7: HISTORY_7}.get(max(version, 6), f"{HISTORY_10};")
+        wanted = wanted.replace(f"{HISTORY};", earlier)
     if version < 6:
         wanted = wanted.replace(UPDATES, UPDATES_5)
     tables = sqlite3.connect(":memory:")

@@ -10,7 +10,7 @@ from device_agent.formats.manifest import encode
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.database import content_digest, schema
 
-READABLE = (5, 6, 7, 8, 9, schema.SCHEMA_VERSION)
+READABLE = (5, 6, 7, 8, 9, 10, schema.SCHEMA_VERSION)
 """The versions that this program reads. `edgetailor serve` upgrades them to the current one."""
 
 
@@ -22,8 +22,7 @@ def upgrade(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
     if version < 6:
         _count_updates_in_columns(db)
-    if version < 8:
-        _extend_history(db, version)
+    _extend_history(db)
     _add_tables(db, version)
     content_digest.renew(db)
     db.execute(f"PRAGMA user_version={schema.SCHEMA_VERSION}")
@@ -36,11 +35,13 @@ def _count_updates_in_columns(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX updates_by_file ON updates (sha256)")
 
 
-def _extend_history(db: sqlite3.Connection, version: int) -> None:
-    """Upgrade to version 8: add the empty column `held_out`, below version 7 also `devices`."""
-    new = "NULL, NULL" if version < 7 else "NULL"
+def _extend_history(db: sqlite3.Connection) -> None:
+    """Add the columns of `history` that an earlier version did not have; they are empty."""
+    (columns,) = db.execute("SELECT count(*) FROM pragma_table_info('history')").fetchone()
     with _replaced(db, "history", schema.HISTORY):
-        db.execute(f"INSERT INTO history SELECT *, {new} FROM earlier_history")
+        (all_,) = db.execute("SELECT count(*) FROM pragma_table_info('history')").fetchone()
+        new = ", NULL" * (all_ - columns)
+        db.execute(f"INSERT INTO history SELECT *{new} FROM earlier_history")
     db.execute("CREATE INDEX history_by_file ON history (model)")
 
 

@@ -21,8 +21,10 @@ class DeviceActivity:
         loss: The last loss that the device reported.
         note: Why the device is paused or has stopped, if it said so.
         round: The last round for which the device got work.
-        missed: The round that closed before its update came. None once a later update
+        missed: Why the last round closed before its update came. None once a later update
             or report of a failure has come.
+        has_come: Whether a request has come since a round last selected the device, or since the
+            coordinator started.
         inputs: How the inputs of the last update differ from the coordinator's samples. Set only
             if they differ much.
         told: The reason that was logged when the device stopped. None once a later update has come.
@@ -33,7 +35,8 @@ class DeviceActivity:
     loss: float | None = None
     note: str | None = None
     round: int | None = None
-    missed: int | None = None
+    missed: str | None = None
+    has_come: bool = False
     told: str | None = None
     inputs: str | None = None
 
@@ -52,7 +55,6 @@ class DeviceActivity:
         `last` holds the result of the last round, if there is one. `report` is the device's last
         report about a release, and `offered` the number of the newest release.
         """
-        late = None if self.missed is None else f"round {self.missed} closed before its update came"
         unused = next((_left_out(device.id, result) for result in last), None)
         return DeviceStatus(
             device=device.id,
@@ -65,7 +67,7 @@ class DeviceActivity:
             bytes_up=device.bytes_up,
             idle_s=now - self.seen_at,
             note=self.note
-            or late
+            or self.missed
             or unused
             or device.trouble
             or self.inputs

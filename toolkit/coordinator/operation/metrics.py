@@ -51,10 +51,16 @@ class _Figures(Collector):
             yield _gauge("round_updates", "Updates of the open round.", len(rounds.updates))
             yield _gauge("round_updates_needed", "Updates that it needs.", rounds.needed)
             yield _gauge("round_late_devices", "Devices it waits for.", len(rounds.late()))
+            if (selected := self._state.selected_devices()) is not None:
+                yield _gauge("round_selected_devices", "Devices it has selected.", selected.asked)
             yield _gauge("round_remaining_seconds", "Seconds to its deadline.", remaining)
         missed = self._state.missed_deadlines
         text = "Deadlines of the open round that passed with too few updates."
         yield _gauge("round_missed_deadlines", text, missed)
+
+        if self._state.config.clients_per_round is not None:
+            text = "Devices that the last closed round selected and did not need."
+            yield _gauge("not_needed_devices", text, self._state.not_needed[1])
 
     def _devices(self) -> Iterator[Metric]:
         devices, activity = self._state.store.registry.devices(), self._state.activity

@@ -171,7 +171,8 @@ class Membership(FederationState):
 
     def note_seen(self, device: Device) -> None:
         """Record that a request of `device` has come now."""
-        self.activity[device.id].seen_at = self.clock()  # one assignment: it needs no lock
+        activity = self.activity[device.id]  # single assignments need no lock
+        activity.seen_at, activity.has_come = self.clock(), True
 
     def _back(self, device: Device) -> Device:
         """Make a forgotten `device` a member again. Raises RefusalError (401) if it cannot be."""

@@ -8,6 +8,8 @@ Without devices that judge the last model, `finished` follows at once.
 A device may leave at any time. Another one may take its place and trains from the next round on.
 A device that has stopped keeps its place, and no round waits for it until it asks for work again.
 A device that the operator has paused keeps its place, too, and gets no work until the pause ends.
+A round may be opened for some devices only, with a goal: it closes with that number of updates. The
+other devices wait.
 Times are seconds of a monotonic clock that the caller passes in. A refused call changes nothing.
 """
 
@@ -47,9 +49,9 @@ class Rounds:
     The last round is number `total`; with None the rounds go on until they are `stopped_early`.
 
     A round closes when every device that it was opened for has sent its update or left, or when
-    `quorum` updates have come. A round also closes `deadline_s` seconds after it opened. With fewer
-    than `needed` updates, a round never closes: at its deadline it opens again, and old updates
-    still count.
+    `quorum` updates have come. A round that was opened with a `goal` has that quorum. A round also
+    closes `deadline_s` seconds after it opened. With fewer than `needed` updates, a round never
+    closes: at its deadline it opens again, and old updates still count.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Rounds:
         self.expected = expected
         self.deadline_s = deadline_s
         self.quorum = quorum
+        self.goal: int | None = None
         self.min_updates = min_updates
         self.done = done
         self.stopped_early = stopped_early
@@ -155,7 +158,8 @@ class Rounds:
 
     def _take_part(self, device: str, offer: str | None) -> None:
         """Wait for `device` in the open round if it is present and `offer` is given."""
-        if self.phase == "training" and offer is not None and device in self.present:
+        asked = self.goal is None or device in self._opened
+        if self.phase == "training" and offer is not None and asked and device in self.present:
             self._offers.setdefault(device, offer)
             # It counts as present at the opening. Otherwise, if all had stopped, the first to come
             # back would decide for all.
@@ -189,20 +193,29 @@ class Rounds:
         stuck = len(self._offers) == len(self.updates) < self.needed
         return 2 * diverged > len(voters) and (diverged >= 3 * trained or stuck)
 
-    def open(self, offers: Mapping[str, str], now: float, remaining_s: float | None = None) -> None:
+    def open(
+        self,
+        offers: Mapping[str, str],
+        now: float,
+        remaining_s: float | None = None,
+        goal: int | None = None,
+    ) -> None:
         """Start the next round, or continue one that was open before a restart.
 
         Args:
             offers: For every device that is present, the hash of its bundle's manifest. The hash is
-                empty for a device without a bundle, which the caller then excuses.
+                empty for a device without a bundle, which the caller then excuses. With a `goal`,
+                the round asks only the devices that are here.
             now: The current time.
             remaining_s: Seconds to the deadline; by default all of `deadline_s`.
+            goal: The round closes with this number of updates; None for `quorum`.
         """
         self._expect(self.phase == "aggregating" and not self._offers, "open")
         # A device that stopped after it sent its update has an offer, too.
-        fitting = self.present <= set(offers) <= self.devices
+        fitting = (goal is not None or self.present <= set(offers)) and set(offers) <= self.devices
         self._expect(fitting and bool(offers), "open with offers for other devices")
-        self._members = frozenset(self.present)
+        self.goal = goal
+        self._members = frozenset(self.present & set(offers))
         self._offers = dict(offers)
         self._opened = frozenset(device for device, bundle in offers.items() if bundle)
         self.diverged = set()
@@ -224,6 +237,16 @@ class Rounds:
     def late(self) -> list[str]:
         """The devices that the open round waits for."""
         return [device for device in self._offers if self.waits_for(device)]
+
+    @property
+    def asked(self) -> int:
+        """How many devices the open round, or the last one, was opened for."""
+        return len(self._opened)
+
+    @property
+    def has_reached_goal(self) -> bool:
+        """Whether the round has as many updates as its goal, so that it needs no more devices."""
+        return self.goal is not None and len(self.updates) >= self.goal
 
     def check_round(self, device: str, round_: int) -> None:
         """Raise RefusalError unless `device` may send something for `round_` now."""
@@ -273,7 +296,7 @@ class Rounds:
         if self.phase != "training":
             return False
         late = self.remaining_s(now) <= 0
-        enough = self.quorum is not None and len(self.updates) >= self.quorum
+        enough = self._quorum is not None and len(self.updates) >= self._quorum
         # Every device that sent an update has an offer, so equal numbers mean that none is missing.
         ending = late or enough or len(self._offers) == len(self.updates)
         # `needed` is computed last, because it looks at all devices.
@@ -288,8 +311,13 @@ class Rounds:
     def needed(self) -> int:
         """The fewest updates that the open round may close with."""
         return fewest_updates(
-            len(self._offers), len(self._members & self.present), self.min_updates, self.quorum
+            len(self._offers), len(self._members & self.present), self.min_updates, self._quorum
         )
+
+    @property
+    def _quorum(self) -> int | None:
+        """The number of updates that closes the open round early."""
+        return self.quorum if self.goal is None else self.goal
 
     def remaining_s(self, now: float) -> float:
         """Seconds to the deadline of the open round; negative after it."""

@@ -230,6 +230,7 @@ class Store:
                 "INSERT OR IGNORE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (round_, device, record.file.sha256, encode(record), *columns(record)),
             )
+            db.execute("UPDATE selected SET samples = ? WHERE device = ?", (record.samples, device))
 
     def drop_damaged(self, round_: int) -> list[str]:
         """Remove the updates of `round_` with missing or damaged tensors; returns their devices."""
@@ -303,7 +304,8 @@ class Store:
                 ).fetchone()
                 db.execute(
                     "INSERT OR REPLACE INTO history (round, accuracy, loss, updates, model, size, "
-                    "left_out, started_from, held_out) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "left_out, started_from, held_out, asked) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         result.round,
                         result.accuracy,
@@ -314,6 +316,7 @@ class Store:
                         json.dumps(result.left_out),
                         before and before[0],
                         figures_text(result.held_out),
+                        result.asked,
                     ),
                 )
                 if before is not None and received is not None:
@@ -335,8 +338,8 @@ class Store:
         """The results so far, from round 0."""
         with self._database.transaction() as db:
             rows = db.execute(
-                "SELECT round, accuracy, loss, updates, left_out, devices, held_out FROM history "
-                "ORDER BY round"
+                "SELECT round, accuracy, loss, updates, left_out, devices, held_out, asked "
+                "FROM history ORDER BY round"
             ).fetchall()
         return [
             RoundResult(
@@ -347,8 +350,9 @@ class Store:
                 left_out=json.loads(out),
                 devices=judgement(devices),
                 held_out=held_out_figures(held_out),
+                asked=asked,
             )
-            for r, a, x, n, out, devices, held_out in rows
+            for r, a, x, n, out, devices, held_out, asked in rows
         ]
 
     def current_round(self) -> int | None:

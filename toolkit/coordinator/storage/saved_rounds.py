@@ -51,6 +51,7 @@ class SavedRound:
     current: bool
     devices: FederatedEvaluation | None
     held_out: HeldOutFigures | None
+    asked: int | None
 
 
 def saved_rounds(folder: Path) -> list[SavedRound]:
@@ -60,7 +61,7 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
         current = db.execute(schema.CURRENT_ROUND).fetchone()
         rows = db.execute(
             "SELECT round, accuracy, loss, updates, model, kept, started_from, "
-            "devices, held_out FROM history ORDER BY round"
+            "devices, held_out, asked FROM history ORDER BY round"
         ).fetchall()
     return [
         SavedRound(
@@ -76,8 +77,9 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             current=current == (round_,),
             devices=judgement(judged),
             held_out=held_out_figures(figures),
+            asked=asked,
         )
-        for round_, accuracy, loss, updates, model, kept, start, judged, figures in rows
+        for round_, accuracy, loss, updates, model, kept, start, judged, figures, asked in rows
     ]
 
 
@@ -203,7 +205,7 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     try:
         check_version(folder, connection)
         columns = connection.execute("SELECT name FROM pragma_table_info('history')").fetchall()
-        absent = [name for name in ("devices", "held_out") if (name,) not in columns]
+        absent = [name for name in ("devices", "held_out", "asked") if (name,) not in columns]
         if absent:  # `serve` has not upgraded the folder yet
             new = ", ".join(f"NULL AS {name}" for name in absent)
             connection.execute(f"CREATE TEMP VIEW history AS SELECT *, {new} FROM main.history")

@@ -63,9 +63,9 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
     assert len(before.pop("updates")) == 6
     for changing in ("content_digest", "meta"):  # `meta`: the number of milestones
         del before[changing], after[changing]
-    # No device has judged, and there are no figures of classes.
-    before["history"] = [(*row, None, None) for row in before["history"]]
-    for new in ("decisions", "audit", "operators", "join_tokens"):
+    # No device has judged, there are no figures of classes, and no round selected its devices.
+    before["history"] = [(*row, None, None, None) for row in before["history"]]
+    for new in ("decisions", "audit", "operators", "join_tokens", "selected"):
         assert after.pop(new) == []
     assert after == before
     marker = check_database(config.state / "state.sqlite3")  # the digest of all rows, among others
@@ -73,7 +73,7 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
     assert marker.round == 1
 
 
-@pytest.mark.parametrize("version", [6, 7, 8, 9])
+@pytest.mark.parametrize("version", [6, 7, 8, 9, 10])
 def test_the_versions_before_get_the_tables_of_this_one(tmp_path: Path, version: int) -> None:
     connection = sqlite3.connect(tmp_path / "state.sqlite3")
     content_digest.install(connection)
@@ -87,7 +87,9 @@ def test_the_versions_before_get_the_tables_of_this_one(tmp_path: Path, version:
     connection.commit()
     judged = JUDGED if version >= 7 else None
     for _ in range(2):
-        assert [(s.devices, s.held_out) for s in saved_rounds(tmp_path)] == [(judged, None)]
+        assert [(s.devices, s.held_out, s.asked) for s in saved_rounds(tmp_path)] == [
+            (judged, None, None)
+        ]
         schema_upgrade.upgrade(connection)
         connection.commit()
     current = schema.expected_statements(schema.SCHEMA_VERSION)

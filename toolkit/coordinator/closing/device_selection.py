@@ -1,0 +1,100 @@
+"""Selects the devices of each round, if the federation's file has `clients_per_round`."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.database.device_registry import Device
+from toolkit.coordinator.database.open_round import Selected
+from toolkit.coordinator.database.operator_log import PAUSED
+from toolkit.coordinator.rounds.selection_policies import Candidate, selected
+
+SEEN_WITHIN_S = 120.0
+"""A device is eligible if it was seen within this time. Waiting devices ask every 10 s, and devices
+that train every 60 s."""
+ALL_HERE_S = 10.0
+"""A round waits this long for the devices of the over-selection. By then every device that waits
+has asked once."""
+FEW_HERE_S = 60.0
+"""A round with fewer eligible devices than it needs updates opens after this time."""
+
+
+class DeviceSelection:
+    """Decides when enough devices are there, and which of them a round asks.
+
+    A device is eligible if it was seen lately, has a bundle, and does not report that its owner's
+    limits pause it. A device that a round has asked must also have been seen since then. So a
+    device that is away is not asked again and again.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._waits_since: float | None = None
+
+    def is_ready(self, round_: int) -> bool:
+        """Whether `round_` can open now, or was open before a restart."""
+        coordinator = self._coordinator
+        with coordinator.lock:
+            goal, here = self._goal(), len(self._eligible())
+        if goal is None or coordinator.store.open_round.is_open(round_):
+            return True
+        now = coordinator.clock()
+        if self._waits_since is None:
+            self._waits_since = now
+        waited, present = now - self._waits_since, len(coordinator.rounds.present)
+        fewest = coordinator.config.min_updates or 1
+        return (
+            here >= min(coordinator.config.devices_asked(goal), max(present, 1))
+            or (here >= goal and waited >= ALL_HERE_S)
+            or (here >= fewest and waited >= FEW_HERE_S)
+        )
+
+    def asked(self, round_: int, earlier: Collection[str]) -> Selected | None:
+        """The devices that `round_` asks, and its goal; None if it asks all.
+
+        If the round is open after a restart, these are the devices that it asked before. Otherwise
+        they are drawn. Devices in `earlier` have already sent an update for this round.
+        """
+        coordinator = self._coordinator
+        store, config = coordinator.store, coordinator.config
+        goal = self._goal()
+        if goal is None:
+            return None
+        if store.open_round.is_open(round_):
+            return store.open_round.selected(round_)
+        self._waits_since = None
+        past = store.open_round.past_selections()
+        with coordinator.lock:
+            free = [device for device in self._eligible() if device.id not in earlier]
+        candidates = []
+        for device in free:
+            last_round, samples = past.get(device.id, (0, None))
+            candidates.append(Candidate(device.id, device.kind, samples, last_round))
+        count = config.devices_asked(goal) - len(earlier)
+        chosen: list[str] = []
+        if candidates and count > 0:
+            draw = np.random.default_rng([config.seed, round_, store.open_round.draws(round_)])
+            positions = selected(config.selection, draw, candidates, count)
+            chosen = [candidates[position].device for position in positions]
+        for name in chosen:
+            coordinator.activity[name].has_come = False
+        return Selected([*chosen, *earlier], goal)
+
+    def _goal(self) -> int | None:
+        coordinator = self._coordinator
+        return coordinator.config.updates_wanted(len(coordinator.rounds.devices))
+
+    def _eligible(self) -> list[Device]:
+        """The devices that may be asked, by their ids. The caller holds the lock."""
+        coordinator = self._coordinator
+        oldest, present = coordinator.clock() - SEEN_WITHIN_S, coordinator.rounds.present
+        return [
+            device
+            for device in coordinator.store.registry.members()
+            if device.id in present
+            and coordinator.bundles.get(coordinator.submodel(device))
+            and (activity := coordinator.activity[device.id]).has_come
+            and activity.seen_at >= oldest
+            and activity.state != PAUSED
+        ]
