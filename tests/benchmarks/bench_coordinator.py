@@ -4,7 +4,8 @@
 turns. Devices have Ed25519 keys and send distinct valid updates. Processor time is that of the
 serving process. Uploads of a larger model take turns with those to a bare Starlette route that only
 streams to a file. Thousands of devices wait for the first round, each with a connection of its own.
-Linux only. Run `make bench-coordinator`.
+In another fleet of this size, each round selects 200 devices. Linux only. Run
+`make bench-coordinator`.
 """
 
 import argparse
@@ -25,12 +26,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 from safetensors.numpy import load, save
-from waiting_fleet import Waiting, enrolled
+from waiting_fleet import Link, Waiting, enrolled
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.device_keys import DeviceKey
@@ -53,6 +55,7 @@ UPLOADS = 7
 WAITING = 10_000
 MEASURED_S = 30.0
 """How long the processor time of a fleet that waits is measured, after all have asked once."""
+SELECTED, SELECTING_ROUNDS = 200, 6
 GOAL_RATIO, GOAL_SHARE, GOAL_POLL_S = 1.3, 0.7, 1.0
 GOAL_WAITING, GOAL_LEARNS_S = 0.2, 10.0
 NETS = """
@@ -65,9 +68,9 @@ def large():
     return nn.Sequential(nn.Linear(4096, 4096), nn.Tanh(), nn.Linear(4096, 10))
 """
 CONFIG = """
+{keys}
 model = "nets:{model}"
 input_shape = [{inputs}]
-rounds = 2
 held_out = "held_out.npz"
 port = 0
 deadline_s = 86400.0
@@ -126,6 +129,32 @@ class Serving:
         return answer.status, answer.read()
 
 
+def update_of(
+    weights: dict[str, np.ndarray], manifest_file: bytes, number: int
+) -> tuple[bytes, bytes]:
+    """The two files of an update of the bundle with these weights and this manifest."""
+    draw = np.random.default_rng(number)
+    manifest = msgspec.json.decode(manifest_file, type=Manifest)
+    table = uploaded(manifest.tensors)
+    tensors = {
+        entry.name: weights[entry.name] + draw.normal(0, 1e-3, entry.shape).astype(np.float32)
+        for entry in table
+    }
+    data = save(tensors)
+    record = UpdateRecord(
+        bundle=fingerprint(manifest_file).sha256,
+        base=manifest.base,
+        submodel=manifest.submodel,
+        samples=100 + number % 50,
+        steps=10,
+        loss_first=2.0,
+        loss_last=1.0,
+        tensors=table,
+        file=fingerprint(data),
+    )
+    return data, encode(record)
+
+
 @dataclass
 class Fleet:
     """A federation of `size` devices, whose next one to send an update is `next`."""
@@ -172,27 +201,7 @@ class Fleet:
 
     def update(self, number: int) -> tuple[bytes, bytes]:
         """The two files of the update of one device."""
-        draw = np.random.default_rng(number)
-        manifest = msgspec.json.decode(self.manifest, type=Manifest)
-        table = uploaded(manifest.tensors)
-        tensors = {
-            entry.name: self.weights[entry.name]
-            + draw.normal(0, 1e-3, entry.shape).astype(np.float32)
-            for entry in table
-        }
-        data = save(tensors)
-        record = UpdateRecord(
-            bundle=fingerprint(self.manifest).sha256,
-            base=manifest.base,
-            submodel=manifest.submodel,
-            samples=100 + number % 50,
-            steps=10,
-            loss_first=2.0,
-            loss_last=1.0,
-            tensors=table,
-            file=fingerprint(data),
-        )
-        return data, encode(record)
+        return update_of(self.weights, self.manifest, number)
 
     def send(self, number: int, data: bytes, record: bytes) -> None:
         """Send an update."""
@@ -219,11 +228,14 @@ def process(folder: Path, *command: object) -> Iterator[int]:
 
 
 @contextmanager
-def serving(folder: Path, devices: int, model: str, inputs: int) -> Iterator[Serving]:
-    """`edgetailor serve` in the folder `folder`."""
+def serving(
+    folder: Path, devices: int, model: str, inputs: int, keys: str = "rounds = 2"
+) -> Iterator[Serving]:
+    """`edgetailor serve` in the folder `folder`; `keys` are more lines of its file."""
     folder.mkdir(exist_ok=True)
     (folder / "nets.py").write_text(NETS)
-    (folder / "fleet.toml").write_text(CONFIG.format(model=model, inputs=inputs, devices=devices))
+    config = CONFIG.format(model=model, inputs=inputs, devices=devices, keys=keys)
+    (folder / "fleet.toml").write_text(config)
     draw = np.random.default_rng(0)
     x = draw.normal(size=(256, inputs)).astype(np.float32)
     np.savez(folder / "held_out.npz", x=x, y=draw.integers(10, size=256))
@@ -363,11 +375,67 @@ async def wait(scratch: Path, devices: int) -> None:
               f"within {learned[len(learned) // 2]:.1f} s (goal {GOAL_LEARNS_S:.0f})")  # fmt: skip
 
 
+@dataclass
+class Selected:
+    """What selected devices do: they download their bundles, and send once they may."""
+
+    may_send: asyncio.Event = field(default_factory=asyncio.Event)
+    sent: int = 0
+    refused: int = 0
+
+    async def train(self, link: Link, work: dict[str, Any]) -> None:
+        """Take part in one round."""
+        files = {}
+        for offer in work["files"]:
+            status, files[offer["name"]] = await link.ask("GET", f"/files/{offer['sha256']}")
+            if status != 200:  # the round is over
+                return
+        await self.may_send.wait()
+        self.sent += 1
+        data, record = update_of(load(files[WEIGHTS]), files[MANIFEST], self.sent)
+        round_ = f"/rounds/{work['round']}"
+        for method, path, body in (
+            ("PUT", f"{round_}/tensors/{fingerprint(data).sha256}", data),
+            ("POST", f"{round_}/update", record),
+        ):
+            status, answer = await link.ask(method, path, body)
+            if status == 409:  # it is not needed
+                self.refused += 1
+                return
+            assert status < 300, answer
+
+
+async def select(scratch: Path, devices: int) -> None:
+    """Print what rounds of SELECTED of `devices` devices cost, and the others while they wait."""
+    folder, selected = scratch / "selecting", Selected()
+    secrets = enrolled(folder / "state", devices)
+    keys = f"rounds = {SELECTING_ROUNDS}\nclients_per_round = {SELECTED}"
+    with serving(folder, devices, "small", 64, keys) as server:
+        waiting = Waiting(server.url, secrets, selected.train)
+        running = asyncio.create_task(waiting.run())
+        while waiting.polls < 3 * devices or len(waiting.learned) < SELECTED:
+            await asyncio.sleep(0.5)
+        used, begun = server.processor_s(), time.monotonic()
+        await asyncio.sleep(MEASURED_S)
+        share = (server.processor_s() - used) / (time.monotonic() - begun)
+        asked = len(waiting.learned)
+        print(f"\n{devices:,} devices, of which a round has selected {asked}: while all wait, "
+              f"{share:.3f} of a core (goal {GOAL_WAITING})")  # fmt: skip
+        used, begun = server.processor_s(), time.monotonic()
+        selected.may_send.set()
+        await running
+        took, used = time.monotonic() - begun, server.processor_s() - used
+        each, rounds = used / SELECTING_ROUNDS, SELECTING_ROUNDS
+        print(f"{rounds} rounds of {SELECTED} updates: {each:.1f} s of processor a round with all "
+              f"polls, {took / rounds:.1f} s each, {selected.refused} updates not needed, "
+              f"peak {server.peak_bytes() / 1e6:.0f} MB")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fleets", type=int, nargs="+", default=list(FLEETS))
     parser.add_argument("--waiting", type=int, default=WAITING)
-    parser.add_argument("--only", choices=["requests", "throughput", "waiting"])
+    parser.add_argument("--only", choices=["requests", "throughput", "waiting", "selection"])
     given = parser.parse_args()
     names = ("uvicorn", "starlette", "fastapi", "h11")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
@@ -381,6 +449,9 @@ def main() -> None:
         if given.only in (None, "waiting"):
             raise_descriptor_limit()
             asyncio.run(wait(Path(scratch), given.waiting))
+        if given.only in (None, "selection"):
+            raise_descriptor_limit()
+            asyncio.run(select(Path(scratch), given.waiting))
 
 
 def requests(scratch: Path, sizes: list[int], stack: ExitStack) -> None:

@@ -8,8 +8,10 @@ import asyncio
 import json
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from device_agent.federation.polling import jittered
@@ -41,11 +43,39 @@ def enrolled(state: Path, devices: int) -> list[str]:
     return given
 
 
+@dataclass(frozen=True)
+class Link:
+    """The connection of one device, which sends and receives whole messages."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    host: str
+    secret: str
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Send one request. Returns the status and the body of the answer."""
+        length = f"Content-Length: {len(body)}\r\n" if body else ""
+        self.writer.write(
+            f"{method} {API}{path} HTTP/1.1\r\nHost: {self.host}\r\nAccept-Encoding: identity\r\n"
+            f"Authorization: Bearer {self.secret}\r\nUser-Agent: edgetailor-agent\r\n"
+            f"Content-Type: application/json\r\n{length}\r\n".encode()
+            + body
+        )
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
+        size = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
+        return int(head.split()[1]), await self.reader.readexactly(int(size or 0))
+
+
+Train = Callable[[Link, dict[str, Any]], Awaitable[None]]
+"""Trains the work that a device has got, and sends the update."""
+
+
 @dataclass
 class Waiting:
     """Devices that wait at the coordinator at `url`.
 
     Attributes:
+        train: What a device does with work, before it waits again. None if it then ends.
         polls: How many answers came.
         connections: How many connections were made.
         learned: When each device was given work, in seconds of the monotonic clock.
@@ -53,6 +83,7 @@ class Waiting:
 
     url: str
     secrets: list[str]
+    train: Train | None = None
     polls: int = 0
     connections: int = 0
     learned: list[float] = field(default_factory=list)
@@ -66,34 +97,31 @@ class Waiting:
 
     async def _device(self, secret: str, begins: float) -> None:
         address = urlsplit(self.url)
-        request = (
-            f"GET {API}/work HTTP/1.1\r\nHost: {address.netloc}\r\nAccept-Encoding: identity\r\n"
-            f"Authorization: Bearer {secret}\r\nUser-Agent: edgetailor-agent\r\n"
-            "Content-Type: application/json\r\n\r\n"
-        ).encode()
         await asyncio.sleep(begins)
-        reader: asyncio.StreamReader | None = None
-        writer: asyncio.StreamWriter | None = None
+        link: Link | None = None
         while True:
-            if reader is None or writer is None or reader.at_eof():
-                if writer is not None:
-                    writer.close()
-                reader, writer = await asyncio.open_connection(address.hostname, address.port)
-                self.connections += 1
             try:
-                writer.write(request)
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
-                length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-                answer = json.loads(await reader.readexactly(length))
+                if link is None or link.reader.at_eof():
+                    opened = await asyncio.open_connection(address.hostname, address.port)
+                    link = Link(*opened, address.netloc, secret)
+                    self.connections += 1
+                _, body = await link.ask("GET", "/work")
             except (asyncio.IncompleteReadError, ConnectionError):
-                reader = None
+                link = None
                 continue
+            answer = json.loads(body)
             if "state" not in answer:  # the coordinator is starting
                 await asyncio.sleep(jittered(RETRY_S))
                 continue
             self.polls += 1
             if answer["state"] == "train":
                 self.learned.append(time.monotonic())
-                writer.close()
+                if self.train is None:
+                    link.writer.close()
+                    return
+                await self.train(link, answer)
+            elif answer["state"] == "finished":
+                link.writer.close()
                 return
-            await asyncio.sleep(jittered(answer["ask_again_s"]))
+            else:
+                await asyncio.sleep(jittered(answer["ask_again_s"]))
