@@ -146,7 +146,7 @@ class Simulation:
         """The clients of `round_`."""
         if self.timetable is not None:
             return self.timetable.turnout(round_)
-        chosen = sampled(self.config.simulation, self.specs, round_, self.choices)
+        chosen = self.selection.clients(round_)
         return self.attendance.turnout(round_, chosen) if self.attendance else Turnout(chosen)
 
     def staleness(self, values: Sequence[int]) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Simulation:
         return {"mean_staleness": sum(values) / len(values), "max_staleness": max(values)}
 
     def chunks(self, chosen: Sequence[tuple[int, str]]) -> Iterator[Chunk]:
-        chosen = self.selection.clients(round_)
+        """Divide the clients `chosen` into chunks of the same submodel, and yield the chunks.
 
         A client's data are loaded only when its chunk is yielded.
         """
