@@ -205,8 +205,8 @@ docs: $(DOCS) ## build the documentation site into site/, without a network
 	@echo "Open site/index.html"
 
 # Node is needed by those who change the page only; a released wheel has the built page.
-WEB := toolkit/web/phone
-web: ## build the page for phones into toolkit/web/built/ (needs node 20)
+WEB := toolkit/web
+web: ## build the pages for phones and the operator into toolkit/web/built/ (needs node 20)
 	@found=$$(node --version 2>/dev/null); major=$${found#v}; major=$${major%%.*}; \
 	command -v npm >/dev/null && test "$${major:-0}" -ge 20 || { \
 	  echo "make web needs Node.js 20 or newer with npm; node is $${found:-not installed}." \

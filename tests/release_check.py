@@ -23,10 +23,11 @@ DATA = (
     "device_agent/runtime/probes/nchwc16.onnx",
     "profiles/devices/raspberry-pi-zero-2-w.toml",
     "profiles/documents/profile.schema.json",
+    "toolkit/web/operator/templates/page.html",
     *(f"{package}/py.typed" for package in PACKAGES),
 )
 PAGE = "toolkit/web/built"
-"""The page for phones, which `make web` builds."""
+"""The built files of the pages, which `make web` writes."""
 EXPORT = (
     *("-m", "toolkit.cli", "export", "toolkit.models:digits_cnn", "--input-shape", "1,8,8"),
     *("--submodel", "slice:units.2", "--out", "bundle"),

@@ -85,7 +85,7 @@ def test_the_card_is_enough_in_javascript(tmp_path: Path) -> None:
     folder, samples, right = deployed_for_programs(tmp_path)
     (tmp_path / "samples.json").write_text(json.dumps(samples.tolist()))
     shutil.copy(EXAMPLES / "predict_by_card.mjs", tmp_path)
-    (tmp_path / "node_modules").symlink_to(PHONE / "node_modules")
+    (tmp_path / "node_modules").symlink_to(PHONE.parent / "node_modules")
     done = subprocess.run(
         ["node", "predict_by_card.mjs", folder, "samples.json"],
         cwd=tmp_path, capture_output=True, text=True, check=True,

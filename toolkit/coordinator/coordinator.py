@@ -29,16 +29,16 @@ from toolkit.coordinator.devices.join_validation import shortened
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.operation.device_actions import DeviceActions
-from toolkit.coordinator.operation.device_list import DeviceList
 from toolkit.coordinator.operation.join_access import JoinAccess
 from toolkit.coordinator.operation.metrics import Metrics
 from toolkit.coordinator.operation.operator_access import OperatorAccess
+from toolkit.coordinator.operation.operator_sessions import OperatorSessions
+from toolkit.coordinator.operation.overview import Overviews
 from toolkit.coordinator.operation.round_actions import RoundActions
 from toolkit.coordinator.refusals import RefusalError
 from toolkit.coordinator.requests.release_reports import ReleaseAnswers
 from toolkit.coordinator.requests.uploads import Uploads
 from toolkit.coordinator.rounds.early_stopping import ended_early
-from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.poll_interval import PollInterval
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.rounds.upload_validation import is_finite
@@ -63,7 +63,7 @@ class _Offer:
 @dataclass
 class Coordinator(
     DeviceActions,
-    DeviceList,
+    Overviews,
     RoundActions,
     JoinAccess,
     OperatorAccess,
@@ -75,9 +75,11 @@ class Coordinator(
 
     Attributes:
         poll_interval: Says when a waiting device asks again.
+        sessions: The logins at the operator's page.
     """
 
     poll_interval: PollInterval = field(init=False, repr=False)
+    sessions: OperatorSessions = field(default_factory=OperatorSessions, repr=False)
     _offers: dict[str, _Offer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -218,8 +220,6 @@ class Coordinator(
         """The status of the whole fleet."""
         history = self.store.history()
         current = self.store.current_round()
-        warnings = [warning for warning in [falling(history)] if warning is not None]
-        warnings += self.store.suspicions.spoilt(history[-1].round if history else 0)
         newest = self.released.newest
         with self.lock:
             return Status(
@@ -233,7 +233,7 @@ class Coordinator(
                 kinds=len(self.config.devices),
                 kinds_ready=sum(map(self._is_ready, self.config.devices)),
                 preparing=list(self.preparations.values()),
-                warnings=warnings,
+                warnings=self.warnings(),
                 closed_connections=self.closed_connections(),
                 key=self.key.public,
                 release=None if newest is None else newest.number,

@@ -47,6 +47,7 @@ class FederationState:
         changed: Wakes the round worker, for example after an update.
         closed_connections: A function that returns how many connections were closed because too
             many were open.
+        is_stopping: A function that returns whether the server ends.
         minute_log: Limits the log lines that devices and strangers can cause.
         inputs: A summary of the held-out samples; devices compare their inputs with it.
         check_update: Raises UpdateError unless an update fits the global model; the round worker
@@ -72,6 +73,7 @@ class FederationState:
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     changed: threading.Event = field(default_factory=threading.Event, repr=False)
     closed_connections: Callable[[], int] = lambda: 0
+    is_stopping: Callable[[], bool] = lambda: False
     minute_log: MinuteLog = field(default_factory=MinuteLog, repr=False)
     inputs: InputSummary | None = None
     check_update: CheckUpdate | None = None

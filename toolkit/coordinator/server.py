@@ -52,7 +52,7 @@ class Server:
         model: The global model.
         origin: The path of the file, for error messages.
         planner: Assigns submodels to devices of `auto` kinds.
-        page: The page for phones, if it was built.
+        page: The built files of the pages for phones and the operator, if there are any.
         listening: The server's socket. By default the socket is created from `config`.
         store: The state folder, if the caller has opened it already.
         lock: The lock of the state folder, if the caller holds it but has not opened the folder.
@@ -130,6 +130,7 @@ class Server:
             RequestLimits(create_app(self.coordinator, self._lifespan, page), self.coordinator),
             connections(self.opened, self._certificate, polls),
         )
+        self.coordinator.is_stopping = lambda: self._uvicorn.should_exit
 
     def run(self) -> None:
         """Serve until an interrupt or `stop`. Raises the error that ended the rounds, if any."""

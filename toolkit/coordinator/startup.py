@@ -59,10 +59,11 @@ def serve(
     # uvicorn raises the signal again after it has stopped. This handler ends the process cleanly.
     signal.signal(signal.SIGTERM, _exit)
     raise_descriptor_limit()
-    page = read_page() if config.phones else None
+    page = read_page()
     certificate = certificate_of(config)
     with bind(config.host, config.port, config_path) as listening:
-        with claimed(config.state) as lock, answer_preparing(listening, certificate, page):
+        joining = page if config.phones else None
+        with claimed(config.state) as lock, answer_preparing(listening, certificate, joining):
             port, folder = listening.getsockname()[1], shown(config.state)
             logger.info("Starting at port %d with the state folder %s.", port, folder)
             store = None

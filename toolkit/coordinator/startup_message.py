@@ -40,7 +40,7 @@ def startup_message(
         *([f"  --certificate {certificate}"] if certificate else []),
         *devices,
         *(_phones(url, origin, has_page, certificate) if config.phones else []),
-        f"The operator's token, for `edgetailor devices`: {state / OPERATOR}",
+        f"Operator: {url}/ (token: {state / OPERATOR})",
     ]
     planned = [kind.name for kind in config.devices if kind.planned]
     if planned:

@@ -1,4 +1,4 @@
-"""The page by which phones join: its sources in `phone/`, and how its build is served.
+"""The page for phones in `phone/`, the operator's page in `operator/`, and how both are served.
 
-`make web` builds the page into `built/`. Start with `static_files.py`.
+`make web` builds them into `built/`. Start with `static_files.py`.
 """

@@ -76,8 +76,7 @@ def read_page(folder: Path = BUILT) -> Page | None:
         page[INDEX]
     except (OSError, EOFError, KeyError, ValueError, zlib.error, MalformedError) as error:
         raise InputError(
-            "The page for phones in {path} is damaged ({reason}). {how_to_build}; or set `phones "
-            "= false` in the federation's file to serve without it.",
+            "The page in {path} is damaged ({reason}). {how_to_build}.",
             code="web.damaged-page",
             path=str(folder),
             reason=str(error),

@@ -1,4 +1,4 @@
-"""Serves the page for phones at `/join/`: negotiation of encodings, caching and security.
+"""Serves the built files, and the page for phones at `/join/`: encodings, caching and security.
 
 These requests need no credentials. The page reads the join token from the fragment of its address,
 which browsers do not send, and uses it in requests to the coordinator.
@@ -73,7 +73,7 @@ def join_routes(page: Page | None, headers: Mapping[str, str] = NO_HEADERS) -> l
                 "The join page has no file {name!r}.", code="client.no-such-route", name=name
             )
             return _refusal(404, error)
-        response = _file(request, page[name])
+        response = file_answer(request, page[name])
         response.headers.update(headers)
         return response
 
@@ -84,7 +84,7 @@ def join_routes(page: Page | None, headers: Mapping[str, str] = NO_HEADERS) -> l
     return [Route(JOIN.rstrip("/"), redirect), Route(f"{JOIN}{{name:path}}", answer)]
 
 
-def _file(request: Request, file: PageFile) -> Response:
+def file_answer(request: Request, file: PageFile) -> Response:
     """`file` in the first coding that `request` accepts."""
     accepted = ",".join(request.headers.getlist("accept-encoding"))
     accepted_codings = (

@@ -136,7 +136,7 @@ def test_the_greeting_fits_80_columns(tmp_path: Path, monkeypatch: pytest.Monkey
         "  1 x board (low-rank:0.5): state/tokens/board.token",
         f"Phones: {server.url}/join/",
         "  links with tokens: edgetailor tokens fleet.toml",
-        "The operator's token, for `edgetailor devices`: state/operator.token",
+        f"Operator: {server.url}/ (token: state/operator.token)",
     ]
     assert max(map(len, greeting)) <= 80
     origin = tmp_path / "fleet.toml"

@@ -16,7 +16,7 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.fleet_status import lines
 from device_agent.federation.membership import join
 from toolkit.coordinator.http import admission, connection_limits, request_limits
-from toolkit.coordinator.http.request_limits import BODY_LIMIT
+from toolkit.coordinator.http.admission import BODY_LIMIT
 from toolkit.coordinator.server import Server
 from vector_fleet import MACHINE, assert_soon, configured, running, token
 

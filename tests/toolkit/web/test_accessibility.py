@@ -8,7 +8,7 @@ from phones import Phone, fleet, samples
 
 pytestmark = pytest.mark.web
 
-AXE = Path(__file__).resolve().parents[3] / "toolkit/web/phone/node_modules/axe-core/axe.min.js"
+AXE = Path(__file__).resolve().parents[3] / "toolkit/web/node_modules/axe-core/axe.min.js"
 DIGITS = {"model": "toolkit.models:digits_cnn", "shape": (1, 8, 8), "classes": 10}
 SAME = {"EdgeTailor", "Pause", "Training"}
 """Words that German shares with English."""

@@ -35,4 +35,4 @@ def test_make_web_names_the_version_that_it_needs(
     assert ended.returncode != 0
     assert "Node.js 20 or newer" in ended.stderr
     assert words in ended.stderr
-    assert not (ROOT / "toolkit/web/phone/npm-was-called").exists()
+    assert not (ROOT / "toolkit/web/npm-was-called").exists()

@@ -6,10 +6,12 @@ from contextlib import suppress
 from fastapi.security.utils import get_authorization_scheme_param
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from device_agent.formats.protocol.problems import API, NOT_AUTHORISED
 from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.database.device_registry import hashed
 from toolkit.coordinator.database.operator_tokens import READ_ONLY, Operator
 from toolkit.coordinator.http.connection_limits import CONNECTION, Connection
 from toolkit.coordinator.refusals import RefusalError, forbidden
@@ -21,6 +23,17 @@ FOR_JOIN_TOKENS = (f"{API}/invitation", f"{API}/devices")
 OPERATOR_ROUTES = f"{API}/operator/"
 """Only an operator's token opens the routes under this path."""
 METRICS = "/metrics"
+PAGES = "/operator/"
+"""The operator's page: what is under this path needs a login, except OPEN_PAGES."""
+LOGIN, LOGOUT = f"{PAGES}login", f"{PAGES}logout"
+OPEN_PAGES = (LOGIN, f"{PAGES}files/")
+SESSION = "session"
+"""The key of the login in the state of an admitted request for a page, with its id."""
+NO_LOGIN = "operator.no-login"
+BODY_LIMIT = 4 << 20
+"""The most bytes of a body. Uploads of tensors are exempt: their route limits them."""
+FORM_LIMIT = 4 << 10
+"""The most bytes of a form. One of them, the login, comes before the sender is known."""
 CREDENTIALS = "A join token, device secret or operator token."
 READING = ("GET", "HEAD")
 """The methods that a token with the role `read-only` allows."""
@@ -31,14 +44,18 @@ DISCARDED_S = 2.0
 reaches a client that sends its whole body first."""
 
 
-async def admit(scope: Scope, coordinator: Coordinator) -> bool:
-    """Check the credentials of a request; False if its path needs none.
+async def admit(scope: Scope, coordinator: Coordinator) -> int:
+    """Check the credentials of a request. Returns how many bytes of its body may be kept.
 
     Raises RefusalError (401, 403).
     """
     path = scope["path"]
+    if path.startswith(PAGES):
+        if not path.startswith(OPEN_PAGES):
+            _admit_to_page(scope, coordinator)
+        return FORM_LIMIT if scope["method"] == "POST" else 0
     if not path.startswith(f"{API}/") and path != METRICS:
-        return False
+        return 0
     headers = Headers(scope=scope)
     scheme, secret = get_authorization_scheme_param(headers.get("authorization"))
     if scheme.lower() != "bearer" or not secret:
@@ -59,10 +76,35 @@ async def admit(scope: Scope, coordinator: Coordinator) -> bool:
     elif device is None and not (path == f"{API}/status" and operator is not None):
         device = await run_in_threadpool(coordinator.authenticate, secret)
     scope["state"][CALLER] = device or operator or secret
+    _note_authenticated(scope, None if device is None else device.id)
+    return BODY_LIMIT
+
+
+def _admit_to_page(scope: Scope, coordinator: Coordinator) -> None:
+    """Check the login of a request for a page. Its token must still be an operator's."""
+    identifier = Request(scope).cookies.get(cookie_name(coordinator), "")
+    session = coordinator.sessions.find(identifier)
+    operator = None if session is None else coordinator.operator_with(session.token)
+    if operator is None:
+        raise RefusalError(
+            "Log in with an operator's token at {page}.", status=401, code=NO_LOGIN, page=LOGIN
+        )
+    if scope["path"] != LOGOUT:
+        _check_role(operator, scope["method"])
+    scope["state"][SESSION] = identifier, session
+    scope["state"][CALLER] = operator
+    _note_authenticated(scope, None)
+
+
+def cookie_name(coordinator: Coordinator) -> str:
+    """The name of the cookie of logins. Coordinators at other ports of a host have others."""
+    return f"edgetailor-{hashed(coordinator.key.public)[:8]}"
+
+
+def _note_authenticated(scope: Scope, device: str | None) -> None:
     connection = scope["state"].get(CONNECTION)
     if isinstance(connection, Connection):
-        connection.authenticated(None if device is None else device.id)
-    return True
+        connection.authenticated(device)
 
 
 def _not_the_operator(is_member: bool) -> RefusalError:

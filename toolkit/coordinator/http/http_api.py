@@ -32,6 +32,7 @@ from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.http import health_api, operator_api
 from toolkit.coordinator.http.admission import CALLER, CREDENTIALS
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
+from toolkit.coordinator.http.operator_page.routes import add_operator_page
 from toolkit.coordinator.http.problem_answers import answer_problems
 from toolkit.coordinator.http.strict_json import body_of, described, schemas
 from toolkit.coordinator.operation.messages import (
@@ -348,8 +349,9 @@ def status(caller: Annotated[object, Depends(_caller)], service: Service) -> Sta
 def create_app(
     coordinator: Coordinator, lifespan: Lifespan | None = None, page: Page | None = None
 ) -> FastAPI:
-    """Create the app that serves `coordinator`, and `page` to phones. Its reference is at /docs.
+    """Create the app that serves `coordinator`, and the files of `page` to phones and the operator.
 
+    Its reference is at /docs.
     It must run behind RequestLimits, which checks credentials.
     """
     app = FastAPI(
@@ -362,6 +364,7 @@ def create_app(
     app.include_router(router)
     app.include_router(operator_api.router)
     app.include_router(health_api.router)
+    add_operator_page(app, page)
     if coordinator.config.phones:
         app.router.routes.extend(join_routes(page))
     answer_problems(app)

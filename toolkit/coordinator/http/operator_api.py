@@ -24,6 +24,7 @@ from toolkit.coordinator.operation.messages import (
     NewOperator,
     OperatorList,
     Order,
+    Sort,
 )
 
 MOST = 1000
@@ -68,8 +69,8 @@ Text = Annotated[str | None, Query(max_length=100)]
 @router.get(
     "/devices",
     summary="List devices",
-    description="A part of the devices, in the order in which they joined. `total` of them match "
-    "`kind`, `state` and `search`, a text in their id or name.",
+    description="A part of the devices. `total` of them match `kind`, `state` and `search`, a text "
+    "in their id or name. By default they are in the order in which they joined.",
 )
 def devices(
     service: Service,
@@ -78,9 +79,11 @@ def devices(
     kind: Text = None,
     state: Text = None,
     search: Text = None,
+    sort: Sort = "joined",
+    descending: bool = False,
 ) -> DevicePage:
     """List devices."""
-    return service.device_page(start, most, kind, state, search)
+    return service.device_page(start, most, kind, state, search, sort, descending)
 
 
 @router.get(

@@ -5,10 +5,11 @@ from dataclasses import asdict
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from device_agent.formats.protocol.problems import JOIN_TOKEN
+from toolkit.coordinator.http.admission import LOGIN, NO_LOGIN
 from toolkit.coordinator.http.server_socket import RETRY_S
 from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.refusals import RefusalError
@@ -33,18 +34,43 @@ def _answer(error: RefusalError, headers: dict[str, str] | None = None) -> JSONR
     return JSONResponse(asdict(error.problem), status_code=error.status, headers=headers)
 
 
-async def _refused(request: Request, error: Exception) -> JSONResponse:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RefusalError)
     return refused(request, error, request.app.state.coordinator.minute_log)
 
 
-def refused(request: Request, error: RefusalError, log: MinuteLog) -> JSONResponse:
-    """The answer to a refused request. Refused credentials are logged, as `log` allows."""
+def log_stranger(request: Request, code: str, log: MinuteLog) -> None:
+    """Log that credentials were refused, as `log` allows."""
     address = request.client.host if request.client else "an unknown address"
+    if log.begins(address, CREDENTIALS):
+        logger.warning("Refused the credentials of a request from %s (%s).", address, code)
+
+
+def to_login(request: Request) -> Response:
+    """Send a browser to the login. A part of a page cannot show it, so the whole page is loaded."""
+    if "hx-request" in request.headers:
+        return Response(status_code=401, headers={"HX-Refresh": "true"})
+    return Response(status_code=303, headers={"Location": relative(request, LOGIN)})
+
+
+def relative(request: Request, path: str) -> str:
+    """`path` from the page of `request`: a proxy may serve the coordinator below another path.
+
+    Examples:
+        >>> scope = {"type": "http", "path": "/operator/devices", "headers": []}
+        >>> relative(Request(scope), "/operator/login")
+        '../operator/login'
+    """
+    return "../" * (request.url.path.count("/") - 1) + path.removeprefix("/")
+
+
+def refused(request: Request, error: RefusalError, log: MinuteLog) -> Response:
+    """The answer to a refused request. Refused credentials are logged, as `log` allows."""
     # A valid join token comes from `edgetailor-agent doctor`, not from a stranger.
-    strange = error.status in (401, 403) and error.code != JOIN_TOKEN
-    if strange and log.begins(address, CREDENTIALS):
-        logger.warning("Refused the credentials of a request from %s (%s).", address, error.code)
+    if error.status in (401, 403) and error.code not in (JOIN_TOKEN, NO_LOGIN):
+        log_stranger(request, error.code, log)
+    if error.code == NO_LOGIN and "text/html" in request.headers.get("accept", ""):
+        return to_login(request)
     size = error.values.get("size_bytes")
     headers = {"Content-Range": f"bytes */{size}"} if error.status == 416 else None
     return _answer(error, headers)

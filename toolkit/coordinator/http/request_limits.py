@@ -16,8 +16,6 @@ from toolkit.coordinator.refusals import RefusalError, cut_off
 
 logger = logging.getLogger(__name__)
 
-BODY_LIMIT = 4 << 20
-"""The most bytes of a body. Uploads of tensors are exempt: their route limits them."""
 ALL_BODIES = 256 << 20
 """The most bytes of all bodies together that are received at a time."""
 BODY_S = 60.0
@@ -46,12 +44,13 @@ class RequestLimits:
             await self._app(scope, receive, send)
             return
         try:
-            if not await admit(scope, self._coordinator):
+            limit = await admit(scope, self._coordinator)
+            if not limit:
                 body = _then(b"", receive)
             elif scope["method"] == "PUT":
                 body = _with_timeout(receive)
             else:
-                body = await self._complete(receive)
+                body = await self._complete(receive, limit)
         except RefusalError as refusal:
             answer = refused(Request(scope), refusal, self._coordinator.minute_log)
             if not await discard(scope, receive):
@@ -64,15 +63,15 @@ class RequestLimits:
         except Exception as error:
             self._log(error)
 
-    async def _complete(self, receive: Receive) -> Receive:
-        """Receive the whole body, and return a `receive` that gives it in one message."""
+    async def _complete(self, receive: Receive, limit: int) -> Receive:
+        """Receive a body of at most `limit` bytes. Return a `receive` that gives it at once."""
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_S):
                 more = True
                 while more:
                     message = await receive()
-                    self._hold(body, message.get("body", b""))
+                    self._hold(body, message.get("body", b""), limit)
                     more = message.get("more_body", False)
         except TimeoutError:
             raise cut_off() from None
@@ -80,14 +79,14 @@ class RequestLimits:
             self._held -= len(body)
         return _then(bytes(body), receive)
 
-    def _hold(self, body: bytearray, piece: bytes) -> None:
+    def _hold(self, body: bytearray, piece: bytes, limit: int) -> None:
         """Add `piece` to `body`. Raises RefusalError if that exceeds a limit."""
-        if len(body) + len(piece) > BODY_LIMIT:
+        if len(body) + len(piece) > limit:
             raise RefusalError(
-                "A request, except an upload of tensors, may have at most {limit_bytes} bytes.",
+                "This request may have at most {limit_bytes} bytes.",
                 status=413,
                 code="client.too-large",
-                limit_bytes=BODY_LIMIT,
+                limit_bytes=limit,
             )
         if self._held + len(piece) > ALL_BODIES:
             raise RefusalError(

@@ -1,8 +1,9 @@
 """What the operator sees of devices: a part of the list, and one device with its history."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from device_agent.formats.protocol.fleet import DeviceStatus
 from toolkit.coordinator.database.device_registry import Device
@@ -12,6 +13,7 @@ from toolkit.coordinator.operation.messages import (
     DeviceDetail,
     DevicePage,
     FleetDevice,
+    Sort,
     TrainedRound,
 )
 
@@ -49,6 +51,8 @@ class DeviceList(FederationState):
         kind: str | None = None,
         state: str | None = None,
         search: str | None = None,
+        sort: Sort = "joined",
+        descending: bool = False,
     ) -> DevicePage:
         """At most `most` of the matching devices, from position `start` on (counted from 0).
 
@@ -58,6 +62,8 @@ class DeviceList(FederationState):
             kind: Only devices of this kind.
             state: Only devices in this state.
             search: Only devices whose id or name contains this text, in upper or lower case.
+            sort: By what they are sorted; by default in the order in which they joined.
+            descending: Whether the order is reversed.
         """
         text, activity = (search or "").lower(), self.activity
         with self.lock:
@@ -69,11 +75,15 @@ class DeviceList(FederationState):
                 and state in (None, activity[device.id].state)
             ]
             states = Counter(activity[device.id].state for device in matching)
+            if sort != "joined":
+                matching.sort(key=self._sort_key(sort))
+            if descending:
+                matching.reverse()
             return DevicePage(
                 start=start,
                 total=len(matching),
                 states=dict(states.most_common()),
-                devices=self._fleet_devices(matching[start : start + most]),
+                devices=self.fleet_devices(matching[start : start + most]),
             )
 
     def device_detail(self, identifier: str) -> DeviceDetail:
@@ -81,7 +91,7 @@ class DeviceList(FederationState):
         with self.lock:
             device = self.known_device(identifier)
             return DeviceDetail(
-                device=self._fleet_devices([device])[0],
+                device=self.fleet_devices([device])[0],
                 machine=json.loads(device.machine),
                 updates=[
                     TrainedRound(*row) for row in self.store.updates_of(device.id, MOST_SHOWN)
@@ -94,7 +104,8 @@ class DeviceList(FederationState):
         log = self.store.operator_log
         return AuditPage(entries=log.entries(after, most), last=log.last())
 
-    def _fleet_devices(self, devices: Sequence[Device]) -> list[FleetDevice]:
+    def fleet_devices(self, devices: Sequence[Device]) -> list[FleetDevice]:
+        """These devices as the operator sees them."""
         decisions, shown = self.store.operator_log.decisions, []
         for device, status in zip(devices, self.device_statuses(devices), strict=True):
             decision = decisions.get(device.id)
@@ -107,3 +118,18 @@ class DeviceList(FederationState):
                 )
             )
         return shown
+
+    def _sort_key(self, sort: Sort) -> Callable[[Device], tuple[float, str]]:
+        """The key that sorts devices: a number or a text."""
+        trained = self.store.rounds_trained() if sort == "trained" else {}
+
+        def key(device: Device) -> tuple[float, str]:
+            activity = self.activity[device.id]
+            loss = -math.inf if activity.loss is None else activity.loss
+            traffic = device.bytes_down + device.bytes_up
+            numbers = {"seen": activity.seen_at, "loss": loss, "traffic": traffic}
+            texts = {"name": device.name.lower(), "kind": device.kind, "state": activity.state}
+            number = trained.get(device.id, 0) if sort == "trained" else numbers.get(sort, 0)
+            return number, texts.get(sort, device.id)
+
+        return key

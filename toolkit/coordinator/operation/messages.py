@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from device_agent.formats.manifest import Struct
-from device_agent.formats.protocol.fleet import DeviceStatus
+from device_agent.formats.protocol.fleet import DeviceStatus, Preparation, RoundResult
 from toolkit.coordinator.database.join_tokens import JoinTokenState
 from toolkit.coordinator.database.operator_log import AuditEntry
 from toolkit.coordinator.database.operator_tokens import Operator, Role
@@ -25,6 +25,10 @@ NAME = "^[A-Za-z0-9][A-Za-z0-9._@-]{0,39}$"
 """The name of an operator."""
 
 Action = Literal["pause", "resume", "remove", "ban", "let-in"]
+
+
+Sort = Literal["joined", "device", "name", "kind", "state", "loss", "trained", "seen", "traffic"]
+"""By what a list of devices is sorted."""
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -115,7 +119,7 @@ class FleetDevice(DeviceStatus):
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePage:
-    """Some devices of the fleet, in the order in which they joined.
+    """Some devices of the fleet.
 
     `total` is the number of devices that match the request. `devices` has some of them, beginning
     with the one at position `start` (from 0). `states` counts the matching devices by state.
@@ -151,3 +155,38 @@ class DeviceDetail:
     machine: dict[str, Any]
     updates: list[TrainedRound]
     audit: list[AuditEntry]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """The open round and the devices of the federation.
+
+    `remaining_s` is the time to the round's deadline in seconds, negative after it; None if no
+    round is open. A round needs at least `needed` updates to close. `missing` names some of the
+    `missing_count` devices that the round waits for. `joined` and `expected` count devices before
+    the first round, and are 0 later. `states` counts the devices by state.
+    """
+
+    state: str
+    round: int
+    rounds: int
+    remaining_s: float | None
+    updates: int
+    needed: int
+    quorum: int | None
+    missing_count: int
+    missing: list[FleetDevice]
+    joined: int
+    expected: int
+    states: dict[str, int]
+    preparing: list[Preparation]
+    warnings: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundQuality:
+    """The result of a round; whether it is the best one, and the present model's."""
+
+    result: RoundResult
+    best: bool
+    current: bool

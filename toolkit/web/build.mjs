@@ -1,4 +1,4 @@
-// Builds the page into ../built/: hashed names, compressed once, listed in files.json.
+// Builds both pages into built/: hashed names, compressed once, listed in files.json.
 
 import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
@@ -6,11 +6,11 @@ import { brotliCompressSync, constants, gzipSync } from "node:zlib";
 import { build } from "esbuild";
 
 const HERE = new URL(".", import.meta.url);
-const OUT = new URL("../built/", HERE);
+const OUT = new URL("built/", HERE);
 const ORT = new URL("node_modules/onnxruntime-web/", HERE);
-const LICENCE = new URL("../../../LICENSE", HERE);
-/** The libraries in the worker, without the runtime. Each has a file LICENSE. */
-const LIBRARIES = ["@petamoriken/float16", "@zip.js/zip.js", "papaparse"];
+const LICENCE = new URL("../../LICENSE", HERE);
+/** The libraries in both pages, without the runtime. Each has a file LICENSE. */
+const LIBRARIES = ["@petamoriken/float16", "@zip.js/zip.js", "papaparse", "htmx.org", "uplot"];
 const TYPES = {
   css: "text/css; charset=utf-8",
   html: "text/html; charset=utf-8",
@@ -88,25 +88,27 @@ const inJson = (text) => JSON.stringify(text).slice(1, -1);
 const asIs = (text) => text;
 
 mkdirSync(OUT, { recursive: true });
-const texts = Buffer.from(await bundled("texts/english.ts")).toString("base64");
+const texts = Buffer.from(await bundled("phone/texts/english.ts")).toString("base64");
 const { PAGE } = await import(`data:text/javascript;base64,${texts}`);
 const { version } = JSON.parse(readFileSync(new URL("package.json", ORT), "utf8"));
 
 const wasm = addHashed("ort.wasm", readFileSync(new URL("dist/ort-wasm-simd-threaded.wasm", ORT)));
-const worker = addHashed("worker.js", await bundled("agent/worker.ts", { WASM_URL: `./${wasm}` }));
-const script = addHashed("page.js", await bundled("page/page.ts", { WORKER_URL: `./${worker}` }));
-const style = addHashed("page.css", read("page/page.css"));
-for (const icon of ["icon.svg", "icon-192.png", "icon-512.png"]) add(icon, read(`page/${icon}`));
-add("manifest.webmanifest", filled("page/manifest.webmanifest", PAGE, inJson));
-add("index.html", filled("page/index.html", { ...PAGE, script, style }, inHtml));
+const worker = addHashed("worker.js", await bundled("phone/agent/worker.ts", { WASM_URL: `./${wasm}` }));
+const script = addHashed("page.js", await bundled("phone/page/page.ts", { WORKER_URL: `./${worker}` }));
+const style = addHashed("page.css", read("phone/page/page.css"));
+addHashed("operator.js", await bundled("operator/page.ts"));
+addHashed("operator.css", Buffer.concat([read("node_modules/uplot/dist/uPlot.min.css"), read("operator/page.css")]));
+for (const icon of ["icon.svg", "icon-192.png", "icon-512.png"]) add(icon, read(`phone/page/${icon}`));
+add("manifest.webmanifest", filled("phone/page/manifest.webmanifest", PAGE, inJson));
+add("index.html", filled("phone/page/index.html", { ...PAGE, script, style }, inHtml));
 const apache = readFileSync(LICENCE, "utf8");
 const licences = LIBRARIES.map((name) => `${name}\n\n${read(`node_modules/${name}/LICENSE`)}`);
 const notices = { version, libraries: licences.join(`\n${"-".repeat(79)}\n\n`), apache };
-add("third-party-notices.txt", filled("page/third-party-notices.txt", notices, asIs));
+add("third-party-notices.txt", filled("phone/page/third-party-notices.txt", notices, asIs));
 // The files that the page needs offline. A new build has new names, so it never uses an old file.
 const cached = ["./", ...[wasm, worker, script, style, "icon.svg"].map((name) => `./${name}`)];
 const buildName = files["index.html"].sha256.slice(0, 10);
-add("service-worker.js", await bundled("page/service-worker.ts", { CACHED: cached, BUILD: buildName }));
+add("service-worker.js", await bundled("phone/page/service-worker.ts", { CACHED: cached, BUILD: buildName }));
 const sums = Object.entries(files).map(([name, { sha256 }]) => `${sha256}  ${name}\n`);
 add("hashes.txt", sums.join(""));
 

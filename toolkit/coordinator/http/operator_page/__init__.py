@@ -1,0 +1,4 @@
+"""The operator's page over HTTP: login, pages filled on the server, forms, and events.
+
+Start with `routes.py`. The actions are those of `operation/`.
+"""

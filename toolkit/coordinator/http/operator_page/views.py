@@ -1,0 +1,118 @@
+"""What the operator sees: overview, devices, one device, unused updates, audit log."""
+
+from typing import Annotated, get_args
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from toolkit.coordinator.http.operator_page.figures import loss_chart, machine_rows, quality_chart
+from toolkit.coordinator.http.operator_page.page_answers import coordinator_of, shown
+from toolkit.coordinator.operation.messages import Sort
+from toolkit.coordinator.refusals import unusable
+
+PAGE_SIZE = 50
+"""How many rows of a table a page has."""
+MOST_UNUSED = 200
+"""How many of the newest unused updates are shown."""
+
+
+class Query(msgspec.Struct, frozen=True):
+    """The query of the list of devices. Empty texts choose all devices."""
+
+    start: Annotated[int, Meta(ge=0, lt=2**53)] = 0
+    kind: Annotated[str, Meta(max_length=100)] = ""
+    state: Annotated[str, Meta(max_length=100)] = ""
+    search: Annotated[str, Meta(max_length=100)] = ""
+    sort: Sort = "joined"
+    descending: bool = False
+
+    def with_(self, **changed: object) -> str:
+        """This query with some changed values, as the part of an address after `?`."""
+        values = msgspec.structs.asdict(msgspec.structs.replace(self, **changed))
+        unlike = {k: v for k, v in values.items() if v != getattr(Query(), k)}
+        return urlencode({k: "true" if v is True else v for k, v in unlike.items()})
+
+
+def overview(request: Request) -> Response:
+    """Show the round, its missing devices, the quality and the warnings."""
+    coordinator = coordinator_of(request)
+    quality = coordinator.quality()
+    return shown(
+        request,
+        "overview.html",
+        now=coordinator.overview(),
+        quality=quality,
+        curve=quality_chart(quality),
+    )
+
+
+def devices(request: Request) -> Response:
+    """Show a part of the fleet as a table."""
+    coordinator = coordinator_of(request)
+    try:
+        query = msgspec.convert(dict(request.query_params), Query, strict=False)
+    except msgspec.ValidationError as error:
+        raise unusable("{why}.", code="client.bad-request", why=str(error)) from None
+    found = coordinator.device_page(
+        query.start,
+        PAGE_SIZE,
+        query.kind or None,
+        query.state or None,
+        query.search or None,
+        query.sort,
+        query.descending,
+    )
+    return shown(
+        request,
+        "devices.html",
+        query=query,
+        page=found,
+        size=PAGE_SIZE,
+        kinds=[kind.name for kind in coordinator.config.devices],
+        states=sorted({query.state} - {""} | coordinator.overview().states.keys()),
+        sorts=get_args(Sort),
+    )
+
+
+def device(request: Request) -> Response:
+    """Show one device."""
+    detail = coordinator_of(request).device_detail(request.path_params["device"])
+    return shown(
+        request,
+        "device.html",
+        detail=detail,
+        device=detail.device,
+        machine=machine_rows(detail),
+        curve=loss_chart(detail),
+    )
+
+
+def unused(request: Request) -> Response:
+    """Show the updates that were left out, with the reasons."""
+    coordinator = coordinator_of(request)
+    rows = [
+        (result.round, device, reason)
+        for result in reversed(coordinator.store.history())
+        for device, reason in result.left_out.items()
+    ]
+    return shown(
+        request,
+        "unused.html",
+        rows=rows[:MOST_UNUSED],
+        total=len(rows),
+        excluded=coordinator.store.suspicions.left_out,
+    )
+
+
+def audit(request: Request) -> Response:
+    """Show the audit log, the newest entries first."""
+    coordinator = coordinator_of(request)
+    last = coordinator.store.operator_log.last()
+    before = request.query_params.get("before", "")
+    newest = min(int(before) - 1, last) if before.isascii() and before.isdigit() else last
+    after = max(newest - PAGE_SIZE, 0)
+    entries = coordinator.audit_page(after, newest - after).entries if newest > 0 else []
+    return shown(request, "audit.html", entries=entries[::-1], last=last, after=after)

@@ -1,0 +1,75 @@
+"""What the operator sees first: the open round, who is missing, the quality, and warnings."""
+
+from collections import Counter
+
+from toolkit.coordinator.operation.device_list import DeviceList
+from toolkit.coordinator.operation.messages import Overview, RoundQuality
+from toolkit.coordinator.rounds.compared_rounds import best_of, compared
+from toolkit.coordinator.rounds.falling_quality import falling
+
+MOST_MISSING = 20
+"""How many of the missing devices are named."""
+
+
+class Overviews(DeviceList):
+    """Describes the federation as a whole."""
+
+    def warnings(self) -> list[str]:
+        """Sentences for the operator, for example that the model gets worse."""
+        history = self.store.history()
+        warnings = [warning for warning in [falling(history)] if warning is not None]
+        return warnings + self.store.suspicions.spoilt(history[-1].round if history else 0)
+
+    def overview(self) -> Overview:
+        """The round that is open, and how the devices are."""
+        rounds = self.rounds
+        with self.lock:
+            late = rounds.late() if rounds.phase == "training" else []
+            named = [self.store.registry.device(device) for device in late[:MOST_MISSING]]
+            joined, expected = rounds.places
+            return Overview(
+                state=rounds.phase,
+                round=rounds.round,
+                rounds=rounds.total or 0,
+                remaining_s=rounds.remaining_s(self.clock())
+                if rounds.phase == "training"
+                else None,
+                updates=len(rounds.updates),
+                needed=rounds.needed,
+                quorum=rounds.quorum,
+                missing_count=len(late),
+                missing=self.fleet_devices(named),
+                joined=joined,
+                expected=expected,
+                states=dict(Counter(a.state for a in self.activity.values()).most_common()),
+                preparing=list(self.preparations.values()),
+                warnings=self.warnings(),
+            )
+
+    def quality(self) -> list[RoundQuality]:
+        """The figures of each round, the oldest first."""
+        history, current = self.store.history(), self.store.current_round()
+        figures = [(result.round, figure) for result, figure in compared(history)]
+        best = best_of(figures) if figures else None
+        return [
+            RoundQuality(result=result, best=result.round == best, current=result.round == current)
+            for result in history
+        ]
+
+    def pulse(self) -> tuple[object, ...] | None:
+        """A value that changes when something happens that the operator sees.
+
+        None if the federation is busy at the moment. It does not wait, so that a thread which many
+        requests share may call it.
+        """
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            rounds = self.rounds
+            states = frozenset(Counter(a.state for a in self.activity.values()).items())
+            counts = rounds.done, len(rounds.updates), len(rounds.devices), len(self.preparations)
+            deadline = round(rounds.remaining_s(0.0))
+            decisions = len(self.store.operator_log.decisions)
+            return rounds.phase, rounds.round, counts, deadline, states, decisions
+        finally:
+            self.lock.release()
