@@ -149,7 +149,7 @@ def test_the_greeting_fits_80_columns(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert startup_message(config, server.url, origin, True)[-1].endswith(
-        f": {config.state}/operator.token"
+        f": {config.state}/operator.token)"
     )
 
 
