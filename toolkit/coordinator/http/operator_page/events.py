@@ -12,6 +12,7 @@ from toolkit.coordinator.http.operator_page.page_answers import (
     coordinator_of,
     session_of,
 )
+from toolkit.coordinator.operation.operator_sessions import Session
 
 TICK_S = 1.0
 """How often the federation is looked at, in seconds: pages load at most that often."""
@@ -27,7 +28,9 @@ class Streams:
     def __init__(self) -> None:
         self._open: dict[object, None] = {}
 
-    async def events(self, coordinator: Coordinator, login: str) -> AsyncIterator[str]:
+    async def events(
+        self, coordinator: Coordinator, login: str, session: Session
+    ) -> AsyncIterator[str]:
         """Give an event when the federation has changed, until the login with this id ends."""
         this, before, silent_s = object(), coordinator.pulse(), 0.0
         while len(self._open) >= MOST:
@@ -35,7 +38,7 @@ class Streams:
         self._open[this] = None
         try:
             yield "retry: 3000\n\n"
-            while self._goes_on(this, coordinator, login):
+            while self._goes_on(this, coordinator, login, session):
                 await asyncio.sleep(TICK_S)
                 silent_s += TICK_S
                 now = coordinator.pulse()
@@ -48,10 +51,13 @@ class Streams:
         finally:
             self._open.pop(this, None)
 
-    def _goes_on(self, this: object, coordinator: Coordinator, login: str) -> bool:
+    def _goes_on(
+        self, this: object, coordinator: Coordinator, login: str, session: Session
+    ) -> bool:
         return (
             this in self._open
             and coordinator.sessions.is_open(login)
+            and coordinator.operator_with(session.token) is not None
             and not coordinator.is_stopping()
         )
 
@@ -59,6 +65,6 @@ class Streams:
 async def events(request: Request) -> Response:
     """Stream events to one page."""
     streams: Streams = request.app.state.streams
-    stream = streams.events(coordinator_of(request), session_of(request)[0])
+    stream = streams.events(coordinator_of(request), *session_of(request))
     headers = HEADERS | {"X-Accel-Buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
