@@ -10,14 +10,14 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from built_page import FILES, OPERATOR_FILES, build_page
+from built_page import OPERATOR_FILES
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership
+from operator_pages import built_files, form_token, log_in
 from operators import operator
 from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.operation import operator_sessions
 from toolkit.coordinator.server import Server
-from toolkit.web.built_page import read_page
 from vector_fleet import configured, enrol, running, send_trained, task, token
 
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'>"""
@@ -27,7 +27,7 @@ HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'>"""
 def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A federation whose first round is over, and whose second one waits for the board."""
     folder = tmp_path_factory.mktemp("fleet")
-    page = read_page(build_page(folder / "built", FILES | OPERATOR_FILES))
+    page = built_files(folder)
     with running(configured(folder / "c"), page=page) as server:
         links = enrol(server, folder)
         for name, link in links.items():
@@ -51,16 +51,6 @@ def browser(page_server: Server, stranger: httpx.Client) -> httpx.Client:
     answer = log_in(stranger, page_server.coordinator.operator_token)
     assert (answer.status_code, answer.headers["location"]) == (303, "../operator/")
     return stranger
-
-
-def log_in(client: httpx.Client, secret: str, **headers: str) -> httpx.Response:
-    return client.post("/operator/login", data={"token": secret}, headers=headers)
-
-
-def form_token(client: httpx.Client) -> str:
-    found = re.search(r'name="form_token" value="([^"]+)"', client.get("/operator/").text)
-    assert found is not None
-    return found[1]
 
 
 class Tags(HTMLParser):
@@ -131,7 +121,12 @@ def test_only_a_login_opens_the_pages(page_server: Server, stranger: httpx.Clien
     device = str(links["desktop-1"]._pool.headers["Authorization"]).removeprefix("Bearer ")
     app = create_app(page_server.coordinator)
     routes = [
-        (method, route.path.format(device="board-1", action="remove", name="operator.4e5f.js"))
+        (
+            method,
+            route.path.replace(":int", "").format(
+                device="board-1", action="remove", name="operator.4e5f.js", number=1
+            ),
+        )
         for route in app.routes
         if isinstance(route, Route) and route.path.startswith("/operator")
         for method in route.methods or ()
@@ -210,7 +205,7 @@ def test_devices_are_filtered_and_sorted(browser: httpx.Client) -> None:
 
 
 def test_names_of_devices_are_no_markup(tmp_path: Path) -> None:
-    page = read_page(build_page(tmp_path / "built", FILES | OPERATOR_FILES))
+    page = built_files(tmp_path)
     with running(configured(tmp_path / "c"), page=page) as server:
         membership.join(server.url, token(server.config, "board"), HOSTILE[:64], tmp_path / "b")
         operator(server).act("pause", "board-1", HOSTILE)

@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from toolkit.coordinator.coordinator import Coordinator
-from toolkit.coordinator.http.admission import PAGES, SESSION
+from toolkit.coordinator.database.operator_tokens import READ_ONLY, Operator
+from toolkit.coordinator.http.admission import CALLER, PAGES, SESSION
 from toolkit.coordinator.http.problem_answers import relative
 from toolkit.coordinator.operation.operator_sessions import Session
 from toolkit.coordinator.refusals import RefusalError, forbidden, unusable
@@ -41,6 +42,12 @@ def session_of(request: Request) -> tuple[str, Session]:
     return session
 
 
+def operator_of(request: Request) -> Operator:
+    """Who sent an admitted request for a page."""
+    operator: Operator = request.scope["state"][CALLER]
+    return operator
+
+
 def built_names(page: Page | None) -> dict[str, str] | None:
     """The script and the style of the page with the hashes in their names; None if not built."""
     names = {
@@ -66,6 +73,7 @@ def shown(request: Request, template: str, status: int = 200, **values: Any) -> 
         "script": names[SCRIPT],
         "style": names[STYLE],
         "notice": notice,
+        "writes": session is not None and operator_of(request).role != READ_ONLY,
         "form_token": None if session is None else session[1].form_token,
     }
     return HTMLResponse(filled(template, **given | values), status, HEADERS)

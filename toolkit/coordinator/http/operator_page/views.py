@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from toolkit.coordinator.http.operator_page.figures import loss_chart, machine_rows, quality_chart
+from toolkit.coordinator.http.operator_page.forms import offered
 from toolkit.coordinator.http.operator_page.page_answers import coordinator_of, shown
 from toolkit.coordinator.operation.messages import Sort
 from toolkit.coordinator.refusals import unusable
@@ -85,6 +86,7 @@ def device(request: Request) -> Response:
         "device.html",
         detail=detail,
         device=detail.device,
+        actions=offered(detail.device),
         machine=machine_rows(detail),
         curve=loss_chart(detail),
     )
@@ -104,6 +106,18 @@ def unused(request: Request) -> Response:
         rows=rows[:MOST_UNUSED],
         total=len(rows),
         excluded=coordinator.store.suspicions.left_out,
+    )
+
+
+def tokens(request: Request) -> Response:
+    """Show the join tokens."""
+    coordinator = coordinator_of(request)
+    return shown(
+        request,
+        "tokens.html",
+        tokens=coordinator.join_token_list().tokens,
+        kinds=[kind.name for kind in coordinator.config.devices],
+        days=coordinator.config.token_days,
     )
 
 

@@ -1,0 +1,186 @@
+"""The forms of the operator's page: actions on devices, the open round and join tokens."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import msgspec
+import segno
+from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from device_agent.formats.protocol.fleet import ABSENT, LEFT
+from toolkit.coordinator.http.admission import PAGES
+from toolkit.coordinator.http.operator_page.page_answers import (
+    coordinator_of,
+    operator_of,
+    order_of,
+    session_of,
+    shown,
+    to,
+)
+from toolkit.coordinator.join_links import join_link
+from toolkit.coordinator.operation.messages import (
+    Action,
+    FleetDevice,
+    NewDeadline,
+    NewJoinToken,
+    Order,
+)
+from toolkit.coordinator.refusals import RefusalError, unusable
+
+T = TypeVar("T", bound=Order)
+DEVICE_ACTIONS: dict[Action, tuple[str, str]] = {
+    "pause": (
+        "Pause",
+        "The device gets no work and keeps its place. An update that has come for the open round "
+        "counts.",
+    ),
+    "resume": ("Resume", "The device takes part again, also in the open round."),
+    "remove": (
+        "Remove",
+        "The membership ends: the device's secret is void, and its place is free. It can join "
+        "again with a join token.",
+    ),
+    "ban": (
+        "Ban",
+        "The device is removed, and its key cannot join again. Somebody who holds a join token can "
+        "still join with a new key.",
+    ),
+    "let-in": (
+        "Let in",
+        "The decision is lifted. A device that was removed is a member again if a place is free; "
+        "otherwise it may join with a token.",
+    ),
+}
+"""What the button of each action says, and what the action does."""
+DONE: dict[Action, str] = {
+    "pause": "is paused",
+    "resume": "takes part again",
+    "remove": "is removed",
+    "ban": "is banned",
+    "let-in": "is let in again",
+}
+
+
+def offered(device: FleetDevice) -> list[tuple[Action, str, str]]:
+    """The actions that change something for `device`, each with its button and what it does."""
+    away = device.state in (LEFT, ABSENT)
+    possible: dict[Action, bool] = {
+        "pause": not away and device.decision != "paused",
+        "resume": device.decision == "paused",
+        "remove": device.state != LEFT,
+        "ban": device.decision != "banned",
+        "let-in": device.decision in ("removed", "banned"),
+    }
+    return [(name, *DEVICE_ACTIONS[name]) for name in DEVICE_ACTIONS if possible[name]]
+
+
+async def act(request: Request) -> Response:
+    """Act on a device."""
+    device, action = request.path_params["device"], request.path_params["action"]
+    if action not in get_args(Action):
+        raise RefusalError(
+            "There is no action {action!r}.",
+            status=404,
+            code="client.no-such-route",
+            action=action[:64],
+        )
+    order = _as(Order, await order_of(request))
+    return await _done(
+        request,
+        f"{PAGES}devices/{device}",
+        f"{device} {DONE[action]}.",
+        lambda who: coordinator_of(request).act(action, device, order.reason, who),
+    )
+
+
+async def close_round(request: Request) -> Response:
+    """Close the open round."""
+    fields = await order_of(request)
+    round_, order = _round(fields), _as(Order, fields)
+    return await _done(
+        request,
+        PAGES,
+        f"Round {round_} closes with the updates that have come.",
+        lambda who: coordinator_of(request).close_now(round_, order.reason, who),
+    )
+
+
+async def move_deadline(request: Request) -> Response:
+    """Move the deadline of the open round."""
+    fields = await order_of(request)
+    round_, order = _round(fields), _as(NewDeadline, fields | {"seconds": _seconds(fields)})
+    return await _done(
+        request,
+        PAGES,
+        f"Round {round_} has a new deadline.",
+        lambda who: coordinator_of(request).end_after(round_, order.seconds, order.reason, who),
+    )
+
+
+async def make_token(request: Request) -> Response:
+    """Make a join token, and show its link once."""
+    given = {name: value for name, value in (await order_of(request)).items() if value}
+    order, coordinator = _as(NewJoinToken, given), coordinator_of(request)
+    made = await run_in_threadpool(
+        coordinator.make_join_token,
+        order.kind,
+        order.count,
+        order.days,
+        order.reason,
+        operator_of(request).name,
+    )
+    link = join_link(str(request.base_url).rstrip("/"), made.token)
+    code = segno.make(link).svg_inline(scale=5, dark="#000", light="#fff")
+    return shown(request, "made_token.html", link=link, code=Markup(code), made=made)
+
+
+async def revoke_token(request: Request) -> Response:
+    """Revoke a join token."""
+    number, order = request.path_params["number"], _as(Order, await order_of(request))
+    return await _done(
+        request,
+        f"{PAGES}tokens",
+        f"Token {number} lets no more devices join.",
+        lambda who: coordinator_of(request).revoke_join_token(number, order.reason, who),
+    )
+
+
+async def _done(
+    request: Request, page: str, said: str, action: Callable[[str], object]
+) -> Response:
+    """Carry out `action` of the operator, and show `page` with what was done or refused."""
+    session = session_of(request)[1]
+    try:
+        await run_in_threadpool(action, operator_of(request).name)
+    except RefusalError as error:
+        session.notice = str(error), True
+    else:
+        session.notice = said, False
+    return to(request, page)
+
+
+def _as(message: type[T], fields: dict[str, Any]) -> T:
+    """The fields of a form as `message`. Raises RefusalError (422) if they cannot be used."""
+    try:
+        return msgspec.convert(fields, message, strict=False)
+    except msgspec.ValidationError as error:
+        raise unusable(
+            "The form cannot be used: {why}.", code="client.bad-request", why=str(error)
+        ) from None
+
+
+def _round(fields: dict[str, str]) -> int:
+    text = fields.pop("round", "")
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise unusable("Name a round by its number.", code="client.bad-request")
+    return int(text)
+
+
+def _seconds(fields: dict[str, str]) -> float:
+    try:
+        return 60 * float(fields.pop("minutes", ""))
+    except ValueError:
+        raise unusable("Give the time in minutes.", code="client.bad-request") from None
