@@ -60,7 +60,7 @@ def evaluate(
         loss: The loss that the model was trained with.
 
     Returns:
-        Accuracy, loss and errors, and those of each class.
+        Accuracy, loss and errors, and figures of each class.
 
     Raises:
         ModelError: If the model cannot take the samples, or the loss does not fit its output.
@@ -190,7 +190,7 @@ def evaluate_file(
         inputs: The inputs of a model that takes several.
 
     Returns:
-        Accuracy, loss and errors, and those of each class.
+        Accuracy, loss and errors, and figures of each class.
 
     Raises:
         ModelError: If the model cannot be loaded or cannot take the samples.
@@ -259,7 +259,7 @@ def _outputs_and_sample_type(
 
 
 def _outputs(module: nn.Module, x: torch.Tensor) -> OutputForm:
-    """Which outputs `module` returns, from samples of `x`."""
+    """Find which outputs `module` returns, by running it on a sample of `x`."""
     some = x[:1]
     returned = _run(module, some)
     if len(list(named_values(returned))) > 1:

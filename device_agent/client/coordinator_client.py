@@ -1,8 +1,8 @@
 """The agent's requests to the coordinator (see `formats/protocol/`), with retries.
 
 ClientError             The coordinator cannot be reached, or is another program.
-  AuthorisationError    It does not accept the token or the device's secret (401, 403).
-RefusedError            It refused the request, with a reason. This is an UpdateError.
+  AuthorisationError    The coordinator does not accept the token or the device's secret (401, 403).
+RefusedError            The coordinator refused the request, with a reason. This is an UpdateError.
 """
 
 import logging

@@ -258,7 +258,7 @@ def check_finite(array: np.ndarray, name: str, origin: str, on_piece: OnPiece) -
 def value_range(
     array: np.ndarray, on_piece: OnPiece, ignored: int | None = None
 ) -> tuple[int, int] | None:
-    """Find the smallest and largest integer in `array`, without those equal to `ignored`.
+    """Find the smallest and largest integer in `array` that is not `ignored`.
 
     Returns None if no integer is left. `on_piece` is called with each piece of the array.
     """

@@ -351,7 +351,7 @@ def _client(known: Identity, patience_s: float) -> CoordinatorClient:
 
 
 def _has_other_key(known: Identity, fingerprint: str | None) -> bool:
-    """Whether a token's `fingerprint` differs from that of the coordinator's key in `known`."""
+    """Whether a token's `fingerprint` belongs to another key than the coordinator's in `known`."""
     return None not in (fingerprint, known.key) and key_fingerprint(known.key or "") != fingerprint
 
 

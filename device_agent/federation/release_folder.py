@@ -130,7 +130,7 @@ class DeviceReleases:
         return sha256
 
     def missing(self, offers: Iterable[FileOffer]) -> list[FileOffer]:
-        """Those of the offered files that this device does not have, or has damaged."""
+        """The offered files that are missing or damaged on this device."""
         offers = list(offers)
         folder = self.bundle(manifest_of(offers))
         return [offer for offer in offers if not _has(folder / offer.name, offer)]

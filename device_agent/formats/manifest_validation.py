@@ -124,7 +124,7 @@ def _part_fits(entry: TensorEntry) -> bool:
 
 
 def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
-    """Yield an error for repeated ports, and for those that contradict themselves or a tensor."""
+    """Yield an error for repeated ports, and for ports that contradict themselves or a tensor."""
     table = {entry.name: entry for entry in manifest.tensors}
     for name, signature in manifest.signatures.items():
         for side in (signature.inputs, signature.outputs):

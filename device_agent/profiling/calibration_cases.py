@@ -151,7 +151,7 @@ def passes() -> Iterator[Case]:
 
 
 def all_cases(blocked: bool = False) -> Iterator[Case]:
-    """Yield all cases in a fixed order. `blocked` adds those of blocked convolutions."""
+    """Yield all cases in a fixed order. `blocked` adds cases of blocked convolutions."""
     yield from passes()
     yield from convolutions()
     if blocked:

@@ -1,4 +1,4 @@
-"""Chooses samples by index: those held out for validation, and those of each batch."""
+"""Chooses samples by index: for validation, and for each batch."""
 
 import logging
 

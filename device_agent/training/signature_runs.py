@@ -266,7 +266,7 @@ class SignatureRuns:
         )
 
     def with_label(self, samples: np.ndarray, label: int) -> np.ndarray:
-        """Those of `samples` (indices) that have `label`, at any position."""
+        """Return the indices in `samples` whose samples have `label`, at any position."""
         # Read in pieces: the labels of images may be as large as their samples.
         parts = [
             (self.local.labels(samples[rows]) == label).reshape(len(samples[rows]), -1).any(axis=1)

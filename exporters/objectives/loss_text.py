@@ -92,7 +92,7 @@ class BuiltIn:
 
 @dataclass(frozen=True)
 class Head:
-    """The loss of one output of a model that returns several, and its weight in the sum."""
+    """The loss of one of several outputs, and the weight of this loss in the sum."""
 
     output: str
     loss: BuiltIn

@@ -208,7 +208,7 @@ def erf(lowering: Lowering, x: Value) -> Value:
 
 
 def divide(lowering: Lowering, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
-    """a / b, rounded down if `rounding_mode` is "floor". Decompositions express "trunc" by this.
+    """a / b, rounded down if `rounding_mode` is "floor". Decompositions express "trunc" by "floor".
 
     TFLite divides integers as int32.
     """

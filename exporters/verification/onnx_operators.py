@@ -236,7 +236,7 @@ class FullBatch:
 class OnnxComparison:
     """Compares the pieces of the files of one graph.
 
-    `LazyOutputs.run` takes `judge` and `also_read`.
+    Pass `judge` and `also_read` to `LazyOutputs.run`.
 
     Attributes:
         also_read: For each node, the nodes whose values a comparison reads.

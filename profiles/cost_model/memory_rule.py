@@ -139,7 +139,7 @@ def kept_of_peak(peak: int, inputs: int, outputs: int, session_bytes: int) -> in
 
 
 def state_bytes(sizes: Mapping[str, int], personal: Collection[str]) -> int:
-    """Bytes of the state tensors `sizes`; those in `personal` count twice."""
+    """Bytes of the state tensors `sizes`; tensors in `personal` count twice."""
     return sum(size * (2 if name in personal else 1) for name, size in sizes.items())
 
 

@@ -127,8 +127,8 @@ def run_length(small: Shape, result: Shape) -> int:
     """The length of a run of numbers when the shape `small` is broadcast to the shape `result`.
 
     A run is a row of neighbouring numbers of the result. If the last axis is broadcast, all numbers
-    of a run are computed from the same number of `small`. Otherwise each is computed from the next
-    number of `small`.
+    of a run are computed from the same number of `small`. Otherwise each number of a run is
+    computed from the next number of `small`.
     """
     sizes = [1] * (len(result) - len(small)) + list(small)
     run = 1

@@ -248,7 +248,7 @@ class Federation:
             y: Their labels, (samples,), or (samples, ...) as the model's output needs them.
 
         Returns:
-            Accuracy, loss and errors, and those of each class.
+            Accuracy, loss and errors, and figures of each class.
 
         Raises:
             ModelError: If the model cannot process these samples.

@@ -16,8 +16,8 @@ class Mean:
     """The streaming weighted mean of the values that were added for each tensor.
 
     Laws: the result does not depend on the order of `add`, and merging two means equals adding
-    everything to one. The mean of equal values is exactly that value. The memory does not grow with
-    the number of additions: one float64 copy of each tensor, and one weight for each slice of it.
+    everything to one mean. The mean of equal values is exactly that value. The memory does not grow
+    with the number of additions: one float64 copy of each tensor, and one weight for each slice.
     """
 
     sums: dict[str, RunningSum] = field(default_factory=dict)

@@ -253,7 +253,7 @@ class Coordinator(
         return kind.submodel in self.bundles or kind.submodel in self.bundles_made
 
     def submodels(self) -> set[str]:
-        """The submodels that need a bundle in the next round: those of all kinds and devices."""
+        """The submodels that need a bundle in the next round, for all kinds and devices."""
         kinds = {kind.submodel for kind in self.config.devices if not kind.planned}
         return kinds | {self._submodel_of(*group) for group in self.store.registry.groups()}
 

@@ -44,7 +44,7 @@ def local_login(federation: Path) -> Login:
 def _is_served(state: Path) -> bool:
     """Whether a process holds the lock of the state folder.
 
-    Otherwise another program may listen at the address, and would get the operator's token.
+    If not, another program may listen at the address, and would get the operator's token.
     """
     try:
         FolderLock(state).release()

@@ -49,7 +49,7 @@ class SampleFlow:
             execution. Operators that compute integers or booleans are left out.
         position: The index of each operator in `operators`; -1 for the samples.
         of_samples: The samples, and operators that read only samples and constants.
-        ids: Those of `of_samples` whose numbers become integers, such as ids.
+        ids: The values in `of_samples` whose numbers become integers, such as ids.
         updates: Operators that change a tensor of the model. These stay even if nothing reads their
             result.
     """

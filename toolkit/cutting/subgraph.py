@@ -60,7 +60,7 @@ def make_subgraph(
 
 
 class _Builder:
-    """Copies a part of a graph. `copies` maps operators of the graph to those of the part."""
+    """Copies a part of a graph. `copies` maps operators of the graph to operators of the part."""
 
     def __init__(self, flow: SampleFlow, sources: Sequence[Node], limit: int | None) -> None:
         self.flow, self.part, self.limit = flow, Graph(), limit

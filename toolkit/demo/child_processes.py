@@ -142,7 +142,7 @@ class Processes:
         _end([child], limit_s, signal.SIGINT)
 
     def _check(self) -> None:
-        """Raise EdgeTailorError for a child that failed; forget those that have ended."""
+        """Raise EdgeTailorError for a child that failed; forget children that have ended."""
         for child in list(self._children):
             if child.running:
                 continue

@@ -75,7 +75,7 @@ def figures(device: DeviceReport) -> tuple[str, ...]:
 
 
 def accuracies(device: DeviceReport) -> tuple[float | None, float | None]:
-    """The accuracies on the device's own held-out samples: of the received model and its own."""
+    """The accuracies on the device's own held-out samples: of the received and its own model."""
     if device.evaluation is None:
         return None, None
     return device.evaluation.before.means().accuracy, device.evaluation.after.means().accuracy

@@ -130,7 +130,7 @@ class Job:
     def start_comparisons(self, processes: Processes, all_full: bool) -> list[Child]:
         """Start to train the baselines and to measure the memory of a larger model's submodels.
 
-        These processes have a lower priority than those of the fleet. Neither an accuracy nor a
+        These processes have a lower priority than processes of the fleet. Neither an accuracy nor a
         peak of memory depends on other processes.
         """
         folder = self.folder

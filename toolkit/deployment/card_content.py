@@ -129,7 +129,7 @@ def quality(evaluation: Evaluation | None) -> Quality | None:
 
 
 def device_quality(judged: FederatedEvaluation | None, kind: str | None) -> DeviceQuality | None:
-    """The judgement of all devices, and of those of `kind`, as a part of the card."""
+    """The judgement of all devices, and of the devices of `kind`, as a part of the card."""
     if judged is None:
         return None
     own = judged.kinds.get(kind or "")

@@ -53,7 +53,7 @@ class InferenceBundle:
 
     @property
     def memory(self) -> int | None:
-        """The predicted peak of a prediction in bytes: that of the largest stage."""
+        """The predicted peak of a prediction in bytes: the peak of the largest stage."""
         peaks = [peak_bytes(graph, 1) for graph in self.graphs.values()]
         return None if None in peaks else max(peak for peak in peaks if peak is not None)
 

@@ -98,7 +98,7 @@ def kind_targets(config: FederationConfig, names: Sequence[str], out: Path) -> l
 
 
 def check_tree(out: Path) -> None:
-    """Raise InputError if `out`, the folder for several bundles, has anything except bundles.
+    """Raise InputError if `out`, the folder for several bundles, contains anything except bundles.
 
     Otherwise bundles would end up among the files of a state folder, for example.
     """

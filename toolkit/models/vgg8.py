@@ -11,7 +11,7 @@ class VGG8(nn.Module):
     """3 x 3 convolutions of 32 to 256 channels, then dense layers of 256, 256 and 10.
 
     Max-pooling after each convolution halves the image, from 32 x 32 to one pixel. So the first
-    dense layer has 256 inputs, as in the table.
+    dense layer has 256 inputs, as in Table I.
     """
 
     def __init__(self, classes: int = 10) -> None:

@@ -31,8 +31,8 @@ def plan(
 ) -> Planned:
     """Choose the strongest submodel of `model` that a device can train within its budgets.
 
-    Use it if you know the device but not the spec. It trains nothing: it predicts from the device's
-    profile. To compare sizes without a device, use `inspect`.
+    Use it if you know the device but not the spec. Nothing is trained: the plan predicts from
+    the device's profile. To compare sizes without a device, use `inspect`.
 
     Args:
         model: The global model.

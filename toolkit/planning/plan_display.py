@@ -64,7 +64,7 @@ def show_plan(planned: Planned) -> None:
 def distinct(value: float, others: Iterable[float]) -> str:
     """Write a strength with two decimals, or with as many as are needed to tell it from others.
 
-    The text must differ from those of 0, 1 and the strengths `others`.
+    The text must differ from the texts of 0, 1 and the strengths `others`.
     """
     if value == round(value, 2):
         return f"{value:.2f}"
@@ -99,7 +99,7 @@ def at_least(figure: Figure, unit: Callable[[float], str]) -> str:
 
 
 def span(figure: Figure, unit: Callable[[float], str]) -> str:
-    """A prediction and its upper bound. If both have the same unit, it is written once."""
+    """A prediction and its upper bound. If both have the same unit, the unit is written once."""
     low, high = unit(figure.value).split(), unit(figure.upper).split()
     return " ".join([f"{low[0]}-{high[0]}", high[1]] if low[1] == high[1] else [*low, "-", *high])
 

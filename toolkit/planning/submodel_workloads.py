@@ -222,7 +222,7 @@ def steps_of(program: Program) -> list[Step]:
 
 
 def needed_signatures(program: Program) -> tuple[ProgramSignature, ...]:
-    """The signatures that a round runs to train: those of the stages and of the steps."""
+    """The signatures that a round runs to train: for stages and for steps."""
     signatures = {signature.name: signature for signature in program.signatures}
     stages = [stage.signature for stage in stages_of(program)]
     return tuple(signatures[name] for name in (*stages, *(s.signature for s in steps_of(program))))

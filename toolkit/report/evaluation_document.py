@@ -105,7 +105,7 @@ def evaluation_document(
 ) -> EvaluationDocument:
     """Make the document of an evaluation on held-out data, or of the devices' pooled figures.
 
-    `names` are those of the classes, or empty.
+    `names` are the names of the classes, or empty.
     """
     counts = figures.classes or ()
     confusion = None if isinstance(figures, FederatedEvaluation) else figures.confusion
@@ -156,7 +156,7 @@ def as_json(document: EvaluationDocument) -> str:
 def read_evaluation(path: Path) -> EvaluationDocument | None:
     """Read the document at `path`; None for another document, such as a profile.
 
-    Raises InputError if it is damaged, or of a newer version.
+    Raises InputError if the document is damaged, or of a newer version.
     """
     try:
         data = path.read_bytes()

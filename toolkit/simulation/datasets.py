@@ -29,7 +29,7 @@ class Cifar(NamedTuple):
     """The files of CIFAR-10 or CIFAR-100. A record has the labels, one byte each, then the pixels.
 
     The last label is the class; the first label of CIFAR-100 is a group of classes. `mean` and
-    `std` are those of the training samples, for each channel.
+    `std` describe the training samples, for each channel.
     """
 
     train: Sequence[str]
@@ -97,8 +97,9 @@ class Samples:
 def read_dataset(format_: Format, folder: Path, shape: tuple[int, ...]) -> tuple[Samples, Samples]:
     """Read a dataset's training and test samples from its folder.
 
-    Pixels are scaled to 0..1; those of CIFAR and Tiny-ImageNet then become (value - mean) / std for
-    each channel. LEAF's numbers are not changed. Samples of MNIST and LEAF are reshaped to `shape`.
+    Pixels are scaled to 0..1. Pixels of CIFAR and Tiny-ImageNet then become (value - mean) / std
+    for each channel. LEAF's numbers are not changed. Samples of MNIST and LEAF are reshaped to
+    `shape`.
 
     Args:
         format_: The dataset, by the format of its files.

@@ -232,7 +232,7 @@ class RunFolder:
         self._newest[owner] = round_
 
     def _find_state(self) -> None:
-        """Find the newest file of each owner, and delete those of unfinished rounds."""
+        """Find the newest file of each owner, and delete files of unfinished rounds."""
         names = [path.name.rpartition("-") for path in (self.root / STATE).glob("*-*")]
         rounds = [(int(text), owner) for owner, _, text in names if text.isdecimal()]
         for round_, owner in sorted(rounds):
@@ -317,7 +317,7 @@ def read_run(root: Path) -> tuple[dict[str, Any], list[RoundResult]]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file of a round. Nothing reads it before the round has its line."""
+    """Write a file of a round. Nothing reads the file before history.jsonl has the round's line."""
     path.write_bytes(data)
 
 

@@ -36,7 +36,7 @@ MISTAKES = 3
 
 
 def show_evaluation(document: "EvaluationDocument") -> None:
-    """Print the figures, and those of each class."""
+    """Print the figures, and the figures of each class."""
     click.echo(figures_line(document))
     if document.classes is None:
         if document.accuracy is not None and not document.judged_by_devices:

@@ -26,7 +26,7 @@ DEVICES = 20
 
 
 def show_round(saved: "SavedRound", devices: Sequence["JudgingDevice"]) -> None:
-    """Print the figures of a round, and those by class, kind and device."""
+    """Print the figures of a round: in all, by class, by kind and by device."""
     click.echo(round_line(saved))
     by_class = classes_of(saved)
     if by_class:

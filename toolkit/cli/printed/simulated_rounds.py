@@ -1,4 +1,4 @@
-"""Shows the rounds of a running simulation: a progress bar in a terminal, else a line each."""
+"""Shows the rounds of a running simulation: in a terminal a progress bar, else log lines."""
 
 import logging
 from collections.abc import Iterator

@@ -105,7 +105,7 @@ class RoundAggregation:
 
     @property
     def suspect(self) -> Suspect | None:
-        """The aggregated update with the largest excess; None if no excess is clear."""
+        """The aggregated update with the largest excess, if that is above SUSPICIOUS."""
         inside = {d: excess for d, excess in self.excess.items() if d not in self.left_out}
         device = max(inside, key=lambda device: inside[device].times, default=None)
         if device is None or inside[device].times <= SUSPICIOUS:
@@ -131,9 +131,9 @@ class RoundAggregation:
     def _fold_sound(self, devices: Sequence[str]) -> None:
         """Fold those updates of `devices` that leave the model usable.
 
-        The numbers of all these updates are within the bounds. Combined with other layers, they may
-        still be too large or lead to a division by almost zero, which only folding shows. Updates
-        with a larger excess are tried later.
+        The numbers of all these updates are within the bounds. Combined with other layers, the
+        numbers may still be too large or lead to a division by almost zero. Only folding shows
+        this. Updates with a larger excess are tried later.
         """
         self._must_train = self._trained_before()
         sound: list[str] = []

@@ -34,7 +34,7 @@ class JoinTokenState:
 
 
 def listed(db: sqlite3.Connection) -> list[JoinTokenState]:
-    """All join tokens: first those of kinds, then the made ones, the oldest first."""
+    """All join tokens: tokens of kinds, then tokens that operators made, oldest first."""
     rows = db.execute(
         "SELECT NULL, kind, count, (SELECT count(*) FROM devices WHERE devices.kind = tokens.kind "
         "AND NOT has_left), made + days * ?, NULL FROM tokens UNION ALL "
@@ -51,7 +51,7 @@ class JoinTokens:
         self._database, self._now = database, now
 
     def listed(self) -> list[JoinTokenState]:
-        """All join tokens, also those of kinds."""
+        """All join tokens, also the tokens of kinds."""
         with self._database.transaction() as db:
             return listed(db)
 
@@ -60,7 +60,7 @@ class JoinTokens:
         return next((known for known in self.listed() if known.number == number), None)
 
     def next_number(self) -> int:
-        """The number of the next token. Tokens stay, so each has another."""
+        """The number of the next token. Numbers are never used again."""
         with self._database.transaction() as db:
             (last,) = db.execute("SELECT coalesce(max(number), 0) FROM join_tokens").fetchone()
         return int(last) + 1

@@ -54,7 +54,7 @@ class Token:
     def check_free(self, used: int) -> None:
         """Raise RefusalError (403) if `used` devices have taken all places of the kind.
 
-        Also if so many devices have joined with this token as may.
+        Also if as many devices as allowed have joined with this token.
         """
         if self.most is not None and self.joined >= self.most:
             raise forbidden(

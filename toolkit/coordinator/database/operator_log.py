@@ -126,7 +126,7 @@ class OperatorLog:
         """Up to `most` entries of the audit log.
 
         Without `device`: those after the entry with the number `after`, the oldest first. With
-        `device`: those about this device, the newest first.
+        `device`: entries about this device, the newest first.
         """
         query = "SELECT number, at, who, action, target, reason FROM audit WHERE "
         with self._database.transaction() as db:

@@ -20,7 +20,10 @@ def etag(sha256: str) -> str:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """`length` bytes from `start` of a file of `size` bytes; `whole` if no range was asked for."""
+    """A part of a file of `size` bytes: `length` bytes from `start` on.
+
+    `whole` is true if the request named no range.
+    """
 
     start: int
     length: int

@@ -351,8 +351,7 @@ def create_app(
 ) -> FastAPI:
     """Create the app that serves `coordinator`, and the files of `page` to phones and the operator.
 
-    Its reference is at /docs.
-    It must run behind RequestLimits, which checks credentials.
+    The app must run behind RequestLimits, which checks credentials. The reference is at /docs.
     """
     app = FastAPI(
         title="EdgeTailor coordinator",

@@ -91,7 +91,9 @@ def release_to_all(state: Path) -> Release:
 
 
 def finish_rollout(state: Path, number: int) -> bool:
-    """Offer release `number` to all devices, if it is still the newest. Returns whether it was.
+    """Offer release `number` to all devices, if it is still the newest.
+
+    Returns whether it was the newest.
 
     Raises BlockingIOError if another process changes releases now.
     """

@@ -29,7 +29,7 @@ class DeviceRelease:
 
     @property
     def runs(self) -> int | None:
-        """The release with which it predicts; None if that is not known."""
+        """The release with which the device predicts; None if unknown."""
         return None if self.report is None else self.report.runs
 
     @property

@@ -134,7 +134,7 @@ class Membership(FederationState):
             raise
 
     def _plan(self, kind_name: str, request: JoinRequest) -> str | None:
-        """The submodel planned for a new device; None if its kind names one."""
+        """The submodel planned for a new device; None if the device's kind names a submodel."""
         if self.rounds.phase == "finished":
             raise self._finished()
         kind = self.config.kind(kind_name)

@@ -1,4 +1,4 @@
-"""Receives what devices report about releases, and offers a release to all when it may."""
+"""Receives what devices report about releases, and may offer a release to all."""
 
 import logging
 
@@ -58,7 +58,7 @@ class ReleaseAnswers(FederationState):
     def release_to_all_if_taken(self) -> None:
         """Offer the newest release to all devices if its share has taken it and `then_all` is set.
 
-        Devices of the share that have left do not count, but one report is needed.
+        Devices of the share that have left do not count. At least one device must have reported.
         """
         newest = self.released.newest
         if newest is None or newest.devices is None or not newest.then_all:

@@ -28,7 +28,9 @@ class Uploads(FederationState):
     """Receives what devices send for the open round."""
 
     def upload(self, device: Device, round_: int, sha256: str) -> Upload:
-        """How many bytes of the tensors with this hash have come. Ends any request that sends them.
+        """How many bytes of the tensors with this hash have come.
+
+        Ends a request that still sends these tensors.
 
         Raises RefusalError (409) if the round takes no update from this device.
         """

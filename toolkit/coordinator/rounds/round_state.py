@@ -44,9 +44,10 @@ def fewest_updates(
 
 
 class Rounds:
-    """The state of the rounds, `done` of which are over. The first waits for `expected` devices.
+    """The state of the rounds, `done` of which are over.
 
-    The last round is number `total`; with None the rounds go on until they are `stopped_early`.
+    The first round waits for `expected` devices. The last round is number `total`; with None the
+    rounds go on until they are `stopped_early`.
 
     A round closes when every device that it was opened for has sent its update or left, or when
     `quorum` updates have come. A round that was opened with a `goal` has that quorum. A round also

@@ -81,7 +81,7 @@ def restore(copy: Path, state: Path) -> None:
 
 @contextmanager
 def _told(out: Path) -> Iterator[None]:
-    """Name `out` in an error of its disk, instead of the hidden temporary folder."""
+    """In an error of the disk, name `out` instead of the hidden temporary folder."""
     try:
         yield
     except FileNotFoundError:

@@ -149,7 +149,7 @@ class Store:
     def set_bundles(
         self, round_: int, bundles: Iterable[tuple[str, Mapping[str, bytes]]]
     ) -> dict[str, Bundle]:
-        """Keep the bundles of `round_` by submodel, and forget those of earlier rounds.
+        """Keep the bundles of `round_` by submodel, and forget bundles of earlier rounds.
 
         `bundles` gives each submodel with its files: one bundle is in memory at a time.
         """
