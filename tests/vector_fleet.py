@@ -213,9 +213,8 @@ def running(
 ) -> Iterator[Server]:
     """A coordinator that serves `config`; `say` gets each message that it logs."""
     with messages_to(say):
-        server = Server(
-            config, model or VectorModel(), Path("fleet.toml"), planner, page, new_key=new_key
-        )
+        origin = config.state.parent / "fleet.toml"
+        server = Server(config, model or VectorModel(), origin, planner, page, new_key=new_key)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

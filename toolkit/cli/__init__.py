@@ -27,6 +27,7 @@ from toolkit.cli.report_command import report
 from toolkit.cli.rounds_commands import export_model, rollback, rounds
 from toolkit.cli.serve_commands import serve, tls, tokens
 from toolkit.cli.service_commands import COMMANDS as SERVICE_COMMANDS
+from toolkit.cli.settings_commands import apply
 from toolkit.cli.simulate_command import simulate
 
 
@@ -66,6 +67,7 @@ for command in (
     *OPERATOR_COMMANDS,
     *ACCESS_COMMANDS,
     *SERVICE_COMMANDS,
+    apply,
 ):
     main_group.add_command(command)
 

@@ -21,10 +21,12 @@ federation_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-def _text(context: click.Context, option: click.Parameter, given: str) -> str:
+def check_reason(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
     """Check that a reason is one line of text."""
     from toolkit.coordinator.operation.messages import REASON_LENGTH
 
+    if given is None:
+        return None
     if not given.isprintable() or not 0 < len(given) <= REASON_LENGTH:
         raise click.BadParameter(f"write one line of 1 to {REASON_LENGTH} letters.")
     return given
@@ -33,7 +35,7 @@ def _text(context: click.Context, option: click.Parameter, given: str) -> str:
 reason_option = click.option(
     "--reason",
     required=True,
-    callback=_text,
+    callback=check_reason,
     help="Reason for the action. It stays in the audit log.",
 )
 

@@ -35,6 +35,7 @@ from toolkit.coordinator.operation.operator_access import OperatorAccess
 from toolkit.coordinator.operation.operator_sessions import OperatorSessions
 from toolkit.coordinator.operation.overview import Overviews
 from toolkit.coordinator.operation.round_actions import RoundActions
+from toolkit.coordinator.operation.settings_actions import SettingsActions
 from toolkit.coordinator.refusals import RefusalError
 from toolkit.coordinator.requests.release_reports import ReleaseAnswers
 from toolkit.coordinator.requests.uploads import Uploads
@@ -67,6 +68,7 @@ class Coordinator(
     RoundActions,
     JoinAccess,
     OperatorAccess,
+    SettingsActions,
     Metrics,
     Uploads,
     ReleaseAnswers,

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from device_agent.formats.protocol.fleet import Preparation, SelectedDevices
 from device_agent.formats.protocol.rounds import InputSummary
@@ -56,6 +57,8 @@ class FederationState:
         released: The releases that devices are offered. The round worker refreshes them.
         missed_deadlines: How many deadlines of the open round have passed with too few updates.
         notifier: Tells the operator's own programs what happens.
+        make_model: Makes the global model for changed settings; None if they cannot change now.
+        new_settings: The `NewSettings` that take effect in a later round, or None.
     """
 
     config: CoordinatorConfig
@@ -81,6 +84,8 @@ class FederationState:
     released: OfferedReleases = field(init=False, repr=False)
     missed_deadlines: int = 0
     notifier: Notifier = field(default_factory=Notifier, repr=False)
+    make_model: Callable[[CoordinatorConfig], object] | None = None
+    new_settings: Any = None
 
     def __post_init__(self) -> None:
         folder = ReleaseFolder(self.store.folder)

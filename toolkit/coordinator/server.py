@@ -31,7 +31,12 @@ from toolkit.coordinator.http.server_socket import bind, url_of, uvicorn_server
 from toolkit.coordinator.join_links import ADDRESS
 from toolkit.coordinator.notifications import EVENTS, Notifier
 from toolkit.coordinator.sample_files import read_samples
-from toolkit.coordinator.settings_check import check_judged, check_same_loss, check_same_settings
+from toolkit.coordinator.settings_check import (
+    check_judged,
+    check_same_loss,
+    check_same_settings,
+    record_changes,
+)
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.folder_lock import FolderLock
 from toolkit.coordinator.storage.retention import KEEP_UPDATES
@@ -200,10 +205,11 @@ def _coordinator(
     new_key: bool,
     loss_code: str | None,
 ) -> Coordinator:
-    check_same_settings(config, store)
+    changes = check_same_settings(config, store)
     check_same_loss(config, store, loss_code)
     secrets = read_secrets(config, store, new_key)
     keep_secrets(config, store, secrets)
+    record_changes(config, store, changes)
     coordinator = restore(config, store, time.monotonic, planner)
     coordinator.operator_token, coordinator.key = secrets.operator, secrets.key
     return coordinator

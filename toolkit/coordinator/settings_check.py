@@ -1,15 +1,24 @@
-"""Checks that the federation's file still has the settings with which the state folder began."""
+"""Compares the settings of the federation's file with those that are in effect.
+
+Some may change between rounds. Others would make the model or its judgement another one.
+"""
 
 import json
+import logging
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from profiles.errors import InputError
-from toolkit.coordinator.federation_config import BUDGETS, SIMULATED, CoordinatorConfig
+from toolkit.coordinator.database.operator_log import Action
+from toolkit.coordinator.database.settings_log import FEDERATION, Change
+from toolkit.coordinator.federation_config import AUTO, BUDGETS, SIMULATED, CoordinatorConfig
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.submodels.hyperparameters import TrainingConfig
+
+logger = logging.getLogger(__name__)
 
 
 def check_judged(config: CoordinatorConfig) -> None:
@@ -38,10 +47,29 @@ def check_judged(config: CoordinatorConfig) -> None:
         )
 
 
-def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
-    """Raise InputError if the state folder belongs to a federation with other settings."""
-    default_training = json.loads(json.dumps(asdict(TrainingConfig())))
-    now: dict[str, Any] = {
+CHANGEABLE = frozenset(
+    {
+        *("batch_size", "epochs", "steps", "learning_rate", "momentum", "weight_decay"),
+        *("round_decay", "milestones", "optimizer", "proximal", "augment"),
+    }
+)
+"""The keys of [training] that may change between rounds: they do not say what a tensor means."""
+LIVE = frozenset(
+    {
+        *("title", "purpose", "contact", "rounds", "early_stopping", "deadline_s", "quorum"),
+        *("min_updates", "forget_after", "token_days"),
+        *("training", "aggregation", "evaluation", "release", "devices"),
+    }
+)
+"""The keys and tables whose changes `edgetailor apply` takes over. Others need a restart."""
+AT_START = "found in the file when `edgetailor serve` started"
+"""The reason in the audit log for a change without `edgetailor apply`."""
+Key = tuple[str, ...]
+
+
+def checked_settings(config: CoordinatorConfig) -> str:
+    """The settings that are compared at every start, as JSON."""
+    document: dict[str, Any] = {
         "model": config.model,
         "input_shape": list(config.input_shape),
         "inputs": list(config.inputs),
@@ -55,26 +83,133 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
             for kind in config.devices
         ],
     }
-    now = json.loads(json.dumps(now))
-    before = json.loads(store.set_once("federation", json.dumps(now)))
+    return json.dumps(document)
+
+
+def check_same_settings(config: CoordinatorConfig, store: Store) -> list[Change]:
+    """The changes since the state folder was used last.
+
+    Raises InputError if the folder belongs to a federation whose settings cannot change to these.
+    """
+    now = checked_settings(config)
+    before = json.loads(store.set_once(FEDERATION, now))
     # A federation that began before a setting existed uses its default.
-    before["training"] = {**default_training, **before["training"]}
+    defaults = json.loads(json.dumps(asdict(TrainingConfig())))
+    before["training"] = {**defaults, **before["training"]}
     before.setdefault("inputs", [])
     # Version 0.2.0 kept the budgets of the kinds as well.
     for kind in before["devices"]:
         for key in BUDGETS:
             kind.pop(key, None)
-    changed = [key for key in now if now[key] != before.get(key)]
-    if changed:
-        key, value = _difference(changed[0], before.get(changed[0]), now[changed[0]])
-        raise InputError(
-            "{state} holds a federation with another `{key}`: set it back to {value}, or set "
-            "another `state` folder.",
-            code="state.other-federation",
-            key=key,
-            state=config.state,
-            value=value,
-        )
+    return _changes(_flat(before), _flat(json.loads(now)), config)
+
+
+def record_changes(config: CoordinatorConfig, store: Store, changes: list[Change]) -> None:
+    """Let `changes`, which were found at a start, hold for the round that is open or opens next.
+
+    Updates that have come for this round still count. Changes that an operator has applied already
+    are in the audit log. If they were taken back in the file before their round, the log says so.
+    """
+    scheduled = store.settings.scheduled()
+    if not changes and not scheduled:
+        return
+    round_ = (store.last_round() or 0) + 1
+    texts = [change.text() for change in changes if change not in scheduled]
+    flat = _flat(config.model_dump(mode="json", exclude={"simulation"}))
+    values = {".".join(key): json.dumps(value) for key, value in flat.items()}
+    found = {change.key for change in changes}
+    for change in scheduled:
+        if values.get(change.key, "null") != change.after and change.key not in found:
+            texts.append(f"{change.key}: {change.before}, as before")
+        elif change.key not in found:  # of a key that is not compared at the start
+            changes = [*changes, change]
+    actions = [Action(f"set {text}", f"round {round_}", "operator", AT_START) for text in texts]
+    for text in texts:
+        logger.info("From round %d on: %s", round_, text)
+    bundles = need_new_bundles(changes)
+    store.change_settings(round_, changes, checked_settings(config), actions, bundles)
+
+
+def changes_while_running(now: CoordinatorConfig, new: CoordinatorConfig) -> list[Change]:
+    """The changes from the settings `now` to those of the file `new`, for a running federation.
+
+    Raises InputError if one of them is not possible, or not without a restart.
+    """
+    before, after = (_flat(c.model_dump(mode="json", exclude={"simulation"})) for c in (now, new))
+    changes = _changes(before, after, new)
+    planned = any(kind.planned for kind in (*now.devices, *new.devices))
+    for change in changes:
+        table = change.key.partition(".")[0]
+        if table not in LIVE or (planned and table in ("training", "devices")):
+            raise InputError(
+                "A new `{key}` is used when `edgetailor serve` starts: stop it, and start it again "
+                "with the changed file. Nothing was changed.",
+                code="settings.needs-restart",
+                key=change.key,
+            )
+    return changes
+
+
+def need_new_bundles(changes: Iterable[Change]) -> bool:
+    """Whether the bundles of devices are others after `changes`."""
+    return any(c.key.startswith("training.") or c.key.endswith(".submodel") for c in changes)
+
+
+def _changes(
+    before: dict[Key, Any], now: dict[Key, Any], config: CoordinatorConfig
+) -> list[Change]:
+    """The differences. Raises InputError for one that is not possible."""
+    keys = [*before, *(key for key in now if key not in before)]
+    changed = [key for key in keys if before.get(key) != now.get(key)]
+    for key in changed:
+        if not _may_change(key, before, now):
+            _refuse(key, before, config)
+    return [
+        Change(".".join(key), json.dumps(before.get(key)), json.dumps(now.get(key)))
+        for key in changed
+    ]
+
+
+def _may_change(key: Key, before: dict[Key, Any], now: dict[Key, Any]) -> bool:
+    if key[0] == "training":
+        return key[1] in CHANGEABLE
+    if key[0] == "devices":
+        submodel = ("devices", key[1], "submodel")
+        if submodel not in before:
+            return True  # a new kind
+        removed = submodel not in now
+        plans = key == submodel and AUTO in (before[submodel], now.get(submodel))
+        return not removed and not plans
+    fixed = ("model", "input_shape", "inputs", "seed", "data")
+    return key[0] not in fixed and key != ("evaluation", "share")
+
+
+def _refuse(key: Key, before: dict[Key, Any], config: CoordinatorConfig) -> None:
+    kinds = list(dict.fromkeys(path[1] for path in before if path[0] == "devices"))
+    removed = key[0] == "devices" and key[1] not in [kind.name for kind in config.devices]
+    name, value = ("devices", kinds) if removed else (".".join(key), before.get(key))
+    raise InputError(
+        "{state} holds a federation with another `{key}`, which cannot change: set it back to "
+        "{value}, or set another `state` folder.",
+        code="state.other-federation",
+        key=name,
+        state=config.state,
+        value="its default" if value is None else json.dumps(value),
+    )
+
+
+def _flat(document: dict[str, Any]) -> dict[Key, Any]:
+    """The settings by the path of their key; a kind of devices is named in it."""
+    flat: dict[Key, Any] = {}
+    for key, value in document.items():
+        if key == "devices":
+            for kind in value:
+                flat |= {("devices", kind["name"], k): v for k, v in kind.items() if k != "name"}
+        elif isinstance(value, dict) and key != "data":
+            flat |= {(key, below): v for below, v in value.items()}
+        elif value is not None:
+            flat[(key,)] = value
+    return flat
 
 
 def check_same_loss(config: CoordinatorConfig, store: Store, code: str | None) -> None:
@@ -108,22 +243,3 @@ def other_loss(before: str, now: str) -> bool:
         (True, False)
     """
     return before != now and before.partition(" ")[0] == now.partition(" ")[0]
-
-
-def _difference(key: str, before: Any, now: Any) -> tuple[str, str]:
-    """The path of the first difference below `key`, and its value before, as JSON."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        names = [*before, *(name for name in now if name not in before)]
-        parts = [(f"{key}.{name}", before.get(name), now.get(name)) for name in names]
-    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        parts = [(f"{key}[{n}]", *two) for n, two in enumerate(zip(before, now, strict=True))]
-    else:
-        parts = []
-    for key_below, old, new in parts:
-        if old != new:
-            return _difference(key_below, old, new)
-    if before is None:
-        return key, "its default"
-    if key == "devices":
-        before = [kind["name"] for kind in before]
-    return key, json.dumps(before)

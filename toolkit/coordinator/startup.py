@@ -8,7 +8,6 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -94,7 +93,10 @@ def serve(
                 loss_code=model.loss_code(),
             )
         if make_release is not None:
-            server.round_worker.make_release = partial(make_release, config)
+            coordinator = server.coordinator
+            server.round_worker.make_release = lambda r: make_release(coordinator.config, r)
+        if site is None:
+            server.coordinator.make_model = federation
         planned = [kind.name for kind in config.devices if kind.planned]
         if planned:
             server.make_planner = lambda *args: make_planner(config, *args)

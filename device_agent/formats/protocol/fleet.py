@@ -157,7 +157,8 @@ class RoundResult:
     if there are any. `devices` is the judgement of the devices that
     received this model; None before they have answered, and if they are not asked. `left_out`
     states why the updates of some devices were not used, by device. If the round selected its
-    devices, `asked` is their number.
+    devices, `asked` is their number. `changes` are the settings that changed before this round, like
+    "training.epochs: 1 -> 2".
     """
 
     round: int
@@ -168,6 +169,7 @@ class RoundResult:
     devices: FederatedEvaluation | None = None
     held_out: HeldOutFigures | None = None
     asked: int | None = None
+    changes: list[str] = field(default_factory=list)
 
     def judgement(self) -> tuple[float | None, float] | None:
         """The accuracy and loss by which rounds are compared; None if there are none yet.

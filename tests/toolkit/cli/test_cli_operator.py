@@ -12,7 +12,7 @@ import pytest
 from commands import Done, edgetailor, refusal
 from device_agent.formats.protocol.rounds import Progress
 from toolkit.coordinator.server import Server
-from vector_fleet import configured, enrol, running, send_trained, task
+from vector_fleet import VectorModel, configured, enrol, running, send_trained, task
 
 Served = tuple[Server, Path]
 
@@ -187,6 +187,31 @@ def test_join_tokens_are_made_and_revoked(served: Served) -> None:
     assert (
         edgetailor("tokens", "state", cwd=folder).stdout.splitlines()[-2].startswith("join token 1")
     )
+
+
+def test_a_changed_file_is_applied(served: Served) -> None:
+    server, folder = served
+    server.coordinator.make_model = lambda config: VectorModel()
+    file, reason = folder / "fleet.toml", ("--reason", "it overfits")
+    here = ("--federation", "state")
+    assert run(folder, "apply", "state", "--dry-run").stderr == "The file has no changes.\n"
+    file.write_text(file.read_text().replace("epochs = 1", "epochs = 2"))
+    done = run(folder, "apply", "fleet.toml", "--dry-run")
+    assert (done.stdout, done.stderr) == (
+        "training.epochs: 1 -> 2\n",
+        "These changes would hold from round 3 on.\n",
+    )
+    assert "Give a --reason, or --dry-run" in refusal(run(folder, "apply", "fleet.toml"))
+    document = json.loads(run(folder, "apply", "state", "--json", *reason).stdout)
+    assert document == {
+        "version": 1,
+        "round": 3,
+        "changes": [{"key": "training.epochs", "before": "1", "after": "2"}],
+    }
+    assert "set training.epochs: 1 -> 2 round 3: it" in run(folder, "audit", *here).stdout
+    file.write_text(file.read_text().replace("rounds = 3", "rounds = 3\nseed = 4"))
+    sentence = refusal(run(folder, "apply", "state", *reason))
+    assert "another `seed`, which cannot change: set it back to 0" in sentence
 
 
 def test_actions_as_json(served: Served) -> None:

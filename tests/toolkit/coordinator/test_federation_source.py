@@ -18,7 +18,9 @@ def test_the_coordinator_notes_its_file(tmp_path: Path) -> None:
     config = configured(tmp_path)
     with running(config, VectorModel()):
         pass
-    with refuses("state.unknown-file", path=str(config.state)):  # the tests have no such file
+    assert load_federation(config.state) == config
+    (tmp_path / "fleet.toml").unlink()
+    with refuses("state.unknown-file", path=str(config.state)):
         load_federation(config.state)
     store = Store(config.state)
     assert Path(store.value(FILE_KEY) or "").name == "fleet.toml"

@@ -19,6 +19,7 @@ from profiles.text_formatting import counted, round_of
 from toolkit.coordinator.closing.device_selection import DeviceSelection
 from toolkit.coordinator.closing.full_disk import plain, when_room
 from toolkit.coordinator.closing.judging import counts_of_updates, judging_is_over, last_figure
+from toolkit.coordinator.closing.new_settings import model_for_new_settings
 from toolkit.coordinator.closing.round_aggregation import Model, RoundAggregation, Samples
 from toolkit.coordinator.closing.untrainable_model import go_back, is_spoilt
 from toolkit.coordinator.coordinator import STARTED, Coordinator
@@ -113,6 +114,7 @@ class RoundWorker:
         if spoilt and go_back(coordinator):
             self._load_current()
         self._repeat_if_failed()
+        self._take_new_settings()
         waiting = rounds.phase in ("enrolling", "aggregating") and not self._prepared()
         if waiting and self._ready():
             self._when_room(self._prepare)
@@ -192,6 +194,15 @@ class RoundWorker:
             text += f" It was opened again {times} times." if times > 1 else ""
             logger.warning(text)
             coordinator.notify("round-stalled", text, updates=received, needed=needed)
+
+    def _take_new_settings(self) -> None:
+        """Let new settings take effect if their round is the next one."""
+        model = model_for_new_settings(self._coordinator)
+        if model is None:
+            return
+        self._model, self._exported = model, set()
+        self._coordinator.check_update = model.check
+        self._load_current()
 
     def _load_current(self) -> None:
         """Load and publish the model that the next round starts from."""

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,8 +105,13 @@ class OperatorLog:
 
     def record(self, action: Action, also: Also = lambda db: None) -> None:
         """Write an action to the log. `also` writes its changes in the same transaction."""
+        self.record_all([action], also)
+
+    def record_all(self, actions: Iterable[Action], also: Also = lambda db: None) -> None:
+        """Write several actions to the log, and what `also` writes, in one transaction."""
         with self._database.milestone() as db:
-            self.write(db, action)
+            for action in actions:
+                self.write(db, action)
             also(db)
         self.read()
 

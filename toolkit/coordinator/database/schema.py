@@ -79,17 +79,25 @@ _TOKENS = (
     joined INTEGER NOT NULL,  -- how many have joined with it
     expires REAL NOT NULL, revoked REAL)""",
 )
-_SELECTED = (
+_FLEETS = (
     """CREATE TABLE selected (
     device TEXT PRIMARY KEY,
     round INTEGER NOT NULL,  -- the last round that asked it
     draw INTEGER NOT NULL,  -- counts the openings of that round, from 1
     samples INTEGER  -- of its last update
     )""",
+    """CREATE TABLE settings_changes (
+    round INTEGER, key TEXT,  -- from this round on, `key` of the federation's file is `after`
+    before TEXT NOT NULL, after TEXT NOT NULL,  -- JSON
+    PRIMARY KEY (round, key))""",
 )
-ADDED = {9: _OPERATION, 10: _TOKENS, 11: _SELECTED}
+ADDED = {9: _OPERATION, 10: _TOKENS, 11: _FLEETS}
 """The statements that a version has added to those before."""
-NEW_TABLES = {9: ("decisions", "audit"), 10: ("operators", "join_tokens"), 11: ("selected",)}
+NEW_TABLES = {
+    9: ("decisions", "audit"),
+    10: ("operators", "join_tokens"),
+    11: ("selected", "settings_changes"),
+}
 """The tables that a version has added."""
 TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);

@@ -24,6 +24,7 @@ from toolkit.coordinator.operation.messages import (
     NewOperator,
     OperatorList,
     Order,
+    SettingsChanges,
     Sort,
 )
 
@@ -237,3 +238,35 @@ def revoke_join_token(
 ) -> JoinTokenState:
     """Revoke a join token."""
     return service.revoke_join_token(number, order.reason, who)
+
+
+_impossible: dict[int | str, dict[str, Any]] = {
+    409: {"model": Problem, "description": "A change in the file is not possible"}
+}
+
+
+@router.get(
+    "/settings",
+    summary="See changes of the federation's file",
+    description="How the file of `edgetailor serve` differs from the settings in effect, and from "
+    "which round on the changes would hold. Values are JSON texts.",
+    responses=_impossible,
+)
+def settings_changes(service: Service) -> SettingsChanges:
+    """Compare the file with the settings in effect."""
+    return service.settings_changes()
+
+
+@router.post(
+    "/settings",
+    summary="Apply the federation's file",
+    description="Its changes hold from the next round on. A change that would make the model or "
+    "its judgement another one is refused, and then nothing changes.",
+    responses=_impossible,
+    openapi_extra=described(Order),
+)
+def apply_settings(
+    order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
+) -> SettingsChanges:
+    """Apply the file."""
+    return service.apply_settings(order.reason, who)

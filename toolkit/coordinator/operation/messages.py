@@ -10,6 +10,7 @@ from device_agent.formats.protocol.fleet import DeviceStatus, Preparation, Round
 from toolkit.coordinator.database.join_tokens import JoinTokenState
 from toolkit.coordinator.database.operator_log import AuditEntry
 from toolkit.coordinator.database.operator_tokens import Operator, Role
+from toolkit.coordinator.database.settings_log import Change
 
 REASON_LENGTH = 200
 """The most characters of a reason."""
@@ -94,6 +95,15 @@ class OperatorList:
 
     version: int = 1
     operators: list[Operator]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsChanges:
+    """What has changed in the federation's file. It holds from round `round` on."""
+
+    version: int = 1
+    round: int
+    changes: list[Change]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from toolkit.coordinator.operation.messages import (
     NewOperator,
     OperatorList,
     Order,
+    SettingsChanges,
 )
 
 
@@ -117,6 +118,16 @@ class OperatorClient(CoordinatorClient):
         body = msgspec.json.encode(Order(reason=reason))
         path = f"/operator/join-tokens/{number}/revoke"
         return self._with_retries(lambda: self._ask("POST", path, JoinTokenState, body))
+
+    def settings_changes(self) -> SettingsChanges:
+        """What has changed in the federation's file. Raises RefusedError if it cannot be used."""
+        return self._with_retries(lambda: self._ask("GET", "/operator/settings", SettingsChanges))
+
+    def apply_settings(self, reason: str) -> SettingsChanges:
+        """Take over the federation's file. Raises RefusedError if it cannot be used."""
+        body = msgspec.json.encode(Order(reason=reason))
+        path = "/operator/settings"
+        return self._with_retries(lambda: self._ask("POST", path, SettingsChanges, body))
 
 
 def _with_query(path: str, given: Mapping[str, str | int | None]) -> str:

@@ -42,7 +42,7 @@ class OfferedReleases:
     """
 
     def __init__(self, folder: ReleaseFolder, evaluation: EvaluationRequest | None) -> None:
-        self._folder, self._evaluation = folder, evaluation
+        self._folder, self.evaluation = folder, evaluation
         self._stamp: tuple[int, int] | None = None
         self._present = _Offered()
         self._told = ""
@@ -88,7 +88,7 @@ class OfferedReleases:
                     round=release.round,
                     files=_file_offers(release.kinds.get(kind, {})),
                     back=max(withdrawn, default=0) > max(release.number, *lost, 0),
-                    evaluation=self._evaluation,
+                    evaluation=self.evaluation,
                     issued=issued,
                     fine_tune=release.fine_tune if kind in release.training else 0,
                     training=_file_offers(release.training.get(kind, {})),

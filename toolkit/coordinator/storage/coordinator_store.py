@@ -8,7 +8,7 @@ damaged while no coordinator ran.
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,10 +28,11 @@ from toolkit.coordinator.database.final_evaluation import FinalEvaluation
 from toolkit.coordinator.database.join_tokens import JoinTokens
 from toolkit.coordinator.database.joins import UsedJoins
 from toolkit.coordinator.database.open_round import OpenRound, StoppedDevices
-from toolkit.coordinator.database.operator_log import OperatorLog
+from toolkit.coordinator.database.operator_log import Action, OperatorLog
 from toolkit.coordinator.database.operator_tokens import OperatorTokens
 from toolkit.coordinator.database.release_reports import ReleaseReports
 from toolkit.coordinator.database.schema_upgrade import columns
+from toolkit.coordinator.database.settings_log import Change, SettingsLog
 from toolkit.coordinator.database.suspicions import Suspect, Suspicions
 from toolkit.coordinator.storage import retention
 from toolkit.coordinator.storage.blobs import Blobs
@@ -97,6 +98,7 @@ class Store:
         self.operator_log = OperatorLog(self._database)
         self.operators = OperatorTokens(self._database)
         self.join_tokens = JoinTokens(self._database)
+        self.settings = SettingsLog(self._database)
         self.used_joins = UsedJoins(self._database)
         self.release_reports = ReleaseReports(self._database)
         self._held: list[str] = []
@@ -341,6 +343,7 @@ class Store:
                 "SELECT round, accuracy, loss, updates, left_out, devices, held_out, asked "
                 "FROM history ORDER BY round"
             ).fetchall()
+        changes = self.settings.by_round()
         return [
             RoundResult(
                 round=r,
@@ -351,9 +354,16 @@ class Store:
                 devices=judgement(devices),
                 held_out=held_out_figures(held_out),
                 asked=asked,
+                changes=changes.get(r, []),
             )
             for r, a, x, n, out, devices, held_out, asked in rows
         ]
+
+    def last_round(self) -> int | None:
+        """The last round that is over; None before round 0."""
+        with self._database.transaction() as db:
+            row = db.execute("SELECT max(round) FROM history").fetchone()
+        return None if row[0] is None else int(row[0])
 
     def current_round(self) -> int | None:
         """The round whose model the next round starts from; None before round 0."""
@@ -398,6 +408,25 @@ class Store:
         while earlier is not None and earlier not in intact:
             earlier = origins[earlier]
         return earlier
+
+    def change_settings(
+        self,
+        round_: int,
+        changes: Sequence[Change],
+        checked: str,
+        log: Iterable[Action],
+        bundles: bool = False,
+    ) -> None:
+        """Record that `changes` are in effect from `round_` on, with their audit entries.
+
+        With `bundles`, the bundles that were made with the earlier settings are forgotten.
+        """
+        with self._database.milestone() as db:
+            self.settings.take_effect(db, round_, changes, checked)
+            for action in log:
+                self.operator_log.write(db, action)
+            if bundles:
+                db.execute("DELETE FROM bundles")
 
     def rollback(self, target: int, suspect: Suspect | None = None) -> int:
         """Let the next round start from the model of `target`, and return the next round's number.

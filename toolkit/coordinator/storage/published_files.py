@@ -36,10 +36,10 @@ def publish(
 
 
 def _entry(result: RoundResult) -> dict[str, object]:
-    """The fields of `result`, without `devices` and `held_out` if there are no such figures."""
+    """The fields of `result`, without `devices`, `held_out` and `changes` if there are none."""
     entry = asdict(result)
     return {
         key: value
         for key, value in entry.items()
-        if value is not None or key not in ("devices", "held_out")
+        if value or key not in ("devices", "held_out", "changes")
     }

@@ -65,7 +65,9 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
         del before[changing], after[changing]
     # No device has judged, there are no figures of classes, and no round selected its devices.
     before["history"] = [(*row, None, None, None) for row in before["history"]]
-    for new in ("decisions", "audit", "operators", "join_tokens", "selected"):
+    added = [table for tables in schema.NEW_TABLES.values() for table in tables]
+    assert {"audit", "operators", "selected", "settings_changes"} < set(added)
+    for new in added:
         assert after.pop(new) == []
     assert after == before
     marker = check_database(config.state / "state.sqlite3")  # the digest of all rows, among others

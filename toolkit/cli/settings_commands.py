@@ -1,0 +1,41 @@
+"""`edgetailor apply`: new settings for a running federation."""
+
+from pathlib import Path
+
+import click
+
+from toolkit.cli.operator_options import check_reason, client_of, json_option, show_answer
+
+
+@click.command()
+@click.argument("federation", type=click.Path(path_type=Path), required=False)
+@click.option("--dry-run", is_flag=True, help="Only show the changes.")
+@click.option(
+    "--reason",
+    callback=check_reason,
+    help="Reason for the changes. It stays in the audit log. Required without --dry-run.",
+)
+@json_option
+def apply(federation: Path | None, dry_run: bool, reason: str | None, as_json: bool) -> None:
+    """Apply the changed file of a running federation.
+
+    Shows the changes. They hold from the next round on. FEDERATION is the file or the state folder
+    of a federation that `edgetailor serve` runs on this machine; without it, the coordinator of
+    `edgetailor login` reads its file. Changes that would make the model another one are refused.
+    """
+    from toolkit.coordinator.operation.messages import SettingsChanges
+
+    if reason is None and not dry_run:
+        raise click.UsageError("Give a --reason, or --dry-run to only show the changes.")
+    client = client_of(federation)
+    only_show = dry_run or reason is None
+    answer = client.settings_changes() if only_show else client.apply_settings(str(reason))
+
+    def show(answer: SettingsChanges) -> None:
+        for change in answer.changes:
+            click.echo(change.text())
+        hold = "would hold" if dry_run else "hold"
+        said = f"These changes {hold} from round {answer.round} on."
+        click.echo(said if answer.changes else "The file has no changes.", err=True)
+
+    show_answer(answer, show, as_json)

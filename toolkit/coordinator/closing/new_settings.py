@@ -1,0 +1,34 @@
+"""New settings of the operator take effect between two rounds."""
+
+import logging
+
+from toolkit.coordinator.closing.round_aggregation import Model
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.federation_secrets import keep_secrets, read_secrets
+from toolkit.coordinator.settings_check import checked_settings
+
+logger = logging.getLogger(__name__)
+
+
+def model_for_new_settings(coordinator: Coordinator) -> Model | None:
+    """Let new settings take effect if their round is the next one, and return the model for them.
+
+    Returns None if there are none, or if an earlier round is open.
+    """
+    new, rounds, store = coordinator.new_settings, coordinator.rounds, coordinator.store
+    between = rounds.phase in ("enrolling", "aggregating") and rounds.round == rounds.done
+    if new is None or not between or rounds.done + 1 < new.round:
+        return None
+    store.change_settings(rounds.done + 1, new.changes, checked_settings(new.config), log=())
+    with coordinator.lock:
+        config = coordinator.config = new.config
+        coordinator.new_settings = None
+        coordinator.bundles = {}
+        coordinator.released.evaluation = config.evaluation.request
+        rounds.total, rounds.deadline_s = config.last_round, config.deadline_s
+        rounds.expected, rounds.quorum = config.expected_devices, config.quorum
+        rounds.min_updates = config.min_updates
+    keep_secrets(config, store, read_secrets(config, store, new_key=False))
+    logger.info("Round %d begins with new settings.", rounds.done + 1)
+    model: Model = new.model
+    return model

@@ -1,0 +1,78 @@
+"""The changes of the federation's file: those that wait for the next round, and those in effect."""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from toolkit.coordinator.database.database import Database
+
+FEDERATION = "federation"
+"""The key in the table `meta` of the settings that are checked at every start."""
+_SCHEDULED = "scheduled settings"
+"""The key in the table `meta` of the changes that wait for a round."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key of the federation's file with its values before and after, as JSON.
+
+    `before` is "null" for a key that was not set.
+    """
+
+    key: str
+    before: str
+    after: str
+
+    def text(self) -> str:
+        """The change in one line.
+
+        Examples:
+            >>> Change("training.learning_rate", "0.05", "0.01").text()
+            'training.learning_rate: 0.05 -> 0.01'
+        """
+        return f"{self.key}: {self.before} -> {self.after}"
+
+
+class SettingsLog:
+    """Stores the changes of a federation's settings."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def schedule(self, db: sqlite3.Connection, changes: Iterable[Change]) -> None:
+        """Keep `changes` for the next round, in place of earlier ones, in the transaction `db`."""
+        text = json.dumps([asdict(change) for change in changes])
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SCHEDULED, text))
+
+    def scheduled(self) -> list[Change]:
+        """The changes that wait for the next round."""
+        with self._database.transaction() as db:
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (_SCHEDULED,)).fetchone()
+        return [] if row is None else [Change(**change) for change in json.loads(row[0])]
+
+    def take_effect(
+        self, db: sqlite3.Connection, round_: int, changes: Iterable[Change], checked: str
+    ) -> None:
+        """Record that `changes` are in effect from `round_` on, in the transaction `db`.
+
+        `checked` are the new settings that are checked at every start. No change waits any more.
+        """
+        db.executemany(
+            "INSERT INTO settings_changes VALUES (?, ?, ?, ?) ON CONFLICT (round, key) DO UPDATE "
+            "SET after = excluded.after",
+            [(round_, change.key, change.before, change.after) for change in changes],
+        )
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (FEDERATION, checked))
+        db.execute("DELETE FROM meta WHERE key = ?", (_SCHEDULED,))
+
+    def by_round(self) -> dict[int, list[str]]:
+        """Map each round that began with changes to their texts."""
+        texts: dict[int, list[str]] = {}
+        with self._database.transaction() as db:
+            rows: Sequence[tuple[int, str, str, str]] = db.execute(
+                "SELECT round, key, before, after FROM settings_changes ORDER BY rowid"
+            ).fetchall()
+        for round_, *change in rows:
+            texts.setdefault(round_, []).append(Change(*change).text())
+        return texts
