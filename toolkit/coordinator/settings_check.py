@@ -58,6 +58,7 @@ LIVE = frozenset(
     {
         *("title", "purpose", "contact", "rounds", "early_stopping", "deadline_s", "quorum"),
         *("min_updates", "forget_after", "token_days"),
+        *("clients_per_round", "over_selection", "selection"),
         *("training", "aggregation", "evaluation", "release", "devices"),
     }
 )

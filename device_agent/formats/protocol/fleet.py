@@ -157,8 +157,8 @@ class RoundResult:
     if there are any. `devices` is the judgement of the devices that
     received this model; None before they have answered, and if they are not asked. `left_out`
     states why the updates of some devices were not used, by device. If the round selected its
-    devices, `asked` is their number. `changes` are the settings that changed before this round, like
-    "training.epochs: 1 -> 2".
+    devices, `asked` is their number. `changes` are the settings that changed before this round,
+    like "training.epochs: 1 -> 2".
     """
 
     round: int
