@@ -16,7 +16,7 @@ def newest_model(state: Path | None = None, *, personal: bool = False) -> Path:
     bundle of a round.
 
     Args:
-        state: The device's state folder (default: that of this user).
+        state: The device's state folder (default: the folder of this user).
         personal: Whether the bundle is for the device's personal model, which fits only the bundle
             that it was trained with.
 

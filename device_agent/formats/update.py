@@ -163,7 +163,7 @@ def _shown(number: int) -> str:
 def check_tensors(
     tensors: Mapping[str, np.ndarray], table: tuple[TensorEntry, ...], origin: str
 ) -> None:
-    """Raise UpdateError unless `tensors` are those of `table` and all numbers are finite."""
+    """Raise UpdateError unless `tensors` are the tensors of `table` and finite."""
     expected = {entry.name: entry for entry in table}
     for name in sorted(expected.keys() - tensors.keys()):
         raise UpdateError(

@@ -193,7 +193,7 @@ class FileDigest:
     def up_to(self, size: int) -> Written:
         """Compute the digest of the first `size` bytes, or of the whole file if it is shorter.
 
-        Only the bytes after those of the previous call are read.
+        Only bytes that the previous call did not read are read.
         """
         with self.path.open("rb") as file:
             file.seek(self.size)

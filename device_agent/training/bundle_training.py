@@ -366,5 +366,5 @@ def personal_tensors(run: ScheduleRun) -> dict[str, np.ndarray]:
 
 
 def statistics(run: ScheduleRun) -> dict[str, np.ndarray]:
-    """The statistics of a finished run, such as those of batch norms."""
+    """The statistics of a finished run, such as the statistics of batch norms."""
     return {e.name: run.state[e.name] for e in run.bundle.manifest.tensors if e.role == "buffer"}

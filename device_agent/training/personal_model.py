@@ -1,7 +1,8 @@
 """The file with the personal model, which stays on the device from round to round.
 
-The file also holds the statistics of the device's last update, such as those of batch norms. The
-personal model predicts with these statistics, because those of the global model do not fit.
+The file also holds the statistics of the device's last update, such as the means of batch norms.
+The personal model predicts with these statistics, because the statistics of the global model do
+not fit.
 """
 
 import hashlib

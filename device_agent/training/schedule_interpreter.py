@@ -131,7 +131,7 @@ class ScheduleRun(ResumableRun):
         return max(sizes, default=1)
 
     def initialise(self, instruction: Initialise) -> None:
-        """Compute initial personal tensors, unless the device has those of an earlier round."""
+        """Compute initial personal tensors, unless the device has them from an earlier round."""
         signature = self.bundle.manifest.signatures[instruction.signature]
         wanted = {port.state for port in signature.outputs}
         # Fill all or none: the tensors of one personal model belong together.

@@ -35,7 +35,7 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
 
 
 def without_waits(model: ir.Model) -> ir.Model:
-    """Remove the nodes of `model` that only make others wait; see `onnx/state_in_place.py`."""
+    """Remove the nodes of `model` that only make other nodes wait; see `onnx/state_in_place.py`."""
     for node in model.graph:
         same = node.inputs[1] if node.op_type == "Where" else None
         if same is not None and same is node.inputs[2]:

@@ -72,7 +72,7 @@ NUMBERS = ("mse", "mae", "huber", "cosine")
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A built-in loss. `options` has those that differ from the defaults, by name."""
+    """A built-in loss. `options` has the options that differ from the defaults, by name."""
 
     name: str
     options: tuple[tuple[str, Value], ...] = ()

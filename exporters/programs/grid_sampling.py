@@ -45,7 +45,7 @@ def grid_sample(
 
 
 def around(place: Tensor, size: int, mode: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The pixels of one axis around `place`, and their weights: 0 for those outside of the image.
+    """The pixels of one axis around `place`, and their weights: 0 for pixels outside of the image.
 
     A pixel outside is replaced by the nearest pixel of the image.
     """

@@ -22,8 +22,8 @@ code, the model is the cause."""
 class InputSummary:
     """The 5%, 50% and 95% quantiles of each channel, with two digits.
 
-    Channels are the first axis of a sample. If there are more than 64, the quantiles are those of
-    all channels together.
+    Channels are the first axis of a sample. With more than 64 channels, the quantiles are over all
+    channels together.
     """
 
     channels: Annotated[tuple[tuple[Finite, Finite, Finite], ...], Meta(max_length=MOST_CHANNELS)]

@@ -66,8 +66,8 @@ class Segments:
 
         When the backward pass reaches a segment, two kinds of values are alive: the checkpoints of
         all cuts before the segment, and the values of the segment that the backward pass reads.
-        Their total size stays within the budget. Of all such cuts, those with the fewest bytes of
-        checkpoints are chosen.
+        Their total size stays within the budget. Of all such cuts, the cuts with the fewest bytes
+        of checkpoints are chosen.
         """
         ways = (self.within(self.needed[-1] * part / PARTS) for part in range(1, PARTS))
         return list(dict.fromkeys(cuts for cuts in ways if cuts))

@@ -236,7 +236,7 @@ def multilinear(func: Callable[..., Any], operands: Iterable[Any]) -> Pair:
 def with_bias(
     func: Any, name: str, input: Any, weight: Any, bias: Any = None, *given: Any, **more: Any
 ) -> Pair:
-    """A linear layer or a convolution."""
+    """Compute a linear layer or a convolution, with its bias if it has one."""
     result = multilinear(lambda x, w: func(x, w, None, *given, **more), (input, weight))
     if bias is None:
         return result

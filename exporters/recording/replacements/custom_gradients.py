@@ -64,7 +64,7 @@ class Replacing(Function):
 
 
 def with_own_gradient(kind: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of the function `kind`, with its own gradient if that is elementwise."""
+    """The result of the function `kind`, with its own gradient if this gradient is elementwise."""
     frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
     calls = _CALLS.get()
     if calls is None:  # another thread calls the function while a model is recorded

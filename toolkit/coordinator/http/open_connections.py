@@ -53,7 +53,7 @@ class _Address:
 
     @property
     def used(self) -> int:
-        """The number of these connections; busy ones count twice, as in OpenConnections."""
+        """The number of connections of this address; busy connections count twice."""
         return sum(map(len, self.by_rank)) + len(self.by_rank[Rank.BUSY])
 
 

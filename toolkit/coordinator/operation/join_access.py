@@ -18,7 +18,7 @@ class JoinAccess(FederationState):
     """Manages the tokens with which devices join."""
 
     def join_token_list(self) -> JoinTokenList:
-        """All join tokens, without the tokens themselves."""
+        """What each join token allows, without the secret text of the token."""
         return JoinTokenList(tokens=self.store.join_tokens.listed())
 
     def make_join_token(

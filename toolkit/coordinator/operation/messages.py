@@ -83,7 +83,7 @@ class MadeJoinToken:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinTokenList:
-    """All join tokens, without the tokens themselves."""
+    """What each join token allows, without the secret text of the token."""
 
     version: int = 1
     tokens: list[JoinTokenState]
@@ -91,7 +91,7 @@ class JoinTokenList:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorList:
-    """The tokens that operators have made, without the tokens themselves."""
+    """Who has a token that an operator made, without the secret text of the token."""
 
     version: int = 1
     operators: list[Operator]

@@ -12,8 +12,8 @@ Figure = tuple[float | None, float]
 def compared(results: Sequence[RoundResult]) -> list[tuple[RoundResult, Figure]]:
     """The rounds that can be compared, with their figures.
 
-    All figures are on held-out samples, or all are on the devices: the newest judged round decides.
-    `retention.BEST` says the same in SQL.
+    If the newest judged round has figures on held-out samples, all figures are on these samples.
+    Otherwise all figures are on the devices. `retention.BEST` says the same in SQL.
     """
     judged = [result for result in results if result.judgement() is not None]
     if judged and judged[-1].loss is not None:

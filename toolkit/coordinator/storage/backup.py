@@ -225,8 +225,8 @@ def _check_contents(copy: Path) -> None:
     for name, sha256 in _contents(copy).items():
         if not has_hash(copy / name, sha256):
             raise InputError(
-                "{path} is missing or damaged: this backup cannot be restored. Give another one. "
-                "Nothing was changed.",
+                "{path} is missing or damaged: this backup cannot be restored. "
+                "Give another backup. Nothing was changed.",
                 code="backup.damaged-file",
                 path=str(copy / name),
             )
