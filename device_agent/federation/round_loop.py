@@ -357,6 +357,7 @@ class _Rounds:
             training,
             seed=round_seed(training.seed, round_),
             evaluation=self._options.evaluation(work.evaluation),
+            budget_s=work.budget_s,
         )
         with self._attempts.attempt(self._folder.submodel(), round_):
             self._hooks.train(

@@ -17,6 +17,8 @@ from profiles.text_formatting import did_you_mean
 log = logging.getLogger(__name__)
 TEXT_OPTIONS = {"data", "state", "quiet_hours"}
 SWITCHES = {"only_when_charging", "log_json", "report_classes", "fine_tune"}
+GROUPS, ASKED = ("training", "limits"), ("evaluation", "budget_s")
+"""Fields that are groups of options, and those that the federation sets."""
 NUMBER_LIMIT = 2**63
 """Numbers in an options file must be below this: larger ones overflow in click and in C code."""
 
@@ -79,9 +81,9 @@ class RunOptions:
 
 
 def _names(group: type) -> list[str]:
-    """The names of the options in a group, without the fields that are themselves groups."""
+    """The names of the options in a group, without groups and what the federation sets."""
     names = [field.name for field in dataclasses.fields(group)]
-    return [name for name in names if name not in ("training", "limits", "evaluation")]
+    return [name for name in names if name not in (*GROUPS, *ASKED)]
 
 
 OPTION_NAMES = [*_names(RunOptions), *_names(TrainingOptions), *_names(OwnerLimits)]

@@ -341,7 +341,7 @@ def trained_update(
         bundle=run.bundle.sha256,
         base=about.base,
         submodel=about.submodel,
-        samples=len(run.trained),
+        samples=len(run.trained) if run.position.samples is None else run.position.samples,
         steps=run.position.steps,
         loss_first=losses[0],
         loss_last=losses[-1],

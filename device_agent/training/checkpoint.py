@@ -37,6 +37,8 @@ class Position(msgspec.Struct, kw_only=True):
         recorded: Recordings that are complete on disk, by name.
         recording: Name of the recording that is being written.
         begun: Size and digest of the part of this recording that is on disk.
+        spent_s: Seconds that recordings and batches have taken, if the time is limited.
+        samples: Number of different samples that were trained; None if the time sufficed for all.
         dropout: State of the random generator for dropout, as JSON.
     """
 
@@ -53,6 +55,8 @@ class Position(msgspec.Struct, kw_only=True):
     recorded: dict[str, Written] = {}
     recording: str | None = None
     begun: Written | None = None
+    spent_s: float = 0.0
+    samples: int | None = None
     dropout: str = ""
 
 

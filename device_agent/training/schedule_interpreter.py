@@ -100,8 +100,10 @@ class ScheduleRun(ResumableRun):
         session = self.open(instruction.signature)
         for number, indices in enumerate(parts[self.position.batch :], self.position.batch + 1):
             self.on_batch()
+            begun = time.perf_counter()
             feeds = self.feeds(signature, instruction.source, indices, {})
             target.append(session.run(feeds)[signature.outputs[0].name])
+            self.spend(time.perf_counter() - begun)
             self.report_progress(f"recording {instruction.target}", number, len(parts))
             if target.kept and self.checkpoint_timer.due():
                 self.position.batch = number
@@ -155,7 +157,7 @@ class ScheduleRun(ResumableRun):
         if request is not None and self.position.before is None:
             self.position.before = self.judge_received(instruction)
         sessions: dict[str, Session] = {}
-        while self.position.epoch < self.epochs(instruction):
+        while self.position.epoch < self.epochs(instruction) and self.has_time():
             sessions = sessions or self.open_sessions(instruction)
             self.train_epoch(instruction, sessions)
             if self.options.validation and len(self.held_out):
@@ -166,6 +168,8 @@ class ScheduleRun(ResumableRun):
             if self.position.epoch < self.epochs(instruction):
                 self.save_checkpoint()
             self.report_epoch(instruction)
+        if self.position.epoch < self.epochs(instruction) or self.position.samples is not None:
+            log.info("The time for this training is used up after %d batches.", self.position.steps)
         if request is not None:
             sessions.clear()
             self.position.after = self.evaluate(instruction, self.held_out, request.by_class)
@@ -219,10 +223,13 @@ class ScheduleRun(ResumableRun):
         if instruction.batches is not None:
             parts = parts[: instruction.batches - self.position.epoch * len(parts)]
         for indices in parts[self.position.batch :]:
+            if not self.has_time():
+                break
             self.on_batch()
             begun = time.perf_counter()
             losses = self.train_batch(instruction, sessions, self.trained[indices])
             self.batch_seconds.append(time.perf_counter() - begun)
+            self.spend(self.batch_seconds[-1])
             self.position.loss_sum += sum(losses)
             if not math.isfinite(self.position.loss_sum):
                 raise UpdateError(DIVERGED, code="update.diverged")
@@ -233,10 +240,22 @@ class ScheduleRun(ResumableRun):
             )
             if self.checkpoint_timer.due():
                 self.save_checkpoint()
+        if self.position.epoch == 0 and self.position.batch < len(parts):
+            self.position.samples = sum(map(len, parts[: self.position.batch]))
         count = self.position.loss_count
         self.position.losses.append(self.position.loss_sum / count if count else math.nan)
         self.position.loss_sum, self.position.loss_count = 0.0, 0
         self.position.epoch, self.position.batch = self.position.epoch + 1, 0
+
+    def has_time(self) -> bool:
+        """Whether another batch may begin. The first always may."""
+        budget = self.options.budget_s
+        return budget is None or self.position.steps == 0 or self.position.spent_s < budget
+
+    def spend(self, seconds: float) -> None:
+        """Count the duration of a batch, if the time is limited."""
+        if self.options.budget_s is not None:
+            self.position.spent_s += seconds
 
     def report_epoch(self, instruction: Train) -> None:
         """Report the results of the epoch that has just ended."""

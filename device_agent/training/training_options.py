@@ -19,6 +19,9 @@ class TrainingOptions:
             limit.
         evaluation: What the federation asks for; None if it does not evaluate on devices. It is no
             option of the command line.
+        budget_s: The training ends after the batch in which recordings and batches have taken this
+            many seconds, without pauses. None means no limit. It is no option of the command line,
+            because the federation sets it.
     """
 
     threads: int = 0
@@ -26,6 +29,7 @@ class TrainingOptions:
     validation: float = 0.0
     max_memory: int | None = None
     evaluation: EvaluationRequest | None = None
+    budget_s: float | None = None
 
     @property
     def held_out(self) -> float:

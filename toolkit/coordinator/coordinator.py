@@ -132,6 +132,7 @@ class Coordinator(
                 submodel=submodel,
                 inputs=self.inputs,
                 evaluation=self.config.evaluation.request,
+                budget_s=self.config.budget_s,
             )
             offer = self._offers[submodel] = _Offer(bundle, self.key.signed(work, now))
         self.activity[device.id].round = round_

@@ -263,6 +263,7 @@ class FederationConfig(Table):
     - `rounds`: ENDLESS if there is no last round.
     - `early_stopping`: the rounds end when the models have not improved for this many rounds.
     - `deadline_s`: seconds that a round may last.
+    - `budget_s`: seconds that a device may compute in a round.
     - `keep`: which rounds' models stay in the state folder.
     - `keep_updates`: how many of the last rounds keep the tensors of their updates.
     - `port`: 0 chooses a free port.
@@ -303,6 +304,7 @@ class FederationConfig(Table):
     port: Annotated[int, Field(ge=0, le=65535)] = 8123
     seed: Annotated[int, Field(ge=0)] = 0
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    budget_s: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
     min_devices: Positive | None = None
     quorum: Positive | None = None
     min_updates: Positive | None = None
@@ -426,6 +428,15 @@ class FederationConfig(Table):
             raise ValueError(
                 '`clients_per_round` needs mode = "sync"; with mode = "async", `participation` in '
                 "[simulation] says how many clients train at a time"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _budget_ends_in_time(self) -> Self:
+        if self.budget_s is not None and self.budget_s >= self.deadline_s:
+            raise ValueError(
+                f"`budget_s` is {self.budget_s:g}, but a round lasts `deadline_s` = "
+                f"{self.deadline_s:g} seconds at most: lower `budget_s`, or raise `deadline_s`"
             )
         return self
 

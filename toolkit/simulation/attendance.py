@@ -63,6 +63,7 @@ class Attendance:
         quorum: The number of updates at which a round closes; None for all.
         seconds: Returns a client's simulated time for a submodel. None if no client is ever late.
         min_updates: A round needs at least this many updates to close; None for the default.
+        batches: Returns how many batches a client trains of a submodel, if `budget_s` limits them.
         over_selects: Whether a round asks more clients than `quorum`, its goal. Without times, the
             updates then come in a random order.
     """
@@ -75,6 +76,7 @@ class Attendance:
     seconds: Callable[[int, str], float] | None
     min_updates: int | None = None
     over_selects: bool = False
+    batches: Callable[[int, str], int] | None = None
 
     def turnout(self, round_: int, chosen: Chosen) -> Turnout:
         """Decide which of the clients `chosen` for `round_` deliver an update.
@@ -178,10 +180,14 @@ def attendance_of(
         works,
         config.training,
         max(table.validation, config.evaluation.share),
+        config.budget_s,
     )
 
     def seconds(client: int, spec: str) -> float:
         return clock.seconds(kinds[client].name, spec, len(parts[client]))
+
+    def batches(client: int, spec: str) -> int:
+        return clock.trained_batches(kinds[client].name, spec, len(parts[client]))
 
     return Attendance(
         clients=len(kinds),
@@ -192,4 +198,5 @@ def attendance_of(
         min_updates=config.min_updates,
         seconds=seconds if works else None,
         over_selects=config.clients_per_round is not None,
+        batches=batches if works and config.budget_s is not None else None,
     )

@@ -43,12 +43,14 @@ class Client:
         personal: The personal tensors of its last round; empty before its first.
         own: The model of a client that trains alone, as bytes of `Federation.save`. None before
             its first round. Also None if clients train one model together.
+        batches: The most batches for which it has time; None if its time is not limited.
     """
 
     number: int
     data: LocalData
     personal: Mapping[str, np.ndarray]
     own: bytes | None = None
+    batches: int | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,9 @@ class ChunkTrainer:
         result.bytes_down += sent_bytes(bundle.values, executor.submodel.program.int8)
         seed = round_seed(round_seed(table.seed, client.number), self.round)
         asked = self.config.evaluation.request
-        update = executor.train(bundle, client.data, seed, client.personal, table.validation, asked)
+        update = executor.train(
+            bundle, client.data, seed, client.personal, table.validation, asked, client.batches
+        )
         if update.personal:
             result.personal[client.number] = update.personal
         result.bytes_up += sent_bytes(update.tensors)

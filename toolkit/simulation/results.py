@@ -32,11 +32,11 @@ UNUSED = (
     "forget_after", "keep", "keep_updates", "release", "token_days",
 )  # fmt: skip
 """Settings that only a coordinator uses. Some depend on the folder of the federation's file."""
-SELECTION = {
+NEWER = {
     key: FederationConfig.model_fields[key].default
-    for key in ("clients_per_round", "over_selection", "selection")
+    for key in ("clients_per_round", "over_selection", "selection", "budget_s")
 }
-"""The default settings of the selection of clients."""
+"""The defaults of settings that simulations of earlier versions lack."""
 LOSS_CODE = "loss_code"
 """The setting that says what the user's own loss computes."""
 CHANGEABLE = ("rounds", "early_stopping", *UNUSED)
@@ -250,7 +250,7 @@ class RunFolder:
     def _check_same(self, settings: Mapping[str, object]) -> None:
         # Simulations of earlier versions lack these.
         evaluation = EvaluationTable().model_dump()
-        before = {"evaluation": evaluation, "mode": "sync", **SELECTION, **self.settings()}
+        before = {"evaluation": evaluation, "mode": "sync", **NEWER, **self.settings()}
         for key in settings:
             if key not in CHANGEABLE and before.get(key) != settings[key]:
                 raise InputError(

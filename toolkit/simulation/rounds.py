@@ -166,13 +166,18 @@ class Simulation:
         for spec, samples in kinds.items():
             submodel = self.federation.submodel(spec)
             for clients in shared_out(samples, submodel, self.config.training):
-                yield Chunk(spec, [self.client(number) for number in clients])
+                yield Chunk(spec, [self.client(number, spec) for number in clients])
 
-    def client(self, number: int) -> Client:
-        """The client `number` in its state before the round."""
-        folder = self.folder
-        data = self.client_data(number)
-        return Client(number, data, folder.personal(number), folder.own_model(number))
+    def client(self, number: int, spec: str) -> Client:
+        """The client `number` in its state before the round, in which it trains `spec`."""
+        folder, limited = self.folder, self.attendance.batches if self.attendance else None
+        return Client(
+            number,
+            self.client_data(number),
+            folder.personal(number),
+            folder.own_model(number),
+            None if limited is None else limited(number, spec),
+        )
 
     def client_data(self, client: int) -> LocalData:
         """The samples of `client`."""

@@ -6,10 +6,12 @@ uploads, one after another:
     8 * down / download + slowdown * (stages * recorded batches + step * batches) + 8 * up / upload
 
 Bytes and graphs come from the planner's workloads. The time of a batch is the planner's prediction
-from the device's calibration. An incomplete batch counts as a full batch. The evaluation of
+from the device's calibration. An incomplete batch counts as a full batch. With a budget, a client
+trains fewer batches. The evaluation of
 held-out samples and the start of the runtime are not counted.
 """
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -119,25 +121,42 @@ class Clock:
         works: The workloads, by submodel.
         training: How devices train.
         validation: Share of its samples that a client holds out.
+        budget_s: Seconds that a client may compute in a round; None without a limit.
     """
 
     devices: Mapping[str, SimulatedDevice]
     works: Mapping[str, Workload]
     training: TrainingConfig
     validation: float = 0.0
+    budget_s: float | None = None
     costs: dict[tuple[str, str], Cost] = field(default_factory=dict, init=False)
 
     def seconds(self, kind: str, spec: str, samples: int) -> float:
         """The time of a round for a client of `kind` that trains `spec` on `samples` samples."""
-        if (kind, spec) not in self.costs:
-            self.costs[kind, spec] = self.devices[kind].cost(self.works[spec])
-        cost = self.costs[kind, spec]
+        cost, recorded = self.cost(kind, spec), self.batches_of(samples)
+        trained = self.trained_batches(kind, spec, samples)
+        return cost.transfer_s + recorded * cost.record_s + trained * cost.step_s
+
+    def trained_batches(self, kind: str, spec: str, samples: int) -> int:
+        """How many batches such a client trains in a round.
+
+        With a budget, it ends after the batch in which the budget is used up, as an agent does.
+        """
         work = self.training.local_work
         trained = work.epochs * self.batches_of(samples - self.held_out_of(samples))
         if work.batches is not None:
             trained = min(trained, work.batches)
-        recorded = self.batches_of(samples)
-        return cost.transfer_s + recorded * cost.record_s + trained * cost.step_s
+        if self.budget_s is None:
+            return trained
+        cost = self.cost(kind, spec)
+        left = self.budget_s - self.batches_of(samples) * cost.record_s
+        return min(trained, max(1, math.ceil(left / cost.step_s)))
+
+    def cost(self, kind: str, spec: str) -> Cost:
+        """The times of the submodel `spec` on a device of `kind`."""
+        if (kind, spec) not in self.costs:
+            self.costs[kind, spec] = self.devices[kind].cost(self.works[spec])
+        return self.costs[kind, spec]
 
     def batches_of(self, samples: int) -> int:
         """The number of batches for `samples` samples."""

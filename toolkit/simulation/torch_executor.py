@@ -129,6 +129,7 @@ class TorchExecutor:
         personal: Mapping[str, np.ndarray],
         validation: float,
         asked: EvaluationRequest | None = None,
+        most_batches: int | None = None,
     ) -> ClientUpdate:
         """Train one client.
 
@@ -139,6 +140,7 @@ class TorchExecutor:
             personal: The personal tensors of its last round; empty before its first.
             validation: Share of its samples that it holds out, unless it has too few samples.
             asked: What the federation asks for, if devices judge its models.
+            most_batches: The batches for which it has time; None if its time is not limited.
 
         Raises:
             UpdateError: The training diverged.
@@ -147,7 +149,7 @@ class TorchExecutor:
         run = TorchRun(bundle, local, NOWHERE, options, dict(personal))
         with suppress(DataError):
             run.held_out = held_out(len(local), options.held_out)
-        run.executor = self
+        run.executor, run.most_batches = self, most_batches
         run.run_schedule()
         last = run.position.validation[-1] if run.position.validation else None
         return ClientUpdate(*trained_update(run), personal_tensors(run), last)
@@ -164,9 +166,17 @@ class TorchExecutor:
 
 @dataclass
 class TorchRun(ScheduleRun):
-    """The agent's training without files. It takes its sessions from `executor`."""
+    """The agent's training without files. It takes its sessions from `executor`.
+
+    It has time for `most_batches`; None if its time is not limited.
+    """
 
     executor: TorchExecutor = field(init=False)
+    most_batches: int | None = field(default=None, init=False)
+
+    def has_time(self) -> bool:
+        """See ScheduleRun. The time is simulated."""
+        return self.most_batches is None or self.position.steps < self.most_batches
 
     def session(self, name: str) -> TorchSession:
         """See SignatureRuns."""

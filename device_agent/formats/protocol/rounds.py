@@ -44,8 +44,10 @@ class Work:
     summary of its own samples, and warns its owner if they differ much. The signature does not
     cover `inputs`, because nothing else depends on it. With `evaluation` the update's record also
     holds counts, see EvaluationRequest. A device that has nothing to train is offered a `release`,
-    which has a signature of its own. If `ask_again_s` is positive after the last round, the device
-    stays for releases.
+    which has a signature of its own. With `budget_s` a training ends after the batch in which it
+    has computed for this many seconds; older agents ignore that. The signature does not cover it:
+    who changes it can only shorten a training, as by cutting the connection. If `ask_again_s` is
+    positive after the last round, the device stays for releases.
     """
 
     state: Literal["train", "wait", "judge", "finished"]
@@ -60,6 +62,7 @@ class Work:
     inputs: InputSummary | None = None
     evaluation: EvaluationRequest | None = None
     release: ReleaseOffer | None = None
+    budget_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

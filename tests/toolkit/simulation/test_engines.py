@@ -183,7 +183,7 @@ def test_an_error_in_a_worker_is_that_of_this_process(
 ) -> None:
     file = configured(tmp_path, seed, ["full"])
     simulation: Simulation = simulate.prepare(load_simulation(file), RunFolder(tmp_path / "out"))
-    model, client = simulation.federation.save(), simulation.client(0)
+    model, client = simulation.federation.save(), simulation.client(0, "full")
     with closing(simulate.started(engine, simulation, 2, 1)) as trains:
         with refused("spec.unknown-cut-point"):
             list(trains.map(1, model, [Chunk("slice:nothing", [client])]))

@@ -232,12 +232,15 @@ class Rounds:
         return "train" if self.waits_for(device) else "wait"
 
     def waits_for(self, device: str) -> bool:
-        """Whether `device` was offered work in the open round and has not sent its update yet."""
-        return self.phase == "training" and device in self._offers and device not in self.updates
+        """Whether `device` was offered work in the open round, and its update is still needed."""
+        asked = self.phase == "training" and device in self._offers
+        return asked and device not in self.updates and not self.has_reached_goal
 
     def late(self) -> list[str]:
-        """The devices that the open round waits for."""
-        return [device for device in self._offers if self.waits_for(device)]
+        """The devices of the open round that have not sent their updates."""
+        if self.phase != "training":
+            return []
+        return [device for device in self._offers if device not in self.updates]
 
     @property
     def asked(self) -> int:
@@ -377,7 +380,8 @@ class Rounds:
     def _reason(self, asked: int) -> str:
         """Why round `asked` takes no update now."""
         if self.phase == "training" and asked == self.round:
-            return "it continues without this device"
+            enough = "it has enough updates"
+            return enough if self.has_reached_goal else "it continues without this device"
         this = round_of(self.round, self.total)
         return {
             "enrolling": "devices are still joining",
