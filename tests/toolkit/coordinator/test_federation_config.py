@@ -339,6 +339,8 @@ def test_mistakes_in_the_table_of_data(tmp_path: Path, table: str, words: str) -
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
+        ("budget_s = 600", "lower `budget_s`"),
+        ("budget_s = 0", "budget_s"),
         ("clients_per_round = 0", "a whole number from 1, or a share"),
         ("clients_per_round = 1.5", "up to 1.0"),
         ("clients_per_round = true", "a share of the members like 0.1"),
@@ -352,7 +354,7 @@ def test_mistakes_in_the_table_of_data(tmp_path: Path, table: str, words: str) -
         ("over_selection = 1.5", "needs `clients_per_round`"),
     ],
 )
-def test_selections_that_are_refused(tmp_path: Path, keys: str, words: str) -> None:
+def test_selections_and_budgets_that_are_refused(tmp_path: Path, keys: str, words: str) -> None:
     with refused("config.bad-value") as error:
         configured(tmp_path, f"{keys}\n{CONFIG}")
     assert words in str(error.value)

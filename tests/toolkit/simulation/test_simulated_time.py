@@ -25,6 +25,8 @@ from toolkit.submodels.model_loading import load_global
 
 SLICE = "slice:classifier"
 DOWN, UP, SLOWDOWN = 3.0, 0.5, 700.0
+BUDGET_S = 1.2
+"""Slow clients record in up to 0.7 s, and train a batch in 0.17 s."""
 
 
 def kind(name: str, submodel: str, count: int, more: str = "") -> str:
@@ -101,13 +103,17 @@ def test_a_round_closes_as_the_coordinators_does(seed: int) -> None:
         assert came == (len(rounds.updates), closed), (times, failed, quorum, deadline)
 
 
-@pytest.mark.parametrize("training", ["epochs = 2", long_one("steps = 5")], ids=["epochs", "steps"])
+@pytest.mark.parametrize(
+    ("training", "top"),
+    [("epochs = 2", ""), long_one(("steps = 5", "")), ("epochs = 3", f"budget_s = {BUDGET_S}")],
+    ids=["epochs", "steps", "budget"],
+)
 def test_time_is_that_of_the_batches_and_bytes(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: str
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: str, top: str
 ) -> None:
     """The runs of each graph are counted while clients train, and their bytes are measured."""
     table = 'partition = "dirichlet"\nalpha = 1\nvalidation = 0.25'
-    written(file, table=table, training=training)
+    written(file, top, table=table, training=training)
     names: dict[int, str] = {}
     runs: Counter[str] = Counter()
     clients: list[tuple[str, Counter[str], int, int]] = []
@@ -139,20 +145,53 @@ def test_time_is_that_of_the_batches_and_bytes(
     source = Workloads(module, INPUT_SHAPE, config.training)
     model = TimeModel(CALIBRATION)
 
-    def seconds(spec: str, runs: Counter[str], down: int, up: int) -> float:
+    def each_batch(spec: str) -> dict[str, float]:
         known = source.of(spec)
         assert isinstance(known, Known)
-        each = {one.name: model.batch([one]).value for one in known.work.recording}
-        each |= {one.name: model.batch([one]).value for one in known.work.training}
         slowdown = SLOWDOWN if spec == SLICE else 1.0
-        computed = sum(each[name] * count for name, count in runs.items() if name in each)
-        assert computed > 0
-        return 8 * down / (DOWN * 1e6) + 8 * up / (UP * 1e6) + slowdown * computed
+        graphs = [*known.work.recording, *known.work.training]
+        return {one.name: slowdown * model.batch([one]).value for one in graphs}
+
+    def computed(spec: str, runs: Counter[str]) -> float:
+        return sum(seconds * runs[name] for name, seconds in each_batch(spec).items())
+
+    def seconds(spec: str, runs: Counter[str], down: int, up: int) -> float:
+        return 8 * down / (DOWN * 1e6) + 8 * up / (UP * 1e6) + computed(spec, runs)
 
     for number, result in enumerate(history):
         times = [seconds(*one) for one in clients[4 * number : 4 * number + 4]]
+        assert min(times) > 0
         assert result.simulated_s == pytest.approx(max(times), rel=1e-9)
         assert (result.late, result.failed, result.clients) == (0, 0, 4)
+    if not top:
+        return
+    limited = 0
+    for spec, runs, _, _ in clients:
+        before = runs - Counter(train=1)
+        if computed(spec, runs) >= BUDGET_S:
+            assert computed(spec, before) < BUDGET_S or runs["train"] == 1
+            limited += 1
+        assert spec == SLICE or runs["train"] % 3 == 0  # three whole epochs
+    assert limited
+
+
+def test_updates_of_clients_with_little_time_weigh_less(
+    seed: int, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow clients train one batch, and count like the samples of this batch."""
+    counted: list[tuple[int, int]] = []
+    train = TorchExecutor.train
+
+    def training_of(self: TorchExecutor, *arguments: Any) -> Any:
+        update = train(self, *arguments)
+        counted.append((update.record.samples, update.record.steps))
+        return update
+
+    monkeypatch.setattr(TorchExecutor, "train", training_of)
+    devices = kind("fast", "full", 2) + kind("slow", "full", 2, f"slowdown = {SLOWDOWN}")
+    simulate(written(file, "budget_s = 0.1", devices=devices), tmp_path / "out")
+    # A batch takes 0.5 ms, or 0.35 s. The clients have 18 samples each: batches of 8, 8 and 2.
+    assert counted[:4] == [(18, 3), (18, 3), (8, 1), (8, 1)]
 
 
 def test_late_clients_only_receive(file: Path, tmp_path: Path) -> None:
