@@ -107,7 +107,7 @@ def log_lines(
     """Write the log as one JSON object per line while the block runs, if `as_json`.
 
     An error is then a line of the log, too, because a program that reads the log looks for it
-    there. Otherwise the log is written by `formatter`.
+    there. Without `as_json`, `formatter` formats the log.
     """
     formatter = JsonFormatter() if as_json else formatter or PlainFormatter()
     with show_logs(write, formatter):

@@ -1,7 +1,7 @@
 """Systemd services: how their files are written and removed, and parts of their unit files.
 
-`systemd_service.py` has the agent's service, `toolkit/coordinator/coordinator_service.py` that of
-`serve`.
+`systemd_service.py` has the agent's service, `toolkit/coordinator/coordinator_service.py` the
+service of `serve`.
 """
 
 import logging
@@ -182,7 +182,7 @@ def environment(names: Iterable[str]) -> list[str]:
 
 
 def restarts(version: int) -> list[str]:
-    """When systemd starts a failed service again; `version` is that of systemd."""
+    """When systemd starts a failed service again; `version` is systemd's version."""
     # Growing pauses protect a small board from a failure that repeats.
     if version < RESTART_STEPS_VERSION:
         return ["RestartSec=300"]

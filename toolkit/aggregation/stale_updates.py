@@ -53,7 +53,7 @@ def staleness_weight(staleness: int) -> float:
 def add_stale(aggregation: Aggregation, stale: StaleUpdates) -> None:
     """Add updates of an earlier version, which `check_update` has accepted, to `aggregation`.
 
-    Memory: that of a second aggregation, and of one update at a time.
+    This takes the memory of a second aggregation, and of one update at a time.
     """
     own = Aggregation(stale.model, aggregation.policy)
     for record, arrays in stale.updates:

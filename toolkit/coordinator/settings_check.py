@@ -132,7 +132,7 @@ def record_changes(config: CoordinatorConfig, store: Store, changes: list[Change
 
 
 def changes_while_running(now: CoordinatorConfig, new: CoordinatorConfig) -> list[Change]:
-    """The changes from the settings `now` to those of the file `new`, for a running federation.
+    """The changes from the settings `now` to the file `new`, for a running federation.
 
     Raises InputError if one of them is not possible, or not without a restart.
     """
@@ -152,14 +152,14 @@ def changes_while_running(now: CoordinatorConfig, new: CoordinatorConfig) -> lis
 
 
 def need_new_bundles(changes: Iterable[Change]) -> bool:
-    """Whether the bundles of devices are others after `changes`."""
+    """Whether `changes` make new bundles of devices necessary."""
     return any(c.key.startswith("training.") or c.key.endswith(".submodel") for c in changes)
 
 
 def _changes(
     before: dict[Key, Any], now: dict[Key, Any], config: CoordinatorConfig
 ) -> list[Change]:
-    """The differences. Raises InputError for one that is not possible."""
+    """The changes from `before` to `now`. Raises InputError for a change that is not possible."""
     keys = [*before, *(key for key in now if key not in before)]
     changed = [key for key in keys if before.get(key) != now.get(key)]
     for key in changed:

@@ -175,7 +175,7 @@ class RunFolder:
         return self._file("model", round_).read_bytes()
 
     def keep_first_model(self, model: bytes) -> None:
-        """Keep `model` as that of round 0, unless a round is finished."""
+        """Keep `model` as the model of round 0, unless a round is finished."""
         if not self.history:
             write(self._file("model", 0), model)
 

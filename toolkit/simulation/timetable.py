@@ -90,9 +90,10 @@ class Timetable:
         self._newest = Turnout(())
 
     def turnout(self, round_: int) -> Turnout:
-        """The clients of `round_`, which makes the version of this number. Ask in ascending order.
+        """The clients of `round_`, which makes the version with the number `round_`.
 
-        `late` has clients whose updates were refused because they were too old.
+        Ask for rounds in ascending order. `late` has clients whose updates were refused because
+        they were too old.
         """
         while self._rounds < round_:
             self._newest = next(self._turnouts)

@@ -24,8 +24,8 @@ class DeviceSelection:
     """Decides when enough devices are there, and which of them a round asks.
 
     A device is eligible if it was seen lately, has a bundle, and does not report that its owner's
-    limits pause it. A device that a round has asked must also have been seen since then. So a
-    device that is away is not asked again and again.
+    limits pause it. A device that a round has asked must also have been seen since then. So rounds
+    do not keep asking a device that is away.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:

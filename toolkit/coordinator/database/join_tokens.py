@@ -1,4 +1,4 @@
-"""The join tokens of a federation: that of each kind, and those that operators have made.
+"""The join tokens of a federation: one for each kind, and tokens that operators have made.
 
 All are kept as hashes. The tokens of kinds are also in files of the state folder.
 """

@@ -1,4 +1,4 @@
-"""The changes of the federation's file: those that wait for the next round, and those in effect."""
+"""The changes of the federation's file that wait for the next round or are in effect."""
 
 import json
 import sqlite3

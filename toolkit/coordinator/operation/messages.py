@@ -99,7 +99,7 @@ class OperatorList:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsChanges:
-    """What has changed in the federation's file. It holds from round `round` on."""
+    """The changes of the federation's file. They hold from round `round` on."""
 
     version: int = 1
     round: int
@@ -195,7 +195,7 @@ class Overview:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundQuality:
-    """The result of a round; whether it is the best one, and the present model's."""
+    """The result of a round, whether it is the best round, and whether its model is in use."""
 
     result: RoundResult
     best: bool

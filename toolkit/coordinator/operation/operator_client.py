@@ -93,7 +93,7 @@ class OperatorClient(CoordinatorClient):
         return self._with_retries(lambda: self._ask("POST", path, MadeOperator, body))
 
     def revoke_operator(self, name: str, reason: str) -> Operator:
-        """Revoke the token of `name`. Raises RefusedError if there is none."""
+        """Revoke the token of `name`. Raises RefusedError if `name` has no token."""
         body = msgspec.json.encode(Order(reason=reason))
         path = f"/operator/operators/{quote(name, safe='')}/revoke"
         return self._with_retries(lambda: self._ask("POST", path, Operator, body))
@@ -114,7 +114,7 @@ class OperatorClient(CoordinatorClient):
         return self._with_retries(lambda: self._ask("POST", path, MadeJoinToken, body))
 
     def revoke_join_token(self, number: int, reason: str) -> JoinTokenState:
-        """Revoke a join token that was made. Raises RefusedError if there is none."""
+        """Revoke a join token. Raises RefusedError if no token has this number."""
         body = msgspec.json.encode(Order(reason=reason))
         path = f"/operator/join-tokens/{number}/revoke"
         return self._with_retries(lambda: self._ask("POST", path, JoinTokenState, body))

@@ -62,7 +62,7 @@ class OperatorSessions:
         return session
 
     def is_open(self, identifier: str) -> bool:
-        """Whether there is a login with this id. It does not count as a use."""
+        """Whether there is a login with this id. The question does not count as a use."""
         session = self._sessions.get(identifier)
         return session is not None and self._clock() - session.used_at <= UNUSED_S
 

@@ -21,7 +21,7 @@ class Overviews(DeviceList):
         return warnings + self.store.suspicions.spoilt(history[-1].round if history else 0)
 
     def overview(self) -> Overview:
-        """The round that is open, and how the devices are."""
+        """The round that is open, and the states of the devices."""
         rounds = self.rounds
         with self.lock:
             late = rounds.late() if rounds.phase == "training" else []

@@ -78,7 +78,7 @@ class SettingsActions(FederationState):
         return SettingsChanges(round=round_, changes=shown.changes)
 
     def _keep_settings(self, shown: SettingsChanges, reason: str, who: str) -> SettingsChanges:
-        """Drop the changes that wait: the file is again as the settings in effect."""
+        """Drop the changes that wait: the file again has the settings in effect."""
         action = Action("keep the settings", f"round {shown.round}", who, reason)
         with self.lock:
             self.store.operator_log.record(action, lambda db: self.store.settings.schedule(db, []))
@@ -86,7 +86,7 @@ class SettingsActions(FederationState):
         return shown
 
     def _compared(self) -> tuple[CoordinatorConfig, SettingsChanges]:
-        """The settings of the federation's file, and how they differ from those in effect."""
+        """The settings of the federation's file, and what differs from the settings in effect."""
         try:
             new = load_config(Path(self.store.value(FILE) or ""))
             check_judged(new)
@@ -106,7 +106,7 @@ class SettingsActions(FederationState):
         return new, SettingsChanges(round=round_, changes=changes)
 
     def _next_round(self) -> int:
-        """The next round that opens, without the one that is open or is being closed."""
+        """The number of the next round that opens, after the round that is open or being closed."""
         is_open = self.rounds.round > self.rounds.done
         return self.rounds.done + (2 if is_open else 1)
 

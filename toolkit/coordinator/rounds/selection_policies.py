@@ -61,7 +61,7 @@ def by_data_size(
 def by_oldest_round(
     draw: np.random.Generator, candidates: Sequence[Candidate], count: int
 ) -> np.ndarray:
-    """Select the candidates that were asked longest ago. The order of equal ones is random."""
+    """Select the candidates that were asked longest ago; equal candidates in random order."""
     rounds = np.array([candidate.last_round for candidate in candidates])
     return np.lexsort((draw.random(len(candidates)), rounds))[:count]
 

@@ -35,7 +35,7 @@ def loss_chart(detail: DeviceDetail) -> Chart:
 
 
 def _chart(rounds: list[int], lines: dict[str, Sequence[float | None]], best: int | None) -> Chart:
-    """Lines without numbers are left out, and JSON has no infinite numbers."""
+    """Make a chart of `lines`, without lines that have no finite number."""
     known = {label: [_finite(value) for value in values] for label, values in lines.items()}
     shown = [
         {"label": label, "values": values}
