@@ -45,12 +45,14 @@ from device_agent.training.batching import round_seed
 from device_agent.training.bundle_training import judge_bundle, train_bundle
 from device_agent.training.memory_limits import Usage
 from profiles.errors import EdgeTailorError, LimitError, TrustError, UpdateError
-from profiles.text_formatting import counted, have_joined, in_a_row
+from profiles.text_formatting import counted, have_joined, in_a_row, one_line
 
 log = logging.getLogger(__name__)
 SKIP_ROUND_S = 3600.0
 """If the training of a round has failed for good, the round is skipped for this time. Then it is
 tried again, because the round may be waiting for this device alone."""
+LONGEST_NOTE = 300
+"""The most characters of a coordinator's note that are logged."""
 CLOSED = "Round %d closed before this device was done: its training is dropped."
 
 Trainer = Callable[..., object]
@@ -223,6 +225,7 @@ class _Rounds:
         except TrainingFailedError as failed:
             self._handle_failure(failed)
         sent, joined, stays, polling = 0, 0, False, Polling(self._hooks.rest)
+        note: str | None = None
         while True:
             self._pauses.wait()
             work = self._client.work()
@@ -230,6 +233,9 @@ class _Rounds:
             if work.joined != joined and work.expected:
                 log.info("Waiting: %s.", have_joined(work.joined, work.expected))
             joined = work.joined
+            if work.note != note and work.note:
+                log.info("Waiting: %s", one_line(work.note, LONGEST_NOTE))
+            note = work.note
             self.current = 0
             if work.state in ("wait", "finished"):
                 self._releases.follow(work.release)

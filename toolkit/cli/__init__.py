@@ -20,6 +20,7 @@ from toolkit.cli.deploy_command import deploy
 from toolkit.cli.evaluate_command import evaluate
 from toolkit.cli.export_command import export
 from toolkit.cli.inspect_command import inspect
+from toolkit.cli.open_round_commands import COMMANDS as ROUND_COMMANDS
 from toolkit.cli.operator_commands import COMMANDS as OPERATOR_COMMANDS
 from toolkit.cli.plan_command import plan
 from toolkit.cli.release_command import release
@@ -65,6 +66,7 @@ for command in (
     *(tls, tokens),
     *(backup, restore, rounds, export_model, rollback),
     *OPERATOR_COMMANDS,
+    *ROUND_COMMANDS,
     *ACCESS_COMMANDS,
     *SERVICE_COMMANDS,
     apply,

@@ -14,7 +14,6 @@ from toolkit.cli.operator_options import (
     json_option,
     print_json,
     reason_option,
-    say_done,
     show_answer,
 )
 
@@ -148,39 +147,6 @@ def audit(after: int, federation: Path | None, as_json: bool) -> None:
     show_answer(client_of(federation).audit(after), show_audit, as_json)
 
 
-@click.command()
-@reason_option
-@federation_option
-@json_option
-def close_round(reason: str, federation: Path | None, as_json: bool) -> None:
-    """Close the open round with the updates so far.
-
-    The command is refused if fewer updates have come than `min_updates` and `quorum` require.
-    """
-    client = client_of(federation)
-    round_ = client.status().round
-    client.close_round(round_, reason)
-    say_done(f"Round {round_} closes with the updates that have come.", as_json, round=round_)
-
-
-@click.command()
-@click.argument("seconds", type=click.IntRange(0, 30 * 86400))
-@reason_option
-@federation_option
-@json_option
-def extend_round(seconds: int, reason: str, federation: Path | None, as_json: bool) -> None:
-    """Let the open round end SECONDS from now.
-
-    The round ends earlier if all updates have come. Later rounds have the deadline of the
-    federation's file again.
-    """
-    client = client_of(federation)
-    round_ = client.status().round
-    client.end_round_after(round_, seconds, reason)
-    sentence = f"Round {round_} ends in {seconds} s at the latest."
-    say_done(sentence, as_json, round=round_, seconds=seconds)
-
-
 def _action(name: "Action", text: str) -> click.Command:
     """The command that carries out the action `name`."""
 
@@ -228,6 +194,5 @@ let_in = _action(
 )
 COMMANDS: tuple[click.Command, ...] = (
     *(login, status, devices, device, audit),
-    *(close_round, extend_round),
     *(pause, resume, remove, ban, let_in),
 )

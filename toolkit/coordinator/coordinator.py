@@ -31,6 +31,7 @@ from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.operation.device_actions import DeviceActions
 from toolkit.coordinator.operation.join_access import JoinAccess
 from toolkit.coordinator.operation.metrics import Metrics
+from toolkit.coordinator.operation.model_actions import ModelActions
 from toolkit.coordinator.operation.operator_access import OperatorAccess
 from toolkit.coordinator.operation.operator_sessions import OperatorSessions
 from toolkit.coordinator.operation.overview import Overviews
@@ -69,6 +70,7 @@ class Coordinator(
     JoinAccess,
     OperatorAccess,
     SettingsActions,
+    ModelActions,
     Metrics,
     Uploads,
     ReleaseAnswers,
@@ -155,7 +157,16 @@ class Coordinator(
             expected=expected,
             ask_again_s=self._ask_again_s(task),
             release=self.released.offer(device),
+            note=self._why_it_waits(device),
         )
+
+    def _why_it_waits(self, device: Device) -> str | None:
+        """What an operator decided, if `device` waits for that reason."""
+        log = self.store.operator_log
+        if device.id in self.rounds.paused:
+            return log.decisions[device.id].text()
+        pause = log.pause_reason
+        return None if pause is None else f"rounds paused by the operator: {pause}"
 
     def _ask_again_s(self, task: Literal["wait", "finished"]) -> float:
         """After how many seconds a device with this task asks again; 0 if it chooses the time."""

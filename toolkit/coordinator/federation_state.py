@@ -59,6 +59,7 @@ class FederationState:
         notifier: Tells the operator's own programs what happens.
         make_model: Makes the global model for changed settings; None if they cannot change now.
         new_settings: The `NewSettings` that take effect in a later round, or None.
+        wanted_model: The `WantedModel` to which the rounds go back as soon as possible, or None.
     """
 
     config: CoordinatorConfig
@@ -86,6 +87,7 @@ class FederationState:
     notifier: Notifier = field(default_factory=Notifier, repr=False)
     make_model: Callable[[CoordinatorConfig], object] | None = None
     new_settings: Any = None
+    wanted_model: Any = None
 
     def __post_init__(self) -> None:
         folder = ReleaseFolder(self.store.folder)

@@ -16,10 +16,11 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
     done = run("edgetailor", "--help", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "")
     assert re.findall(r"^  ([a-z][\w-]+)  +[A-Z]", done.stdout, re.M) == [
-        "add-operator", "aggregate", "apply", "audit", "backup", "ban", "close-round", "compare",
-        "demo", "deploy", "device", "devices", "evaluate", "export", "export-model", "extend-round",
-        "inspect", "install-service", "let-in", "login", "make-token", "operators", "pause", "plan",
-        "release", "remove", "report", "restore", "resume", "revoke-operator", "revoke-token",
+        "abort-round", "add-operator", "aggregate", "apply", "audit", "backup", "ban",
+        "close-round", "compare", "demo", "deploy", "device", "devices", "drop-update", "evaluate",
+        "export", "export-model", "extend-round", "go-back", "inspect", "install-service", "let-in",
+        "login", "make-token", "operators", "pause", "pause-rounds", "plan", "release", "remove",
+        "report", "restore", "resume", "resume-rounds", "revoke-operator", "revoke-token",
         "rollback", "rounds", "serve", "simulate", "status", "tls", "tokens", "uninstall-service",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)

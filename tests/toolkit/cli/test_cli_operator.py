@@ -12,7 +12,7 @@ import pytest
 from commands import Done, edgetailor, refusal
 from device_agent.formats.protocol.rounds import Progress
 from toolkit.coordinator.server import Server
-from vector_fleet import VectorModel, configured, enrol, running, send_trained, task
+from vector_fleet import VectorModel, assert_soon, configured, enrol, running, send_trained, task
 
 Served = tuple[Server, Path]
 
@@ -187,6 +187,22 @@ def test_join_tokens_are_made_and_revoked(served: Served) -> None:
     assert (
         edgetailor("tokens", "state", cwd=folder).stdout.splitlines()[-2].startswith("join token 1")
     )
+
+
+def test_rounds_are_paused_aborted_and_repeated(served: Served, tmp_path: Path) -> None:
+    server, folder = served
+    here = ("--reason", "x", "--federation", "state")
+    said = "No round opens until `edgetailor resume-rounds`.\n"
+    assert run(folder, "pause-rounds", *here).stderr == said
+    assert any("paused by the operator: x" in w for w in server.coordinator.status().warnings)
+    assert json.loads(run(folder, "resume-rounds", "--json", *here).stdout)["paused"] is False
+    sentence = refusal(run(folder, "drop-update", "board-1", *here))
+    assert sentence.startswith("Round 2 has no update of board-1.")
+    said = "Round 2 opens again, without its updates.\n"
+    assert run(folder, "abort-round", *here).stderr == said
+    assert_soon(lambda: server.coordinator.status().state == "training")
+    assert json.loads(run(folder, "go-back", "--json", *here).stdout) == {"version": 1, "round": 0}
+    assert server.coordinator.store.current_round() == 0
 
 
 def test_a_changed_file_is_applied(served: Served) -> None:

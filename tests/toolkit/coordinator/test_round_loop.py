@@ -137,6 +137,10 @@ def test_waiting_for_other_devices_is_logged_on_both_sides(tmp_path: Path) -> No
                 "round 0 of 3, enrolling (2 of 3 devices have joined), global accuracy 50.0%\n"
             )
             assert next(process.stderr).endswith("] Waiting: 2 of 3 devices have joined.\n")
+            server.coordinator.act("pause", "desktop-1", "holidays", "operator")
+            said = next(process.stderr)
+            assert said.endswith("] Waiting: paused by the operator: holidays\n")
+            server.coordinator.act("resume", "desktop-1", "they are over", "operator")
             enrol("desktop", "bench")
             assert "Fetching " in next(process.stderr)
     assert [line for line in told if not line.startswith("Round")] == [
@@ -144,6 +148,8 @@ def test_waiting_for_other_devices_is_logged_on_both_sides(tmp_path: Path) -> No
         "board-1 (shed) has left: 0 of 3 places taken.",
         "desktop-1 (desk) has joined: 1 of 3 places taken.",
         "board-2 (shed) has joined: 2 of 3 places taken.",
+        "desktop-1 (desk) is paused by the operator: holidays",
+        "desktop-1 (desk) is no longer paused",
         "desktop-2 (bench) has joined: 3 of 3 places taken.",
     ]
 

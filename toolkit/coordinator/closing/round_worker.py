@@ -21,7 +21,7 @@ from toolkit.coordinator.closing.full_disk import plain, when_room
 from toolkit.coordinator.closing.judging import counts_of_updates, judging_is_over, last_figure
 from toolkit.coordinator.closing.new_settings import model_for_new_settings
 from toolkit.coordinator.closing.round_aggregation import Model, RoundAggregation, Samples
-from toolkit.coordinator.closing.untrainable_model import go_back, is_spoilt
+from toolkit.coordinator.closing.untrainable_model import go_back, go_back_as_wanted, is_spoilt
 from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.database.device_registry import hashed, label
 from toolkit.coordinator.database.open_round import Selected
@@ -111,7 +111,7 @@ class RoundWorker:
         coordinator.minute_log.flush()
         with coordinator.lock:
             spoilt = is_spoilt(coordinator)
-        if spoilt and go_back(coordinator):
+        if (spoilt and go_back(coordinator)) or go_back_as_wanted(coordinator):
             self._load_current()
         self._repeat_if_failed()
         self._take_new_settings()
@@ -273,7 +273,10 @@ class RoundWorker:
     def _open_if_ready(self) -> None:
         """Open the next round if enough devices are there."""
         coordinator = self._coordinator
-        if self._selection.is_ready(coordinator.rounds.done + 1):
+        round_, store = coordinator.rounds.done + 1, coordinator.store
+        if store.operator_log.pause_reason is not None and not store.open_round.is_open(round_):
+            return
+        if self._selection.is_ready(round_):
             self._when_room(self._open)
             coordinator.store.remove_unnamed()  # last, so that no device waits for it
 

@@ -6,6 +6,7 @@ from profiles.text_formatting import counted
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.device_registry import label
 from toolkit.coordinator.database.suspicions import Suspect
+from toolkit.coordinator.operation.model_actions import WantedModel
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,23 @@ def go_back(coordinator: Coordinator) -> bool:
     coordinator.notify("model-taken-back", text, target=target)
     if suspect is not None:
         coordinator.notify("device-left-out", text, device=suspect.device)
+    return True
+
+
+def go_back_as_wanted(coordinator: Coordinator) -> bool:
+    """Go back to the model that the operator wants, if any. Returns whether the model changed."""
+    with coordinator.lock:
+        wanted: WantedModel | None = coordinator.wanted_model
+        coordinator.wanted_model = None
+        if wanted is None:
+            return False
+        coordinator.rounds.reopen()
+        coordinator.bundles = {}
+    number = coordinator.store.rollback(wanted.target, action=wanted.action)
+    text = f"Round {number} starts from the model of round {wanted.target}"
+    logger.info("%s: %s", text, wanted.action.reason)
+    coordinator.notify("model-taken-back", f"{text}.", target=wanted.target)
+    wanted.done.set()
     return True
 
 

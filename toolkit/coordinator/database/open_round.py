@@ -94,6 +94,18 @@ class OpenRound:
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO failures VALUES (?, ?)", (round_, device))
 
+    def drop_update(self, db: sqlite3.Connection, round_: int, device: str) -> None:
+        """Drop the update of `device` for `round_`, which waits for no other, in `db`."""
+        db.execute("DELETE FROM updates WHERE round = ? AND device = ?", (round_, device))
+        db.execute("DELETE FROM uploads WHERE device = ?", (device,))
+        db.execute("INSERT OR IGNORE INTO failures VALUES (?, ?)", (round_, device))
+
+    def abort(self, db: sqlite3.Connection, round_: int) -> None:
+        """Drop all updates of `round_`, which opens again, in the transaction of `db`."""
+        db.execute("DELETE FROM updates WHERE round = ?", (round_,))
+        db.execute("DELETE FROM uploads")
+        forget(db)
+
     def failures(self, round_: int) -> list[str]:
         """The devices that `round_` does not wait for."""
         with self._database.transaction() as db:

@@ -12,6 +12,8 @@ Outcome = Literal["paused", "removed", "banned"]
 PAUSED: Outcome = "paused"
 REMOVED: Outcome = "removed"
 BANNED: Outcome = "banned"
+_PAUSE = "rounds paused"
+"""The key in the table `meta` of the reason why no round opens."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,13 @@ class OperatorLog:
     Attributes:
         decisions: The decision about each device that has one. This mapping is never changed: every
             write replaces it.
+        pause_reason: Why no round opens; None if rounds open.
     """
 
     def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
         self._database, self._now = database, now
         self.decisions: dict[str, Decision] = {}
+        self.pause_reason: str | None = None
         self.read()
 
     def read(self) -> None:
@@ -88,6 +92,14 @@ class OperatorLog:
                 device: Decision(outcome, reason, public_key, bool(member))
                 for device, outcome, reason, public_key, member in rows
             }
+            pause = db.execute("SELECT value FROM meta WHERE key = ?", (_PAUSE,)).fetchone()
+        self.pause_reason = None if pause is None else pause[0]
+
+    def set_pause(self, db: sqlite3.Connection, reason: str | None) -> None:
+        """Pause the rounds for this reason, or end the pause, in the transaction of `db`."""
+        db.execute("DELETE FROM meta WHERE key = ?", (_PAUSE,))
+        if reason is not None:
+            db.execute("INSERT INTO meta VALUES (?, ?)", (_PAUSE, reason))
 
     def write(self, db: sqlite3.Connection, action: Action) -> None:
         """Write an action and its decision in the transaction of `db`."""

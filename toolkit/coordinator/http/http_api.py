@@ -36,6 +36,7 @@ from toolkit.coordinator.http.operator_page.routes import add_operator_page
 from toolkit.coordinator.http.problem_answers import answer_problems
 from toolkit.coordinator.http.strict_json import body_of, described, schemas
 from toolkit.coordinator.operation.messages import (
+    EarlierModel,
     NewDeadline,
     NewJoinToken,
     NewOperator,
@@ -48,7 +49,7 @@ from toolkit.web.static_files import join_routes
 
 MESSAGES = [
     *(JoinRequest, Judgement, Progress, ReleaseReport, Stopped, SubmodelFailure, UpdateRecord),
-    *(NewDeadline, NewJoinToken, NewOperator, Order),
+    *(EarlierModel, NewDeadline, NewJoinToken, NewOperator, Order),
 ]
 """The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

@@ -16,9 +16,11 @@ from toolkit.coordinator.operation.messages import (
     AuditPage,
     DeviceDetail,
     DevicePage,
+    EarlierModel,
     JoinTokenList,
     MadeJoinToken,
     MadeOperator,
+    ModelRound,
     NewDeadline,
     NewJoinToken,
     NewOperator,
@@ -117,6 +119,84 @@ def act(
     """Act on a device, and show it."""
     service.act(action, device, order.reason, who)
     return service.device_detail(device)
+
+
+@router.post(
+    "/rounds/pause",
+    summary="Pause the rounds",
+    description="No round opens until they are resumed. The open round ends as usual.",
+    status_code=204,
+    openapi_extra=described(Order),
+)
+def pause_rounds(
+    order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
+) -> None:
+    """Pause the rounds."""
+    service.pause_rounds(order.reason, who)
+
+
+@router.post(
+    "/rounds/resume",
+    summary="Resume the rounds",
+    description="Rounds open again.",
+    status_code=204,
+    openapi_extra=described(Order),
+)
+def resume_rounds(
+    order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
+) -> None:
+    """Resume the rounds."""
+    service.resume_rounds(order.reason, who)
+
+
+@router.post(
+    "/rounds/{round}/abort",
+    summary="Abort the open round",
+    description="Its updates are dropped, and it opens again. A device that still has its update "
+    "sends that again.",
+    status_code=204,
+    responses=_not_open,
+    openapi_extra=described(Order),
+)
+def abort_round(
+    round: int, order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
+) -> None:
+    """Abort the open round."""
+    service.abort_round(round, order.reason, who)
+
+
+@router.post(
+    "/rounds/{round}/updates/{device}/drop",
+    summary="Take an update out of the open round",
+    description="The round goes on without this device.",
+    status_code=204,
+    responses=_not_open,
+    openapi_extra=described(Order),
+)
+def drop_update(
+    round: int,
+    device: str,
+    order: Annotated[Order, Depends(body_of(Order))],
+    service: Service,
+    who: Who,
+) -> None:
+    """Take an update out of the open round."""
+    service.drop_update(round, device, order.reason, who)
+
+
+@router.post(
+    "/model",
+    summary="Go back to an earlier model",
+    description="The next round starts from the model after `round`; without `round`, the last "
+    "round is repeated. Updates of the open round are dropped.",
+    responses={409: {"model": Problem, "description": "There is no such model, or not now"}},
+    openapi_extra=described(EarlierModel),
+)
+def go_back(
+    order: Annotated[EarlierModel, Depends(body_of(EarlierModel))], service: Service, who: Who
+) -> ModelRound:
+    """Go back to an earlier model."""
+    return ModelRound(round=service.go_back(order.round, order.reason, who))
 
 
 @router.post(

@@ -44,6 +44,20 @@ class NewDeadline(Order, frozen=True, kw_only=True):
     seconds: Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
 
 
+class EarlierModel(Order, frozen=True, kw_only=True):
+    """The round whose model the next round starts from. Without it, the last round is repeated."""
+
+    round: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRound:
+    """The round whose model the next round starts from."""
+
+    version: int = 1
+    round: int
+
+
 class NewOperator(Order, frozen=True, kw_only=True):
     """A person or program that gets a token. A token with the role `read-only` changes nothing."""
 

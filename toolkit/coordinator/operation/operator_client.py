@@ -13,9 +13,11 @@ from toolkit.coordinator.operation.messages import (
     AuditPage,
     DeviceDetail,
     DevicePage,
+    EarlierModel,
     JoinTokenList,
     MadeJoinToken,
     MadeOperator,
+    ModelRound,
     NewDeadline,
     NewJoinToken,
     NewOperator,
@@ -76,6 +78,35 @@ class OperatorClient(CoordinatorClient):
         """Let `round_` end `seconds` from now. Raises RefusedError if this round is not open."""
         body = msgspec.json.encode(NewDeadline(reason=reason, seconds=seconds))
         self._with_retries(lambda: self._order("POST", f"/operator/rounds/{round_}/deadline", body))
+
+    def pause_rounds(self, reason: str) -> None:
+        """Let no round open. The open one ends as usual."""
+        body = msgspec.json.encode(Order(reason=reason))
+        self._with_retries(lambda: self._order("POST", "/operator/rounds/pause", body))
+
+    def resume_rounds(self, reason: str) -> None:
+        """Let rounds open again."""
+        body = msgspec.json.encode(Order(reason=reason))
+        self._with_retries(lambda: self._order("POST", "/operator/rounds/resume", body))
+
+    def abort_round(self, round_: int, reason: str) -> None:
+        """Drop all updates of `round_`. Raises RefusedError if this round is not open."""
+        body = msgspec.json.encode(Order(reason=reason))
+        self._with_retries(lambda: self._order("POST", f"/operator/rounds/{round_}/abort", body))
+
+    def drop_update(self, round_: int, name: str, reason: str) -> None:
+        """Take a device's update out of `round_`. Raises RefusedError if it is not there."""
+        body = msgspec.json.encode(Order(reason=reason))
+        path = f"/operator/rounds/{round_}/updates/{quote(name, safe='')}/drop"
+        self._with_retries(lambda: self._order("POST", path, body))
+
+    def go_back(self, round_: int | None, reason: str) -> ModelRound:
+        """Go back to the model of `round_`, by default to that before the last round.
+
+        Raises RefusedError if there is no such model, or not now.
+        """
+        body = msgspec.json.encode(EarlierModel(round=round_, reason=reason))
+        return self._with_retries(lambda: self._ask("POST", "/operator/model", ModelRound, body))
 
     def audit(self, after: int = 0, most: int = 1000) -> AuditPage:
         """Read up to `most` entries of the audit log after number `after`."""

@@ -18,6 +18,8 @@ class Overviews(DeviceList):
         """Sentences for the operator, for example that the model gets worse."""
         history = self.store.history()
         warnings = [warning for warning in [falling(history)] if warning is not None]
+        if (pause := self.store.operator_log.pause_reason) is not None:
+            warnings.append(f"No round opens: paused by the operator: {pause}")
         return warnings + self.store.suspicions.spoilt(history[-1].round if history else 0)
 
     def overview(self) -> Overview:

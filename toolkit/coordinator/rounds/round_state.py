@@ -175,6 +175,11 @@ class Rounds:
         if self.phase == "training" and not self._offers:
             self.phase = "aggregating"  # nobody is left to wait for: the round opens again
 
+    def retract(self, device: str) -> None:
+        """Drop the update of `device`, and wait for no other one in the open round."""
+        self.updates.pop(device, None)
+        self.excuse(device)
+
     def note_diverged(self, device: str) -> None:
         """Record that the training of `device` in the open round diverged."""
         if self.waits_for(device):

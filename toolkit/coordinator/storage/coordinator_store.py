@@ -397,6 +397,14 @@ class Store:
             )
         return path.read_bytes()
 
+    def origin(self) -> int | None:
+        """The round whose model was trained in the round that led to the current model, or None."""
+        with self._database.transaction() as db:
+            (current,) = db.execute(schema.CURRENT_ROUND).fetchone()
+            row = db.execute("SELECT started_from FROM history WHERE round = ?", (current,))
+            (origin,) = row.fetchone()
+        return None if origin is None else int(origin)
+
     def earlier_model(self) -> int | None:
         """The last earlier round whose model is intact and led to the current model, or None."""
         with self._database.transaction() as db:
@@ -428,12 +436,17 @@ class Store:
             if bundles:
                 db.execute("DELETE FROM bundles")
 
-    def rollback(self, target: int, suspect: Suspect | None = None) -> int:
+    def rollback(
+        self, target: int, suspect: Suspect | None = None, action: Action | None = None
+    ) -> int:
         """Let the next round start from the model of `target`, and return the next round's number.
 
-        Updates of the open round are lost. The device of `suspect` is left out from now on.
+        Updates of the open round are lost. The device of `suspect` is left out from now on. If an
+        operator decided so, `action` is the entry for the audit log.
         """
         with self._database.milestone() as db:
+            if action is not None:
+                self.operator_log.write(db, action)
             if suspect is not None:
                 self.suspicions.leave_out(suspect, db)
             (last,) = db.execute("SELECT max(round) FROM history").fetchone()
