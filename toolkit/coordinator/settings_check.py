@@ -58,7 +58,7 @@ LIVE = frozenset(
     {
         *("title", "purpose", "contact", "rounds", "early_stopping", "deadline_s", "quorum"),
         *("min_updates", "forget_after", "token_days"),
-        *("clients_per_round", "over_selection", "selection"),
+        *("clients_per_round", "over_selection", "selection", "budget_s"),
         *("training", "aggregation", "evaluation", "release", "devices"),
     }
 )

@@ -47,8 +47,8 @@ class Work:
     which has a signature of its own. With `budget_s` a training ends after the batch in which it
     has computed for this many seconds; older agents ignore that. The signature does not cover it:
     who changes it can only shorten a training, as by cutting the connection. If `ask_again_s` is
-    positive after the last round, the device stays for releases. `note`
-    tells the owner why the device waits, if an operator decided so.
+    positive after the last round, the device stays for releases. `note` tells the owner why the
+    device waits, if an operator decided so.
     """
 
     state: Literal["train", "wait", "judge", "finished"]
