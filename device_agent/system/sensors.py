@@ -136,7 +136,7 @@ def _cooling(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _supplies(root: Path, *kinds: str) -> Iterator[Path]:
-    """Yield the machine's power supplies, without those of devices such as a mouse."""
+    """Yield the machine's power supplies, without supplies of devices such as a mouse."""
     for supply in sorted(root.glob("class/power_supply/*")):
         kind = (_text(supply / "type") or "").lower()
         if kind.startswith(kinds) and _text(supply / "scope") != "Device":

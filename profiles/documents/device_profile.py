@@ -29,9 +29,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `edgetailor-agent calibrate` there instead of filling in the fields.
 
     `sources` gives the source of each figure by its name. `date` (YYYY-MM-DD) is the day of the
-    measurement or look-up. `machine` and `calibration` are those of a real device. `bench --out`
-    adds `versions` and `trainings`. `versions` are those of the agent and of all installed runtimes
-    by package. `trainings` are the profiles of the measured bundles, one for each bundle and
+    measurement or look-up. Only a real device has `machine` and `calibration`. `bench --out`
+    adds `versions` (of the agent and of all installed runtimes, by package) and `trainings`.
+    `trainings` are the profiles of the measured bundles, one for each bundle and
     runtime.
     """
 

@@ -74,7 +74,7 @@ class Choice(click.Choice[str]):
 
 
 def argument(**settings: Any) -> Any:
-    """Declare an argument of a command as a field. `settings` are those of `click.argument`."""
+    """Declare an argument of a command as a field. `settings` are for `click.argument`."""
     return field(metadata={"name": None, **settings})
 
 

@@ -152,7 +152,7 @@ class Cutter:
         return self._crossings[position] if position >= 0 else (input_node(self.captured.training),)
 
     def _crossing_in_prediction(self, position: int) -> tuple[Node, ...]:
-        """The operators of the inference graph that match those of `crossing`, in their order."""
+        """The operators of the inference graph that match the operators in `crossing`, in order."""
         if position == self.end:
             return (output_node(self.captured.inference),)
         matches = [match for node in self.crossing(position) if (match := self._match(node))]

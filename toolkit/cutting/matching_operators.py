@@ -29,7 +29,7 @@ EMPTY: Mapping[Node, int] = {}
 
 
 class Matching:
-    """Finds the operators of the graph `inference` that match those of the graph `training`."""
+    """Finds the operator of the graph `inference` that matches an operator of `training`."""
 
     def __init__(self, training: SampleFlow, inference: SampleFlow) -> None:
         self._masks = random_masks(training)

@@ -57,7 +57,7 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
         classes: The figures of each class; None without an accuracy, and above 1,000 classes.
         devices: How the devices judge the model of this round; None if they do not.
         confusion: For each class a row: how many of its labels are predicted as each class.
-        judged_by_devices: Whether all figures are those of the devices, for lack of held-out data.
+        judged_by_devices: Whether all figures come from the devices, for lack of held-out data.
     """
 
     version: int = EVALUATION_VERSION

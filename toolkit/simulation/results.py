@@ -52,7 +52,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         accuracy: Accuracy of the new global model on held-out samples; None for a regression.
         loss: Mean loss of the new global model on these samples. A loss that is not finite is null
             in the file, and is read as NaN.
-        held_out: Further figures on these samples, such as those of each class; None without any.
+        held_out: Further figures on these samples, such as figures of each class; None without any.
         devices: How the clients of this round judge the model that they received, the model of the
             round before; None without `[evaluation]`.
         local_accuracy: Accuracy of the clients' own models after training, on samples that the

@@ -212,7 +212,7 @@ def undelivered(receive: Receive) -> bytes:
 
 
 def most_connections() -> int:
-    """How many file descriptors connections may use, including those of the files they send."""
+    """How many file descriptors connections may use, including the files that they send."""
     return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED, 1)
 
 

@@ -36,7 +36,7 @@ class SavedRound:
         best: Whether this is the best round so far.
         current: Whether the next round starts from its model.
         devices: How the devices that received this model judge it; None if they did not.
-        held_out: Further figures on held-out data, such as those of each class; None without any.
+        held_out: Further figures on held-out data, such as figures of each class; None without any.
     """
 
     round: int
