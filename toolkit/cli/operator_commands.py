@@ -18,10 +18,12 @@ from toolkit.cli.operator_options import (
 )
 
 if TYPE_CHECKING:
-    from toolkit.coordinator.operation.messages import Action
+    from toolkit.coordinator.operation.messages import Action, Sort
 
 MOST = click.IntRange(1, 1000)
 WATCH_S = 2.0
+SORTS = ("joined", "device", "name", "kind", "state", "loss", "trained", "seen", "traffic")
+"""Those of `messages.Sort`, which is imported only when a command runs."""
 
 
 def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:
@@ -68,6 +70,10 @@ def login(url: str, token_file: Path, certificate: str | None) -> None:
 @click.option("--kind", help="Only devices of this kind.")
 @click.option("--state", help="Only devices in this state, such as waiting, training or paused.")
 @click.option("--search", help="Only devices with this text in their id or name.")
+@click.option(
+    "--sort", type=click.Choice(SORTS), default="joined", show_default=True, help="By what to sort."
+)
+@click.option("--descending", is_flag=True, help="Reverse the order.")
 @click.option("--start", default=0, type=click.IntRange(min=0), help="Number of devices to skip.")
 @click.option(
     "--most", default=50, type=MOST, show_default=True, help="Largest number of devices to list."
@@ -78,6 +84,8 @@ def devices(
     kind: str | None,
     state: str | None,
     search: str | None,
+    sort: "Sort",
+    descending: bool,
     start: int,
     most: int,
     federation: Path | None,
@@ -85,12 +93,14 @@ def devices(
 ) -> None:
     """List the devices of a running federation.
 
-    They are in the order in which they joined.
+    Without --sort they are in the order in which they joined.
     """
     from toolkit.cli.printed.fleet_table import show_devices
 
     show_answer(
-        client_of(federation).devices(start, most, kind, state, search), show_devices, as_json
+        client_of(federation).devices(start, most, kind, state, search, sort, descending),
+        show_devices,
+        as_json,
     )
 
 

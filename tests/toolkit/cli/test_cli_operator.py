@@ -6,11 +6,14 @@ import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from commands import Done, edgetailor, refusal
 from device_agent.formats.protocol.rounds import Progress
+from toolkit.cli.operator_commands import SORTS
+from toolkit.coordinator.operation.messages import Sort
 from toolkit.coordinator.server import Server
 from vector_fleet import VectorModel, assert_soon, configured, enrol, running, send_trained, task
 
@@ -57,6 +60,9 @@ def test_see_and_act(served: Served) -> None:
         ["board-1: paused by the operator: broken sensor"],
         ["3 devices: 2 training, 1 paused; 1 to 3 shown"],
     ]
+    by_name = lines(folder, "devices", "--sort", "name", "--descending", "--most", "1", *here)
+    assert by_name[1].startswith("board-1")
+    assert get_args(Sort) == SORTS
     assert lines(folder, "devices", "--search", "none", "--federation", "state") == ["0 devices"]
     one = lines(folder, "device", "board-1", *here)
     assert one[:4] == [

@@ -203,6 +203,8 @@ def test_devices_are_listed_in_parts(new_fleet: Fleet) -> None:
     assert [d.device for d in actor.devices(state="paused").devices] == ["desktop-2"]
     assert [d.device for d in actor.devices(search="MACHINE 2").devices] == ["board-1"]
     assert actor.devices(search="none").total == 0
+    backwards = actor.devices(sort="name", descending=True)
+    assert [d.name for d in backwards.devices] == ["machine 2", "machine 1", "machine 0"]
 
 
 def secret_of(link: CoordinatorClient) -> str:

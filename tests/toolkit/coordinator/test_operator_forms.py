@@ -13,8 +13,9 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership
 from operator_pages import built_files, form_token, log_in
 from operators import operator
+from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.server import Server
-from vector_fleet import configured, enrol, running, send_trained, task
+from vector_fleet import VectorModel, configured, enrol, running, send_trained, task
 
 
 @pytest.fixture
@@ -109,6 +110,32 @@ def test_the_open_round(
     assert task(links["desktop-1"]).round == 2
     actions = [entry.action for entry in operator(server).audit().entries]
     assert actions == ["end in 172800 s", "close"]
+
+
+def test_a_learning_rate_is_changed(
+    fleet: tuple[Server, dict[str, CoordinatorClient]], browser: httpx.Client
+) -> None:
+    server, links = fleet
+    assert task(links["board-1"]).round == 1
+    server.coordinator.make_model = lambda config: VectorModel()
+    assert "The file is as the settings in effect." in browser.get("/operator/settings").text
+    file = server.config.state.parent / "fleet.toml"
+    server.coordinator.store.set_value(FILE, str(file))
+    text = file.read_text()
+    file.write_text(text.replace("epochs = 1", "learning_rate = 0.01"))
+    page = browser.get("/operator/settings").text
+    assert "<td>0.05</td><td>0.01</td>" in page
+    assert "hold from round 2 on" in page
+    assert (
+        send(browser, "settings", reason="overfits") == "The changes hold from the next round on."
+    )
+    page = browser.get("/operator/settings").text
+    assert "Applied, in effect from round 2 on" in page
+    assert buttons(browser, "settings") == []
+    file.write_text(text.replace("digits_cnn", "other"))
+    assert 'role="alert"' in browser.get("/operator/settings").text
+    [entry] = operator(server).audit().entries
+    assert (entry.action, entry.reason) == ("set training.learning_rate: 0.05 -> 0.01", "overfits")
 
 
 def test_a_token_is_shown_once_and_revoked(

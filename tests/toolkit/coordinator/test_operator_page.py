@@ -7,18 +7,21 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from starlette.routing import Route
 
 from built_page import OPERATOR_FILES
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership
+from device_agent.formats.update import RECORD
+from made_profiles import full
 from operator_pages import built_files, form_token, log_in
 from operators import operator
 from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.operation import operator_sessions
 from toolkit.coordinator.server import Server
-from vector_fleet import configured, enrol, running, send_trained, task, token
+from vector_fleet import configured, enrol, running, send, send_trained, task, token, trained
 
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'>"""
 
@@ -32,8 +35,11 @@ def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         links = enrol(server, folder)
         for name, link in links.items():
             send_trained(link, 1, folder / name)
-        for name in ("desktop-1", "desktop-2"):
-            send_trained(links[name], 2, folder / f"{name} 2")
+        send_trained(links["desktop-1"], 2, folder / "second")
+        _, record, update = trained(links["desktop-2"], folder / "measured")
+        measured = msgspec.structs.replace(record, profile=full())
+        (update / RECORD).write_bytes(msgspec.json.encode(measured))
+        send(links["desktop-2"], 2, update)
         task(links["board-1"])
         server.links = links  # type: ignore[attr-defined]
         yield server
@@ -180,6 +186,9 @@ def test_what_the_pages_show(browser: httpx.Client) -> None:
     ):
         assert text in device, text
     assert "No operator has acted on this device." in device
+    assert '<h2 id="measured">' not in device
+    measured = browser.get("/operator/devices/desktop-2").text
+    assert re.search(r"train</th>.*?400\.00 ms</td>.*?60\.0 MB</td>", measured)
     unknown = browser.get("/operator/devices/bord-1")
     assert unknown.status_code == 404
     assert "did you mean &#39;board-1&#39;?" in unknown.text

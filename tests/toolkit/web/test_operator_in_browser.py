@@ -8,14 +8,25 @@ import pytest
 
 from device_agent.federation import membership
 from operators import operator
+from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.server import Server
 from toolkit.web.built_page import read_page
-from vector_fleet import configured, enrol, running, send_trained, task
+from vector_fleet import VectorModel, configured, enrol, running, send_trained, task
 
 pytestmark = pytest.mark.web
 
 AXE = Path(__file__).resolve().parents[3] / "toolkit/web/node_modules/axe-core/axe.min.js"
-VIEWS = ("login", "", "devices", "devices/board-1", "unused", "tokens", "audit", "devices/nobody")
+VIEWS = (
+    "login",
+    "",
+    "devices",
+    "devices/board-1",
+    "unused",
+    "tokens",
+    "settings",
+    "audit",
+    "devices/nobody",
+)
 
 
 @pytest.fixture
@@ -94,12 +105,21 @@ def test_actions(page: Any, server: Server, tmp_path: Path) -> None:
     page.get_by_role("img", name="QR code of the link").wait_for()
     made = page.locator("pre").inner_text()
     assert membership.join(server.url, made, "new", tmp_path / "new").device == "board-2"
+    server.coordinator.make_model = lambda config: VectorModel()
+    file = server.config.state.parent / "fleet.toml"
+    server.coordinator.store.set_value(FILE, str(file))
+    file.write_text(file.read_text().replace("epochs = 1", "learning_rate = 0.01"))
+    page.get_by_role("link", name="Settings").click()
+    page.get_by_role("cell", name="0.01").wait_for()
+    send_form(page, "Apply the file", "it overfits")
+    page.get_by_text("The changes hold from the next round on.").wait_for()
     page.get_by_role("link", name="Audit log").click()
     page.get_by_role("cell", name="a new board").wait_for()
     assert [entry.reason for entry in operator(server).audit().entries] == [
         "the board is away",
         "sold",
         "a new board",
+        "it overfits",
     ]
     page.get_by_role("button", name="Log out").click()
     page.get_by_label("Operator's token").wait_for()

@@ -24,6 +24,7 @@ from toolkit.coordinator.operation.messages import (
     OperatorList,
     Order,
     SettingsChanges,
+    Sort,
 )
 
 
@@ -49,9 +50,12 @@ class OperatorClient(CoordinatorClient):
         kind: str | None = None,
         state: str | None = None,
         search: str | None = None,
+        sort: Sort = "joined",
+        descending: bool = False,
     ) -> DevicePage:
         """List at most `most` of the matching devices, from position `start` on."""
         given = {"start": start, "most": most, "kind": kind, "state": state, "search": search}
+        given |= {"sort": sort, "descending": str(descending).lower()}
         path = _with_query("/operator/devices", given)
         return self._with_retries(lambda: self._ask("GET", path, DevicePage))
 

@@ -148,6 +148,17 @@ async def revoke_token(request: Request) -> Response:
     )
 
 
+async def apply_settings(request: Request) -> Response:
+    """Apply the changed file of the federation."""
+    order = _as(Order, await order_of(request))
+    return await _done(
+        request,
+        f"{PAGES}settings",
+        "The changes hold from the next round on.",
+        lambda who: coordinator_of(request).apply_settings(order.reason, who),
+    )
+
+
 async def _done(
     request: Request, page: str, said: str, action: Callable[[str], object]
 ) -> Response:

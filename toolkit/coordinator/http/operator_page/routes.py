@@ -54,6 +54,8 @@ def _routes(files: Page) -> Sequence[BaseRoute]:
         _page("tokens", views.tokens),
         _page("tokens", forms.make_token, _POST),
         _page("tokens/{number:int}/revoke", forms.revoke_token, _POST),
+        _page("settings", views.settings),
+        _page("settings", forms.apply_settings, _POST),
         _page("audit", views.audit),
     ]
 

@@ -1,5 +1,6 @@
 """What the operator sees: overview, devices, one device, unused updates, audit log."""
 
+from dataclasses import asdict
 from typing import Annotated, get_args
 from urllib.parse import urlencode
 
@@ -8,11 +9,12 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.http.operator_page.figures import loss_chart, machine_rows, quality_chart
 from toolkit.coordinator.http.operator_page.forms import offered
 from toolkit.coordinator.http.operator_page.page_answers import coordinator_of, shown
 from toolkit.coordinator.operation.messages import Sort
-from toolkit.coordinator.refusals import unusable
+from toolkit.coordinator.refusals import RefusalError, unusable
 
 PAGE_SIZE = 50
 """How many rows of a table a page has."""
@@ -80,7 +82,8 @@ def devices(request: Request) -> Response:
 
 def device(request: Request) -> Response:
     """Show one device."""
-    detail = coordinator_of(request).device_detail(request.path_params["device"])
+    coordinator = coordinator_of(request)
+    detail = coordinator.device_detail(request.path_params["device"])
     return shown(
         request,
         "device.html",
@@ -89,6 +92,7 @@ def device(request: Request) -> Response:
         actions=offered(detail.device),
         machine=machine_rows(detail),
         curve=loss_chart(detail),
+        profile=(coordinator.store.profiles(detail.device.device) or [None])[-1],
     )
 
 
@@ -118,6 +122,28 @@ def tokens(request: Request) -> Response:
         tokens=coordinator.join_token_list().tokens,
         kinds=[kind.name for kind in coordinator.config.devices],
         days=coordinator.config.token_days,
+    )
+
+
+def settings(request: Request) -> Response:
+    """Show the settings, and what has changed in the federation's file."""
+    coordinator = coordinator_of(request)
+    found, problem, waiting = None, None, coordinator.new_settings
+    try:
+        found = coordinator.settings_changes()
+    except RefusalError as error:
+        problem = str(error)
+    training = asdict(coordinator.config.training)
+    return shown(
+        request,
+        "settings.html",
+        file=coordinator.store.value(FILE),
+        found=found,
+        problem=problem,
+        waiting=[] if waiting is None else waiting.changes,
+        waiting_round=None if waiting is None else waiting.round,
+        training={key: value for key, value in training.items() if value not in (None, (), "")},
+        before=sorted(coordinator.store.settings.by_round().items(), reverse=True),
     )
 
 
