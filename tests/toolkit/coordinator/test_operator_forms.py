@@ -101,8 +101,9 @@ def test_the_open_round(
     with server.coordinator.lock:
         remaining = server.coordinator.rounds.remaining_s(server.coordinator.clock())
     assert 47 * 3600 < remaining <= 48 * 3600
-    for wrong in ({"minutes": "soon", "round": 1}, {"minutes": "nan", "round": 1}, {"round": "x"}):
-        assert send(browser, "round/deadline", reason="x", **{"minutes": 1, **wrong})
+    for wrong in ({"minutes": "soon"}, {"minutes": "nan"}, {"minutes": -1}, {"round": "x"}):
+        given = {"minutes": 1, "round": 1, "reason": "x", **wrong}
+        assert send(browser, "round/deadline", **given).startswith("The form cannot be used")
     for name in ("desktop-1", "desktop-2"):
         send_trained(links[name], 1, tmp_path / name)
     closed = send(browser, "round/close", round=1, reason="the board is away")
@@ -110,6 +111,38 @@ def test_the_open_round(
     assert task(links["desktop-1"]).round == 2
     actions = [entry.action for entry in operator(server).audit().entries]
     assert actions == ["end in 172800 s", "close"]
+
+
+def test_updates_are_dropped_and_rounds_paused(
+    fleet: tuple[Server, dict[str, CoordinatorClient]], browser: httpx.Client, tmp_path: Path
+) -> None:
+    server, links = fleet
+    assert "Drop its update" not in buttons(browser, "devices/desktop-1")
+    send_trained(links["desktop-1"], 1, tmp_path / "first")
+    assert buttons(browser, "devices/desktop-1")[-1] == "Drop its update"
+    dropped = send(browser, "devices/desktop-1/update/drop", round=1, reason="a wrong file")
+    assert dropped == "Round 1 goes on without the update of desktop-1."
+    send_trained(links["desktop-2"], 1, tmp_path / "second")
+    aborted = send(browser, "round/abort", round=1, reason="wrong data")
+    assert aborted == "Round 1 opens again without its updates."
+    paused = send(browser, "rounds/pause", reason="maintenance")
+    assert paused == "No round opens until you resume them."
+    assert "paused by the operator: maintenance" in browser.get("/operator/").text
+    assert "Resume the rounds" in buttons(browser, "")
+    assert send(browser, "rounds/resume", reason="done") == "Rounds open again."
+    assert task(links["board-1"]).round == 1
+    gone = send(browser, "model", round=7, reason="x")
+    assert "round 7" in gone.lower()
+    back = send(browser, "model", round=0, reason="begin again")
+    assert back == "The next round starts from the model after round 0."
+    log = [(entry.action, entry.target) for entry in operator(server).audit().entries]
+    assert log == [
+        ("drop update of round 1", "desktop-1"),
+        ("abort", "round 1"),
+        ("pause", "rounds"),
+        ("resume", "rounds"),
+        ("go back", "round 0"),
+    ]
 
 
 def test_a_learning_rate_is_changed(

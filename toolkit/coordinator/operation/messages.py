@@ -188,7 +188,8 @@ class Overview:
     `remaining_s` is the time to the round's deadline in seconds, negative after it; None if no
     round is open. A round needs at least `needed` updates to close. `missing` names some of the
     `missing_count` devices that the round waits for. `joined` and `expected` count devices before
-    the first round, and are 0 later. `states` counts the devices by state.
+    the first round, and are 0 later. `states` counts the devices by state. While the rounds are
+    `paused`, none opens.
     """
 
     state: str
@@ -204,6 +205,7 @@ class Overview:
     expected: int
     states: dict[str, int]
     preparing: list[Preparation]
+    paused: bool
     warnings: list[str]
 
 

@@ -45,8 +45,15 @@ class Overviews(DeviceList):
                 expected=expected,
                 states=dict(Counter(a.state for a in self.activity.values()).most_common()),
                 preparing=list(self.preparations.values()),
+                paused=self.store.operator_log.pause_reason is not None,
                 warnings=self.warnings(),
             )
+
+    def open_update(self, device: str) -> int | None:
+        """The open round if it has an update of this device; else None."""
+        with self.lock:
+            has_it = self.rounds.phase == "training" and device in self.rounds.updates
+            return self.rounds.round if has_it else None
 
     def quality(self) -> list[RoundQuality]:
         """The figures of each round, the oldest first."""
@@ -71,7 +78,8 @@ class Overviews(DeviceList):
             states = frozenset(Counter(a.state for a in self.activity.values()).items())
             counts = rounds.done, len(rounds.updates), len(rounds.devices), len(self.preparations)
             deadline = round(rounds.remaining_s(0.0))
-            decisions = len(self.store.operator_log.decisions)
+            log = self.store.operator_log
+            decisions = len(log.decisions), log.pause_reason
             return rounds.phase, rounds.round, counts, deadline, states, decisions
         finally:
             self.lock.release()

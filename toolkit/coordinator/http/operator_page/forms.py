@@ -1,4 +1,4 @@
-"""The forms of the operator's page: actions on devices, the open round and join tokens."""
+"""The forms of the operator's page that act on devices, join tokens and settings."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args
@@ -24,7 +24,6 @@ from toolkit.coordinator.join_links import join_link
 from toolkit.coordinator.operation.messages import (
     Action,
     FleetDevice,
-    NewDeadline,
     NewJoinToken,
     Order,
 )
@@ -87,8 +86,8 @@ async def act(request: Request) -> Response:
             code="client.no-such-route",
             action=action[:64],
         )
-    order = _as(Order, await order_of(request))
-    return await _done(
+    order = order_as(Order, await order_of(request))
+    return await done(
         request,
         f"{PAGES}devices/{device}",
         f"{device} {DONE[action]}.",
@@ -96,34 +95,10 @@ async def act(request: Request) -> Response:
     )
 
 
-async def close_round(request: Request) -> Response:
-    """Close the open round."""
-    fields = await order_of(request)
-    round_, order = _round(fields), _as(Order, fields)
-    return await _done(
-        request,
-        PAGES,
-        f"Round {round_} closes with the updates that have come.",
-        lambda who: coordinator_of(request).close_now(round_, order.reason, who),
-    )
-
-
-async def move_deadline(request: Request) -> Response:
-    """Move the deadline of the open round."""
-    fields = await order_of(request)
-    round_, order = _round(fields), _as(NewDeadline, fields | {"seconds": _seconds(fields)})
-    return await _done(
-        request,
-        PAGES,
-        f"Round {round_} has a new deadline.",
-        lambda who: coordinator_of(request).end_after(round_, order.seconds, order.reason, who),
-    )
-
-
 async def make_token(request: Request) -> Response:
     """Make a join token, and show its link once."""
     given = {name: value for name, value in (await order_of(request)).items() if value}
-    order, coordinator = _as(NewJoinToken, given), coordinator_of(request)
+    order, coordinator = order_as(NewJoinToken, given), coordinator_of(request)
     made = await run_in_threadpool(
         coordinator.make_join_token,
         order.kind,
@@ -139,8 +114,8 @@ async def make_token(request: Request) -> Response:
 
 async def revoke_token(request: Request) -> Response:
     """Revoke a join token."""
-    number, order = request.path_params["number"], _as(Order, await order_of(request))
-    return await _done(
+    number, order = request.path_params["number"], order_as(Order, await order_of(request))
+    return await done(
         request,
         f"{PAGES}tokens",
         f"Token {number} lets no more devices join.",
@@ -150,8 +125,8 @@ async def revoke_token(request: Request) -> Response:
 
 async def apply_settings(request: Request) -> Response:
     """Apply the changed file of the federation."""
-    order = _as(Order, await order_of(request))
-    return await _done(
+    order = order_as(Order, await order_of(request))
+    return await done(
         request,
         f"{PAGES}settings",
         "The changes hold from the next round on.",
@@ -159,9 +134,7 @@ async def apply_settings(request: Request) -> Response:
     )
 
 
-async def _done(
-    request: Request, page: str, said: str, action: Callable[[str], object]
-) -> Response:
+async def done(request: Request, page: str, said: str, action: Callable[[str], object]) -> Response:
     """Carry out `action` of the operator, and show `page` with what was done or refused."""
     session = session_of(request)[1]
     try:
@@ -173,7 +146,7 @@ async def _done(
     return to(request, page)
 
 
-def _as(message: type[T], fields: dict[str, Any]) -> T:
+def order_as(message: type[T], fields: dict[str, Any]) -> T:
     """The fields of a form as `message`. Raises RefusalError (422) if they cannot be used."""
     try:
         return msgspec.convert(fields, message, strict=False)
@@ -181,17 +154,3 @@ def _as(message: type[T], fields: dict[str, Any]) -> T:
         raise unusable(
             "The form cannot be used: {why}.", code="client.bad-request", why=str(error)
         ) from None
-
-
-def _round(fields: dict[str, str]) -> int:
-    text = fields.pop("round", "")
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise unusable("Name a round by its number.", code="client.bad-request")
-    return int(text)
-
-
-def _seconds(fields: dict[str, str]) -> float:
-    try:
-        return 60 * float(fields.pop("minutes", ""))
-    except ValueError:
-        raise unusable("Give the time in minutes.", code="client.bad-request") from None

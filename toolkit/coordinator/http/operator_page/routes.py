@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from toolkit.coordinator.http.admission import PAGES
-from toolkit.coordinator.http.operator_page import events, forms, login, views
+from toolkit.coordinator.http.operator_page import events, forms, login, round_forms, views
 from toolkit.coordinator.http.operator_page.page_answers import HEADERS, ICON, built_names, shown
 from toolkit.coordinator.refusals import RefusalError
 from toolkit.web.built_page import Page
@@ -48,8 +48,13 @@ def _routes(files: Page) -> Sequence[BaseRoute]:
         _page("devices", views.devices),
         _page("devices/{device}", views.device),
         _page("devices/{device}/{action}", forms.act, _POST),
-        _page("round/close", forms.close_round, _POST),
-        _page("round/deadline", forms.move_deadline, _POST),
+        _page("devices/{device}/update/drop", round_forms.drop_update, _POST),
+        _page("rounds/pause", round_forms.pause, _POST),
+        _page("rounds/resume", round_forms.resume, _POST),
+        _page("round/close", round_forms.close, _POST),
+        _page("round/abort", round_forms.abort, _POST),
+        _page("round/deadline", round_forms.move_deadline, _POST),
+        _page("model", round_forms.go_back, _POST),
         _page("unused", views.unused),
         _page("tokens", views.tokens),
         _page("tokens", forms.make_token, _POST),

@@ -49,6 +49,7 @@ def overview(request: Request) -> Response:
         now=coordinator.overview(),
         quality=quality,
         curve=quality_chart(quality),
+        kept=sorted(coordinator.store.kept_rounds(), reverse=True),
     )
 
 
@@ -92,7 +93,8 @@ def device(request: Request) -> Response:
         actions=offered(detail.device),
         machine=machine_rows(detail),
         curve=loss_chart(detail),
-        profile=(coordinator.store.profiles(detail.device.device) or [None])[-1],
+        profile=next(reversed(coordinator.store.profiles(detail.device.device)), None),
+        open_round=coordinator.open_update(detail.device.device),
     )
 
 
