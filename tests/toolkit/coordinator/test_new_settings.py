@@ -12,11 +12,13 @@ from killed_actions import Step, audit, kill_at_every_write
 from operators import coordinator_of, operator
 from parameters import some_long
 from refusals import refused
+from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.settings_log import Change
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.startup import serve
 from vector_fleet import (
     CONFIG,
     VectorModel,
@@ -219,3 +221,49 @@ def test_killed_at_every_write_scheduled_settings_agree_with_the_log(
     tmp_path: Path, before: bool
 ) -> None:
     assert kill_at_every_write(tmp_path, STEPS, prepare, check, before) > 2 * len(STEPS)
+
+
+DIGITS = """
+model = "toolkit.models:digits_cnn"
+input_shape = [1, 8, 8]
+rounds = 3
+held_out = "held_out.npz"
+port = 0
+
+[training]
+learning_rate = 0.05
+
+[[devices]]
+name = "desktop"
+submodel = "full"
+"""
+
+
+def test_serve_makes_the_model_for_new_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(DIGITS)
+    samples = np.zeros((4, 1, 8, 8), np.float32), np.array([0, 1, 2, 3])
+    np.savez(tmp_path / "held_out.npz", x=samples[0], y=samples[1])
+
+    def run(server: Server) -> None:
+        coordinator = server.coordinator
+        server.round_worker.resume()
+        weights = coordinator.store.model()
+        file.write_text(DIGITS.replace('"full"', '"slice:no_such_part"'))
+        with refused("spec.unknown-cut-point"):
+            coordinator.apply_settings("x", "operator")
+        assert coordinator.store.operator_log.last() == 0
+        file.write_text(DIGITS.replace("0.05", "0.01").replace('"full"', '"width:0.5"'))
+        assert len(coordinator.apply_settings("x", "operator").changes) == 2
+        server.round_worker._take_new_settings()
+        model = server.round_worker._model
+        assert isinstance(model, Federation)
+        assert model.training.learning_rate == 0.01
+        assert model.save() == weights
+        assert coordinator.submodels() == {"width:0.5"}
+        server.close()
+
+    monkeypatch.setattr(Server, "run", run)
+    serve(file)

@@ -241,6 +241,22 @@ def test_a_restart_knows_every_decision(tmp_path: Path) -> None:
             stranger.join(lambda: key.join_request(token(config, "board"), "m", MACHINE))
 
 
+def test_the_update_of_a_removed_device_counts_over_a_restart(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c")
+    with running(config) as server:
+        links = enrol(server, tmp_path)
+        send_trained(links["desktop-1"], 1, tmp_path / "d")
+        operator(server).act("remove", "desktop-1", "sold")
+    with running(config) as server:
+        board, second = joined(server, tmp_path / "2"), joined(server, tmp_path / "1")
+        assert task(board).round == 1
+        assert server.coordinator.rounds.updates.keys() == {"desktop-1"}
+        for name, link in (("b", board), ("e", second)):
+            send_trained(link, 1, tmp_path / name)
+        assert task(board).round == 2
+        assert server.coordinator.status().history[-1].updates == 3
+
+
 def test_a_ban_is_for_the_key_under_whatever_name_it_joined(tmp_path: Path) -> None:
     coordinator, store = coordinator_of(tmp_path)
     key = new_key()

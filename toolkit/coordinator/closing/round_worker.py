@@ -306,6 +306,8 @@ class RoundWorker:
                 for name, update in earlier.items():
                     if name in offers:
                         rounds.take(name, round_, offers[name], update)
+                    elif store.registry.device(name).has_left:
+                        rounds.count_left(name, update)
                 for name in failures:
                     rounds.excuse(name)
                 for name in bundles.keys() - offers.keys():

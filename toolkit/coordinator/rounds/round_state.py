@@ -300,6 +300,11 @@ class Rounds:
         self.check(device, round_, bundle, update)
         self.updates[device] = update
 
+    def count_left(self, device: str, update: str) -> None:
+        """Count the update of a `device` that has left after it sent this for the open round."""
+        self._expect(self.phase == "training" and device not in self.devices, "count")
+        self._offers[device], self.updates[device] = "", update
+
     def due(self, now: float) -> bool:
         """Whether the open round should close."""
         if self.phase != "training":
