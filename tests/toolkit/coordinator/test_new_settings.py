@@ -141,6 +141,36 @@ def test_a_file_that_is_changed_back_keeps_the_settings(tmp_path: Path) -> None:
         assert actor.audit().entries[-1].action == "keep the settings"
 
 
+def test_a_round_that_opens_again_keeps_its_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    with running(configured(folder)) as server:
+        Made(server)
+        actor, links = operator(server), enrol(server, tmp_path)
+        assert task(links["board-1"]).round == 1
+        configured(folder, OTHER)
+        assert actor.apply_settings("x").round == 2
+        actor.abort_round(1, "x")
+        assert task(links["board-1"]).round == 1
+        assert server.coordinator.config.deadline_s == 600
+        for name, link in links.items():
+            send_trained(link, 1, tmp_path / name)
+        assert task(links["board-1"]).round == 2
+        assert server.coordinator.config.deadline_s == 60
+
+
+def test_fewer_places_end_the_enrolment(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    config = configured(folder)
+    with running(config) as server:
+        Made(server)
+        for kind in ("desktop", "board"):
+            link = membership.join(server.url, token(config, kind), "m", tmp_path / kind)
+        configured(folder, CONFIG.replace("count = 2", "count = 1"))
+        assert operator(server).apply_settings("one is broken").round == 1
+        board = joined(server, tmp_path / "board")
+        assert (link.device, task(board).round) == ("board-1", 1)
+
+
 def test_a_restart_takes_the_changes_into_the_open_round(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     with running(configured(folder)) as server:

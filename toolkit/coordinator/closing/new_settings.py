@@ -28,6 +28,8 @@ def model_for_new_settings(coordinator: Coordinator) -> Model | None:
         rounds.total, rounds.deadline_s = config.last_round, config.deadline_s
         rounds.expected, rounds.quorum = config.expected_devices, config.quorum
         rounds.min_updates = config.min_updates
+        if rounds.phase == "enrolling" and len(rounds.devices) >= rounds.expected:
+            rounds.begin()
     keep_secrets(config, store, read_secrets(config, store, new_key=False))
     logger.info("Round %d begins with new settings.", rounds.done + 1)
     model: Model = new.model
