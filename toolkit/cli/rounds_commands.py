@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from device_agent.formats.protocol.fleet import further_figures
-from toolkit.terminal_output import print_table, table
+from toolkit.terminal_output import filled, print_table, table
 
 if TYPE_CHECKING:
     from device_agent.formats.protocol.fleet import FederatedEvaluation
@@ -70,6 +70,9 @@ def rounds(state: Path, round_: int | None, as_json: bool) -> None:
             ", ".join(_notes(saved)),
         )
     print_table(shown)
+    for saved in rounds:
+        for change in saved.changes:
+            click.echo(filled(f"Round {saved.round} began with {change}", 80, "  "))
     if (figure := compared_by(state)) is not None:
         click.echo(f"The best round has the best {figure}.")
     for line in (line for saved in rounds if saved.current for line in worst_classes(saved)):

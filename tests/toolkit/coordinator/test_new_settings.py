@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from device_agent.federation import membership
 from killed_actions import Step, audit, kill_at_every_write
@@ -13,12 +14,14 @@ from operators import coordinator_of, operator
 from parameters import some_long
 from refusals import refused
 from toolkit.aggregation.federation import Federation
+from toolkit.cli.rounds_commands import rounds
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.settings_log import Change
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.startup import serve
+from toolkit.coordinator.storage.saved_rounds import saved_rounds
 from vector_fleet import (
     CONFIG,
     VectorModel,
@@ -94,6 +97,9 @@ def test_changes_hold_from_the_next_round_on(tmp_path: Path) -> None:
         np.testing.assert_array_equal(weights, np.full(len(weights), 2, np.float32))
     history = json.loads((config.state / "history.json").read_bytes())["history"]
     assert [entry.get("changes") for entry in history] == [None, None, CHANGES]
+    assert [saved.changes for saved in saved_rounds(config.state)] == [[], [], CHANGES]
+    printed = CliRunner().invoke(rounds, [str(config.state)]).output
+    assert "Round 2 began with deadline_s: 600.0 -> 60.0\n" in printed
     with running(configured(folder, OTHER)) as server:  # these are its settings from now on
         assert len(operator(server).audit().entries) == len(CHANGES)
 

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from toolkit.coordinator.database.database import Database
@@ -68,11 +68,14 @@ class SettingsLog:
 
     def by_round(self) -> dict[int, list[str]]:
         """Map each round that began with changes to their texts."""
-        texts: dict[int, list[str]] = {}
         with self._database.transaction() as db:
-            rows: Sequence[tuple[int, str, str, str]] = db.execute(
-                "SELECT round, key, before, after FROM settings_changes ORDER BY rowid"
-            ).fetchall()
-        for round_, *change in rows:
-            texts.setdefault(round_, []).append(Change(*change).text())
-        return texts
+            return changes_by_round(db)
+
+
+def changes_by_round(db: sqlite3.Connection) -> dict[int, list[str]]:
+    """Map each round that began with changes to their texts."""
+    texts: dict[int, list[str]] = {}
+    rows = db.execute("SELECT round, key, before, after FROM settings_changes ORDER BY rowid")
+    for round_, *change in rows:
+        texts.setdefault(round_, []).append(Change(*change).text())
+    return texts

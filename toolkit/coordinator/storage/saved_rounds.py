@@ -11,6 +11,7 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigu
 from profiles.errors import InputError
 from toolkit.coordinator.database import schema
 from toolkit.coordinator.database.database import BUSY_S
+from toolkit.coordinator.database.settings_log import changes_by_round
 from toolkit.coordinator.storage import retention
 from toolkit.coordinator.storage.coordinator_store import Store, held_out_figures, judgement
 from toolkit.coordinator.storage.database_check import check_version
@@ -37,6 +38,7 @@ class SavedRound:
         current: Whether the next round starts from its model.
         devices: How the devices that received this model judge it; None if they did not.
         held_out: Further figures on held-out data, such as figures of each class; None without any.
+        changes: The settings that changed before the round.
     """
 
     round: int
@@ -52,6 +54,7 @@ class SavedRound:
     devices: FederatedEvaluation | None
     held_out: HeldOutFigures | None
     asked: int | None
+    changes: list[str]
 
 
 def saved_rounds(folder: Path) -> list[SavedRound]:
@@ -63,6 +66,8 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             "SELECT round, accuracy, loss, updates, model, kept, started_from, "
             "devices, held_out, asked FROM history ORDER BY round"
         ).fetchall()
+        known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings_changes'").fetchone()
+        changes = changes_by_round(db) if known else {}
     return [
         SavedRound(
             round=round_,
@@ -78,6 +83,7 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             devices=judgement(judged),
             held_out=held_out_figures(figures),
             asked=asked,
+            changes=changes.get(round_, []),
         )
         for round_, accuracy, loss, updates, model, kept, start, judged, figures, asked in rows
     ]
