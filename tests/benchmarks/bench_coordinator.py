@@ -4,8 +4,8 @@
 turns. Devices have Ed25519 keys and send distinct valid updates. Processor time is that of the
 serving process. Uploads of a larger model take turns with those to a bare Starlette route that only
 streams to a file. Thousands of devices wait for the first round, each with a connection of its own.
-In another fleet of this size, each round selects 200 devices. Linux only. Run
-`make bench-coordinator`.
+Meanwhile the operator loads pages. In another fleet of this size, each round selects 200 devices.
+Linux only. Run `make bench-coordinator`.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 import numpy as np
 from safetensors.numpy import load, save
@@ -42,6 +43,7 @@ from device_agent.formats.protocol.problems import API
 from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.signed_work import split_token
 from device_agent.formats.update import UpdateRecord
+from operator_pages import log_in
 from toolkit.coordinator.http.connection_limits import raise_descriptor_limit
 from vector_fleet import MACHINE
 
@@ -368,11 +370,27 @@ async def wait(scratch: Path, devices: int) -> None:
               f"{polls / took:.0f} polls a second, {used / polls * 1e3:.3f} ms each, "
               f"{(waiting.connections - connections) / took:.1f} new connections a second, "
               f"peak {server.peak_bytes() / 1e6:.0f} MB")  # fmt: skip
+        await asyncio.to_thread(load_pages, server)
         await asyncio.to_thread(fleet.join)  # the last one: the round opens
         await running
         learned = sorted(learned_s - waiting.learned[0] for learned_s in waiting.learned)
         print(f"they learn of the round within {learned[-1]:.1f} s of one another, half of them "
               f"within {learned[len(learned) // 2]:.1f} s (goal {GOAL_LEARNS_S:.0f})")  # fmt: skip
+
+
+def load_pages(server: Serving, times: int = 10) -> None:
+    """Print how long pages of the operator take, and how large they are."""
+    token = (server.folder / "state" / "operator.token").read_text().strip()
+    with httpx.Client(base_url=server.url, timeout=60) as browser:
+        log_in(browser, token)
+        for path in ("", "devices", "devices?search=device-99&sort=trained&descending=true"):
+            took = []
+            for _ in range(times):
+                begun = time.perf_counter()
+                answer = browser.get(f"/operator/{path}").raise_for_status()
+                took.append(time.perf_counter() - begun)
+            print(f"/operator/{path}: {statistics.median(took) * 1e3:.0f} ms, "
+                  f"{len(answer.content) / 1e3:.1f} kB (goals 1000 ms, 200 kB)")  # fmt: skip
 
 
 @dataclass

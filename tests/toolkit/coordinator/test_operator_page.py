@@ -156,6 +156,7 @@ def test_only_a_login_opens_the_pages(page_server: Server, stranger: httpx.Clien
     assert operator(page_server).audit().entries == before
     made = operator(page_server).add_operator("grafana", "read-only", "shows figures")
     log_in(stranger, made.token)
+    assert "<summary>" not in stranger.get("/operator/devices/board-1").text
     for method, path in routes:
         if method != "HEAD" and not path.endswith(("/login", "/events", "logout")):
             allowed = 200 if method == "GET" else 403
@@ -193,6 +194,26 @@ def test_what_the_pages_show(browser: httpx.Client) -> None:
     assert unknown.status_code == 404
     assert "did you mean &#39;board-1&#39;?" in unknown.text
     assert "Every update that came is in the model." in browser.get("/operator/unused").text
+
+
+def test_every_link_leads_somewhere_below_any_prefix(browser: httpx.Client) -> None:
+    """A proxy may serve the coordinator below another path, so no link begins at the host."""
+    pages = ["", "devices", "devices/board-1", "unused", "tokens", "settings", "audit"]
+    for path in pages:
+        answer = browser.get(f"/operator/{path}")
+        found = {
+            link
+            for _, attrs in Tags(answer.text).found
+            for name in ("href", "src", "hx-get", "data-events")
+            if (link := attrs.get(name)) is not None
+        }
+        assert len(found) > 10
+        for link in found - {"#main"}:
+            assert not link.startswith("/"), link
+            target = answer.url.join(link)
+            assert target.path.startswith("/operator"), link
+            if not link.endswith("/events"):
+                assert browser.get(target, headers={"Accept-Encoding": "br"}).status_code == 200
 
 
 def listed(browser: httpx.Client, query: str) -> list[str]:
