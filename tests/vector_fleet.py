@@ -100,7 +100,7 @@ class VectorModel:
             version=FORMAT_VERSION,
             submodel=submodel,
             runtime="onnx",
-            base=fingerprint(self.weights.tobytes()).sha256,
+            base=fingerprint(self.save()).sha256,
             sample_shape=(2,),
             classes=2,
             signatures={},
@@ -120,6 +120,16 @@ class VectorModel:
         self.folded.append(len(received))
         with np.errstate(over="ignore"):  # some tests send numbers that are too large on purpose
             self.weights = np.mean(received, axis=0, dtype=np.float32)
+
+    def fold_versions(
+        self, updates: Iterable[Update], stale: Iterable[tuple[int, bytes, Iterable[Update]]]
+    ) -> None:
+        changes = [tensors["w"] - self.weights for _, tensors in updates]
+        for staleness, model, group in stale:
+            base, factor = load(model)["w"], np.float32(1 / np.sqrt(1 + staleness))
+            changes += [factor * (tensors["w"] - base) for _, tensors in group]
+        self.folded.append(len(changes))
+        self.weights = self.weights + np.mean(changes, axis=0, dtype=np.float32)
 
     def scales(self, update: object) -> dict[str, Scale]:
         return {}

@@ -176,6 +176,18 @@ class Federation:
             add_stale(aggregation, version)
         self.take(aggregation)
 
+    def fold_versions(
+        self,
+        updates: Iterable[Received],
+        stale: Iterable[tuple[int, bytes, Iterable[Received]]],
+    ) -> None:
+        """Do the same as `fold_stale`, with saved models; `stale` has (staleness, model, updates).
+
+        Raises UpdateError if there is no update; the model then stays unchanged.
+        """
+        versions = (StaleUpdates(tau, self.saved(data), group) for tau, data, group in stale)
+        self.fold_stale(updates, versions)
+
     def keep_factors(self, specs: Iterable[str]) -> None:
         """Keep factors for each submodel in `specs` whose family averages factors.
 

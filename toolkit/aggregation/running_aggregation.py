@@ -116,6 +116,12 @@ class Aggregation:
             )
         return group
 
+    def compose(self, key: str) -> None:
+        """Average the tensors that the factors of submodel `key` compose, not the factors."""
+        group = self.factors.pop(key)
+        if self.policy.factors == "afm":  # otherwise `add_checked` has composed them
+            self._add_group(key, group, group.table)
+
     def result(self) -> GlobalModel:
         """The next global model. The aggregation cannot be used afterwards."""
         tensors = {**self.model.tensors}

@@ -66,11 +66,13 @@ def merge_stale(aggregation: Aggregation, stale: Aggregation, staleness: int) ->
     """Merge `stale`, whose model is `staleness` versions old, into `aggregation`.
 
     `stale` cannot be used afterwards. Factors that are kept between rounds move in the same way,
-    from those of the old model to those of the newest. Both models must have them; see
-    `Federation.keep_factors`.
+    from those of the old model to those of the newest. If the old model has not kept them, the two
+    cannot be compared, and the tensors that they compose move; see `Federation.keep_factors`.
     """
     old, new, scale = stale.model, aggregation.model, staleness_weight(staleness)
     untrained = old.tensors.keys() - stale.trained
+    for key in stale.factors.keys() - old.kept.keys():
+        stale.compose(key)
     move(stale.mean, _moves(stale.mean.sums, old, new, untrained), scale)
     for key, group in stale.factors.items():
         move(group.mean, _factor_moves(key, group, old, new), scale)

@@ -3,13 +3,14 @@
 Every method may be called from any thread. Heavy work is done in `round_worker.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.fleet import (
     ABSENT,
     LEFT,
@@ -42,7 +43,7 @@ from toolkit.coordinator.requests.release_reports import ReleaseAnswers
 from toolkit.coordinator.requests.uploads import Uploads
 from toolkit.coordinator.rounds.early_stopping import ended_early
 from toolkit.coordinator.rounds.poll_interval import PollInterval
-from toolkit.coordinator.rounds.round_state import Rounds
+from toolkit.coordinator.rounds.round_state import Flight, Rounds
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 
@@ -84,7 +85,7 @@ class Coordinator(
 
     poll_interval: PollInterval = field(init=False, repr=False)
     sessions: OperatorSessions = field(default_factory=OperatorSessions, repr=False)
-    _offers: dict[str, _Offer] = field(default_factory=dict, repr=False)
+    _offers: dict[tuple[int, str], _Offer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,8 +124,10 @@ class Coordinator(
         The work is signed once a second for all devices of a submodel. Their work is the same, and
         the signature is the most expensive part of a poll.
         """
-        submodel, round_, now = self.submodel(device), self.rounds.round, self.wall_clock()
-        bundle, offer = self.bundles[submodel], self._offers.get(submodel)
+        submodel, now = self.submodel(device), self.wall_clock()
+        round_, bundle = self.rounds.trained_round(device.id), self.offered_bundle(device)
+        self.rounds.note_started(device.id)
+        offer = self._offers.get((round_, submodel))
         if offer is None or offer.bundle is not bundle or offer.work.issued != int(now):
             files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
             work = Work(
@@ -136,7 +139,8 @@ class Coordinator(
                 evaluation=self.config.evaluation.request,
                 budget_s=self.config.budget_s,
             )
-            offer = self._offers[submodel] = _Offer(bundle, self.key.signed(work, now))
+            offer = _Offer(bundle, self.key.signed(work, now))
+            self._offers[round_, submodel] = offer
         self.activity[device.id].round = round_
         return offer
 
@@ -178,7 +182,7 @@ class Coordinator(
     def file(self, device: Device, sha256: str) -> tuple[Path, int]:
         """Path and size of a file that `device` may fetch now. Raises RefusalError (404)."""
         with self.lock:
-            bundle = self.bundles.get(self.submodel(device), {})
+            bundle = self.offered_bundle(device)
         for entry in bundle.values():
             if entry.sha256 == sha256:
                 return self.store.blobs.path(sha256), entry.size
@@ -213,14 +217,41 @@ class Coordinator(
         A round that has reached its goal does not need them, so none is late.
         """
         with self.lock:
-            left, round_ = self.rounds.late(), self.rounds.round
-            enough = self.rounds.has_reached_goal
+            round_, rounds = self.rounds.round, self.rounds
+            left = rounds.late() if rounds.max_staleness is None else []  # otherwise they go on
+            enough = rounds.has_reached_goal
             why = NOT_NEEDED if enough else "round {} closed before its update came"
             for device in left:
                 self.activity[device].missed = why.format(round_)
             self.not_needed = (round_, len(left) if enough else 0)
             self.rounds.close()
         return [] if enough else [self.store.registry.device(device) for device in left]
+
+    def keep_flights(self) -> None:
+        """Store which devices go on training after the closed round, before its result is kept."""
+        with self.lock:
+            self.store.keep_flights(self.rounds.going_on())
+
+    def folded(self, judges: Collection[str], stops: bool) -> None:
+        """Record that the closed round is in the model. Devices that still train keep their files.
+
+        `judges` and `stops` are those of `Rounds.folded`.
+        """
+        with self.lock:
+            round_, rounds = self.rounds.round, self.rounds
+            rounds.folded(judges, stops)
+            if rounds.max_staleness is not None:
+                self.earlier_bundles[round_] = self.bundles
+                for old in [r for r in self.earlier_bundles if r <= round_ - rounds.max_staleness]:
+                    del self.earlier_bundles[old]
+            self.bundles = {}
+            self._offers.clear()
+            self.missed_deadlines = 0
+
+    def begin_anew(self) -> None:
+        """Let all devices train new bundles, whatever they train now. The caller holds the lock."""
+        self.bundles, self.earlier_bundles = {}, {}
+        self.rounds.flights.clear()
 
     def note_preparation(self, task: str, preparation: Preparation | None) -> None:
         """Show `preparation` of `task` in the status. None means that the preparation is done."""
@@ -294,9 +325,10 @@ def restore(
         config.expected_devices,
         config.deadline_s,
         done=done,
-        quorum=config.quorum,
+        quorum=config.closing_updates,
         min_updates=config.min_updates,
         stopped_early=ended_early(store, config, done),
+        max_staleness=config.oldest if config.mode == "async" else None,
     )
     rounds.left_out |= store.suspicions.left_out.keys()
     bundles = store.bundles(done + 1)
@@ -319,9 +351,24 @@ def restore(
             activity = coordinator.activity[device.id]
             activity.note = decisions[device.id].text()
             activity.state = PAUSED if device.id in rounds.paused else activity.state
+    _restore_flights(coordinator)
     # The number of devices does not tell whether the first round has opened: some may have left.
     if store.value(STARTED) is not None and rounds.phase == "enrolling":
         rounds.begin()
     if asked and rounds.phase == "finished":
         rounds.judge_again([device for device, counts in asked.items() if counts is None])
     return coordinator
+
+
+def _restore_flights(coordinator: Coordinator) -> None:
+    """Let devices that trained an earlier round before the restart go on with it."""
+    rounds, store = coordinator.rounds, coordinator.store
+    flights = store.flights() if rounds.max_staleness is not None else {}
+    coordinator.earlier_bundles = {
+        round_: store.bundles(round_) for round_ in set(flights.values()) if round_ <= rounds.done
+    }
+    for name in flights.keys() & rounds.present:
+        bundles = coordinator.earlier_bundles.get(flights[name], {})
+        bundle = bundles.get(coordinator.submodel(store.registry.device(name)))
+        if bundle:
+            rounds.flights[name] = Flight(flights[name], bundle[MANIFEST].sha256)

@@ -548,6 +548,23 @@ class FederationConfig(Table):
         return math.ceil(round(self.over_selection * wanted, 6))
 
     @property
+    def closing_updates(self) -> int | None:
+        """How many updates close a round early; None if it waits for all of its devices."""
+        return self.buffer_size if self.mode == "async" else self.quorum
+
+    @property
+    def oldest(self) -> int:
+        """How old the models of updates in asynchronous rounds may be, in rounds."""
+        return MAX_STALENESS if self.max_staleness is None else self.max_staleness
+
+    @property
+    def kept_models(self) -> int | Literal["all", "best"]:
+        """`keep`, but at least the models that updates of the last and the open round need."""
+        if self.mode == "sync" or self.keep == "all":
+            return self.keep
+        return max(self.oldest + 2, 1 if self.keep == "best" else self.keep)
+
+    @property
     def last_round(self) -> int | None:
         """The number of the last round; None if there is none."""
         return self.rounds if isinstance(self.rounds, int) else None
@@ -570,15 +587,6 @@ class CoordinatorConfig(FederationConfig):
 
     held_out: Path | None = None
     simulation: SimulationTable | None = None
-
-    @model_validator(mode="after")
-    def _rounds_are_synchronous(self) -> Self:
-        if self.mode == "async":
-            raise ValueError(
-                'only `simulate` has mode = "async" so far: remove `mode`, `buffer_size` and '
-                "`max_staleness`, and set `quorum` so that no round waits for slow devices"
-            )
-        return self
 
 
 Config = TypeVar("Config", bound=FederationConfig)

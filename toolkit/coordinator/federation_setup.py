@@ -44,6 +44,8 @@ def federation(config: FederationConfig, report: Report = silent) -> "Federation
     for spec in _specs(config):
         report(f"splitting {spec}")
         model.submodel(spec)
+    if config.mode == "async":
+        model.keep_factors(_specs(config))
     return model
 
 

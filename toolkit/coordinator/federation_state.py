@@ -43,6 +43,8 @@ class FederationState:
         bundles_made: Submodels of the next round whose bundle is ready. Used while other bundles
             are still being made.
         preparations: What is being prepared now, by task.
+        earlier_bundles: The bundles of earlier asynchronous rounds that devices may still train, by
+            round, then by submodel.
         activity: The last known activity of each device.
         lock: Protects `rounds`, `bundles`, `bundles_made`, `preparations` and `activity`.
         changed: Wakes the round worker, for example after an update.
@@ -71,6 +73,7 @@ class FederationState:
     key: CoordinatorKey = field(default_factory=CoordinatorKey, repr=False)
     bundles: dict[str, Bundle] = field(default_factory=dict)
     bundles_made: set[str] = field(default_factory=set)
+    earlier_bundles: dict[int, dict[str, Bundle]] = field(default_factory=dict)
     preparations: dict[str, Preparation] = field(default_factory=dict)
     activity: dict[str, DeviceActivity] = field(default_factory=dict)
     wall_clock: Callable[[], float] = time.time
@@ -106,6 +109,15 @@ class FederationState:
                 values=values,
             )
         )
+
+    def offered_bundle(self, device: Device) -> Bundle:
+        """The bundle that `device` trains now; empty if there is none. The caller holds the lock.
+
+        In asynchronous rounds it may be that of an earlier round.
+        """
+        flight = self.rounds.flights.get(device.id)
+        bundles = self.bundles if flight is None else self.earlier_bundles.get(flight.round, {})
+        return bundles.get(self.submodel(device), {})
 
     def submodel(self, device: Device) -> str:
         """The submodel of `device` in the round that is open or opens next."""

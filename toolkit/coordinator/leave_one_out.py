@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 from safetensors import SafetensorError
 
+from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.tensor_files import tensors_in
 from device_agent.formats.update import UpdateRecord
 from profiles.errors import InputError
@@ -79,12 +80,26 @@ def leave_one_out(
     """
     start, updates = kept_updates(folder, round_)
     before = model_file(folder, start).read_bytes()
-    blobs = Blobs(folder / FILES)
+    rounds = saved_rounds(folder)
+    ages = {saved.model: round_ - 1 - saved.round for saved in rounds if saved.round < round_}
+    ages[fingerprint(before).sha256] = 0
 
     def evaluated(used: Sequence[KeptUpdate]) -> "Evaluation":
         federation.load(before)
-        if used:
-            federation.fold_checked(_updates(blobs, used))
+        most = most_samples([update.record.samples for update in used]) if used else 0
+        # In asynchronous rounds, updates may be of earlier models.
+        by_age: dict[int, list[KeptUpdate]] = {}
+        for update in used:
+            by_age.setdefault(ages.get(update.record.base, 0), []).append(update)
+        blobs, newest = Blobs(folder / FILES), by_age.pop(0, [])
+        stale = (
+            (age, model_file(folder, round_ - 1 - age).read_bytes(), _updates(blobs, same, most))
+            for age, same in by_age.items()
+        )
+        if by_age:
+            federation.fold_versions(_updates(blobs, newest, most), stale)
+        elif newest:
+            federation.fold_checked(_updates(blobs, newest, most))
         return federation.evaluation(*samples)
 
     logger.info("aggregating %s of round %d", counted(len(updates), "update"), round_)
@@ -138,9 +153,8 @@ def _all_there(blobs: Blobs, updates: Collection[KeptUpdate]) -> bool:
     return all(blobs.has_size(own.sha256, own.record.file.size) for own in updates)
 
 
-def _updates(blobs: Blobs, used: Sequence[KeptUpdate]) -> Iterator[Update]:
-    """Yield updates as their round weighed them. Raises InputError if a file is damaged."""
-    most = most_samples([update.record.samples for update in used])
+def _updates(blobs: Blobs, used: Sequence[KeptUpdate], most: int) -> Iterator[Update]:
+    """Yield updates with at most `most` samples. Raises InputError if a file is damaged."""
     for update in used:
         data = blobs.read(update.sha256)
         try:

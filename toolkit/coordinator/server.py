@@ -105,7 +105,7 @@ class Server:
             )
         self._socket = listening or bind(config.host, config.port, origin)
         try:
-            self._store = store or Store(config.state, config.keep, lock=lock)
+            self._store = store or Store(config.state, config.kept_models, lock=lock)
             self._store.set_value(KEEP_UPDATES, str(config.keep_updates))
             self._store.set_value(FILE, str(origin.resolve()))
         except BaseException:

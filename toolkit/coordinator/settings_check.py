@@ -57,7 +57,7 @@ CHANGEABLE = frozenset(
 LIVE = frozenset(
     {
         *("title", "purpose", "contact", "rounds", "early_stopping", "deadline_s", "quorum"),
-        *("min_updates", "forget_after", "token_days"),
+        *("buffer_size", "min_updates", "forget_after", "token_days"),
         *("clients_per_round", "over_selection", "selection", "budget_s"),
         *("training", "aggregation", "evaluation", "release", "devices"),
     }
@@ -75,6 +75,8 @@ def checked_settings(config: CoordinatorConfig) -> str:
         "input_shape": list(config.input_shape),
         "inputs": list(config.inputs),
         "seed": config.seed,
+        # The updates of an open asynchronous round may be of earlier models.
+        "mode": config.mode,
         "training": asdict(config.training),
         "data": config.data and json.loads(msgspec.json.encode(config.data)),
         # Samples that were trained under a smaller share would flatter later models.
@@ -98,6 +100,7 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> list[Change]
     defaults = json.loads(json.dumps(asdict(TrainingConfig())))
     before["training"] = {**defaults, **before["training"]}
     before.setdefault("inputs", [])
+    before.setdefault("mode", "sync")
     # Version 0.2.0 kept the budgets of the kinds as well.
     for kind in before["devices"]:
         for key in BUDGETS:

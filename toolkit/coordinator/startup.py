@@ -68,7 +68,7 @@ def serve(
             store = None
             # A new folder stays empty until the model is there.
             if (config.state / DATABASE).exists():
-                store = Store(config.state, config.keep, read_all=read_all, lock=lock)
+                store = Store(config.state, config.kept_models, read_all=read_all, lock=lock)
                 read_secrets(config, store, new_key)  # raises if one is damaged
             logger.info("Loading PyTorch.")
             with _uninterrupted():

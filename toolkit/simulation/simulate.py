@@ -228,7 +228,6 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
         assert attendance is not None  # the file refuses a baseline
         timetable = timetable_of(config, attendance)
         folder.kept_models = timetable.max_staleness + 1
-        model.keep_factors(dict.fromkeys(specs))
     return Simulation(
         config,
         folder,

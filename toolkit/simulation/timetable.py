@@ -160,5 +160,4 @@ def timetable_of(config: SimulationConfig, attendance: Attendance) -> Timetable:
     specs, buffer_size = config.specs(), config.buffer_size
     assert buffer_size is not None  # the file refuses the mode without it
     concurrency = max(1, round(config.simulation.participation * len(specs)))
-    oldest = MAX_STALENESS if config.max_staleness is None else config.max_staleness
-    return Timetable(attendance, specs, concurrency, buffer_size, oldest)
+    return Timetable(attendance, specs, concurrency, buffer_size, config.oldest)

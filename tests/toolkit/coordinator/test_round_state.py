@@ -405,3 +405,90 @@ class SelectedRounds(RuleBasedStateMachine):
 
 
 TestSelectedRounds = SelectedRounds.TestCase
+
+
+class AsynchronousFleet(RuleBasedStateMachine):
+    """Devices begin, go on after their round, send, and leave; what each trains is kept beside."""
+
+    @initialize(devices=st.integers(1, 5), buffer=st.integers(1, 5), oldest=st.integers(0, 3))
+    def start(self, devices: int, buffer: int, oldest: int) -> None:
+        self.machine = Rounds(12, devices, DEADLINE_S, quorum=buffer, max_staleness=oldest)
+        self.oldest = oldest
+        self.members = {f"device-{n}" for n in range(devices)}
+        for name in self.members:
+            self.machine.enrol(name)
+        self.begun: dict[str, int] = {}
+        self.sent: set[str] = set()
+        self.closed = False
+
+    def chosen(self, index: int, names: set[str]) -> str:
+        return sorted(names)[index % len(names)]
+
+    @precondition(lambda self: self.members)
+    @rule(index=st.integers(0, 4))
+    def ask(self, index: int) -> None:
+        name = self.chosen(index, self.members)
+        if self.machine.task(name) == "train" and self.machine.phase == "training":
+            self.machine.note_started(name)
+            self.begun.setdefault(name, self.machine.round)
+
+    @precondition(lambda self: self.begun)
+    @rule(index=st.integers(0, 4), other=st.integers(-2, 2))
+    def send(self, index: int, other: int) -> None:
+        name = self.chosen(index, set(self.begun))
+        round_ = self.begun[name] + other
+        before = state(self.machine)
+        if other or self.machine.phase != "training":
+            closing = not other and self.machine.phase == "aggregating"
+            with refused("round.closing" if closing else "round.closed"):
+                self.machine.take(name, round_, f"bundle {round_}", "u")
+            assert state(self.machine) == before
+            return
+        with refused("round.other-bundle"):
+            self.machine.take(name, round_, "bundle 0", "u")
+        self.machine.take(name, round_, f"bundle {round_}", f"update {round_}")
+        self.machine.take(name, round_, f"bundle {round_}", f"update {round_}")
+        del self.begun[name]
+        self.sent.add(name)
+
+    @precondition(lambda self: len(self.members) > 1)
+    @rule(index=st.integers(0, 4))
+    def leave(self, index: int) -> None:
+        name = self.chosen(index, self.members)
+        self.machine.leave(name)
+        self.members.remove(name)
+        self.begun.pop(name, None)
+
+    @precondition(lambda self: self.machine.phase in ("training", "aggregating"))
+    @rule()
+    def turn(self) -> None:
+        machine = self.machine
+        if machine.phase == "training":
+            if machine.due(0.0):
+                machine.close()
+                self.closed = True
+        elif self.closed:
+            machine.folded()
+            self.sent.clear()
+            self.closed = False
+            if machine.phase == "finished":
+                self.begun.clear()
+        elif self.members:
+            round_ = machine.done + 1
+            machine.open(dict.fromkeys(self.members, f"bundle {round_}"), 0.0)
+            self.begun = {n: r for n, r in self.begun.items() if r >= round_ - self.oldest}
+
+    @invariant()
+    def everybody_goes_on_with_its_own_round(self) -> None:
+        machine = self.machine
+        assert set(machine.updates) == self.sent
+        for name, round_ in self.begun.items():
+            assert (machine.trained_round(name), machine.task(name)) == (round_, "train")
+        for name in self.members - self.begun.keys():
+            waits = machine.phase != "training" or name in self.sent
+            assert machine.task(name) == (
+                "finished" if machine.over else "wait" if waits else "train"
+            )
+
+
+TestAsynchronousFleet = AsynchronousFleet.TestCase

@@ -14,7 +14,6 @@ from parameters import long_one
 from refusals import refused
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.recover import recover
-from toolkit.coordinator.federation_config import load_config
 from toolkit.simulation import simulate as simulate_module
 from toolkit.simulation.attendance import Attendance
 from toolkit.simulation.chunks import ChunkTrainer, TrainedChunk
@@ -240,12 +239,6 @@ def test_an_interruption_changes_nothing(file: Path, tmp_path: Path, spec: str) 
     assert states[0] == states[1]
     models = {int(name.partition("-")[2]) for name in states[0] if name.startswith("model-")}
     assert models == {3, 4, 5}
-
-
-def test_serve_refuses_the_mode(file: Path) -> None:
-    with refused("config.bad-value") as caught:
-        load_config(written(file))
-    assert "only `simulate`" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,15 @@ def model_for_new_settings(coordinator: Coordinator) -> Model | None:
     if new is None or not between or rounds.done + 1 < new.round:
         return None
     store.change_settings(rounds.done + 1, new.changes, checked_settings(new.config), log=())
+    if rounds.max_staleness is not None:
+        store.keep_flights({})  # devices may get other submodels, so all begin anew
     with coordinator.lock:
         config = coordinator.config = new.config
         coordinator.new_settings = None
-        coordinator.bundles = {}
+        coordinator.begin_anew()
         coordinator.released.evaluation = config.evaluation.request
         rounds.total, rounds.deadline_s = config.last_round, config.deadline_s
-        rounds.expected, rounds.quorum = config.expected_devices, config.quorum
+        rounds.expected, rounds.quorum = config.expected_devices, config.closing_updates
         rounds.min_updates = config.min_updates
         if rounds.phase == "enrolling" and len(rounds.devices) >= rounds.expected:
             rounds.begin()

@@ -4,7 +4,7 @@ To fold an update means to aggregate it into the model.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Samples = tuple[np.ndarray, np.ndarray]
 """Samples and labels."""
+LOST_VERSION = "the model that it was trained from is not kept any more"
 DAMAGED = "its tensors are missing or damaged in the coordinator's state folder"
 
 
@@ -71,6 +72,19 @@ class Model(Protocol):
         """Restore a state that `save` returned."""
 
 
+@runtime_checkable
+class VersionedModel(Model, Protocol):
+    """A global model for asynchronous rounds. `Federation` implements it."""
+
+    def fold_versions(
+        self, updates: Iterable[Update], stale: Iterable[tuple[int, bytes, Iterable[Update]]]
+    ) -> None:
+        """Aggregate checked updates of this model and of earlier versions into the global model.
+
+        `stale` has for each version its staleness, the saved state, and the updates.
+        """
+
+
 class RoundAggregation:
     """Aggregates the updates of `round_` into `model`. Each update was checked when it arrived.
 
@@ -81,17 +95,29 @@ class RoundAggregation:
     Attributes:
         left_out: Maps a device to the reason why its update was left out.
         excess: Maps a device to how far its update exceeds the numbers that it is compared with.
+        staleness: In asynchronous rounds, maps a device to the staleness of its update.
         quality: The quality of the new model on `held_out`; None without samples. Then a model is
             usable if its weights are finite.
     """
 
-    def __init__(self, model: Model, store: Store, held_out: Samples | None, round_: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        store: Store,
+        held_out: Samples | None,
+        round_: int,
+        asynchronous: bool = False,
+    ) -> None:
         self.left_out: dict[str, str] = {}
         self.excess: dict[str, Excess] = {}
         self.quality: Evaluation | None = None
         self._model, self._store, self._held_out = model, store, held_out
         self._round, self._must_train = round_, True
         self._most_samples = MOST_SAMPLES
+        self.staleness: dict[str, int] = {}
+        self._models: dict[int, str] = {}
+        if asynchronous:
+            self._find_versions()
 
     def run(self) -> int:
         """Aggregate the updates. Returns how many of them were not left out."""
@@ -177,7 +203,7 @@ class RoundAggregation:
         """Fold the updates of `devices` that are not left out. May raise any EdgeTailorError."""
         usable = {device for device in devices if device not in self.left_out}
         if usable:
-            self._model.fold_checked(self._weighable_updates(usable))
+            self._fold_usable(usable)
         if self._held_out is None:
             self._model.check_weights()
             return
@@ -195,6 +221,40 @@ class RoundAggregation:
             )
         if self._must_train:
             self._model.check_training(*self._held_out)
+
+    def _fold_usable(self, devices: Set[str]) -> None:
+        stale = sorted({tau for device in devices if (tau := self.staleness.get(device, 0))})
+        if not stale:
+            self._model.fold_checked(self._weighable_updates(devices))
+            return
+
+        def of(staleness: int) -> Iterator[Update]:
+            same = {device for device in devices if self.staleness[device] == staleness}
+            return self._weighable_updates(same)
+
+        assert isinstance(self._model, VersionedModel)  # the file refuses a site
+        # One model at a time is in memory.
+        versions = ((tau, self._saved(tau), of(tau)) for tau in stale)
+        self._model.fold_versions(of(0), versions)
+
+    def _saved(self, staleness: int) -> bytes:
+        data = self._store.blobs.read(self._models[staleness])
+        assert data is not None  # `_find_versions` has read it
+        return bytes(data)
+
+    def _find_versions(self) -> None:
+        """Find the version that each update was trained from; leave out those of lost versions."""
+        models, current = self._store.models(), self._store.current_round()
+        assert current is not None
+        ages = {model: self._round - 1 - version for version, model in sorted(models.items())}
+        ages[models[current]] = 0
+        for device, _, body in self._store.updates(self._round):
+            base = decode_json(body, UpdateRecord).base
+            if base not in ages or (ages[base] and not self._store.blobs.is_whole(base)):
+                self.left_out[device] = LOST_VERSION
+            else:
+                self.staleness[device] = ages[base]
+                self._models[ages[base]] = base
 
     def _weighable_updates(self, devices: Set[str]) -> Iterator[Update]:
         """Yield the updates of `devices`. Limits the number of samples that each counts."""

@@ -235,7 +235,9 @@ class RoundWorker:
         """Make the bundles of the next round."""
         coordinator = self._coordinator
         round_ = coordinator.rounds.done + 1
-        kept = coordinator.store.set_bundles(round_, self._bundles(round_))
+        most = coordinator.rounds.max_staleness
+        oldest = None if most is None else round_ - most
+        kept = coordinator.store.set_bundles(round_, self._bundles(round_), oldest)
         with coordinator.lock:
             coordinator.bundles, coordinator.bundles_made = kept, set()
             coordinator.note_preparation("bundles", None)
@@ -305,7 +307,7 @@ class RoundWorker:
                 rounds.open(everyone, coordinator.clock(), left, goal)
                 for name, update in earlier.items():
                     if name in offers:
-                        rounds.take(name, round_, offers[name], update)
+                        rounds.take_again(name, update)
                     elif store.registry.device(name).has_left:
                         rounds.count_left(name, update)
                 for name in failures:
@@ -341,7 +343,9 @@ class RoundWorker:
         coordinator = self._coordinator
         round_ = coordinator.rounds.round
         received = counts_of_updates(coordinator, round_)
-        folding = RoundAggregation(self._model, coordinator.store, self._held_out, round_)
+        is_async = coordinator.rounds.max_staleness is not None
+        store = coordinator.store
+        folding = RoundAggregation(self._model, store, self._held_out, round_, is_async)
         updates = folding.run()
         self._quality = folding.quality
         for device, reason in folding.left_out.items():
@@ -353,18 +357,19 @@ class RoundWorker:
         trusted = {d: counts for d, counts in received.items() if d not in folding.left_out}
         # After the last round the same devices are asked once more. If the process is killed before
         # the result is kept, the round is aggregated again and this is repeated.
-        figure = federated_evaluation(round_, list(trusted.values()))
+        # In asynchronous rounds, some devices have received an earlier model.
+        of_newest = [c for d, c in trusted.items() if not folding.staleness.get(d)]
+        figure = federated_evaluation(round_, of_newest)
         result = self._result(round_, updates, folding.left_out)
         stops = ends_early(coordinator.store, coordinator.config, result, figure)
         if coordinator.rounds.is_last(round_) or stops:
             coordinator.store.final_evaluation.begin(sorted(trusted))
         if stops:
             note_early_end(coordinator.store, coordinator.config, round_)
-        self._keep(result, figure)
-        with coordinator.lock:
-            coordinator.rounds.folded(trusted, stops)
-            coordinator.bundles = {}
-            coordinator.missed_deadlines = 0
+        if is_async:
+            coordinator.keep_flights()
+        self._keep(result, figure, _staleness(folding))
+        coordinator.folded(trusted, stops)
         if coordinator.rounds.over:
             coordinator.notify("rounds-ended", "All rounds are done.")
 
@@ -409,8 +414,10 @@ class RoundWorker:
             asked=None if rounds.goal is None else rounds.asked,
         )
 
-    def _keep(self, result: RoundResult, received: FederatedEvaluation | None = None) -> None:
-        """Save and publish the global model with its `result`.
+    def _keep(
+        self, result: RoundResult, received: FederatedEvaluation | None = None, about: str = ""
+    ) -> None:
+        """Save and publish the global model with its `result`, and log it with `about` its updates.
 
         `received` is how the devices judge the model that they received in this round.
         """
@@ -421,7 +428,7 @@ class RoundWorker:
         which = round_of(result.round, self._coordinator.rounds.total).capitalize()
         source = counted(result.updates, "update")
         quality = f"{result.quality()}{further_text(result.held_out)}"
-        text = f"{which}: {quality}, from {source}"
+        text = f"{which}: {quality}, from {source}{about}"
         logger.info(text)
         if received is not None:
             logger.info("%s: received model: %s", which, received.text())
@@ -447,3 +454,11 @@ class RoundWorker:
         """Write global.safetensors and history.json, for people and other programs."""
         store = self._coordinator.store
         publish(store.folder, model, store.history(), store.models())
+
+
+def _staleness(folding: RoundAggregation) -> str:
+    """The staleness of the updates of an asynchronous round, for the log; empty for others."""
+    values = [tau for device, tau in folding.staleness.items() if device not in folding.left_out]
+    if not values:
+        return ""
+    return f" of staleness {sum(values) / len(values):.1f} (at most {max(values)})"

@@ -48,7 +48,7 @@ def go_back(coordinator: Coordinator) -> bool:
             text += " There is no earlier model to go back to: lower learning_rate in [training]."
         else:
             rounds.reopen()
-            coordinator.bundles = {}
+            coordinator.begin_anew()
             text += f" The round starts again from the model of round {target}."
             if suspect is not None:
                 rounds.left_out.add(suspect.device)
@@ -76,7 +76,7 @@ def go_back_as_wanted(coordinator: Coordinator) -> bool:
         if wanted is None:
             return False
         coordinator.rounds.reopen()
-        coordinator.bundles = {}
+        coordinator.begin_anew()
     number = coordinator.store.rollback(wanted.target, action=wanted.action)
     text = f"Round {number} starts from the model of round {wanted.target}"
     logger.info("%s: %s", text, wanted.action.reason)

@@ -91,7 +91,7 @@ class Uploads(FederationState):
                 )
                 with self.lock:
                     self.rounds.check(device.id, round_, record.bundle, digest)
-                    self.store.add_update(round_, device.id, record)
+                    self.store.add_update(self.rounds.round, device.id, record)
                     self.rounds.take(device.id, round_, record.bundle, digest)
                     activity = self.activity[device.id]
                     activity.loss, activity.missed = record.loss_last, None
@@ -151,5 +151,5 @@ class Uploads(FederationState):
             logger.warning("%s: %s. Check the unit of its sensor.", label(device), activity.inputs)
 
     def _manifest(self, device: Device) -> bytes:
-        entry = self.bundles[self.submodel(device)][MANIFEST]
+        entry = self.offered_bundle(device)[MANIFEST]
         return self.store.blobs.path(entry.sha256).read_bytes()

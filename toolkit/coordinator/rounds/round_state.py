@@ -10,15 +10,19 @@ A device that has stopped keeps its place, and no round waits for it until it as
 A device that the operator has paused keeps its place, too, and gets no work until the pause ends.
 A round may be opened for some devices only, with a goal: it closes with that number of updates. The
 other devices wait.
+
+In asynchronous rounds a device goes on with the model of a round that closes without its update.
+The update counts in the round that is open when it comes, and then the device waits for the next.
+
 Times are seconds of a monotonic clock that the caller passes in. A refused call changes nothing.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from device_agent.formats.protocol.problems import ALREADY_SENT, OTHER_BUNDLE, ROUND_CLOSED
 from profiles.text_formatting import round_of
-from toolkit.coordinator.refusals import conflict
+from toolkit.coordinator.refusals import RefusalError, conflict
 
 Phase = Literal["enrolling", "training", "aggregating", "judging", "finished"]
 Task = Literal["train", "wait", "judge", "finished"]
@@ -43,6 +47,13 @@ def fewest_updates(
     return half if quorum is None else min(half, quorum)
 
 
+class Flight(NamedTuple):
+    """A device that trains the model of an earlier round, and the hash of its bundle's manifest."""
+
+    round: int
+    bundle: str
+
+
 class Rounds:
     """The state of the rounds, `done` of which are over.
 
@@ -53,6 +64,9 @@ class Rounds:
     `quorum` updates have come. A round that was opened with a `goal` has that quorum. A round also
     closes `deadline_s` seconds after it opened. With fewer than `needed` updates, a round never
     closes: at its deadline it opens again, and old updates still count.
+
+    With `max_staleness` the rounds are asynchronous: a device may train the model of a round that
+    opened at most so many rounds before the open one.
     """
 
     def __init__(
@@ -64,6 +78,7 @@ class Rounds:
         quorum: int | None = None,
         min_updates: int | None = None,
         stopped_early: bool = False,
+        max_staleness: int | None = None,
     ) -> None:
         self.total = total
         self.expected = expected
@@ -71,6 +86,8 @@ class Rounds:
         self.quorum = quorum
         self.goal: int | None = None
         self.min_updates = min_updates
+        self.max_staleness = max_staleness
+        self.flights: dict[str, Flight] = {}
         self.done = done
         self.stopped_early = stopped_early
         self.phase: Phase = "enrolling"
@@ -85,6 +102,7 @@ class Rounds:
         self._members: frozenset[str] = frozenset()
         self._opened: frozenset[str] = frozenset()
         self._offers: dict[str, str] = {}
+        self._started: set[str] = set()
         self._closes_at = 0.0
 
     @property
@@ -170,6 +188,8 @@ class Rounds:
     def excuse(self, device: str) -> None:
         """Stop waiting for `device` in the open round, unless its update has come."""
         self.judges.discard(device)
+        self.flights.pop(device, None)
+        self._started.discard(device)
         if device not in self.updates:
             self._offers.pop(device, None)
         if self.phase == "training" and not self._offers:
@@ -224,6 +244,12 @@ class Rounds:
         self._members = frozenset(self.present & set(offers))
         self._offers = dict(offers)
         self._opened = frozenset(device for device, bundle in offers.items() if bundle)
+        oldest = self.round - (self.max_staleness or 0)
+        self.flights = {
+            device: flight
+            for device, flight in self.flights.items()
+            if device in offers and flight.round >= oldest
+        }
         self.diverged = set()
         self._closes_at = now + (self.deadline_s if remaining_s is None else remaining_s)
         self.phase = "training"
@@ -234,12 +260,37 @@ class Rounds:
             return "wait" if self._judging_ends_at is None else "judge"
         if self.phase in ("judging", "finished"):
             return "finished"
+        if self._goes_on(device):
+            return "train"
         return "train" if self.waits_for(device) else "wait"
 
     def waits_for(self, device: str) -> bool:
         """Whether `device` was offered work in the open round, and its update is still needed."""
         asked = self.phase == "training" and device in self._offers
         return asked and device not in self.updates and not self.has_reached_goal
+
+    def trained_round(self, device: str) -> int:
+        """The round whose model `device` trains: an earlier one only in asynchronous rounds."""
+        return self.flights[device].round if device in self.flights else self.round
+
+    def going_on(self) -> dict[str, int]:
+        """The round that each device trains which goes on after the closed round."""
+        devices = self.flights.keys() | self._started
+        return {device: self.trained_round(device) for device in devices if self._goes_on(device)}
+
+    def note_started(self, device: str) -> None:
+        """Record that `device` has got work: in asynchronous rounds it may go on after the round.
+
+        A device that has not asked for work gets that of the next round instead.
+        """
+        if self.phase == "training":
+            self._started.add(device)
+
+    def _goes_on(self, device: str) -> bool:
+        """Whether `device` trains while no round is open, because rounds are asynchronous."""
+        if self.max_staleness is None or self.phase != "aggregating" or device in self.updates:
+            return False
+        return device in self.flights or (device in self._offers and device in self._started)
 
     def late(self) -> list[str]:
         """The devices of the open round that have not sent their updates."""
@@ -259,8 +310,17 @@ class Rounds:
 
     def check_round(self, device: str, round_: int) -> None:
         """Raise RefusalError unless `device` may send something for `round_` now."""
+        trained = self.trained_round(device)
+        if round_ == trained and self._goes_on(device):
+            raise RefusalError(
+                "No round is open at the moment: send the update again soon. It counts in the "
+                "round that opens after round {round}.",
+                status=503,
+                code="round.closing",
+                round=self.round,
+            )
         open_to_it = self.waits_for(device) or device in self.updates
-        if round_ != self.round or not open_to_it:
+        if round_ != trained or not open_to_it:
             raise conflict(
                 "Round {round} takes no updates now: {reason}.",
                 code=ROUND_CLOSED,
@@ -275,14 +335,16 @@ class Rounds:
         Raises RefusalError for another round, a bundle that was not offered, or a second update.
         """
         self.check_round(device, round_)
-        if bundle != self._offers[device]:
+        flight = self.flights.get(device)
+        offered = self._offers[device] if flight is None else flight.bundle
+        if bundle != offered:
             raise conflict(
                 "Round {round} offered {device} the bundle {offered}; this update was trained "
                 "from {trained}. Fetch the bundle again and train it.",
                 code=OTHER_BUNDLE,
                 device=device,
                 round=round_,
-                offered=self._offers[device][:12],
+                offered=offered[:12],
                 trained=bundle[:12],
             )
         if self.updates.get(device, update) != update:
@@ -304,6 +366,11 @@ class Rounds:
         """Count the update of a `device` that has left after it sent this for the open round."""
         self._expect(self.phase == "training" and device not in self.devices, "count")
         self._offers[device], self.updates[device] = "", update
+
+    def take_again(self, device: str, update: str) -> None:
+        """Count an update that came before the open round was opened again, or before a restart."""
+        self._expect(self.phase == "training" and device in self._offers, "count")
+        self.updates[device] = update
 
     def due(self, now: float) -> bool:
         """Whether the open round should close."""
@@ -345,6 +412,8 @@ class Rounds:
     def reopen(self) -> None:
         """End the open round without a result: it opens again, for all members."""
         self._expect(self.phase in ("training", "aggregating"), "reopen")
+        for device in self.updates:
+            self.flights.pop(device, None)
         self._offers, self.updates, self.diverged = {}, {}, set()
         self.phase = "aggregating"
 
@@ -360,13 +429,24 @@ class Rounds:
         was the last.
         """
         self._expect(self.phase == "aggregating" and bool(self._offers), "fold")
+        self._keep_flights()
         self.done += 1
         self.stopped_early = stop_early
         # `diverged` is about the previous model. Without the updates it would blame the new one.
         self._offers, self.updates, self.diverged = {}, {}, set()
         if self.over:
+            self.flights.clear()
             self.judges = self.present & set(judges)
             self.phase = "judging" if self.judges else "finished"
+
+    def _keep_flights(self) -> None:
+        """Let devices go on that have begun and whose update is not in the closed round."""
+        for device in self.updates:
+            self.flights.pop(device, None)
+        if self.max_staleness is not None:
+            for device in (self._started & self._offers.keys()) - self.updates.keys():
+                self.flights.setdefault(device, Flight(self.round, self._offers[device]))
+        self._started.clear()
 
     def open_judging(self, now: float) -> None:
         """Let the devices in `judges` judge the last model, for at most `deadline_s` seconds."""

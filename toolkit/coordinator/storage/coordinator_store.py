@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 Bundle = dict[str, FileEntry]
 INCOMING = "incoming"
+FLIGHTS = "flights"
+"""The key in the table `meta` of the devices that train earlier rounds."""
 REFERENCED = """
 SELECT sha256 FROM bundles UNION ALL SELECT sha256 FROM uploads
 UNION ALL SELECT sha256 FROM updates WHERE round > (SELECT coalesce(max(round), 0) FROM history)
@@ -149,21 +151,31 @@ class Store:
         return None if row is None else str(row[0])
 
     def set_bundles(
-        self, round_: int, bundles: Iterable[tuple[str, Mapping[str, bytes]]]
+        self,
+        round_: int,
+        bundles: Iterable[tuple[str, Mapping[str, bytes]]],
+        oldest: int | None = None,
     ) -> dict[str, Bundle]:
-        """Keep the bundles of `round_` by submodel, and forget bundles of earlier rounds.
+        """Keep the bundles of `round_` by submodel.
 
-        `bundles` gives each submodel with its files: one bundle is in memory at a time.
+        Args:
+            round_: The round that opens next.
+            bundles: Each submodel with its files: one bundle is in memory at a time.
+            oldest: The first round whose bundles devices may still train. By default only
+                `round_`: then what devices have begun to send is forgotten, too.
         """
-        self.incoming.clear()
+        if oldest is None:
+            self.incoming.clear()
         with self._unnamed() as put:
             kept = {
                 submodel: {name: put(data) for name, data in files.items()}
                 for submodel, files in bundles
             }
             with self._database.transaction() as db:
-                db.execute("DELETE FROM bundles")
-                db.execute("DELETE FROM uploads")
+                first = round_ if oldest is None else oldest
+                db.execute("DELETE FROM bundles WHERE round < ? OR round = ?", (first, round_))
+                if oldest is None:
+                    db.execute("DELETE FROM uploads")
                 db.executemany(
                     "INSERT INTO bundles VALUES (?, ?, ?, ?, ?)",
                     [
@@ -190,6 +202,14 @@ class Store:
             self.blobs.is_whole(e.sha256) for files in bundles.values() for e in files.values()
         )
         return bundles if whole else {}
+
+    def keep_flights(self, flights: Mapping[str, int]) -> None:
+        """Store the round that each device trains, of those that go on after their round."""
+        self.set_value(FLIGHTS, json.dumps(flights, sort_keys=True))
+
+    def flights(self) -> dict[str, int]:
+        """The result of the last `keep_flights`."""
+        return msgspec.json.decode(self.value(FLIGHTS) or "{}", type=dict[str, int])
 
     def keep_upload(self, device: str, received: IncomingFile) -> FileEntry:
         """Keep the received tensors of `device`; they replace those that it sent before."""
