@@ -280,3 +280,9 @@ def with_metric(name: str) -> Any:
 
 
 metric_x, metric_y, metric_output, metric_scale = map(with_metric, ("x", "y", "output", "scale"))
+
+
+@et.loss(et.numbers(16))
+def summed(output: Tensor, y: Tensor) -> Tensor:
+    """A loss whose gradient is as large as a batch."""
+    return functional.mse_loss(output, y, reduction="sum")

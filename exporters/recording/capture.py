@@ -23,6 +23,7 @@ from exporters.programs.recorded_graph import (
 from exporters.programs.sample_ranges import describe_input
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
+from exporters.recording.fixed_draws import fix_draws
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
 from exporters.recording.inputs.input_ranges import checked_range, input_range_of
@@ -189,6 +190,7 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
         outputs=outputs,
     )
     check_recording(model, captured)
+    fix_draws(inference)
     return captured
 
 

@@ -320,11 +320,11 @@ def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
                 **drawn_by(node),
             )
     for node in inference.graph.nodes:
-        if draws(node):
+        if node.target is not UNIFORM and draws(node):
             raise ModelError(
-                "The model draws random numbers when it predicts ({operator}{place}{line}), so "
-                "its predictions for a sample differ each time. Draw them only `if "
-                "self.training`; pass training=self.training to functions such as F.dropout.",
+                "The model drops values when it predicts ({operator}{place}{line}), so its "
+                "predictions for a sample differ each time. Pass training=self.training to "
+                "functions such as F.dropout, or draw with torch.rand or torch.randn.",
                 code="model.random-numbers",
                 **drawn_by(node),
             )

@@ -3,6 +3,7 @@
 Rounding adds up over a whole step, so the tolerance is wide. `operators.py` compares closely.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from device_agent.runtime.runtime_choice import open_session
 from device_agent.system.process_memory import release_unused
 from exporters.programs.program import Program, ProgramSignature
 from exporters.runtime_graph import Graph
-from exporters.verification.errors import relative_error
+from exporters.verification.errors import norm, relative_error
 from exporters.verification.example_inputs import examples
 
 TOLERANCE = 5e-2
@@ -36,6 +37,10 @@ step has a similar effect."""
 
 BATCHES = (5, 3)
 """Samples of each consecutive step: the last batch of local data may be smaller."""
+
+LARGEST_CHANGE = 0.1
+"""Largest change of the parameters in the first step, relative to their norm. After a larger one,
+such as that of a summed loss, the training may diverge: no result is then finite in float32."""
 
 Tensors = Mapping[str, Tensor]
 Output = tuple[int, Tensor]
@@ -100,6 +105,17 @@ class ExampleInputs:
         drawn = examples(ports, self._program, self._values, self._generator, batch)
         return {**feeds, **drawn}
 
+    def slower(self, feeds: Tensors, outputs: Tensors) -> dict[str, Tensor] | None:
+        """`feeds` with a lower rate if the step to `outputs` changed the parameters too much."""
+        trained = {e.name for e in self._program.tensors if e.role == "parameter"}
+        changed = [p for p in self._signature.outputs if p.state in trained]
+        moved = norm_of_all(outputs[p.name] - feeds[str(p.state)] for p in changed)
+        size = norm_of_all(feeds[str(p.state)] for p in changed)
+        if "rate" not in feeds or moved <= LARGEST_CHANGE * size:
+            return None
+        factor = LARGEST_CHANGE * size / moved if math.isfinite(moved) else NUDGE
+        return {**feeds, "rate": feeds["rate"] * factor}
+
     def after(self, outputs: Tensors, feeds: Tensors, batch: int) -> dict[str, Tensor]:
         """New samples, and the state after a step that turned `feeds` into `outputs`."""
         read = {port.state for port in self._signature.inputs if port.state is not None}
@@ -109,6 +125,11 @@ class ExampleInputs:
             if port.state in read
         }
         return {**self.samples(feeds, batch), **changed}
+
+
+def norm_of_all(values: Iterable[Tensor]) -> float:
+    """The Euclidean norm of all `values` together."""
+    return math.sqrt(sum(norm(value) ** 2 for value in values))
 
 
 def numbered(signature: ProgramSignature, outputs: Tensors) -> list[Output]:

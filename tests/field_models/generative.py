@@ -24,7 +24,7 @@ class VAE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.fc1(x))
         mu, logvar = self.fc21(h), self.fc22(h)
-        z = self.reparameterize(mu, logvar) if self.training else mu
+        z = self.reparameterize(mu, logvar)
         return torch.sigmoid(self.fc4(F.relu(self.fc3(z))))
 
 

@@ -59,7 +59,7 @@ class Fails(Model):
 
 class Draws(Model):
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.gumbel_softmax(self.logits(x))  # here
+        return nn.functional.dropout(self.logits(x))  # here
 
 
 class Reshapes(Model):
@@ -103,7 +103,7 @@ def line_of(model: nn.Module) -> str:
         (Reads(), "model.data-dependent-code", {}, ["torch.where"]),
         (Selects(), "model.data-dependent-size", INDEX, ["aten.index.Tensor", "torch.where"]),
         (Drops(), "model.data-dependent-size", INDEX, ["aten.index.Tensor", "torch.where"]),
-        (Draws(), "model.random-numbers", {"layer": ""}, ["(aten.rand", "if self.training"]),
+        (Draws(), "model.random-numbers", {"layer": ""}, ["(aten.dropout", "self.training"]),
         (
             Reshapes(),
             "model.cannot-record",

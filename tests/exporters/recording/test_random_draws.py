@@ -65,6 +65,24 @@ def test_masks_drawn_outside_of_torch(draw: Callable[[], list[float]]) -> None:
     capture(Masking(lambda: [1.0, 0.0, 1.0, 1.0]), SHAPE)
 
 
+def test_predictions_use_the_same_numbers_for_each_sample(seed: int) -> None:
+    class Noisy(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            steps = super().forward(input).unsqueeze(0).expand(2, -1, -1)
+            return (steps + torch.randn_like(steps)).transpose(0, 1)
+
+    torch.manual_seed(seed)
+    model = Noisy(4, 4096)
+    graph, x = capture(model, SHAPE).inference, torch.randn(6, 4)
+    noise = (graph(x) - nn.functional.linear(x, model.weight, model.bias).unsqueeze(1)).detach()
+    torch.testing.assert_close(noise, noise[:1].expand(6, -1, -1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(graph(x[2:]), graph(x)[2:])
+    # The standard errors of 8192 normal numbers are about 0.01.
+    assert abs(float(noise[0].mean())) < 0.06
+    assert abs(float(noise[0].std()) - 1) < 0.05
+    assert float((noise[0, 0] * noise[0, 1]).mean()) < 0.1
+
+
 def test_a_decision_by_samples_is_not_called_random() -> None:
     class Deciding(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:

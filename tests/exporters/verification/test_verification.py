@@ -189,6 +189,23 @@ def test_a_right_training_step_passes(format: Format) -> None:
     assert verdict.error < TOLERANCE
 
 
+def test_a_summed_loss_whose_second_step_would_diverge_passes(seed: int) -> None:
+    class Positive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 1024), nn.Linear(1024, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.logit(torch.sigmoid(self.last(self.first(x))))
+
+    torch.manual_seed(seed)
+    model = Positive()
+    config = TrainingConfig(batch_size=4, loss="own_losses:summed")
+    submodel = split(model, "full", (16,), config)
+    values = submodel.cut(from_model(model))
+    assert verify(submodel.program, compile_graphs(submodel.program), values, seed).passed
+
+
 def test_a_gradient_that_is_little_beside_its_weight_is_seen(seed: int) -> None:
     """Off by a tenth: beside the weights, which a step changes little, far below the tolerance."""
     torch.manual_seed(seed)
