@@ -3,6 +3,7 @@
 The functions return text for error messages, or an empty string if the line is unknown.
 """
 
+import inspect
 import linecache
 import re
 import sysconfig
@@ -92,6 +93,32 @@ def place_of_type(source: GraphModule | None, dtype: torch.dtype) -> str:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.dtype == dtype:
             return place_of_node(node)
+    return ""
+
+
+def place_of_assignment(model: torch.nn.Module, name: str) -> str:
+    """Line of the user's class that assigns a tensor to the attribute `name`; or empty.
+
+    Args:
+        model: The model.
+        name: Name of a parameter or buffer; an attribute of a module may hold its module.
+    """
+    *path, attribute = name.split(".")
+    for end in range(len(path), -1, -1):
+        kind = type(model.get_submodule(".".join(path[:end])))
+        assigned = ".".join(["self", *path[end:], attribute])
+        try:
+            lines, first = inspect.getsourcelines(kind)
+            file = inspect.getsourcefile(kind) or ""
+        except (OSError, TypeError):
+            continue
+        found = [
+            number
+            for number, line in enumerate(lines, first)
+            if re.search(rf"(?<![\w.]){re.escape(assigned)}\b[^=(\[]*=(?!=)", line)
+        ]
+        if found and is_users(file):
+            return parenthesized(innermost([(file, found[-1])]))
     return ""
 
 

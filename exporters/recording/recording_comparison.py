@@ -1,8 +1,9 @@
 """Compares the outputs and gradients of a recording with those of the recorded model."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +54,10 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
         if packs_sequences(graph) and training:
             check_padded_length(model, x)
         # Run them one after the other, because each needs memory for activations.
-        expected, references = original_results(model, training, captured, x, generator)
+        expected, references, state = original_results(model, training, captured, x, generator)
         sizes = total_norm([expected]), total_norm(references.values())
-        output, off = recorded_results(graph, training, captured, x, generator, references)
+        check = partial(check_state, model, state)
+        output, off = recorded_results(graph, training, captured, x, generator, references, check)
         errors = total_norm([output - expected]), off
         for what, error, size in zip(("output", "gradient"), errors, sizes, strict=True):
             # Negated, so that nan is an error too.
@@ -71,10 +73,11 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
 
 def original_results(
     model: nn.Module, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output of `model` for `x`, and in training mode also gradients by parameter.
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """The output of `model` for `x`, gradients by parameter, and its tensors afterwards.
 
-    These are the gradients of the sum of all output numbers, each times a random weight.
+    The gradients are those of the sum of all output numbers, each times a random weight. They are
+    computed in training mode alone.
     """
     # A copy: running the model updates the statistics of its batch norms.
     original = twin_of(model).train(training)
@@ -86,11 +89,13 @@ def original_results(
     with packing:
         output = run_original(original, x, captured.outputs)
     if not training:
-        return output.detach(), {}
+        return output.detach(), {}, {}
     parameters = dict(original.named_parameters())
+    # A copy: checkpoints run batch norms again in the backward pass.
+    after = parameters | {n: v.clone() for n, v in original.named_buffers()}
     leaves = [parameters[name] for name in captured.parameters]
     own = original_gradients(output, random_like(output, generator), leaves)
-    return output.detach(), dict(zip(captured.parameters, own, strict=True))
+    return output.detach(), dict(zip(captured.parameters, own, strict=True)), after
 
 
 def packs_sequences(graph: GraphModule) -> bool:
@@ -133,6 +138,7 @@ def recorded_results(
     x: Tensor,
     generator: torch.Generator,
     references: dict[str, Tensor],
+    check_state: Callable[[Mapping[str, Tensor]], None],
 ) -> tuple[Tensor, float]:
     """The output of the recording, and the error of its gradients; see `original_results`.
 
@@ -149,6 +155,7 @@ def recorded_results(
     output = output[0] if isinstance(output, tuple | list) else output
     if not training:
         return output.detach(), 0.0
+    check_state(tensors)
     squares = []
     for name, leaf in leaves.items():
 
@@ -163,6 +170,32 @@ def recorded_results(
     squares += [total_norm([reference]) ** 2 for reference in references.values()]  # unused ones
     references.clear()
     return output.detach(), math.sqrt(sum(squares))
+
+
+def check_state(
+    model: nn.Module, own: Mapping[str, Tensor], recorded: Mapping[str, Tensor]
+) -> None:
+    """Raise ModelError if `model` has changed one of its `own` tensors, but its recording has not.
+
+    A recording does not follow an assignment of a new tensor, such as `self.mean = new`.
+    """
+    for name, after in recorded.items():
+        value = own.get(name)
+        if value is after or value is None:
+            continue
+        value, after = value.detach(), after.detach()
+        if value.shape == after.shape and torch.allclose(
+            value, after, RECORDING_TOLERANCE, RECORDING_TOLERANCE * 1e-3
+        ):
+            continue
+        raise ModelError(
+            "The model assigns a new value to its own tensor {tensor!r} when it trains{place}; "
+            "only batch norms may change theirs. Use nn.BatchNorm for averages of a batch, and "
+            "remove other averages that the model keeps itself.",
+            code="model.writes-own-tensor",
+            tensor=name,
+            place=source_lines.place_of_assignment(model, name),
+        )
 
 
 def random_outputs(captured: Captured, generator: torch.Generator) -> Tensor:
