@@ -174,14 +174,13 @@ class Writes:
         if write.target is aten.bernoulli_.float:
             share = rest[0] if rest else 0.5  # torch leaves out default arguments
             return self._call(write, aten.bernoulli.p, (written, share), write)
-        packet = getattr(aten, name.removesuffix("_"), None)
-        overload = schema.overload_name or "default"
         changed = [
             argument.name for argument in schema.arguments if argument.alias_info is not None
         ]
-        if packet is None or overload not in packet.overloads() or len(changed) != 1:
+        twin = without_write(write.target)
+        if twin is None or len(changed) != 1:
             raise NoFunctionalForm
-        return self._call(write, getattr(packet, overload), write.args, write, write.kwargs)
+        return self._call(write, twin, write.args, write, write.kwargs)
 
     def _write_view(self, write: Node, view: Node, whole: Node, value: Node) -> Node:
         """Add a node that computes `whole` with the new `value` in the part that `view` shows."""
@@ -221,6 +220,23 @@ def memory_of(node: Node) -> int | None:
     """An identifier of the memory of the tensor that `node` computes, or None."""
     value = node.meta.get("val")
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def without_write(target: Any) -> Any:
+    """The operator that computes the same as `target`, which writes; None if there is none.
+
+    Its overload may have another name, such as pow.Tensor_Scalar for pow_.Scalar.
+    """
+    schema = target._schema
+    packet = getattr(aten, schema.name.removeprefix("aten::").removesuffix("_"), None)
+    overloads = [] if packet is None else packet.overloads()
+    same = schema.overload_name or "default"
+    types = [str(argument.type) for argument in schema.arguments]
+    for name in sorted(overloads, key=lambda name: name != same):
+        twin = getattr(packet, name)
+        if [str(argument.type) for argument in twin._schema.arguments] == types:
+            return twin
+    return getattr(packet, same) if same in overloads else None
 
 
 def alike(first: object, second: object) -> bool:

@@ -108,6 +108,13 @@ def ranked(x: Tensor, rank: int, dim: int, keepdim: bool) -> tuple[Tensor, Tenso
     return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
 
 
+def renorm(_: Any, input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    """`torch.renorm`: parts along `dim` whose norm is above `maxnorm` are scaled down to it."""
+    others = [axis for axis in range(input.dim()) if axis != dim % input.dim()]
+    norms = torch.linalg.vector_norm(input, p, others, keepdim=True)
+    return input * torch.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1.0)
+
+
 def cdist(_: Any, a: Tensor, b: Tensor, p: float = 2.0, *__: Any, **___: Any) -> Tensor:
     """`torch.cdist`: the norms of all differences."""
     norms: Tensor = torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
@@ -344,6 +351,8 @@ FORMS: dict[Any, Replacement] = {
     torch.kthvalue: kthvalue,
     Tensor.kthvalue: kthvalue,
     torch.cdist: cdist,
+    torch.renorm: renorm,
+    Tensor.renorm: renorm,
     functional.embedding_bag: embedding_bag,
     Tensor.__len__: length,
     Tensor.__getitem__: getitem,

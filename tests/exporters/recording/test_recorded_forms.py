@@ -120,6 +120,8 @@ NAMED: dict[str, Compute] = {
     "cummax": lambda h: h + torch.cummax(input=h, dim=1).values,
     "cummin": lambda h: h + torch.cummin(input=h, dim=1).values,
     "median": lambda h: h + torch.median(input=h, dim=1, keepdim=True).values,
+    "renorm": lambda h: torch.renorm(h, p=2, dim=1, maxnorm=1) + h.renorm(1, 0, 0.5),
+    "power in place": lambda h: (2 * h).pow_(2).add_(h),
     "kthvalue": lambda h: h + torch.kthvalue(input=h, k=2, dim=1, keepdim=True).values,
     "logit": lambda h: torch.logit(input=h.sigmoid(), eps=0.1),
     "index_fill": lambda h: torch.index_fill(input=h, dim=1, index=torch.tensor([1]), value=0.5),
