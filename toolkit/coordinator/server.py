@@ -106,13 +106,13 @@ class Server:
         self._socket = listening or bind(config.host, config.port, origin)
         try:
             self._store = store or Store(config.state, config.kept_models, lock=lock)
-            self._store.set_value(KEEP_UPDATES, str(config.keep_updates))
-            self._store.set_value(FILE, str(origin.resolve()))
         except BaseException:
             self._socket.close()
             raise
         try:
             self.coordinator = _coordinator(config, self._store, planner, new_key, loss_code)
+            self._store.set_value(KEEP_UPDATES, str(config.keep_updates))
+            self._store.set_value(FILE, str(origin.resolve()))
         except BaseException:
             self._store.close()
             self._socket.close()

@@ -71,7 +71,7 @@ def test_tokens(fleet: Fleet) -> None:
     assert found(server.url, None, used)["token"] == (
         "FAIL",
         "This join token is used up: it is for 1 device of kind 'board'. Use the token of another "
-        "kind, or start a federation with more devices.",
+        "kind, or ask the operator for a higher `count`.",
     )
     assert found(server.url, None, "guess")["token"] == (
         "FAIL",

@@ -80,7 +80,7 @@ def test_an_expired_token_enrols_nobody(tmp_path: Path) -> None:
     store.registry._now = lambda: made.state.expires + 1
     with refused("join.expired-token") as caught:
         store.registry.free_places(secret)
-    assert str(caught.value).endswith("Ask the operator for another one.")
+    assert str(caught.value).endswith("`edgetailor make-token desktop` makes it.")
     fresh = coordinator.make_join_token("desktop", None, None, "x", "operator").state.expires
     assert fresh - made.state.expires == pytest.approx(28 * DAY_S, abs=60)  # token_days is 30
     store.close()

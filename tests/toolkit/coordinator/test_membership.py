@@ -162,7 +162,7 @@ def test_what_join_says_can_be_looked_up(tmp_path: Path) -> None:
         "join.skewed-clock", "join.expired-token", "join.operator-token",
     }  # fmt: skip
     assert said["join.operator-token"] == (
-        "This is the operator's token, which no device may use. Join with a join token: "
+        "This is an operator's token, which no device may use. Join with a join token: "
         "tokens/desktop.token or tokens/board.token in the coordinator's state folder."
     )
     for code, message in said.items():
@@ -194,9 +194,8 @@ def test_tokens_expire_for_new_devices_only(tmp_path: Path) -> None:
         with pytest.raises(AuthorisationError) as error:
             join(server.url, token(config, "desktop"), "two", tmp_path / "b")
         assert str(error.value) == (
-            f"This join token expired on {time.strftime('%Y-%m-%d', time.gmtime())}. To make a new "
-            "one, the operator removes tokens/desktop.token from the coordinator's state folder "
-            "and starts `edgetailor serve` again."
+            f"This join token expired on {time.strftime('%Y-%m-%d', time.gmtime())}. Ask the "
+            "operator for another one: `edgetailor make-token desktop` makes it."
         )
         (tmp_path / "a" / "device.json").unlink()
         again = join(server.url, token(config, "desktop"), "one", tmp_path / "a")

@@ -34,18 +34,10 @@ class Token:
 
     def check_age(self, now: float) -> None:
         """Raise RefusalError (403) if the token has expired by `now`."""
-        if now > self.expires and self.number is not None:
-            raise forbidden(
-                "This join token expired on {date}. Ask the operator for another one.",
-                code="join.expired-token",
-                kind=self.kind,
-                date=f"{datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d}",
-            )
         if now > self.expires:
             raise forbidden(
-                "This join token expired on {date}. To make a new one, the operator removes "
-                "tokens/{kind}.token from the coordinator's state folder and starts `edgetailor "
-                "serve` again.",
+                "This join token expired on {date}. Ask the operator for another one: `edgetailor "
+                "make-token {kind}` makes it.",
                 code="join.expired-token",
                 kind=self.kind,
                 date=f"{datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d}",
@@ -68,7 +60,7 @@ class Token:
         if self.count is not None and used >= self.count:
             raise forbidden(
                 "This join token is used up: it is for {counted} of kind {kind!r}. Use the token "
-                "of another kind, or start a federation with more devices.",
+                "of another kind, or ask the operator for a higher `count`.",
                 code="join.used-up-token",
                 kind=self.kind,
                 devices=self.count,

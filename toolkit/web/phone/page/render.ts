@@ -8,7 +8,13 @@ import { drawTrial } from "./trial.js";
 import { messageOf, number, percent, TEXTS } from "./words.js";
 
 /** Codes of refusals of a link with which nobody can join. */
-const DEAD_LINKS = ["join.unknown-token", "join.expired-token", "join.operator-token", "join.used-up-token"];
+const DEAD_LINKS = [
+  "join.unknown-token",
+  "join.expired-token",
+  "join.revoked-token",
+  "join.operator-token",
+  "join.used-up-token",
+];
 
 /** State that the page knows and the worker does not. */
 export interface Surroundings {

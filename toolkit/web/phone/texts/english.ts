@@ -255,6 +255,7 @@ export const ENGLISH = {
     "federation.finished": "This federation is over: all of its rounds are done.",
     "join.expired-token": "This link has expired. Ask the operator for a new one.",
     "join.operator-token": "This link is the operator's own. Ask the operator for the link for devices.",
+    "join.revoked-token": "This link is no longer valid. Ask the operator for a new one.",
     "join.skewed-clock":
       "The clock of this device differs too much from the coordinator's. Set date and time, and the time zone, to " +
       "automatic in the device's settings.",

@@ -257,6 +257,7 @@ export const GERMAN: Words = {
     "federation.finished": "Diese Föderation ist vorbei: Alle ihre Runden sind fertig.",
     "join.expired-token": "Dieser Link ist abgelaufen. Bitten Sie den Betreiber um einen neuen.",
     "join.operator-token": "Dieser Link ist der des Betreibers. Bitten Sie ihn um den Link für Geräte.",
+    "join.revoked-token": "Dieser Link gilt nicht mehr. Bitten Sie den Betreiber um einen neuen.",
     "join.skewed-clock":
       "Die Uhr dieses Geräts weicht zu sehr von der des Koordinators ab. Stellen Sie Datum, Uhrzeit und Zeitzone in " +
       "den Einstellungen des Geräts auf automatisch.",
