@@ -308,7 +308,7 @@ def record_current_mode(
             place=source_lines.place_of_error(error),
             remedy=remedy,
         ) from error
-    use_first_names(graph, first_names(tensors_by_all_names(model)))
+    use_first_names(graph, tensors_by_all_names(model))
     inline_regions(graph)
     make_functional(graph)
     clean_up(graph)

@@ -17,6 +17,7 @@ from exporters.programs.recorded_graph import (
     writes_in_place,
 )
 from exporters.recording.model_checks import NUMBERS
+from exporters.recording.shared_tensors import first_names
 from exporters.recurrence.dropout_between_layers import split_at_dropouts
 from exporters.recurrence.recurrent_layers import RECURRENT
 
@@ -36,10 +37,23 @@ FILLED = {
 STRIDED = (aten.empty_strided.default, aten.new_empty_strided.default)
 
 
-def use_first_names(graph: GraphModule, first: Mapping[str, str]) -> None:
-    """Let `graph` read each tensor by its first name; of several names, torch records the last."""
-    for node in graph.graph.find_nodes(op="get_attr"):
+def use_first_names(graph: GraphModule, tensors: Mapping[str, Tensor]) -> None:
+    """Let `graph` read each of the model's `tensors` by its first name.
+
+    Of several names, torch records the last. It records a constant for a parameter that the model
+    reads from a Python list or dictionary, or from a module in one.
+    """
+    read = graph.graph.find_nodes(op="get_attr")
+    others = {name: attribute(graph, name) for name in constants_of(graph) if name not in tensors}
+    first = first_names({**tensors, **others})
+    for node in read:
         node.target = first.get(str(node.target), node.target)
+
+
+def constants_of(graph: GraphModule) -> list[str]:
+    """The names of the tensors that torch found in the model's own attributes."""
+    names = [str(node.target) for node in graph.graph.find_nodes(op="get_attr")]
+    return [name for name in names if isinstance(getattr(graph, name, None), Tensor)]
 
 
 def clean_up(graph: GraphModule) -> None:
@@ -156,11 +170,17 @@ def detached(graph: GraphModule, value: Any) -> Any:
 def skip_empty(node: Node) -> None:
     """Remove empty tensors (0,) from the concatenation `node`; key caches start with them."""
     tensors: Any = node.args[0]
-    full = [tensor for tensor in tensors if tuple(tensor.meta["val"].shape) != (0,)]
+    full = [tensor for tensor in tensors if not is_empty(tensor.meta["val"])]
     if len(full) == 1:
         node.replace_all_uses_with(full[0])
     elif full:
         node.args = (full, *node.args[1:])
+
+
+def is_empty(value: Tensor) -> bool:
+    """Whether `value` has the shape (0,). Sizes that depend on values are not compared."""
+    sizes = list(value.shape)
+    return len(sizes) == 1 and isinstance(sizes[0], int) and sizes[0] == 0
 
 
 def fix_eps(norm: Node) -> None:
