@@ -108,14 +108,30 @@ def fixed_batch_error(reason: str, line: str) -> ModelError:
     if limit is not None:
         return ModelError(
             "The model computes differently for batches of more than {limit} samples; one "
-            "recording must serve all batch sizes. Do not branch on x.shape[0].",
+            "recording must serve all batch sizes. Do not branch on x.shape[0], and write to no "
+            "tensor of {limit} samples, such as a cache for predictions.",
             code="model.fixed-batch",
             limit=int(limit[1]),
         )
     return ModelError(
         "The model can be recorded only for some batch sizes: its code fixes or reads the number "
-        "of samples{place}. In reshape and view, write -1 for the batch. Elsewhere, write "
-        "x.shape[0], and do not branch on it or loop over it.",
+        "of samples{place}. {remedy}",
         code="model.fixed-batch",
         place=source_lines.parenthesized(line),
+        remedy=remedy_for(line),
+    )
+
+
+def remedy_for(line: str) -> str:
+    """What to write in place of the user's `line`, which turns a batch size into an integer."""
+    if re.search(r"\b(chunk|split|tensor_split)\(", line):
+        return (
+            "Do not divide a batch into parts. A device's batch is small, so a ghost batch norm is "
+            "a batch norm of the whole batch: self.bn(x)."
+        )
+    if re.search(r"\]\s*\*", line):
+        return "Write x.expand(n, ...) or x.repeat(n, ...) in place of a list of copies."
+    return (
+        "In reshape and view, write -1 for the batch. Elsewhere, write x.shape[0], and do not "
+        "branch on it or loop over it."
     )
