@@ -26,7 +26,7 @@ class DeviceList(FederationState):
 
     def device_statuses(self, devices: Sequence[Device]) -> list[DeviceStatus]:
         """The status of each of these devices."""
-        trained, now = self.store.rounds_trained(), self.clock()
+        trained, now = self.store.rounds_trained([d.id for d in devices]), self.clock()
         last = self.store.history()[-1:]
         newest = self.released.newest
         offered = None if newest is None else newest.number

@@ -22,6 +22,11 @@ class Overviews(DeviceList):
             warnings.append(f"No round opens: paused by the operator: {pause}")
         return warnings + self.store.suspicions.spoilt(history[-1].round if history else 0)
 
+    def states(self) -> dict[str, int]:
+        """The number of devices by state, the most frequent first."""
+        with self.lock:
+            return dict(Counter(a.state for a in self.activity.values()).most_common())
+
     def overview(self) -> Overview:
         """The round that is open, and the states of the devices."""
         rounds = self.rounds
@@ -43,7 +48,7 @@ class Overviews(DeviceList):
                 missing=self.fleet_devices(named),
                 joined=joined,
                 expected=expected,
-                states=dict(Counter(a.state for a in self.activity.values()).most_common()),
+                states=self.states(),
                 preparing=list(self.preparations.values()),
                 paused=self.store.operator_log.pause_reason is not None,
                 warnings=self.warnings(),

@@ -290,12 +290,15 @@ class Store:
             profile for profile in profiles if same_hardware(profile.machine, profiles[-1].machine)
         ]
 
-    def rounds_trained(self) -> dict[str, int]:
-        """The number of updates by device."""
+    def rounds_trained(self, devices: Sequence[str] | None = None) -> dict[str, int]:
+        """The number of updates by device: of all devices, or of `devices` only."""
+        chosen = "" if devices is None else " WHERE id IN (SELECT value FROM json_each(?))"
         with self._database.transaction() as db:
             rows = db.execute(
                 "SELECT id, past_updates + coalesce(recent, 0) FROM devices LEFT JOIN "
                 "(SELECT device, count(*) AS recent FROM updates GROUP BY device) ON device = id"
+                + chosen,
+                () if devices is None else (json.dumps(devices),),
             )
             return dict(rows.fetchall())
 

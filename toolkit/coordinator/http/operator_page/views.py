@@ -76,7 +76,7 @@ def devices(request: Request) -> Response:
         page=found,
         size=PAGE_SIZE,
         kinds=[kind.name for kind in coordinator.config.devices],
-        states=sorted({query.state} - {""} | coordinator.overview().states.keys()),
+        states=sorted({query.state} - {""} | coordinator.states().keys()),
         sorts=get_args(Sort),
     )
 
