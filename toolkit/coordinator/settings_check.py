@@ -168,6 +168,14 @@ def _changes(
     for key in changed:
         if not _may_change(key, before, now):
             _refuse(key, before, config)
+        if config.mode == "async" and key[-1] == "submodel":
+            raise InputError(
+                "In asynchronous rounds the submodels of kinds cannot change, because updates of "
+                "earlier models may still come: undo the change of `{key}`, or set another `state` "
+                "folder.",
+                code="state.other-federation",
+                key=".".join(key),
+            )
     return [
         Change(".".join(key), json.dumps(before.get(key)), json.dumps(now.get(key)))
         for key in changed
@@ -184,7 +192,7 @@ def _may_change(key: Key, before: dict[Key, Any], now: dict[Key, Any]) -> bool:
         removed = submodel not in now
         plans = key == submodel and AUTO in (before[submodel], now.get(submodel))
         return not removed and not plans
-    fixed = ("model", "input_shape", "inputs", "seed", "data")
+    fixed = ("model", "input_shape", "inputs", "seed", "mode", "data")
     return key[0] not in fixed and key != ("evaluation", "share")
 
 

@@ -20,6 +20,7 @@ from toolkit.coordinator.database.settings_log import Change
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.settings_check import changes_while_running
 from toolkit.coordinator.startup import serve
 from toolkit.coordinator.storage.saved_rounds import saved_rounds
 from vector_fleet import (
@@ -131,6 +132,19 @@ def test_what_cannot_change_is_refused(tmp_path: Path) -> None:
         server.coordinator.make_model = None  # a site
         with refused("settings.needs-restart"):
             actor.apply_settings("x")
+
+
+def test_submodels_and_the_mode_stay_in_asynchronous_rounds(tmp_path: Path) -> None:
+    text = f'mode = "async"\nbuffer_size = 2\n{CONFIG}'
+    now = configured(tmp_path, text)
+    for changed, key in (
+        (text.replace('"full"', '"width:0.5"'), "devices.desktop.submodel"),
+        (CONFIG, "mode"),
+    ):
+        with refused("state.other-federation", key=key):
+            changes_while_running(now, configured(tmp_path, changed))
+    more = configured(tmp_path, text.replace("epochs = 1", "epochs = 2"))
+    assert [change.key for change in changes_while_running(now, more)] == ["training.epochs"]
 
 
 def test_a_file_that_is_changed_back_keeps_the_settings(tmp_path: Path) -> None:

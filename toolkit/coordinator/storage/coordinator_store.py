@@ -450,14 +450,14 @@ class Store:
     ) -> None:
         """Record that `changes` are in effect from `round_` on, with their audit entries.
 
-        With `bundles`, the bundles that were made with the earlier settings are forgotten.
+        With `bundles`, the bundles of this round, which have the earlier settings, are forgotten.
         """
         with self._database.milestone() as db:
             self.settings.take_effect(db, round_, changes, checked)
             for action in log:
                 self.operator_log.write(db, action)
             if bundles:
-                db.execute("DELETE FROM bundles")
+                db.execute("DELETE FROM bundles WHERE round = ?", (round_,))
 
     def rollback(
         self, target: int, suspect: Suspect | None = None, action: Action | None = None
