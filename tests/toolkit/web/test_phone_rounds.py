@@ -18,6 +18,7 @@ from phones import (
     NativeAgent,
     Phone,
     fleet,
+    keep_records,
     keep_updates,
     samples,
     token,
@@ -68,6 +69,17 @@ def assert_profiled(server: Server, name: str, native: Path) -> None:
     assert phase.role == other.role == "train"
     assert 0 < phase.steady.p10_s <= phase.steady.median_s <= phase.steady.p90_s
     assert phase.memory.peak_bytes >= 1 << 20
+
+
+def test_a_page_whose_time_is_used_up_trains_one_batch(
+    browser, serve, tmp_path: Path, seed: int
+) -> None:
+    data = samples(tmp_path, seed, 0, 100)
+    settings = {"rounds": 1, "epochs": 3, "top": "budget_s = 0.000001"}
+    with serve(*fleet(tmp_path / "c", **settings)) as server:
+        records = keep_records(server)
+        Phone.opened(browser, server, "phone").joined("a phone", data).wait_for("finished")
+    assert [(record["steps"], record["samples"]) for record in records] == [(1, 8)]
 
 
 @pytest.mark.parametrize("spec", ["full", "slice:residual", KINDS["small"]])

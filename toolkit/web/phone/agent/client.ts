@@ -58,6 +58,8 @@ export interface ReleaseOffer {
 export interface Work {
   /** Set if devices judge the models. */
   evaluation?: EvaluationRequest | null;
+  /** A training ends after the batch in which it has computed for this many seconds. */
+  budget_s?: number | null;
   /** The summary of the coordinator's own samples. */
   inputs?: InputSummary | null;
   /** For a device that has nothing to train. */

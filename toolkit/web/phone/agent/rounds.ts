@@ -155,7 +155,7 @@ export class Rounds {
       const asked = await this.agreed(work);
       const counts = await this.withData(bundle, async (data) => {
         const hooks = { beforeBatch: () => this.stages.whilePaused(), onProgress: () => undefined };
-        const run = await ScheduleRun.open(bundle, data, work.round, new Map(), asked, hooks);
+        const run = await ScheduleRun.open(bundle, data, work.round, new Map(), asked, null, hooks);
         return run.judgeOnly().finally(() => run.remove());
       });
       if (counts !== null) {
@@ -208,7 +208,8 @@ export class Rounds {
     const personal = await this.results.personalTensors();
     let run: ScheduleRun | null = null;
     try {
-      run = await ScheduleRun.open(bundle, data, work.round, personal, await this.agreed(work), {
+      const budget = work.budget_s ?? null;
+      run = await ScheduleRun.open(bundle, data, work.round, personal, await this.agreed(work), budget, {
         beforeBatch: () => this.betweenBatches(work.round),
         onProgress: (training) => this.show({ training, trainedSeconds: spent() }),
       });

@@ -39,6 +39,10 @@ interface Position {
   /** Counts of the received model and of the trained one, if the federation asks for them. */
   before?: Counts;
   after?: Counts;
+  /** Seconds that recordings and batches have taken. */
+  spentS?: number;
+  /** How many different samples were trained, if the time did not suffice for all. */
+  samples?: number;
 }
 
 export interface Hooks {
@@ -61,6 +65,7 @@ export class ScheduleRun extends EvaluatedRuns {
     private readonly key: string,
     personal: Tensors,
     private readonly asked: EvaluationRequest | null,
+    private readonly budgetS: number | null,
     private readonly hooks: Hooks,
   ) {
     super(bundle, data, seed, personal, asked === null ? new Int32Array() : heldOut(data.samples, asked.share));
@@ -81,6 +86,7 @@ export class ScheduleRun extends EvaluatedRuns {
    * Starts a training, or continues where a killed tab has stopped.
    *
    * @param asked What the federation asks for; null if devices do not judge its models.
+   * @param budgetS The training ends after the batch in which it has computed for this many seconds.
    */
   static async open(
     bundle: Bundle,
@@ -88,13 +94,14 @@ export class ScheduleRun extends EvaluatedRuns {
     seed: number,
     personal: Tensors,
     asked: EvaluationRequest | null,
+    budgetS: number | null,
     hooks: Hooks,
   ): Promise<ScheduleRun> {
     const folder = await folderOf(FOLDER);
     const inputs = JSON.stringify([bundle.sha256, data.record.sha256, seed, ...(asked === null ? [] : [asked])]);
     const key = await sha256([new TextEncoder().encode(inputs), writeTensors(personal)]);
     const checkpoint = new Sealed(folder, CHECKPOINT);
-    const run = new ScheduleRun(bundle, data, seed, folder, checkpoint, key, personal, asked, hooks);
+    const run = new ScheduleRun(bundle, data, seed, folder, checkpoint, key, personal, asked, budgetS, hooks);
     await run.restore();
     return run;
   }
@@ -106,6 +113,11 @@ export class ScheduleRun extends EvaluatedRuns {
 
   get steps(): number {
     return this.position.steps;
+  }
+
+  /** How many different samples were trained. */
+  get samples(): number {
+    return this.position.samples ?? this.trained.length;
   }
 
   get losses(): readonly number[] {
@@ -178,8 +190,10 @@ export class ScheduleRun extends EvaluatedRuns {
     try {
       for (const indices of parts.slice(this.position.batch)) {
         await this.hooks.beforeBatch();
+        const begun = performance.now();
         const results = await session.run(this.feeds(signature, source, indices, {}));
         recording.append(results.get(port.name)!);
+        this.spend((performance.now() - begun) / 1000);
         this.position.batch++;
         if (performance.now() - this.savedAt > CHECKPOINT_MS) {
           recording.flush();
@@ -225,7 +239,7 @@ export class ScheduleRun extends EvaluatedRuns {
       for (const { signature } of instruction.steps) {
         if (!sessions.has(signature)) sessions.set(signature, await this.open(signature));
       }
-      while (this.position.epoch < this.epochs(instruction)) {
+      while (this.position.epoch < this.epochs(instruction) && this.hasTime()) {
         await this.epoch(instruction, sessions);
       }
     } finally {
@@ -239,12 +253,14 @@ export class ScheduleRun extends EvaluatedRuns {
     const all = batches(this.trained.length, instruction.batch_size, order);
     const left = (instruction.batches ?? Infinity) - at.epoch * all.length;
     const parts = all.slice(0, left);
-    while (at.batch < parts.length) {
+    while (at.batch < parts.length && this.hasTime()) {
       await this.hooks.beforeBatch();
       const begun = performance.now();
       const indices = parts[at.batch]!.map((index) => this.trained[index]!);
       const losses = await this.batch(instruction, sessions, indices);
-      this.batchSeconds.push((performance.now() - begun) / 1000);
+      const seconds = (performance.now() - begun) / 1000;
+      this.batchSeconds.push(seconds);
+      this.spend(seconds);
       at.lossSum += losses.reduce((sum, loss) => sum + loss, 0);
       at.lossCount += losses.length;
       if (!Number.isFinite(at.lossSum)) {
@@ -254,10 +270,23 @@ export class ScheduleRun extends EvaluatedRuns {
       this.report(instruction, parts.length);
       if (performance.now() - this.savedAt > CHECKPOINT_MS) await this.save();
     }
+    if (at.epoch === 0 && at.batch < parts.length) {
+      at.samples = parts.slice(0, at.batch).reduce((sum, part) => sum + part.length, 0);
+    }
     at.losses.push(at.lossCount > 0 ? at.lossSum / at.lossCount : NaN);
     at.lossSum = at.lossCount = at.batch = 0;
     at.epoch++;
     if (at.epoch < this.epochs(instruction)) await this.save();
+  }
+
+  /** Whether another batch may begin. The first always may. */
+  private hasTime(): boolean {
+    const { steps, spentS } = this.position;
+    return this.budgetS === null || steps === 0 || (spentS ?? 0) < this.budgetS;
+  }
+
+  private spend(seconds: number): void {
+    this.position.spentS = (this.position.spentS ?? 0) + seconds;
   }
 
   /** The number of epochs. The last one may end early, see `Train`. */

@@ -49,7 +49,7 @@ export async function updateOf(
     bundle: bundle.sha256,
     base: manifest.base,
     submodel: manifest.submodel,
-    samples: run.trained.length,
+    samples: run.samples,
     steps: run.steps,
     loss_first: run.losses[0],
     loss_last: run.losses.at(-1),
