@@ -57,7 +57,7 @@ UPLOADS = 7
 WAITING = 10_000
 MEASURED_S = 30.0
 """How long the processor time of a fleet that waits is measured, after all have asked once."""
-SELECTED, SELECTING_ROUNDS = 200, 6
+SELECTED, SELECTING_ROUNDS = 200, 3
 GOAL_RATIO, GOAL_SHARE, GOAL_POLL_S = 1.3, 0.7, 1.0
 GOAL_WAITING, GOAL_LEARNS_S = 0.2, 10.0
 NETS = """

@@ -60,6 +60,8 @@ def test_a_round_asks_some_closes_with_the_first_and_needs_no_others(tmp_path: P
     status = fleet.coordinator.status().selected
     assert status is not None
     assert status.text() == f"{ASKED} devices selected, {GOAL - 1} of {GOAL} updates came"
+    now = fleet.coordinator.overview()
+    assert (now.selected, now.missing_count) == (status, ASKED - GOAL + 1)
     fleet.turn()
     assert fleet.coordinator.rounds.phase == "training"
     fleet.train(first[-1:])

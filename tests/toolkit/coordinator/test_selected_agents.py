@@ -5,12 +5,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
 from device_agent.federation import membership, round_loop
 from device_agent.federation.fleet_status import lines
 from device_agent.federation.run_options import RunOptions
+from operator_pages import built_files, log_in
 from vector_fleet import (
     CONFIG,
     VectorModel,
@@ -45,7 +47,7 @@ def test_agents_that_are_not_needed_go_on_to_the_next_round(tmp_path: Path) -> N
         options = RunOptions(data=str(config.held_out), state=tmp_path / str(number))
         sent.append(round_loop.run(options, train=train, sleep=lambda seconds: time.sleep(0.02)))
 
-    with running(config, model) as server:
+    with running(config, model, page=built_files(tmp_path)) as server:
         for number in range(AGENTS):
             kind = "board" if number == 0 else "desktop"
             state = tmp_path / str(number)
@@ -57,11 +59,15 @@ def test_agents_that_are_not_needed_go_on_to_the_next_round(tmp_path: Path) -> N
         status = server.coordinator.status()
         bearer = {"Authorization": f"Bearer {server.coordinator.operator_token}"}
         answer = urllib3.request("GET", f"{server.url}/metrics", headers=bearer)
+        with httpx.Client(base_url=server.url, headers={"Accept": "text/html"}) as browser:
+            log_in(browser, server.coordinator.operator_token)
+            page = browser.get("/operator/").text
         looked.set()
         for thread in threads:
             thread.join(60)
         history = server.coordinator.store.history()[1:]
     assert lines(status)[1] == f"  {ASKED} devices selected, 0 of {GOAL} updates came"
+    assert f"{lines(status)[1].strip()}. The round needs at least 2." in page
     families = text_string_to_metric_families(answer.data.decode())
     figures = {sample.name: sample.value for one in families for sample in one.samples}
     assert figures["edgetailor_round_selected_devices"] == ASKED

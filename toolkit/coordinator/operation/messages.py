@@ -6,7 +6,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from device_agent.formats.manifest import Struct
-from device_agent.formats.protocol.fleet import DeviceStatus, Preparation, RoundResult
+from device_agent.formats.protocol.fleet import (
+    DeviceStatus,
+    Preparation,
+    RoundResult,
+    SelectedDevices,
+)
 from toolkit.coordinator.database.join_tokens import JoinTokenState
 from toolkit.coordinator.database.operator_log import AuditEntry
 from toolkit.coordinator.database.operator_tokens import Operator, Role
@@ -189,7 +194,7 @@ class Overview:
     round is open. A round needs at least `needed` updates to close. `missing` names some of the
     `missing_count` devices that the round waits for. `joined` and `expected` count devices before
     the first round, and are 0 later. `states` counts the devices by state. While the rounds are
-    `paused`, none opens.
+    `paused`, none opens. `selected` is None unless the round asks some devices only.
     """
 
     state: str
@@ -207,6 +212,7 @@ class Overview:
     preparing: list[Preparation]
     paused: bool
     warnings: list[str]
+    selected: SelectedDevices | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

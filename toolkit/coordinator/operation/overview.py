@@ -44,6 +44,7 @@ class Overviews(DeviceList):
                 updates=len(rounds.updates),
                 needed=rounds.needed,
                 quorum=rounds.quorum,
+                selected=self.selected_devices(),
                 missing_count=len(late),
                 missing=self.fleet_devices(named),
                 joined=joined,
