@@ -106,7 +106,7 @@ class Waiting:
                     link = Link(*opened, address.netloc, secret)
                     self.connections += 1
                 _, body = await link.ask("GET", "/work")
-            except (asyncio.IncompleteReadError, ConnectionError):
+            except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
                 link = None
                 continue
             answer = json.loads(body)

@@ -78,7 +78,9 @@ def test_a_page_whose_time_is_used_up_trains_one_batch(
     settings = {"rounds": 1, "epochs": 3, "top": "budget_s = 0.000001"}
     with serve(*fleet(tmp_path / "c", **settings)) as server:
         records = keep_records(server)
-        Phone.opened(browser, server, "phone").joined("a phone", data).wait_for("finished")
+        phone = Phone.opened(browser, server, "phone").joined("a phone", data)
+        phone.start()
+        phone.wait_for("finished")
     assert [(record["steps"], record["samples"]) for record in records] == [(1, 8)]
 
 
