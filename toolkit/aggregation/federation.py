@@ -174,7 +174,7 @@ class Federation:
             del arrays  # otherwise two updates are in memory while the next one is read
         for version in stale:
             add_stale(aggregation, version)
-        self.take(aggregation)
+        self.take_stale(aggregation)
 
     def fold_versions(
         self,
@@ -210,6 +210,25 @@ class Federation:
         """
         self._follow(aggregation.result())
 
+    def take_stale(self, aggregation: Aggregation) -> None:
+        """Do the same as `take`, and fit the factors that no update holds to the new model, too.
+
+        In asynchronous rounds, a slow device may train factors while many versions are made without
+        it. Its factors are then compared with those of the newest version.
+
+        Raises UpdateError if there is no update; the model then stays unchanged.
+        """
+        self.take(aggregation)
+        idle = self.model.kept.keys() - aggregation.factors.keys()
+        fitted = {key: self._refitted(key, self.model) for key in sorted(idle)}
+        self._follow(replace(self.model, kept={**self.model.kept, **fitted}))
+
+    def _refitted(self, key: str, model: GlobalModel) -> dict[str, Tensor]:
+        """The factors that `model` keeps under `key`, fitted to its tensors."""
+        factors = model.kept[key]
+        table = [e for e in self.submodel(key).program.tensors if e.name in factors]
+        return recovering_family(parse_spec(key)).refit(factors, table, model.tensors)
+
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace tensors of the model by `tensors`, which were averaged elsewhere.
 
@@ -229,11 +248,7 @@ class Federation:
                 new[name] = value.clamp(min=0)
         whole = replace(self.model, tensors={**own, **new})
         fitted = global_model.fitted(whole, self.module, "The averaged model")
-        kept = {}
-        for key, factors in fitted.kept.items():
-            table = [e for e in self.submodel(key).program.tensors if e.name in factors]
-            family = recovering_family(parse_spec(key))
-            kept[key] = family.refit(factors, table, fitted.tensors)
+        kept = {key: self._refitted(key, fitted) for key in fitted.kept}
         self._follow(replace(fitted, kept=kept))
 
     def _follow(self, new: GlobalModel) -> None:

@@ -258,6 +258,7 @@ class _Round(TrainedChunk):
         federation = self.simulation.federation
         if not self.alone:
             if self.aggregation.updates:
-                federation.take(self.aggregation)
+                is_async = self.simulation.timetable is not None
+                (federation.take_stale if is_async else federation.take)(self.aggregation)
             return federation.evaluation(*self.simulation.held_out)
         return mean_evaluation(self.alone)

@@ -18,6 +18,7 @@ from toolkit.aggregation.partial import decode_partial, encode_partial
 from toolkit.aggregation.recover import recover
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import StaleUpdates, add_stale, merge_stale
+from toolkit.factorization.cp_decomposition import compose
 from toolkit.submodels.class_rows import FIRST_FACTOR
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -214,6 +215,23 @@ def test_updates_of_the_newest_version_are_a_round(federation: Federation, seed:
         federation.fold_stale(updates, [])
         assert federation.save() == whole
         federation.model = first
+
+
+def test_factors_that_no_update_holds_follow_the_model(federation: Federation, seed: int) -> None:
+    """They stay close to the tensors that other devices train."""
+    first = federation.model
+    before = first.kept["cp:2.0"]
+    federation.fold_stale(drawn_updates(federation, ["full"], seed), [])
+    after, federation.model = federation.model, first
+    table = [e for e in federation.submodel("cp:2.0").program.tensors if e.name in before]
+    for name in {e.stands_for or "" for e in table}:
+        own = sorted((e.factor or "", e.name) for e in table if e.stands_for == name)
+        target = after.tensors[name].double()
+        was, now = (
+            float((compose([kept[factor].double() for _, factor in own]) - target).norm())
+            for kept in (before, after.kept["cp:2.0"])
+        )
+        assert now < was, name
 
 
 def test_a_strategy_has_no_versions(federation: Federation) -> None:
