@@ -51,6 +51,11 @@ def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
     return grad * (aten.hardsigmoid(x) + inside * (1 / 6))  # type: ignore[no-any-return]
 
 
+def log1p(x: Tensor) -> Tensor:
+    """log(1 + x), by its series for small x, for which 1 + x would be 1."""
+    return torch.where(x.abs() < 0.01, x * (1 - x * (0.5 - x * (1 / 3))), torch.log(1 + x))
+
+
 GELU: Decompositions = {aten.gelu.default: gelu}
 """For ONNX Runtime."""
 
@@ -64,4 +69,5 @@ HARD_SIGMOID: Decompositions = {
 DECOMPOSITIONS: Decompositions = {
     aten.threshold_backward.default: threshold_backward,
     aten.gelu_backward.default: gelu_backward,
+    aten.log1p.default: log1p,
 }

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
@@ -19,15 +20,17 @@ from exporters.programs.recorded_graph import writes_in_place
 
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
 # The slash at the end prevents a match with a folder whose name only starts in the same way.
+NUMPY = f"{Path(np.__file__).parent}/"
 OTHERS = tuple(
     f"{folder}/"
     for folder in (
         Path(torch.__file__).parent,
+        Path(np.__file__).parent,
         Path(__file__).parents[1],
         Path(sysconfig.get_paths()["stdlib"]),
     )
 )
-"""Folders of code that is not the user's: torch, the exporters and Python itself.
+"""Folders of code that is not the user's: torch, numpy, the exporters and Python itself.
 
 Packages installed below the last folder may be the user's."""
 LIBRARIES = ("fft_", "linalg_")
@@ -38,6 +41,12 @@ def place_of_error(error: BaseException) -> str:
     """The user's line that raised `error`, as ` (net.py, line 3: ...)`; or empty."""
     frames = traceback.extract_tb(error.__traceback__)
     return parenthesized(innermost((frame.filename, frame.lineno or 0) for frame in frames))
+
+
+def running_line() -> str:
+    """The user's line that is running, without parentheses; or empty."""
+    frames = traceback.extract_stack()
+    return innermost((frame.filename, frame.lineno or 0) for frame in frames)
 
 
 def place_of_node(node: Node) -> str:
@@ -192,7 +201,7 @@ def parenthesized(*places: str) -> str:
 
 
 def is_users(file: str) -> bool:
-    """Whether `file` belongs neither to torch, nor to Python, nor to the exporters."""
+    """Whether `file` is not part of torch, numpy, the exporters or Python."""
     # site-packages may lie below the standard library's folder, but counts as the user's code.
-    installed = "site-packages" in file and not file.startswith(OTHERS[:2])
+    installed = "site-packages" in file and not file.startswith(OTHERS[:3])
     return installed or not file.startswith(("<", *OTHERS))

@@ -3,13 +3,16 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
+from traceback import StackSummary
 from types import SimpleNamespace
 from typing import Any
 
 import torch.fx
 from torch.fx import GraphModule
 from torch.fx.experimental import proxy_tensor
+from torch.fx.proxy import TracerBase
 
+from exporters.programs.source_lines import is_users
 from exporters.recurrence.replacements import LOCK
 
 LAZY: Any = getattr(torch.fx, "_lazy_graph_module", SimpleNamespace())
@@ -42,6 +45,16 @@ def replaced(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 WITHOUT_LAYOUTS = (proxy_tensor, "_extract_tensor_metadata", lambda value: None)
+
+
+def users_lines(_: Any, frames: StackSummary) -> StackSummary:
+    """The frames of the user's code. Torch keeps those of functions called `forward` alone."""
+    return StackSummary.from_list([f for f in frames if is_users(f.filename)])
+
+
+def lines_of_users() -> AbstractContextManager[None]:
+    """Let nodes know the user's lines in every function, not in `forward` alone."""
+    return replaced([(TracerBase, "_filter_traceback_frames", users_lines)])
 
 
 def without_layouts() -> AbstractContextManager[None]:

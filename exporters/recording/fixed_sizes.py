@@ -28,10 +28,12 @@ class FixedSizes:
         """Wrap the method `convert` of sizes, so that it also notes the user's line."""
 
         def noting(size: torch.SymInt) -> Any:
-            frames = traceback.extract_stack()
-            # Torch converts sizes, too, for example to print them.
-            if source_lines.is_users(frames[-2].filename):
-                self.line = source_lines.innermost([(frames[-2].filename, frames[-2].lineno or 0)])
+            # The user's code may convert by numpy. Torch converts sizes, too, for example to print
+            # them.
+            callers = (f for f in reversed(traceback.extract_stack()[:-1]))
+            caller = next(f for f in callers if not f.filename.startswith(source_lines.NUMPY))
+            if source_lines.is_users(caller.filename):
+                self.line = source_lines.innermost([(caller.filename, caller.lineno or 0)])
             return convert(size)
 
         return noting

@@ -5,7 +5,6 @@ A recording would repeat the results of such draws in every step.
 
 import pickle
 import random
-import traceback
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,7 @@ class RandomDraws(TorchFunctionMode):
     ) -> Any:
         """Note functions that draw; run all functions unchanged."""
         if getattr(func, "__name__", "") in FUNCTIONS:
-            frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
-            self.line = source_lines.innermost(frames)
+            self.line = source_lines.running_line()
         return func(*args, **(kwargs or {}))
 
     def outside_torch(self) -> bool:

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.recorded_graph import MINIMUM_BATCH
-from exporters.programs.torch_internals import without_layouts
+from exporters.programs.torch_internals import lines_of_users, without_layouts
 from exporters.recording.fixed_sizes import FixedSizes
 from exporters.recording.model_checks import check_vmap
 from exporters.recording.random_draws import (
@@ -28,6 +28,7 @@ from exporters.recording.random_draws import (
 from exporters.recording.replacements.complex_context import ComplexPairs
 from exporters.recording.replacements.custom_gradients import recorded_functions
 from exporters.recording.replacements.fourier import FOURIER
+from exporters.recording.replacements.index_forms import integers_stay_tensors
 from exporters.recording.replacements.recorded_forms import FORMS
 from exporters.recording.replacements.replaced_functions import replaced_functions
 from exporters.recording.replacements.symbolic_length import symbolic_len
@@ -48,6 +49,8 @@ def recording_context() -> Iterator[None]:
         lstm_shapes_only(),
         redirect_stderr(StringIO()),
         without_layouts(),
+        lines_of_users(),
+        integers_stay_tensors(),
         replaced_functions(),
         recorded_functions(),
         uniform_draws(FORMS | FOURIER, ComplexPairs),

@@ -140,11 +140,6 @@ def log_softmax(x: Tensor, axis: int, half_to_float: bool) -> Tensor:
     return moved - torch.log(torch.exp(moved).sum(axis, keepdim=True))
 
 
-def log1p(x: Tensor) -> Tensor:
-    """log(1 + x)."""
-    return torch.log(1 + x)
-
-
 def expm1(x: Tensor) -> Tensor:
     """exp(x) - 1."""
     return torch.exp(x) - 1
@@ -274,7 +269,6 @@ FORMS: Decompositions = {
     aten.var.correction: var,
     aten.var_mean.correction: var_mean,
     aten._log_softmax.default: log_softmax,
-    aten.log1p.default: log1p,
     aten.expm1.default: expm1,
     aten.convolution_backward.default: convolution.backward_with(weight_gradient),
     aten.threshold_backward.default: threshold_backward,

@@ -7,7 +7,6 @@ is a `Pair`. A pair takes part in functions of torch and in arithmetic like a co
 import cmath
 import itertools
 import operator
-import traceback
 from collections.abc import Callable, Iterable
 from functools import partial, reduce
 from typing import Any
@@ -275,13 +274,12 @@ def knows(name: str) -> bool:
 
 def unsupported(name: str) -> ModelError:
     """The error for a function of complex numbers that is not known here."""
-    frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
     return ModelError(
         "The model computes with complex numbers ({operator}){place}, which cannot be exported. "
         "Compute the real and the imaginary part as two tensors.",
         code="model.complex-numbers",
         operator=name,
-        place=source_lines.parenthesized(source_lines.innermost(frames)),
+        place=source_lines.parenthesized(source_lines.running_line()),
     )
 
 

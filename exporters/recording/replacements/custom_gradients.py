@@ -8,7 +8,6 @@ straight-through estimators, surrogates of spikes and reversed gradients. For ot
 comparison with the model reports an error.
 """
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -65,11 +64,10 @@ class Replacing(Function):
 
 def with_own_gradient(kind: Any, *args: Any, **kwargs: Any) -> Any:
     """The result of the function `kind`, with its own gradient if this gradient is elementwise."""
-    frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
     calls = _CALLS.get()
     if calls is None:  # another thread calls the function while a model is recorded
         return apply(kind, *args, **kwargs)
-    calls.append(source_lines.innermost(frames))
+    calls.append(source_lines.running_line())
     inputs = [a.detach() if isinstance(a, Tensor) else a for a in args]
     context = Context(tuple(isinstance(a, Tensor) and a.is_floating_point() for a in args))
     if kind.setup_context is Function.setup_context:

@@ -1,14 +1,20 @@
 """Functions of torch that choose, count or write elements, as operators that both formats have."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import SymInt, Tensor
+from torch._export import non_strict_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
+from exporters.programs.torch_internals import replaced
 from exporters.recurrence.replacements import Replacement
 
+HANDLER: Any = getattr(non_strict_utils, "_NonStrictTorchFunctionHandler", SimpleNamespace())
+OVERRIDE: Any = getattr(HANDLER, "_override", None)
 Computes = Callable[..., Tensor]
 
 
@@ -95,6 +101,50 @@ def searchsorted(
     rows = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
     compare = torch.le if right else torch.lt
     return compare(rows, input.unsqueeze(-1)).sum(-1)
+
+
+def indexed(func: Any, x: Tensor, index: Any) -> Any:
+    """`x[index]`, where a tensor with a single integer selects along its axis.
+
+    Torch would read the integer from the tensor.
+    """
+    axes = index if isinstance(index, tuple) else (index,)
+    if not any(is_integer(part) for part in axes) or not all(map(is_plain, axes)):
+        return func(x, index)
+    axis = 0
+    for part in axes:
+        if is_integer(part):
+            place = torch.where(part < 0, part + x.shape[axis], part)
+            x = x.index_select(axis, place.view(1)).squeeze(axis)
+        else:
+            x = func(x, (*[slice(None)] * axis, part))
+            axis += not isinstance(part, int)
+    return x
+
+
+def overridden(handler: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """What `torch.export` calls in place of `func`: for an index that is a tensor, `indexed`."""
+    if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
+        axes = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if any(map(is_integer, axes)) and all(map(is_plain, axes)):
+            return indexed, (func, *args), {}
+    return OVERRIDE(handler, func, args, kwargs)  # type: ignore[no-any-return]
+
+
+def integers_stay_tensors() -> AbstractContextManager[None]:
+    """Let `torch.export` record `x[i]` without reading the integer from the tensor `i`."""
+    return replaced([(HANDLER, "_override", overridden)])
+
+
+def is_integer(part: Any) -> bool:
+    """Whether an index is a tensor with a single integer and without axes."""
+    integer = isinstance(part, Tensor) and part.dtype in (torch.int32, torch.int64)
+    return integer and part.dim() == 0
+
+
+def is_plain(part: Any) -> bool:
+    """Whether an index is an integer, also as a tensor, or a slice."""
+    return isinstance(part, slice) or type(part) is int or is_integer(part)
 
 
 def setitem(func: Any, x: Any, index: Any, value: Any) -> None:

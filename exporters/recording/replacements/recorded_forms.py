@@ -1,7 +1,6 @@
 """Functions of torch that are recorded as other operators, which have gradients in both formats."""
 
 import math
-import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -259,8 +258,7 @@ def formatted(func: Any, x: Tensor, spec: str) -> str:
 
 def called_place() -> str:
     """The user's line that is running, in parentheses; or empty."""
-    frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
-    return source_lines.parenthesized(source_lines.innermost(frames))
+    return source_lines.parenthesized(source_lines.running_line())
 
 
 def fake_quantize(
