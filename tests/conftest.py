@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from log_messages import logged
+from parameters import ALL
+from parameters import SEED as VARIABLE
 from refusals import ErrorAudit
 
 AUDIT = ErrorAudit()
-VARIABLE = "EDGETAILOR_TEST_SEED"
 CACHE, CACHES = "EDGETAILOR_CACHE", "XDG_CACHE_HOME"
 
 # No test asserts a time: other processes on the machine decide how long an example takes.
@@ -31,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[CACHE] = tempfile.mkdtemp(prefix="edgetailor-tests-")
         os.environ[CACHES] = os.path.join(os.environ[CACHE], "user")
+    if config.option.markexpr == "long":
+        os.environ[ALL] = "yes"
     # In the environment, so that all workers of one run draw from the same seed.
     os.environ.setdefault(VARIABLE, str(np.random.SeedSequence().generate_state(1)[0]))
     # A shell's background jobs ignore Ctrl-C, and so would the processes that tests interrupt.

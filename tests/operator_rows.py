@@ -1,12 +1,14 @@
 """All test rows by operator group of `operator_support`, one row for each case."""
 
 import functools
+import os
 
 import torch
 
 from function_rows import FUNCTIONS
 from layer_cases import Case, Row
 from layer_rows import LAYERS
+from parameters import ALL, half_of
 from product_rows import PRODUCTS
 
 ROWS: dict[str, dict[str, Row]] = {**PRODUCTS, **LAYERS, **FUNCTIONS}
@@ -46,14 +48,13 @@ COMBINED = {
 
 
 @functools.cache
-def recorded(group: str, seed: int, combined: bool = False) -> dict[str, Case]:
+def recorded(group: str, seed: int, every: bool = ALL in os.environ) -> dict[str, Case]:
     """The cases of `group` with weights drawn by `seed`, recorded once for all runtimes.
 
-    With `combined`, those of `COMBINED`, otherwise all others.
+    Unless they are wanted `every` one, they are half of those whose operators are not in other
+    rows, too.
     """
+    rows, combined = ROWS[group], COMBINED.get(group, ())
+    names = list(rows) if every else half_of(name for name in rows if name not in combined)
     torch.manual_seed(seed)
-    return {
-        name: Case.of(row, record=True)
-        for name, row in ROWS[group].items()
-        if (name in COMBINED.get(group, ())) == combined
-    }
+    return {name: Case.of(rows[name], record=True) for name in names}

@@ -10,6 +10,7 @@ from torch import nn
 
 from exporters.recording.capture import capture
 from one_step import check_one_step
+from parameters import half_quick
 from profiles.errors import EdgeTailorError
 from toolkit.inspection import inspect_each
 
@@ -38,7 +39,7 @@ def model_of(row: Row, folder: Path) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", half_quick(EXPORTED))
 def test_what_the_table_exports_is_recorded(name: str, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     row = ROWS[name]

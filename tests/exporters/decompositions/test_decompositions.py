@@ -43,7 +43,7 @@ from layer_cases import (
 )
 from operator_rows import COMBINED
 from operator_rows import ROWS as GROUPED
-from parameters import some_long
+from parameters import half_quick, some_long
 
 aten = torch.ops.aten
 
@@ -91,7 +91,7 @@ ELSEWHERE = [
 WITH_A_RUNTIME = [name for name in COMBINED["convolution"] if "groups" not in name]
 
 
-@pytest.mark.parametrize("name", some_long(ROWS, *ELSEWHERE, *WITH_A_RUNTIME))
+@pytest.mark.parametrize("name", half_quick(some_long(ROWS, *ELSEWHERE, *WITH_A_RUNTIME)))
 def test_traced_gradient(name: str, seed: int) -> None:
     check_traced(ROWS[name], seed, {})
 
@@ -104,7 +104,8 @@ GROUPS = ("conv2d few outputs, groups", "conv1d groups, even kernel")
 
 
 @pytest.mark.parametrize(
-    "name", some_long([name for name in ROWS if "conv" in name], *ELSEWHERE, *GROUPS)
+    "name",
+    half_quick(some_long([name for name in ROWS if "conv" in name], *ELSEWHERE, *GROUPS)),
 )
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_traced_gradient_with_decompositions_of_a_runtime(

@@ -43,9 +43,9 @@ def test_predictions_on_onnxruntime(group: str, seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("group", COMBINED)
-def test_gradients_of_combined_rows(group: str, seed: int) -> None:
-    check_on_onnxruntime(recorded(group, seed, combined=True), seed)
+@pytest.mark.parametrize("group", ROWS)
+def test_gradients_of_all_rows(group: str, seed: int) -> None:
+    check_on_onnxruntime(recorded(group, seed, every=True), seed)
 
 
 def test_the_test_rows_match_the_table() -> None:

@@ -18,6 +18,7 @@ from exporters.recording.replacements.fourier import FOURIER
 from exporters.recording.replacements.recorded_forms import FORMS as FORMS_OF_TORCH
 from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.recurrence.replacements import Replacements
+from parameters import half_quick
 from refusals import refused
 
 Compute = Callable[[Tensor], Tensor]
@@ -187,7 +188,7 @@ def writes_through_to(h: Tensor) -> Tensor:
     return out.permute(0, 2, 1).flatten(1)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", half_quick(FORMS))
 def test_a_form_computes_the_same(name: str) -> None:
     capture(Between(FORMS[name], only_training=False), (6,))
 

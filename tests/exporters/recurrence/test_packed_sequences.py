@@ -1,5 +1,7 @@
 """Recurrent layers over packed sequences of different lengths, compared with PyTorch's packing."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from exporters.programs.tracing import trace
 from exporters.recording.capture import capture
 from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from layer_cases import Case, Row, assert_close
+from parameters import half_quick
 from refusals import refused
 
 STEPS, FEATURES, UNITS = 7, 3, 4
@@ -70,8 +73,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "form"), half_quick(itertools.product(KINDS, FORMS)))
 def test_loops_with_masks_equal_pytorchs_packing(kind: str, form: str, seed: int) -> None:
     torch.manual_seed(seed)
     row = Row(lambda: Packed(kind, **FORMS[form]), (STEPS, FEATURES), offset=0.0, returned=True)

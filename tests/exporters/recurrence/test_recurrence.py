@@ -24,7 +24,7 @@ from exporters.recurrence.loop_operator import STEPS, register
 from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from layer_cases import TOLERANCE, Case, Row, assert_close
 from oracles import Device, Plan
-from parameters import some_long
+from parameters import half_quick, some_long
 from refusals import refused
 from toolkit.models.imdb_bilstm import ImdbBiLSTM, imdb_bilstm
 from toolkit.submodels.global_model import from_model
@@ -98,9 +98,11 @@ VARIANTS = [
 @pytest.mark.parametrize(
     ("kind", "variant"),
     # The loops of a plain layer differ in their activation alone, and a GRU has one state, too.
-    some_long(
-        itertools.product(KINDS, VARIANTS),
-        *((kind, options) for kind in ("gru", "rnn relu") for options in VARIANTS[1:]),
+    half_quick(
+        some_long(
+            itertools.product(KINDS, VARIANTS),
+            *((kind, options) for kind in ("gru", "rnn relu") for options in VARIANTS[1:]),
+        )
     ),
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -133,12 +135,14 @@ LOWERED = {
 
 @pytest.mark.parametrize(
     ("name", "runtime"),
-    some_long(
-        itertools.product(LOWERED, RUNTIMES),
-        *itertools.product(("lstm, stacked", "gru, stacked"), RUNTIMES),
-        *(("lstm, last states", "onnx"), ("gru", "onnx"), ("rnn", "onnx"), ("rnn relu", "onnx")),
-        *(("gru, last states", "litert"), ("lstm, last states", "litert")),
-        ("lstm, sequence", "litert"),
+    half_quick(
+        some_long(
+            itertools.product(LOWERED, RUNTIMES),
+            *itertools.product(("lstm, stacked", "gru, stacked"), RUNTIMES),
+            *((name, "onnx") for name in ("lstm, last states", "gru", "rnn", "rnn relu")),
+            *(("gru, last states", "litert"), ("lstm, last states", "litert")),
+            ("lstm, sequence", "litert"),
+        )
     ),
 )
 def test_one_file_runs_any_batch(name: str, runtime: str, seed: int) -> None:

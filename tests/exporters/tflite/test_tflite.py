@@ -40,7 +40,7 @@ from layer_cases import (
     open_session,
 )
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
-from operator_rows import COMBINED, ROWS, recorded
+from operator_rows import ROWS, recorded
 from oracles import Device, Plan
 from parameters import some_long
 from profiles.cost_model.memory_rule import LITERT
@@ -79,9 +79,9 @@ def test_gradients_on_litert(group: str, seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("group", COMBINED)
-def test_gradients_of_combined_rows(group: str, seed: int) -> None:
-    check_on_litert(recorded(group, seed, combined=True), seed)
+@pytest.mark.parametrize("group", ROWS)
+def test_gradients_of_all_rows(group: str, seed: int) -> None:
+    check_on_litert(recorded(group, seed, every=True), seed)
 
 
 # In one graph of all rows of arithmetic, LiteRT gives nan for atan; alone, it is right.

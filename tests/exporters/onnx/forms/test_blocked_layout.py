@@ -34,7 +34,7 @@ from exporters.onnx.forms.graph_rewriting import rewritten
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import Recomputation
 from form_cases import FIRST_BATCH, Case, check_by_definition, check_in_runtime, tail
-from parameters import some_long
+from parameters import half_quick, some_long
 from training_steps import train_step
 
 
@@ -240,10 +240,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
-NAMES = some_long(
-    MODELS,
-    *("depthwise, strided", "depthwise, dilated", "hard", "points", "fits in part", "normed first"),
-    "strided, points",
+NAMES = half_quick(
+    some_long(
+        MODELS,
+        *("depthwise, strided", "depthwise, dilated", "hard", "points", "fits in part"),
+        *("normed first", "strided, points"),
+    )
 )
 """The long ones have what other models here have, too, or those of `drawn`."""
 
