@@ -24,6 +24,7 @@ from exporters.programs.sample_ranges import describe_input
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.fixed_draws import fix_draws
+from exporters.recording.fixed_sizes import shape_remedy
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
 from exporters.recording.inputs.input_ranges import checked_range, input_range_of
@@ -294,9 +295,6 @@ def record_current_mode(
         raise_if_interrupted(error)
         reason = name_batch(source_lines.first_line(error))
         kind = "int64 " if dtype == "int64" else ""
-        remedy = (
-            ". Write -1 for the batch in reshape and view." if "for input of size" in reason else ""
-        )
         raise ModelError(
             "The model cannot be recorded for {kind}samples of shape {shape}: "
             "{reason}{place}{remedy}",
@@ -306,7 +304,7 @@ def record_current_mode(
             kind=kind,
             reason=reason,
             place=source_lines.place_of_error(error),
-            remedy=remedy,
+            remedy=shape_remedy(reason),
         ) from error
     use_first_names(graph, tensors_by_all_names(model))
     inline_regions(graph)

@@ -216,7 +216,8 @@ def check_sizes(graph: GraphModule) -> None:
             named = node.args[0] if node.target is operator.getitem else node
             raise ModelError(
                 "The size of the result of {operator}{place} depends on values; only the batch "
-                "size may vary. Mask elements with torch.where instead of selecting them.",
+                "size may vary. Mask elements with torch.where instead of selecting them. In a "
+                "mixture of experts, run each expert on all samples and multiply by its gate.",
                 code="model.data-dependent-size",
                 operator=str(getattr(named, "target", node.target)),
                 place=source_lines.place_of_node(node),

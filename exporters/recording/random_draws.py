@@ -5,14 +5,23 @@ A recording would repeat the results of such draws in every step.
 
 import pickle
 import random
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from torch.overrides import TorchFunctionMode
 
 from exporters.programs import source_lines
+from exporters.programs.interrupts import raise_if_interrupted
 from profiles.errors import ModelError
 
+PYTHONS: Any = vars(random)["_inst"]
+"""Python's global generator."""
+NUMPYS: Any = np.random.rand.__self__  # type: ignore[attr-defined]
+"""Numpy's global generator."""
 FUNCTIONS = ("rand", "randn", "randint", "randperm", "normal")
 
 
@@ -60,11 +69,46 @@ def decides_at_random(line: str) -> ModelError:
     )
 
 
-def draws_outside_torch() -> ModelError:
-    """The error for a model that draws with numpy or Python when it trains."""
+def draws_outside_torch(line: str) -> ModelError:
+    """The error for a model that draws with numpy or Python, at `line`, when it trains."""
     return ModelError(
-        "The model draws random numbers with numpy or Python's `random` when it trains, and a "
-        "recording would repeat them in every step. Switch this off in the model's configuration "
-        "(apply_spec_augment=False for the SpecAugment of transformers), or use nn.Dropout.",
+        "The model draws random numbers with numpy or Python's `random` when it trains{place}, and "
+        "a recording would repeat them in every step. Draw with torch and choose between values, "
+        "as in torch.where(torch.rand(()) < p, a, b) `if self.training`. For the SpecAugment of "
+        "transformers, set apply_spec_augment=False in the model's configuration.",
         code="model.random-numbers",
+        place=source_lines.parenthesized(line),
     )
+
+
+def line_of_draw(run: Callable[[], object]) -> str:
+    """The user's line that draws first with numpy's or Python's generator while `run` runs.
+
+    It is slow: Python reports each call. Errors of `run` are ignored.
+    """
+    lines: list[str] = []
+
+    def called(frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and getattr(function, "__self__", None) is PYTHONS:
+            lines.append(source_lines.running_line())
+
+    def noting(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            lines.append(source_lines.running_line())
+            return draw(*args, **kwargs)
+
+        return noted
+
+    space = vars(np.random)
+    numpys = [name for name in space if getattr(space[name], "__self__", None) is NUMPYS]
+    before = sys.getprofile()
+    try:
+        # Python does not report calls of numpy's functions.
+        with patch.dict(space, {name: noting(space[name]) for name in numpys}):
+            sys.setprofile(called)
+            run()
+    except Exception as error:  # the user's code may raise any error
+        raise_if_interrupted(error)
+    finally:
+        sys.setprofile(before)
+    return lines[0] if lines else ""

@@ -163,7 +163,7 @@ class Detached(Model):
 @pytest.mark.parametrize(
     ("model", "code", "values", "part"),
     [
-        (Branches(), "model.fixed-batch", {"limit": 25}, "more than 25 samples; one recording"),
+        (Branches(), "model.fixed-batch", {"limit": 25}, "of more than 25 samples ("),
         (Means(), "model.wrong-output", {"shape": "(1, 3)"}, "output is (1, 3); "),
         (Roots(), "model.result-not-finite", {"what": "output"}, "output on a batch of random"),
         (Steps(), "model.backward-fails", {}, ": derivative for aten::heaviside is not impl"),

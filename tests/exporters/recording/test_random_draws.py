@@ -1,5 +1,6 @@
 """Random decisions of a model's own code: each is refused, and the way out works."""
 
+import inspect
 import random
 from collections.abc import Callable
 
@@ -62,6 +63,7 @@ def test_masks_drawn_outside_of_torch(draw: Callable[[], list[float]]) -> None:
     with refused("model.random-numbers") as caught:
         capture(Masking(draw), SHAPE)
     assert "numpy or Python's `random`" in str(caught.value)
+    assert "test_random_draws.py, line" in str(caught.value)
     capture(Masking(lambda: [1.0, 0.0, 1.0, 1.0]), SHAPE)
 
 
@@ -81,6 +83,39 @@ def test_predictions_use_the_same_numbers_for_each_sample(seed: int) -> None:
     assert abs(float(noise[0].mean())) < 0.06
     assert abs(float(noise[0].std()) - 1) < 0.05
     assert float((noise[0, 0] * noise[0, 1]).mean()) < 0.1
+
+
+class Forced(nn.Module):
+    """A decoder that sometimes takes the true step in place of its own, by `choose`."""
+
+    def __init__(self, choose: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.choose = choose
+        self.layer, self.step = nn.Linear(4, 3), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.step(x)
+        return self.layer(self.choose(x, own) if self.training else own)
+
+
+@pytest.mark.parametrize(
+    "toss",
+    [
+        lambda x, own: x if random.random() < 0.5 else own,
+        lambda x, own: random.choice([x, own]),
+        lambda x, own: x if np.random.uniform() < 0.5 else own,
+    ],
+    ids=["random", "choice", "numpy"],
+)
+def test_a_toss_by_python_is_named_and_one_by_torch_is_recorded(
+    toss: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    with refused("model.random-numbers") as caught:
+        capture(Forced(toss), SHAPE)
+    lines, first = inspect.getsourcelines(toss)
+    assert f"line {first}: {lines[0].strip()})" in str(caught.value)
+    assert "torch.where(torch.rand(()) < p, a, b)" in str(caught.value)
+    capture(Forced(lambda x, own: torch.where(torch.rand(()) < 0.5, x, own)), SHAPE)
 
 
 def test_a_decision_by_samples_is_not_called_random() -> None:
