@@ -101,7 +101,16 @@ def own_objective(reference: str, outputs: OutputForm) -> Objective:
         ModelError: The loss cannot be imported or recorded, or an output cannot be passed to it.
     """
     function = load_loss(reference)
-    if outputs.left_out and not outputs.in_training:
+    if outputs.in_training:
+        raise ModelError(
+            "The loss {loss!r} gets everything that the model returns, but the model returns "
+            "further outputs only in training: {outputs}. Return the same outputs in both modes, "
+            "without `if self.training`, because the loss also evaluates the model.",
+            code="loss.outputs-by-mode",
+            loss=reference,
+            outputs=", ".join(outputs.left_out),
+        )
+    if outputs.left_out:
         name, reason = next(iter(outputs.left_out.items()))
         raise ModelError(
             "The loss {loss!r} gets everything that the model returns, but {output!r} cannot be "

@@ -508,6 +508,24 @@ def test_a_loss_may_read_no_labels() -> None:
     assert "train" in [signature.name for signature in submodel.program.signatures]
 
 
+class WithHelp(nn.Module):
+    """A further output in training, as a network with deep supervision returns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.help = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.main(x), self.help(x)) if self.training else self.main(x)
+
+
+def test_a_loss_does_not_silently_miss_what_is_returned_only_in_training() -> None:
+    with refused("loss.outputs-by-mode", outputs="1") as caught:
+        split(WithHelp(), "full", (6,), TrainingConfig(loss="own_losses:only_kind"))
+    assert "without `if self.training`" in str(caught.value)
+    split(WithHelp(), "full", (6,), TrainingConfig(loss="cross-entropy"))
+
+
 def test_labels_that_the_outputs_do_not_have_are_refused() -> None:
     with refused("loss.fails", loss="own_losses:of_other_classes") as caught:
         split(own_losses.Boxes(), "full", (6,), TrainingConfig(loss="own_losses:of_other_classes"))
