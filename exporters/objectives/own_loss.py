@@ -29,7 +29,7 @@ from exporters.programs.output_parts import (
 from exporters.programs.recorded_graph import MINIMUM_BATCH
 from exporters.recording.functional_form import make_functional
 from exporters.recording.graph_cleanup import clean_up, inline_regions
-from exporters.recording.model_checks import check_deterministic, check_operators, check_sizes
+from exporters.recording.model_checks import check_draws_nothing, check_operators, check_sizes
 from exporters.recording.model_output import OutputForm
 from exporters.recording.replacements.replaced_functions import as_on_devices
 from exporters.recording.torch_export import exported
@@ -236,7 +236,7 @@ def record_loss(
         clean_up(graph)
         check_sizes(graph)
         check_operators(graph)
-        check_deterministic(graph, graph)
+        check_draws_nothing(graph)
     except ModelError as error:
         raise of_loss(error, function, reference) from error
     except Exception as error:  # the user's code may raise anything

@@ -307,9 +307,9 @@ def argument(node: Node, name: str) -> object:
 
 
 def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
-    """Raise ModelError for random numbers without a seed, and for all in a prediction.
+    """Raise ModelError for random numbers without a seed, and for dropouts in a prediction.
 
-    Dropouts and uniform numbers are seeded in a training step.
+    A training step has a seed for dropouts and uniform numbers. A prediction has fixed numbers.
     """
     for node in training.graph.nodes:
         if node.target not in (*SEEDED, UNIFORM) and draws(node):
@@ -329,6 +329,16 @@ def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
                 code="model.random-numbers",
                 **drawn_by(node),
             )
+
+
+def check_draws_nothing(graph: GraphModule) -> None:
+    """Raise ModelError if `graph` draws random numbers."""
+    for node in filter(draws, graph.graph.nodes):
+        raise ModelError(
+            "The model draws random numbers ({operator}{place}{line}).",
+            code="model.random-numbers",
+            **drawn_by(node),
+        )
 
 
 def draws(node: Node) -> bool:
