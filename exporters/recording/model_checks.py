@@ -264,12 +264,7 @@ def check_operators(graph: GraphModule) -> None:
                 place=place,
             )
         if node.target in NUMBERS:
-            raise ModelError(
-                "The model reads a Python number from a tensor{place}. A graph has tensors alone: "
-                "leave out .item(), .tolist(), float() and int(), and compute with the tensor.",
-                code="model.data-dependent-code",
-                place=place,
-            )
+            raise reads_number(place)
         if isinstance(node.target, HigherOrderOperator) and str(node.target) in CONTROL_FLOW:
             raise ModelError(
                 "The model branches or loops with torch's {operator}{place}, which cannot be "
@@ -294,6 +289,18 @@ def check_operators(graph: GraphModule) -> None:
                 code="model.scattered-product",
                 place=place,
             )
+
+
+def reads_number(place: str) -> ModelError:
+    """The error for a model that reads a number from a tensor at `place`."""
+    return ModelError(
+        "The model reads a Python number from a tensor{place}. A graph has tensors alone: leave "
+        "out .item(), .tolist(), float() and int(), and compute with the tensor. Choose and shift "
+        "elements by an index that is a tensor, as in x.index_select(1, (torch.arange(n) + shift) "
+        "% n).",
+        code="model.data-dependent-code",
+        place=place,
+    )
 
 
 def argument(node: Node, name: str) -> object:

@@ -18,7 +18,8 @@ from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.recorded_graph import MINIMUM_BATCH
 from exporters.programs.torch_internals import lines_of_users, without_layouts
 from exporters.recording.fixed_sizes import FixedSizes, fixed_batch_error
-from exporters.recording.model_checks import check_vmap
+from exporters.recording.known_values import KnownValues
+from exporters.recording.model_checks import check_vmap, reads_number
 from exporters.recording.random_draws import (
     RandomDraws,
     decides_at_random,
@@ -67,10 +68,10 @@ def exported(module: nn.Module, *example: Tensor) -> GraphModule:
             and of torch are raised unchanged.
     """
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
-    draws, sizes = RandomDraws(), FixedSizes()
+    draws, sizes, values = RandomDraws(), FixedSizes(), KnownValues(module)
 
     def record() -> torch.export.ExportedProgram:
-        with recording_context(), symbolic_len(module), sizes.noting(), draws:
+        with recording_context(), symbolic_len(module), sizes.noting(), draws, values:
             return torch.export.export(
                 module, example, dynamic_shapes=tuple({0: batch} for _ in example), strict=False
             )
@@ -80,12 +81,15 @@ def exported(module: nn.Module, *example: Tensor) -> GraphModule:
     except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
         if draws.line:
             raise decides_at_random(draws.line) from error
+        place = source_lines.place_of_error(error)
+        if values.number and place == source_lines.parenthesized(values.number):
+            raise reads_number(place) from error
         raise ModelError(
             "The model's Python code reads values that it computes from the samples{place}; it "
             "must run the same operators for every batch. Choose with torch.where, or move the "
             "decision out of the model.",
             code="model.data-dependent-code",
-            place=source_lines.place_of_error(error),
+            place=place,
         ) from error
     except Exception as error:  # the user's code may raise any error
         raise_if_interrupted(error)

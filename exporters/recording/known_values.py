@@ -1,0 +1,117 @@
+"""Reads the values of tensors that samples do not change, while a model is recorded.
+
+A model may keep a list of columns or a flag as a tensor, in an attribute or in a buffer of
+integers, and its Python code may decide by it. `torch.export` knows no values; here they are
+computed beside the recording.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from exporters.programs import source_lines
+
+LARGEST = 10_000
+"""Values of tensors with more elements are not followed."""
+READING = ("__bool__", "__int__", "__index__", "__float__", "item", "tolist")
+"""Functions that turn a tensor into Python's numbers."""
+FOLLOWED = (
+    *("__getitem__", "__iter__", "select", "unbind", "view", "reshape", "flatten", "squeeze"),
+    *("cpu", "clone", "detach", "to", "int", "long", "float", "bool"),
+    *("sum", "any", "all", "max", "min", "amax", "amin", "argmax", "argmin"),
+    *("add", "sub", "mul", "eq", "ne", "gt", "lt", "ge", "le", "logical_not", "__invert__"),
+    *("__add__", "__sub__", "__mul__", "__eq__", "__ne__", "__gt__", "__lt__", "__ge__", "__le__"),
+)
+"""Functions whose results are known if the tensors that they take are."""
+
+
+class KnownValues(TorchFunctionMode):
+    """Context in which Python's code may read the values of the constants of a model.
+
+    Attributes:
+        number: The user's line that read a number, for example by `int`, from other tensors last;
+            empty if there was none.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.number = ""
+        self._following = True
+        self._module = module
+        # Batch norms write their counters; models that write buffers are refused.
+        self._buffers = {
+            name: buffer.detach().clone()
+            for name, buffer in module.named_buffers(remove_duplicate=False)
+            if not buffer.is_floating_point() and not name.endswith("num_batches_tracked")
+        }
+        # The recorded tensors, which must live as long as their ids are used, and their values.
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run `func`; if it reads a known value, return that value."""
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in READING:
+            value = self._value(args[0])
+            if value is not None:
+                return computed(func, (value,), {})
+            if name != "__bool__":
+                self.number = source_lines.running_line()
+        if writes(name) and self._value(args[0]) is not None:
+            self._following = False
+        result = func(*args, **kwargs)
+        if name not in FOLLOWED:
+            return result
+        leaves, form = tree_flatten((args, kwargs))
+        values = [self._value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        unknown = any(
+            value is None and isinstance(leaf, Tensor)
+            for value, leaf in zip(values, leaves, strict=True)
+        )
+        if unknown or any(isinstance(leaf, torch.SymInt) for leaf in leaves):
+            return result
+        return self._noted(result, computed(func, *tree_unflatten(values, form)))
+
+    def _value(self, tensor: Any) -> Tensor | None:
+        """The values of `tensor`, if they are known."""
+        if not self._following:
+            return None
+        if type(tensor) is Tensor:  # recorded tensors are of other types
+            return tensor if tensor.numel() <= LARGEST else None
+        if id(tensor) in self._known:
+            return self._known[id(tensor)][1]
+        for name in self._buffers:
+            if self._module.get_buffer(name) is tensor:
+                return self._buffers[name]
+        return None
+
+    def _noted(self, result: Any, values: Any) -> Any:
+        """Note that the recorded `result` has these `values`, and return it."""
+        if isinstance(result, Iterator):
+            result, values = list(result), list(values)
+            return iter(self._noted(result, values))
+        several = isinstance(result, Sequence)
+        for part, value in zip(result, values, strict=True) if several else [(result, values)]:
+            if isinstance(part, Tensor):
+                self._known[id(part)] = part, value
+        return result
+
+
+def writes(name: str) -> bool:
+    """Whether the function `name` changes a tensor in place."""
+    return name == "__setitem__" or bool(
+        re.fullmatch(r"[a-z]\w*[a-z0-9]_|__i(?!ter|nvert)\w+__", name)
+    )
+
+
+def computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `func` returns outside of the recording."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return func(*args, **kwargs)

@@ -1,0 +1,108 @@
+"""Python code that decides by the constants of a model: recorded, or refused with a remedy."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exporters.recording.capture import capture
+from refusals import refused
+
+Compute = Callable[["Written", Tensor], Tensor]
+
+
+class Written(nn.Module):
+    """Layers with `compute` between them, and tensors that are not trained."""
+
+    flag: Tensor
+    shifts: Tensor
+
+    def __init__(self, compute: Compute) -> None:
+        super().__init__()
+        self.first, self.last, self.norm = nn.Linear(6, 8), nn.Linear(8, 3), nn.BatchNorm1d(8)
+        self.register_buffer("flag", torch.tensor(0, dtype=torch.uint8))
+        self.register_buffer("shifts", torch.tensor([1, 3]))
+        self.kept = torch.tensor([True, False, True, True, False, True, False, True])
+        self.sizes, self.scale = torch.tensor([3, 5]), torch.tensor(0.5)
+        self.compute = compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.compute(self, self.first(x)))
+
+
+def columns(model: Written, h: Tensor) -> Tensor:
+    parts = []
+    for column, kept in enumerate(model.kept):
+        if kept:
+            parts.append(h[:, column : column + 1])
+        else:
+            parts.append(h[:, column : column + 1].sin())
+    return torch.cat(parts, 1)
+
+
+def flagged(model: Written, h: Tensor) -> Tensor:
+    return h.sin() if not model.flag.item() else h
+
+
+def shifted(model: Written, h: Tensor) -> Tensor:
+    for shift in model.shifts.tolist():
+        h = h + h.roll(shift, 1)
+    for _ in range(model.shifts[1]):
+        h = h * float(model.scale)
+    return h
+
+
+def parted(model: Written, h: Tensor) -> Tensor:
+    first, second = h.split(model.sizes.tolist(), 1)
+    return torch.cat([second, first], 1)
+
+
+def checked(model: Written, h: Tensor) -> Tensor:
+    assert (model.sizes > 0).all()
+    assert model.sizes.sum() == 8
+    return h[:, : int(model.kept.sum())].repeat(1, 2)[:, :8]
+
+
+@pytest.mark.parametrize("compute", [columns, flagged, shifted, parted, checked])
+def test_constants_are_read(compute: Compute) -> None:
+    model = Written(compute)
+    captured = capture(model, (6,))
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(captured.inference(x), model.eval()(x), rtol=0, atol=1e-5)
+
+
+def after_a_write(model: Written, h: Tensor) -> Tensor:
+    kept = model.kept.clone()
+    kept[0] = False
+    return h if kept[0] else h.sin()
+
+
+def counted(model: Written, h: Tensor) -> Tensor:
+    h = model.norm(h)
+    return h if model.norm.num_batches_tracked > 5 else h.sin()
+
+
+def by_samples(model: Written, h: Tensor) -> Tensor:
+    return h if (h.sum(0) > model.scale)[0] else h.sin()
+
+
+@pytest.mark.parametrize("compute", [after_a_write, counted, by_samples])
+def test_values_that_change_are_not_read(compute: Compute) -> None:
+    with refused("model.data-dependent-code") as caught:
+        capture(Written(compute), (6,))
+    assert "return h if" in str(caught.value)
+
+
+def test_a_shift_by_a_number_of_samples() -> None:
+    def rolled(model: Written, h: Tensor) -> Tensor:
+        return h.roll(int(h.detach().sum(0).argmax()), 1)
+
+    def selected(model: Written, h: Tensor) -> Tensor:
+        return h.index_select(1, (torch.arange(8) + h.detach().sum(0).argmax()) % 8)
+
+    with refused("model.data-dependent-code") as caught:
+        capture(Written(rolled), (6,))
+    assert "(torch.arange(n) + shift) % n" in str(caught.value)
+    assert "h.roll(int(" in str(caught.value)
+    capture(Written(selected), (6,))
