@@ -24,17 +24,38 @@ if TYPE_CHECKING:
 @click.option(
     "--curves",
     type=click.Path(path_type=Path),
-    help="Write the curves, by round and by simulated time, to this PNG.",
+    help="Write the curves, by round, by bytes and by simulated time, to this PNG.",
+)
+@click.option(
+    "--last",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Show the mean of this many last rounds, as single rounds vary much.",
+)
+@click.option(
+    "--target",
+    type=float,
+    help="Show the rounds and bytes until this accuracy, such as 0.9; for a regression, this loss.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def compare(runs: Sequence[Path], by: str | None, curves: Path | None, as_json: bool) -> None:
+def compare(
+    runs: Sequence[Path],
+    by: str | None,
+    curves: Path | None,
+    last: int,
+    target: float | None,
+    as_json: bool,
+) -> None:
     """Compare simulations by their folders RUN.
 
     Runs that differ only in their seeds are one row, with means and sample standard deviations.
     `final` and `best` are accuracies of the global model (losses of a regression). `own` is the
     accuracy of the clients' own models after training, on the samples that `validation` holds out.
     `sent` counts the bytes in both directions. `time` is how long the simulation took, `simulated`
-    how long the rounds would take on devices with a `profile`. For a regression the table also
+    how long the rounds would take on devices with a `profile`. With profiles, `a day` is what a
+    device receives and sends in a day, on average over all devices, if rounds follow without a
+    pause; `memory` is the most that a device may need. For a regression the table also
     shows `RMSE` and `MAE` of the last round. If the loss has metrics, the table shows them too.
 
     --by device shows how the clients of the last round judge the global model that they received,
@@ -52,27 +73,32 @@ def compare(runs: Sequence[Path], by: str | None, curves: Path | None, as_json: 
     if curves is not None:
         draw_comparison(rows, curves)
     if as_json:
-        document = {"version": 1, "runs": [_as_object(row) for row in rows]}
+        document = {"version": 1, "runs": [_as_object(row, last, target) for row in rows]}
         print_json(msgspec.json.encode(document))  # null in place of NaN and infinity
         return
-    show_comparison(rows)
+    show_comparison(rows, last, target)
     if by == "class":
         show_by_class(rows)
     elif by == "device":
         show_by_device(rows)
 
 
-def _as_object(row: "Row") -> dict[str, object]:
-    further = row.further
+def _as_object(row: "Row", last: int, target: float | None) -> dict[str, object]:
+    further, kind = row.further, "loss" if row.judged_by_loss else "accuracy"
+    rounds, sent = (None if target is None else row.reaching(target)) or (None, None)
     values = {
-        "final_loss" if row.judged_by_loss else "final_accuracy": row.final,
-        "best_loss" if row.judged_by_loss else "best_accuracy": row.best,
+        f"final_{kind}": row.final,
+        f"best_{kind}": row.best,
+        f"last_{kind}": row.mean_of_last(last),
         "rmse": further.pop("RMSE", None),
         "mae": further.pop("MAE", None),
         "own_accuracy": row.own_models,
         "bytes": row.sent,
         "seconds": row.seconds,
         "simulated_s": row.simulated_s,
+        "bytes_per_device_and_day": row.traffic,
+        "rounds_to_target": rounds,
+        "bytes_to_target": sent,
     }
     return {
         "name": row.name,
@@ -80,6 +106,7 @@ def _as_object(row: "Row") -> dict[str, object]:
         "rounds": [len(history) for history in row.histories],
         **{key: value and value._asdict() for key, value in values.items()},
         "metrics": {name: value._asdict() for name, value in further.items()} or None,
+        "memory_bytes": row.memory,
         "classes": row.classes,
         "devices": row.devices,
     }

@@ -62,6 +62,7 @@ class Attendance:
         deadline_s: Simulated seconds after which a round closes with the updates that it has.
         quorum: The number of updates at which a round closes; None for all.
         seconds: Returns a client's simulated time for a submodel. None if no client is ever late.
+        memory: Returns the memory that a client needs for a submodel, in bytes; None if unknown.
         min_updates: A round needs at least this many updates to close; None for the default.
         batches: Returns how many batches a client trains of a submodel, if `budget_s` limits them.
         over_selects: Whether a round asks more clients than `quorum`, its goal. Without times, the
@@ -74,9 +75,17 @@ class Attendance:
     deadline_s: float
     quorum: int | None
     seconds: Callable[[int, str], float] | None
+    memory: Callable[[int, str], float] | None = None
     min_updates: int | None = None
     over_selects: bool = False
     batches: Callable[[int, str], int] | None = None
+
+    def peak_memory(self, turnout: Turnout) -> int | None:
+        """The most memory that a client of a round needs, in bytes; None if unknown."""
+        if self.memory is None:
+            return None
+        entries = (*turnout.present, *turnout.failed, *turnout.late)
+        return round(max((self.memory(*entry) for entry in entries), default=0))
 
     def turnout(self, round_: int, chosen: Chosen) -> Turnout:
         """Decide which of the clients `chosen` for `round_` deliver an update.
@@ -189,6 +198,9 @@ def attendance_of(
     def batches(client: int, spec: str) -> int:
         return clock.trained_batches(kinds[client].name, spec, len(parts[client]))
 
+    def memory(client: int, spec: str) -> float:
+        return clock.cost(kinds[client].name, spec).memory
+
     return Attendance(
         clients=len(kinds),
         seed=table.seed,
@@ -199,4 +211,5 @@ def attendance_of(
         seconds=seconds if works else None,
         over_selects=config.clients_per_round is not None,
         batches=batches if works and config.budget_s is not None else None,
+        memory=memory if works else None,
     )

@@ -6,12 +6,14 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from device_agent.formats.protocol.fleet import FederatedEvaluation, further_figures
 from toolkit.simulation.results import LOSS_CODE, UNUSED, RoundResult, read_run
+
+DAY_S = 86400
 
 
 class Spread(NamedTuple):
@@ -29,11 +31,13 @@ class Row:
         name: The common beginning of their folders' names.
         folders: Their folders.
         histories: Their finished rounds.
+        clients: Number of clients of the federation, selected or not.
     """
 
     name: str
     folders: Sequence[Path]
     histories: Sequence[Sequence[RoundResult]]
+    clients: int
 
     @property
     def judged_by_loss(self) -> bool:
@@ -58,6 +62,54 @@ class Row:
         choose = min if self.judged_by_loss else max
         known = [[score for score in self.scores(run) if score == score] for run in self.histories]
         return spread([choose(scores, default=math.nan) for scores in known])
+
+    def mean_of_last(self, rounds: int) -> Spread:
+        """The mean score of the last `rounds` rounds, or of all rounds if there are fewer.
+
+        Use it in place of `final` where the scores of single rounds vary much.
+        """
+        return spread([statistics.fmean(self.scores(run)[-rounds:]) for run in self.histories])
+
+    def reaching(self, target: float) -> tuple[Spread, Spread] | None:
+        """Rounds until a score is at least `target`, and the bytes that all clients took for them.
+
+        A regression reaches `target` when its loss is at most `target`. None if a run does not
+        reach it.
+        """
+        quality = -target if self.judged_by_loss else target
+        rounds, sent = [], []
+        for run in self.histories:
+            reached = next((n for n, own in enumerate(run, 1) if own.quality >= quality), None)
+            if reached is None:
+                return None
+            rounds.append(reached)
+            sent.append(sent_bytes(run)[reached - 1])
+        return spread(rounds), spread(sent)
+
+    @property
+    def traffic(self) -> Spread | None:
+        """The bytes of a device and day in both directions, if rounds follow without a pause.
+
+        The mean over all devices, selected or not. None if there is no simulated time.
+        """
+        times = [sum(result.simulated_s or 0 for result in run) for run in self.histories]
+        if self.simulated_s is None or not all(times):
+            return None
+        return spread(
+            [
+                sent_bytes(run)[-1] / self.clients * DAY_S / time
+                for run, time in zip(self.histories, times, strict=True)
+            ]
+        )
+
+    @property
+    def memory(self) -> int | None:
+        """The most memory that a client of any round needs, in bytes.
+
+        None if a round has no such figure.
+        """
+        known = [result.memory for run in self.histories for result in run]
+        return max((memory for memory in known if memory is not None), default=None)
 
     @property
     def own_models(self) -> Spread | None:
@@ -109,7 +161,7 @@ class Row:
     @property
     def sent(self) -> Spread:
         """The bytes that all clients of a run received and sent, in all rounds together."""
-        return spread([sum(o.bytes_down + o.bytes_up for o in run) for run in self.histories])
+        return spread([sent_bytes(run)[-1] for run in self.histories])
 
     @property
     def seconds(self) -> Spread:
@@ -122,6 +174,11 @@ class Row:
         if any(result.simulated_s is None for run in self.histories for result in run):
             return None
         return spread([sum(result.simulated_s or 0 for result in run) for run in self.histories])
+
+
+def sent_bytes(history: Sequence[RoundResult]) -> list[int]:
+    """The bytes that all clients received and sent from the start to the end of each round."""
+    return [*accumulate(result.bytes_down + result.bytes_up for result in history)]
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -139,18 +196,31 @@ def compare(folders: Sequence[Path]) -> list[Row]:
 
     Raises InputError if a folder is not of a simulation, or has no finished round.
     """
-    groups: dict[tuple[str, int], list[tuple[Path, list[RoundResult]]]] = {}
+    groups: dict[tuple[str, int], list[tuple[Path, list[RoundResult], int]]] = {}
     repeats = Counter[tuple[str, object]]()
     for folder in folders:
         settings, history = read_run(folder)
         definition = _definition(settings)
         seeds = definition, (settings["seed"], settings["simulation"]["seed"])
-        groups.setdefault((definition, repeats[seeds]), []).append((folder, history))
+        groups.setdefault((definition, repeats[seeds]), []).append(
+            (folder, history, _clients(settings))
+        )
         repeats[seeds] += 1
     return [
-        Row(_name([folder for folder, _ in runs]), *zip(*runs, strict=True))
+        Row(
+            name=_name([folder for folder, *_ in runs]),
+            folders=[folder for folder, *_ in runs],
+            histories=[history for _, history, _ in runs],
+            clients=runs[0][2],
+        )
         for runs in groups.values()
     ]
+
+
+def _clients(settings: dict[str, Any]) -> int:
+    """The number of clients that `settings` describe."""
+    clients: int | None = settings["simulation"].get("clients")
+    return clients or sum(int(kind["count"]) for kind in settings["devices"])
 
 
 def _definition(settings: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from device_agent.formats.atomic_files import stream_file
-from toolkit.simulation.comparison import Row
+from toolkit.simulation.comparison import Row, sent_bytes
 from toolkit.simulation.results import RoundResult
 
 # Okabe and Ito's palette: people with any kind of colour blindness can tell these apart.
@@ -26,7 +26,7 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
     """
     accuracies = [result.accuracy for result in history if result.accuracy is not None]
     spans = [result.simulated_s for result in history if result.simulated_s is not None]
-    unit, name = _unit(sum(spans))
+    unit, name = time_unit(sum(spans))
     axes = [("round", [float(result.round) for result in history])]
     if len(spans) == len(history):
         axes.append((f"simulated time in {name}", [*accumulate(span / unit for span in spans)]))
@@ -50,24 +50,31 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
 def draw_comparison(rows: Sequence[Row], to: Path) -> None:
     """Write a PNG with a curve for each row: the mean of its runs, and their range.
 
-    If every round has a simulated time, a second panel has a curve for each run over this time.
+    A second panel has a curve for each run over the bytes of all clients, and a third over the
+    simulated time, if every round has one.
     """
-    timed = all(row.simulated_s is not None for row in rows)
-    figure = Figure(figsize=(8, 9.0 if timed else 4.5), dpi=120, layout="constrained")
-    panels = figure.subplots(2 if timed else 1, squeeze=False)[:, 0]
-    spans = [[span for _, span in over_time(row)] for row in rows] if timed else []
-    unit, name = _unit(max((times[-1] for row in spans for times in row), default=0))
+    sent: list[list[Sequence[float]]] = [[*map(sent_bytes, row.histories)] for row in rows]
+    along = [("MB of all clients", 1_000_000, sent)]
+    if all(row.simulated_s is not None for row in rows):
+        times: list[list[Sequence[float]]] = [
+            [*map(simulated_times, row.histories)] for row in rows
+        ]
+        unit, name = time_unit(max(run[-1] for runs in times for run in runs))
+        along.append((f"simulated time in {name}", unit, times))
+    figure = Figure(figsize=(8, 4.5 * (1 + len(along))), dpi=120, layout="constrained")
+    panels = figure.subplots(1 + len(along), squeeze=False)[:, 0]
     for number, row in enumerate(rows):
         style = ("-", "--", ":")[number // len(COLOURS) % 3]
         curves = [row.scores(history) for history in row.histories]
         line = {"color": COLOURS[number % len(COLOURS)], "linestyle": style}
         draw_range(panels[0], curves, 1, label=row.name, **line)
-        for scores, times in over_time(row) if timed else ():
-            panels[1].plot([time / unit for time in times], scores, **line)
+        for panel, (_, unit, positions) in zip(panels[1:], along, strict=True):
+            for scores, run in zip(curves, positions[number], strict=True):
+                panel.plot([value / unit for value in run], scores, **line)
     by_loss = any(row.judged_by_loss for row in rows)
-    panels[0].set(xlabel="round", title=f"{'Loss' if by_loss else 'Accuracy'} on held-out samples")
-    panels[-1].set(xlabel=f"simulated time in {name}" if timed else "round")
-    for panel in panels:
+    panels[0].set(title=f"{'Loss' if by_loss else 'Accuracy'} on held-out samples")
+    for panel, label in zip(panels, ["round", *(label for label, *_ in along)], strict=True):
+        panel.set_xlabel(label)
         if not by_loss:
             in_percent(panel)
         panel.grid(alpha=0.3)
@@ -76,15 +83,9 @@ def draw_comparison(rows: Sequence[Row], to: Path) -> None:
     stream_file(to, lambda file: figure.savefig(file, format="png"))
 
 
-def over_time(row: Row) -> list[tuple[list[float], list[float]]]:
-    """For each run, the scores and the simulated seconds from the start to the end of each round.
-
-    Every round has a simulated time.
-    """
-    return [
-        (row.scores(history), [*accumulate(result.simulated_s or 0.0 for result in history)])
-        for history in row.histories
-    ]
+def simulated_times(history: Sequence[RoundResult]) -> list[float]:
+    """The simulated seconds from the start to the end of each round, which all have a time."""
+    return [*accumulate(result.simulated_s or 0.0 for result in history)]
 
 
 def draw_range(axes: Axes, curves: Sequence[Sequence[float]], first: int, **style: Any) -> None:
@@ -106,7 +107,7 @@ def in_percent(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 
-def _unit(seconds: float) -> tuple[int, str]:
+def time_unit(seconds: float) -> tuple[int, str]:
     """The unit of an axis of length `seconds`: the seconds of the unit, and its name."""
     if seconds < 120:
         return 1, "seconds"

@@ -1,7 +1,8 @@
 """The folder of a simulation: its settings, a line for each round, and the state for a restart.
 
 A round is finished when its line is in `history.jsonl`. The next start deletes files of a round
-without a line. So a killed simulation continues after its last finished round.
+without a line. So a killed simulation continues after its last finished round. The state also has
+the model of the best round.
 """
 
 import json
@@ -24,7 +25,7 @@ from toolkit.coordinator.federation_config import EvaluationTable, FederationCon
 from toolkit.coordinator.settings_check import other_loss
 
 SETTINGS, HISTORY, CURVES = "config.json", "history.jsonl", "curves.png"
-MODEL, STATE = "global.safetensors", "state"
+MODEL, BEST, STATE = "global.safetensors", "best.safetensors", "state"
 EVENTS, RUN_ID = "tensorboard", "mlflow-run"
 """The folder of TensorBoard's event files, and the file with the id of MLflow's run."""
 UNUSED = (
@@ -66,6 +67,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         late: Number of clients that were late in simulated time.
         not_needed: Number of clients whose updates came after the round had reached its goal.
         simulated_s: Time that the round would take on the devices; None if they have no profiles.
+        memory: The most memory that a client of the round needs, in bytes: the upper bound of the
+            predicted peak of its agent. None if devices have no profiles.
         mean_staleness: Mean staleness of the updates of an asynchronous round: how many versions
             were made since the one that an update was trained from. None in synchronous rounds.
         max_staleness: The largest staleness.
@@ -86,8 +89,15 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     late: int = 0
     not_needed: int = 0
     simulated_s: float | None = None
+    memory: int | None = None
     mean_staleness: float | None = None
     max_staleness: int | None = None
+
+    @property
+    def quality(self) -> float:
+        """The accuracy, or the negative loss of a regression. Minus infinity if that is NaN."""
+        quality = -self.loss if self.accuracy is None else self.accuracy
+        return quality if quality == quality else -math.inf
 
 
 class RunFolder:
@@ -148,7 +158,7 @@ class RunFolder:
         if force:
             # Keep the settings until they are replaced: if the start is killed here, they show
             # that the folder is of a simulation.
-            for name in (HISTORY, CURVES, MODEL, RUN_ID):
+            for name in (HISTORY, CURVES, MODEL, BEST, RUN_ID):
                 (self.root / name).unlink(missing_ok=True)
             for name in (STATE, EVENTS):
                 shutil.rmtree(self.root / name, ignore_errors=True)
@@ -179,10 +189,27 @@ class RunFolder:
         if not self.history:
             write(self._file("model", 0), model)
 
+    def best_model(self) -> bytes | None:
+        """The global model of the best round; None before the first round.
+
+        Also None if an earlier version simulated that round.
+        """
+        best = max(self.history, key=lambda result: result.quality, default=None)
+        if best is None or self._newest.get("best") != best.round:
+            return None
+        return self._file("best", best.round).read_bytes()
+
     def finish_round(self, result: RoundResult, model: bytes) -> None:
-        """Write the global model of a round, then its line."""
-        write(self._file("model", result.round), model)
-        self._written.append("model")
+        """Write the global model of a round, then its line.
+
+        The model is written a second time if no earlier round is as good.
+        """
+        owners = ["model"]
+        if all(result.quality > earlier.quality for earlier in self.history):
+            owners.append("best")
+        for owner in owners:
+            write(self._file(owner, result.round), model)
+        self._written += owners
         append(self.root / HISTORY, msgspec.json.encode(result) + b"\n")
         self.history.append(result)
         for owner in self._written:

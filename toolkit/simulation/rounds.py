@@ -133,6 +133,7 @@ class Simulation:
             late=len(turnout.late),
             not_needed=len(turnout.not_needed),
             simulated_s=turnout.simulated_s,
+            memory=self.attendance.peak_memory(turnout) if self.attendance else None,
             **self.staleness(trained.staleness),
             bytes_down=trained.bytes_down,
             bytes_up=trained.bytes_up,

@@ -37,7 +37,14 @@ from toolkit.simulation.partition import (
     shard_split,
     writer_split,
 )
-from toolkit.simulation.results import CURVES, LOSS_CODE, MODEL, RoundResult, RunFolder
+from toolkit.simulation.results import (
+    BEST,
+    CURVES,
+    LOSS_CODE,
+    MODEL,
+    RoundResult,
+    RunFolder,
+)
 from toolkit.simulation.rounds import Simulation
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
 from toolkit.simulation.timetable import timetable_of
@@ -79,8 +86,8 @@ def simulate(
 
     Args:
         file: The federation's TOML file, with a table `[simulation]`.
-        out: Folder for the results: `history.jsonl`, `curves.png`, `config.json` and
-            `global.safetensors`.
+        out: Folder for the results: `history.jsonl`, `curves.png`, `config.json`,
+            `global.safetensors`, and `best.safetensors` with the model of the best round.
         workers: Number of processes that train the clients of a round. With 1 and the engine
             `local`, this process trains them.
         engine: `local` starts the workers on this machine, `ray` as Ray actors.
@@ -144,6 +151,9 @@ def simulate(
         simulation.observers = [*opened, *([on_round] if on_round else [])]
         simulation.run(trains)
     write_file(folder.root / MODEL, simulation.federation.save())
+    best = folder.best_model()
+    if best is not None:
+        write_file(folder.root / BEST, best)
     draw_curves(folder.history, folder.root / CURVES)
     return folder.history
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from device_agent.training.batching import batches, held_out
-from profiles.cost_model.prediction import TimeModel
+from profiles.cost_model.prediction import TimeModel, predict
 from profiles.cost_model.workload import Workload
 from profiles.documents.calibration_record import Calibration
 from profiles.documents.device_profile import load_device
@@ -46,30 +46,33 @@ class SimulatedDevice:
     up_bits_per_s: float
 
     def cost(self, work: Workload) -> "Cost":
-        """The times of a submodel with the workload `work`.
+        """The times and the memory of a submodel with the workload `work`.
 
         Raises InputError if the calibration lacks the time of a kind of operation.
         """
         model = TimeModel(self.calibration)
+        memory = predict(work, self.calibration).memory.upper
         work = model.fastest(work)
         stages = sum(model.batch([stage]).value for stage in work.recording)
         return Cost(
             transfer_s=8 * work.down / self.down_bits_per_s + 8 * work.up / self.up_bits_per_s,
             record_s=self.slowdown * stages,
             step_s=self.slowdown * model.batch(work.training).value,
+            memory=memory,
         )
 
 
 class Cost(NamedTuple):
-    """The times of a submodel on a device, in seconds.
+    """The times of a submodel on a device, in seconds, and its memory.
 
     `transfer_s` is the download and upload of a round, `record_s` runs a batch through all recorded
-    stages, and `step_s` trains a batch.
+    stages, and `step_s` trains a batch. `memory` is the upper bound of the agent's peak, in bytes.
     """
 
     transfer_s: float
     record_s: float
     step_s: float
+    memory: float
 
 
 def simulated_device(kind: DeviceKind) -> SimulatedDevice:
@@ -153,7 +156,7 @@ class Clock:
         return min(trained, max(1, math.ceil(left / cost.step_s)))
 
     def cost(self, kind: str, spec: str) -> Cost:
-        """The times of the submodel `spec` on a device of `kind`."""
+        """The times and the memory of `spec` on the devices of `kind`."""
         if (kind, spec) not in self.costs:
             self.costs[kind, spec] = self.devices[kind].cost(self.works[spec])
         return self.costs[kind, spec]

@@ -13,14 +13,15 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigu
 from profiles.text_formatting import format_duration
 from refusals import refused
 from toolkit.simulation.comparison import compare
-from toolkit.simulation.curves import over_time
+from toolkit.simulation.curves import simulated_times
 from toolkit.simulation.results import RoundResult, RunFolder, read_run
 
-ROUNDS = 5
+ROUNDS, CLIENTS = 5, 7
 
 
 def settings(seed: int, **more: object) -> dict[str, object]:
-    return {"rounds": ROUNDS, "seed": seed, "simulation": {"seed": seed, "alpha": 0.5}, **more}
+    table = {"seed": seed, "alpha": 0.5, "clients": CLIENTS}
+    return {"rounds": ROUNDS, "seed": seed, "simulation": table, **more}
 
 
 def write_run(folder: Path, about: dict[str, object], history: list[RoundResult]) -> Path:
@@ -45,6 +46,7 @@ def random_history(draw: np.random.Generator, **more: object) -> list[RoundResul
                 "accuracy": float(draw.random()),
                 "local_accuracy": float(draw.random()),
                 "simulated_s": float(draw.random()) * 5000,
+                "memory": int(draw.integers(10**8)),
                 **more,
             },
         )
@@ -69,6 +71,8 @@ def test_runs_of_several_seeds_are_one_row(seed: int, tmp_path: Path) -> None:
     runs = histories[:3]
     accuracy = np.array([table_of(run, "accuracy") for run in runs])
     sent = np.array([table_of(run, "bytes_down") + table_of(run, "bytes_up") for run in runs])
+    days = [table_of(run, "simulated_s").sum() / 24 / 3600 for run in runs]
+    assert row.memory == max(table_of(run, "memory").max() for run in runs)
     for came, expected in (
         (row.final, accuracy[:, -1]),
         (row.best, accuracy.max(1)),
@@ -76,6 +80,9 @@ def test_runs_of_several_seeds_are_one_row(seed: int, tmp_path: Path) -> None:
         (row.sent, sent.sum(1)),
         (row.seconds, [table_of(run, "seconds").sum() for run in runs]),
         (row.simulated_s, [table_of(run, "simulated_s").sum() for run in runs]),
+        (row.mean_of_last(3), accuracy[:, -3:].mean(1)),
+        (row.mean_of_last(99), accuracy.mean(1)),
+        (row.traffic, [s.sum() / CLIENTS / day for s, day in zip(sent, days, strict=True)]),
     ):
         assert came == pytest.approx((np.mean(expected), np.std(expected, ddof=1)))
     assert single.final == (histories[3][-1].accuracy, None)
@@ -101,11 +108,48 @@ def test_a_regression_is_judged_by_its_loss(seed: int, tmp_path: Path) -> None:
     assert (row.own_models, row.simulated_s) == (None, None)
 
 
+def test_rounds_and_bytes_until_an_accuracy(tmp_path: Path) -> None:
+    """The first round that reaches it counts, even if later rounds do not."""
+    scores = [[0.1, 0.5, 0.9, 0.2, 0.9], [0.1, 0.2, 0.3, 0.9, 0.1], [0.5, 0.5, 0.5, 0.5, 0.5]]
+    for seed, accuracies in enumerate(scores):
+        history = [
+            msgspec.structs.replace(result, accuracy=own, bytes_down=2 * 10**6, bytes_up=10**6)
+            for own, result in zip(
+                accuracies, random_history(np.random.default_rng(seed)), strict=True
+            )
+        ]
+        write_run(tmp_path / f"run-{seed}", settings(seed), history)
+    (row,) = compare([tmp_path / "run-0", tmp_path / "run-1"])
+    assert row.reaching(0.9) == (
+        (3.5, pytest.approx(0.5**0.5)),
+        (10.5e6, pytest.approx(4.5e12**0.5)),
+    )
+    (row,) = compare([tmp_path / f"run-{seed}" for seed in range(3)])
+    assert row.reaching(0.9) is None
+    shown = edgetailor("compare", "run-0", "run-1", "--target", "0.9", cwd=tmp_path).stdout
+    assert shown.splitlines()[3].endswith("rounds to 0.9  sent by then")
+    assert shown.splitlines()[4].split()[-3:] == ["4", "10.5", "MB"]
+    shown = edgetailor("compare", "run-2", "--target", "0.9", cwd=tmp_path).stdout
+    assert shown.splitlines()[4].endswith("never")
+
+
+def test_a_regression_reaches_a_loss(tmp_path: Path) -> None:
+    history = [
+        msgspec.structs.replace(result, accuracy=None, loss=loss)
+        for loss, result in zip(
+            (0.9, math.nan, 0.4, 0.7, 0.3), random_history(np.random.default_rng(0)), strict=True
+        )
+    ]
+    (row,) = compare([write_run(tmp_path / "run", settings(0), history)])
+    reached = row.reaching(0.5)
+    assert reached is not None
+    assert reached[0].mean == 3
+
+
 def test_scores_by_simulated_time(seed: int, tmp_path: Path) -> None:
     history = random_history(np.random.default_rng(seed))
     (row,) = compare([write_run(tmp_path / "run", settings(0), history)])
-    ((scores, times),) = over_time(row)
-    assert scores == [result.accuracy for result in history]
+    (times,) = map(simulated_times, row.histories)
     np.testing.assert_allclose(times, np.cumsum([result.simulated_s for result in history]))
 
 
@@ -119,7 +163,7 @@ def test_the_command(seed: int, tmp_path: Path, missing: str, column: str) -> No
         write_run(tmp_path / name, settings(number), random_history(draw, **{missing: None}))
     shown = edgetailor("compare", *runs, "--curves", "curves.png", cwd=tmp_path)
     assert shown.code == 0, shown.stderr
-    head, row = shown.stdout.splitlines()
+    head, row, _, *needs = shown.stdout.splitlines()
     columns = ["run", "seeds", "final", "best", "sent", "time"]
     columns.insert(4 if column == "own" else 6, column)
     assert head.split() == columns
@@ -127,13 +171,19 @@ def test_the_command(seed: int, tmp_path: Path, missing: str, column: str) -> No
     assert max(len(head), len(row)) <= 80
     picture = (tmp_path / "curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    panels = 1 if missing == "simulated_s" else 2
+    panels = 2 if missing == "simulated_s" else 3
     assert int.from_bytes(picture[20:24], "big") == panels * 540  # 4.5 inches of 120 dots
     printed = json.loads(edgetailor("compare", *runs, "--json", cwd=tmp_path).stdout)
     (expected,) = compare([tmp_path / result for result in runs])
     assert printed["runs"][0]["final_accuracy"] == expected.final._asdict()
     assert f"{100 * expected.final.mean:.1f}±{100 * expected.final.deviation:.1f}%" in row
+    assert max(map(len, needs)) <= 80
+    assert needs[0].split()[:3] == ["run", "last", "5"]
+    day = [] if missing == "simulated_s" else ["a", "day"]
+    assert needs[0].split()[3:] == [*day, "memory"]
+    assert printed["runs"][0]["memory_bytes"] == expected.memory
     if expected.simulated_s is not None:
+        assert printed["runs"][0]["bytes_per_device_and_day"] == expected.traffic._asdict()
         assert printed["runs"][0]["simulated_s"] == expected.simulated_s._asdict()
         assert row.endswith(f" {format_duration(expected.simulated_s.mean)}")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -134,6 +135,7 @@ def test_killed_in_every_write(
         assert without_times(history) == without_times(expected)
         assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
     writes = 2 * (2 + 1 + 1)  # two clients, a model and a line in each round
+    writes += 1 + (expected[1].accuracy > expected[0].accuracy)  # the best model
     assert writes <= number < writes + step
 
 
@@ -259,6 +261,27 @@ def test_rounds_end_if_models_do_not_improve(file: Path, tmp_path: Path, judge: 
     for rounds in (11, 12):  # the second finds the first finished
         again = simulation.simulate(file, tmp_path / "early", rounds=rounds)
         assert without_times(again) == without_times(history[:ended])
+
+
+def test_the_model_of_the_best_round_is_kept(file: Path, tmp_path: Path) -> None:
+    """It is also kept if the simulation continues. Of equal rounds, the first is the best."""
+    accuracies = iter([0.2, 0.7, 0.4, 0.7, 0.6])
+    run, models = results.RunFolder.finish_round, []
+
+    def finish(folder: results.RunFolder, result: RoundResult, model: bytes) -> None:
+        models.append(model)
+        run(folder, msgspec.structs.replace(result, accuracy=next(accuracies)), model)
+
+    changed(file, PFEDME, "full")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(results.RunFolder, "finish_round", finish)
+        for rounds in (1, 3, 5):
+            simulation.simulate(file, tmp_path / "out", rounds=rounds)
+            best = (tmp_path / "out" / "best.safetensors").read_bytes()
+            assert best == models[0 if rounds == 1 else 1]
+    assert len(set(models)) == 5
+    names = sorted(path.name for path in (tmp_path / "out" / "state").iterdir())
+    assert names == ["best-2", "model-5"]
 
 
 def test_another_folder_stays_as_it_is(file: Path, tmp_path: Path) -> None:

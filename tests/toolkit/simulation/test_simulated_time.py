@@ -11,7 +11,8 @@ import pytest
 from made_calibration import CALIBRATION, DEVICE
 from models_for_tests import CLASSES, INPUT_SHAPE
 from parameters import long_one
-from profiles.cost_model.prediction import TimeModel
+from profiles.cost_model.memory_rule import UNCALIBRATED
+from profiles.cost_model.prediction import TimeModel, predict_memory
 from refusals import refused
 from toolkit.coordinator.rounds.round_state import Rounds, fewest_updates
 from toolkit.planning.submodel_workloads import Known, Workloads
@@ -158,7 +159,14 @@ def test_time_is_that_of_the_batches_and_bytes(
     def seconds(spec: str, runs: Counter[str], down: int, up: int) -> float:
         return 8 * down / (DOWN * 1e6) + 8 * up / (UP * 1e6) + computed(spec, runs)
 
+    needs = [
+        predict_memory(model.fastest(known.work), UNCALIBRATED).upper
+        for known in map(source.of, ("full", SLICE))
+        if isinstance(known, Known)
+    ]
+    assert len(set(needs)) == 2
     for number, result in enumerate(history):
+        assert result.memory == round(max(needs))
         times = [seconds(*one) for one in clients[4 * number : 4 * number + 4]]
         assert min(times) > 0
         assert result.simulated_s == pytest.approx(max(times), rel=1e-9)

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 Figure = TypeVar("Figure")
 
 
-def show_comparison(rows: Sequence["Row"]) -> None:
-    """Print a line for each row: scores, traffic and time."""
+def show_comparison(rows: Sequence["Row"], last: int, target: float | None) -> None:
+    """Print two lines for each row: scores, traffic and time; then what a device needs.
+
+    `last` and `target` are the options of the command.
+    """
     with_own = any(row.own_models for row in rows)
     with_clock = any(row.simulated_s for row in rows)
     own, clock = ["own"] if with_own else [], ["simulated"] if with_clock else []
@@ -35,6 +38,7 @@ def show_comparison(rows: Sequence["Row"]) -> None:
             cells.append(format_duration(row.simulated_s.mean))
         shown.add_row(*cells)
     print_table(shown)
+    _show_needs(rows, last, target)
     names = dict.fromkeys(name for row in rows for name in row.further)
     if names:
         click.echo()
@@ -43,6 +47,25 @@ def show_comparison(rows: Sequence["Row"]) -> None:
             known = row.further
             further.add_row(row.name, *(_score(known.get(name), by_loss=True) for name in names))
         print_table(further)
+
+
+def _show_needs(rows: Sequence["Row"], last: int, target: float | None) -> None:
+    """Print a line for each row: mean of the last rounds, needs of a device, cost of `target`."""
+    columns = {f"last {last}": [_score(o.mean_of_last(last), o.judged_by_loss) for o in rows]}
+    if any(row.traffic for row in rows):
+        columns["a day"] = [format_bytes(row.traffic.mean) if row.traffic else "" for row in rows]
+    if any(row.memory for row in rows):
+        columns["memory"] = [format_bytes(row.memory) if row.memory else "" for row in rows]
+    if target is not None:
+        costs = [row.reaching(target) for row in rows]
+        rounds = f"rounds to {target:g}"
+        columns[rounds] = [f"{cost[0].mean:.0f}" if cost else "never" for cost in costs]
+        columns["sent by then"] = [format_bytes(cost[1].mean) if cost else "" for cost in costs]
+    shown = table("run", *columns)
+    for row, *cells in zip(rows, *columns.values(), strict=True):
+        shown.add_row(row.name, *cells)
+    click.echo()
+    print_table(shown)
 
 
 def _score(value: Spread | None, by_loss: bool) -> str:
