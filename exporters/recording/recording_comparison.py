@@ -17,6 +17,7 @@ from exporters.programs.recorded_graph import MINIMUM_BATCH, casts_to_integers
 from exporters.programs.sample_ranges import end_of_range, samples_in_range
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
+from exporters.recording.gradient_hooks import GradientHooks
 from exporters.recording.inputs.input_ranges import input_range_of
 from exporters.recording.model_checks import check_output_type
 from exporters.recording.model_output import OutputForm, output_form
@@ -86,7 +87,7 @@ def original_results(
     if packs_sequences(graph):
         # Masks of dropouts have the shape of padded sequences.
         packing = replaced_functions() if has_dropout(graph) else sorted_packing()
-    with packing:
+    with packing, GradientHooks():
         output = run_original(original, x, captured.outputs)
     if not training:
         return output.detach(), {}, {}

@@ -100,7 +100,7 @@ def line_of(model: nn.Module) -> str:
     ("model", "code", "values", "parts"),
     [
         (Decides(), "model.data-dependent-code", {}, ["torch.where"]),
-        (Reads(), "model.data-dependent-code", {}, ["torch.where"]),
+        (Reads(), "model.data-dependent-code", {}, ["leave out .item()"]),
         (Selects(), "model.data-dependent-size", INDEX, ["aten.index.Tensor", "torch.where"]),
         (Drops(), "model.data-dependent-size", INDEX, ["aten.index.Tensor", "torch.where"]),
         (Draws(), "model.random-numbers", {"layer": ""}, ["(aten.dropout", "self.training"]),

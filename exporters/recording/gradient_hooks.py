@@ -1,0 +1,39 @@
+"""Detects hooks of a model's own code that change gradients, which a recording leaves out."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from exporters.programs import source_lines
+from profiles.errors import ModelError
+
+
+class GradientHooks(TorchFunctionMode):
+    """Context in which a forward pass runs; hooks set in it are watched in the backward pass."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run `func`; of `register_hook`, watch the hook."""
+        if func is Tensor.register_hook and len(args) == 2:
+            args = args[0], watched(args[1], source_lines.running_line())
+        return func(*args, **(kwargs or {}))
+
+
+def watched(hook: Callable[[Tensor], Any], line: str) -> Callable[[Tensor], None]:
+    """The `hook` that was set at `line`; it raises ModelError if it returns another gradient."""
+
+    def watching(gradient: Tensor) -> None:
+        changed = hook(gradient)
+        if changed is not None and not changed.equal(gradient):
+            raise ModelError(
+                "A hook changes a gradient{place}, and a recording has no hooks. Leave it out, or "
+                "write what is computed so that it has this gradient: the gradient of h * 0.1 + (h "
+                "* 0.9).detach() is a tenth of that of h.",
+                code="model.gradient-hook",
+                place=source_lines.parenthesized(line),
+            )
+
+    return watching
