@@ -184,8 +184,8 @@ def check_smaller(tracked: TrackedChannels, kept: Kept, ratio: Fraction, spec: s
             math.floor(1e4 * (largest - 1) / largest) / 1e4
         )  # a ratio rounded up would be refused
         raise SpecError(
-            "{spec!r}: every layer would keep all its channels. Use a ratio of at most "
-            "{highest_ratio}, or 1.",
+            "{spec!r}: with this ratio, every layer would keep all its channels. Use "
+            "{highest_ratio} or less. For the whole model, use 1.",
             code="spec.nothing-smaller",
             spec=spec,
             highest_ratio=highest,

@@ -132,7 +132,7 @@ class FederationState:
         return planned or kind.submodel
 
     def operator_with(self, token: str) -> Operator | None:
-        """Who operates the federation with this token; None if it is no operator's token."""
+        """The operator that has this token; None if it is no operator's token."""
         if secrets.compare_digest(hashed(token), hashed(self.operator_token)):
             return Operator(name=OPERATOR, role=OPERATOR, made=0.0)
         return self.store.operators.holder(token)

@@ -142,7 +142,7 @@ def comparisons(result: DemoResult) -> list[str]:
 
 
 def uses(result: DemoResult) -> list[str]:
-    """How the devices judge the last model, its deployed files, and what the devices predict."""
+    """Lines about the last model: the devices' judgement, its deployed files, their predictions."""
     lines = []
     judged = result.history[-1].devices
     if judged is not None:

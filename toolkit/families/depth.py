@@ -83,8 +83,8 @@ def check_smaller(stages: list[Stage], ratio: Fraction, spec: Spec) -> None:
         )
     highest = math.floor(1e4 * (longest - 1) / longest) / 1e4
     raise SpecError(
-        "{spec!r}: every stage would keep all its blocks. Use a ratio of at most {highest_ratio}, "
-        "or 1.",
+        "{spec!r}: with this ratio, every stage would keep all its blocks. Use {highest_ratio} or "
+        "less. For the whole model, use 1.",
         code="spec.nothing-smaller",
         spec=str(spec),
         highest_ratio=highest,

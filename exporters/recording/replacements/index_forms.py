@@ -104,9 +104,9 @@ def searchsorted(
 
 
 def indexed(func: Any, x: Tensor, index: Any) -> Any:
-    """`x[index]`, where a tensor with a single integer selects along its axis.
+    """`x[index]`. An index that is a tensor with a single integer stays a tensor.
 
-    Torch would read the integer from the tensor.
+    `torch.export` would read the integer, which is not known while a model is recorded.
     """
     axes = index if isinstance(index, tuple) else (index,)
     if not any(is_integer(part) for part in axes) or not all(map(is_plain, axes)):

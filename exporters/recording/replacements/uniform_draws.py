@@ -25,7 +25,7 @@ Computes = Callable[..., Tensor]
 
 
 def uniform(shape: Sizes) -> Tensor:
-    """Draw numbers between 0 and 1, without both ends."""
+    """Draw numbers between 0 and 1. A device draws neither 0 nor 1."""
     drawn: Tensor = torch.ops.aten.rand.default(list(shape))
     return drawn
 

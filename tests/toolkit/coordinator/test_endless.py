@@ -20,7 +20,7 @@ from toolkit.coordinator.releases.release_changes import add_release
 from toolkit.coordinator.releases.release_status import release_status
 from toolkit.coordinator.rounds.compared_rounds import best_of, compared, stops_early
 from toolkit.coordinator.server import Server
-from toolkit.coordinator.storage.release_folder import MOST, Release, ReleaseFolder
+from toolkit.coordinator.storage.release_folder import MOST_RELEASES, Release, ReleaseFolder
 from toolkit.coordinator.storage.retention import BEST
 from toolkit.evaluation_sums import Evaluation
 from vector_fleet import CONFIG, VectorModel, assert_soon, configured, running
@@ -150,8 +150,8 @@ def test_the_best_model_that_is_kept_is_released() -> None:
 def test_only_the_last_releases_are_listed(tmp_path: Path) -> None:
     folder = ReleaseFolder(tmp_path)
     with folder.locked():
-        folder.write([replace_number(number) for number in range(1, MOST + 6)])
-    assert [release.number for release in folder.read()] == list(range(6, MOST + 6))
+        folder.write([replace_number(number) for number in range(1, MOST_RELEASES + 6)])
+    assert [release.number for release in folder.read()] == list(range(6, MOST_RELEASES + 6))
 
 
 def replace_number(number: int) -> Release:

@@ -85,7 +85,7 @@ class OperatorLog:
         self.read()
 
     def read(self) -> None:
-        """Read the decisions, after a transaction that called `write`."""
+        """Read the decisions again. Call it after a transaction that called `write`."""
         with self._database.transaction() as db:
             rows = db.execute("SELECT device, outcome, reason, public_key, member FROM decisions")
             self.decisions = {

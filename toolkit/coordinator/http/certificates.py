@@ -45,7 +45,7 @@ class Certificate:
         self.fingerprint = _own_fingerprint(certificate)
 
     def renew(self) -> None:
-        """Use the files for new connections if they have changed.
+        """If the files have changed, use them for new connections.
 
         While the new files cannot be used, for example if only one of them is new, the old
         certificate stays in use.

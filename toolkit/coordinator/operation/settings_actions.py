@@ -32,7 +32,7 @@ class SettingsActions(FederationState):
     """Changes settings of the running federation for the operator."""
 
     def settings_changes(self) -> SettingsChanges:
-        """What has changed in the federation's file, and from which round on it would hold.
+        """The changes in the federation's file, and the round in which they would take effect.
 
         Raises RefusalError (409) for a change that is not possible.
         """

@@ -120,8 +120,8 @@ def selected(
     fits = distinct <= set(range(len(candidates))) and len(distinct) == len(positions)
     if not fits or not 1 <= len(positions) <= count:
         raise InputError(
-            "The selection {selection} must return from 1 to {count} different positions below "
-            "{candidates}. It returned {returned}.",
+            "The selection {selection} must return at least one and at most {count} positions of "
+            "candidates. They must be different, and below {candidates}. It returned {returned}.",
             code="selection.bad-result",
             selection=selection,
             count=count,

@@ -30,7 +30,7 @@ TRAINING = "+training"
 KEPT = 2
 """How many releases of a kind keep their bundles: the newest, and the one to go back to."""
 
-MOST = 100
+MOST_RELEASES = 100
 """How many releases are listed: in an endless federation, the list must not grow for ever."""
 
 Files = dict[str, FileEntry]
@@ -137,14 +137,14 @@ class ReleaseFolder:
             os.close(handle)
 
     def write(self, releases: Sequence[Release]) -> None:
-        """Write the last MOST releases, and remove bundles that no device can get.
+        """Write the newest releases, at most MOST_RELEASES. Remove bundles that no device can get.
 
         Call it when locked.
         """
         kept = bundles_kept(releases)
         releases = [
             replace(r, removed=tuple(k for k in r.kinds if (r.number, k) not in kept))
-            for r in releases[-MOST:]
+            for r in releases[-MOST_RELEASES:]
         ]
         write_file(self.index, encode(_Index(releases=tuple(releases))), mode=0o600)
         self._remove_others(kept)
