@@ -23,11 +23,14 @@ def apply(federation: Path | None, dry_run: bool, reason: str | None, as_json: b
     of a federation that `edgetailor serve` runs on this machine; without it, the coordinator of
     `edgetailor login` reads its file. Changes that would make the model another one are refused.
     """
+    from toolkit.coordinator.federation_source import check_served
     from toolkit.coordinator.operation.messages import SettingsChanges
 
     if reason is None and not dry_run:
         raise click.UsageError("Give a --reason, or --dry-run to only show the changes.")
     client = client_of(federation)
+    if federation is not None:
+        check_served(federation)
     only_show = dry_run or reason is None
     answer = client.settings_changes() if only_show else client.apply_settings(str(reason))
 

@@ -19,6 +19,23 @@ def state_folder(federation: Path) -> Path:
     return load_config(federation).state if is_file else federation
 
 
+def check_served(federation: Path) -> None:
+    """Raise InputError if `federation` is a file, but `serve` has read another one.
+
+    A state folder is accepted, and so is a federation that `serve` has not begun yet.
+    """
+    if federation.is_dir():
+        return
+    file = _served_file(state_folder(federation))
+    if file is not None and file != federation.resolve():
+        raise InputError(
+            "`serve` reads {file}, not {given}. Change that file, then apply it.",
+            code="settings.other-file",
+            file=str(file),
+            given=str(federation),
+        )
+
+
 def load_federation(federation: Path) -> CoordinatorConfig:
     """Read the file of a federation, given this file or the state folder.
 
@@ -29,9 +46,7 @@ def load_federation(federation: Path) -> CoordinatorConfig:
     """
     if not federation.is_dir():
         return load_config(federation)
-    with reading(federation) as db:
-        row = db.execute("SELECT value FROM meta WHERE key = ?", (FILE,)).fetchone()
-    file = None if row is None else Path(row[0])
+    file = _served_file(federation)
     if file is None or not file.is_file():
         where = "it is not known yet" if file is None else f"it is no longer at {file}"
         raise InputError(
@@ -42,3 +57,10 @@ def load_federation(federation: Path) -> CoordinatorConfig:
             where=where,
         )
     return load_config(file).model_copy(update={"state": federation.resolve()})
+
+
+def _served_file(state: Path) -> Path | None:
+    """The file that `serve` has read for the state folder `state`; None if that is not known."""
+    with reading(state) as db:
+        row = db.execute("SELECT value FROM meta WHERE key = ?", (FILE,)).fetchone()
+    return None if row is None else Path(row[0])

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from profiles.text_formatting import counted
+
 LEFT = "left"
 """State of a device that has ended its membership."""
 ABSENT = "absent"
@@ -208,7 +210,9 @@ class SelectedDevices:
         """The numbers in one line."""
         text = f"{self.asked:,} devices selected, {self.came:,} of {self.goal:,} updates came"
         if self.last_round:
-            text += f"; {self.not_needed:,} devices were not needed in round {self.last_round}"
+            were = "was" if self.not_needed == 1 else "were"
+            text += f"; {counted(self.not_needed, 'device')} {were} not needed in round "
+            text += f"{self.last_round}"
         return text
 
 

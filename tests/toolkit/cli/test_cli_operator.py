@@ -224,6 +224,9 @@ def test_a_changed_file_is_applied(served: Served) -> None:
         "These changes would hold from round 3 on.\n",
     )
     assert "Give a --reason, or --dry-run" in refusal(run(folder, "apply", "fleet.toml"))
+    (folder / "other.toml").write_text((folder / "fleet.toml").read_text())
+    sentence = refusal(run(folder, "apply", "other.toml", "--dry-run"))
+    assert sentence.endswith("fleet.toml, not other.toml. Change that file, then apply it.")
     document = json.loads(run(folder, "apply", "state", "--json", *reason).stdout)
     assert document == {
         "version": 1,

@@ -29,5 +29,5 @@ def falling(results: Sequence[RoundResult]) -> str | None:
     return (
         f"The {what} fell {FALLS} rounds in a row: {first.quality()} after round {first.round}, "
         f"{newest.quality()} after round {newest.round}. `edgetailor rounds` lists the kept "
-        "models, `edgetailor rollback` goes back to one."
+        "models, `edgetailor go-back` goes back to one."
     )
